@@ -1,0 +1,168 @@
+//! Byte layout of the memory that a communicator's ranks share, and of a rank's private control block.
+//!
+//! Invariant: each word that is polled or written by another rank lies on a [`LINE`] of its own and has one writer. The
+//! kernel mirrors these constants in `flux-kernels/cuda/program.cuh`.
+//!
+//! ```text
+//! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer or slots, from the start of the half
+//! pad    (symmetric)  [ consumed[0..16] ][ signal 0 ][ signal 1 ] ...            one u32 at the start of each line
+//! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ counters, dense u32 ]
+//! fault  (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
+//! ```
+
+use crate::rank::MAX_WORLD;
+use crate::{OpKind, Problem, TileShape};
+use bytemuck::{Pod, Zeroable};
+
+/// Bytes between words that different ranks write or poll.
+pub const LINE: u64 = 128;
+
+/// Offset, in a pad, of the word in which `rank` (as seen by a peer) publishes the last epoch whose half it has consumed.
+pub const fn consumed_offset(rank: u32) -> u64 {
+    rank as u64 * LINE
+}
+
+/// Offset, in a pad, of signal `index`.
+pub const fn signal_offset(index: u32) -> u64 {
+    (MAX_WORLD as u64 + index as u64) * LINE
+}
+
+/// Bytes of a pad of `signals` signals.
+pub const fn pad_bytes(signals: u32) -> u64 {
+    signal_offset(signals)
+}
+
+/// Offsets in the control block.
+pub mod control {
+    use super::LINE;
+    /// The number of the call in progress, or of the next one between calls; the kernel advances it as its last act.
+    pub const EPOCH: u64 = 0;
+    /// Workers that have left the call; the last one closes it.
+    pub const TICKET: u64 = LINE;
+    /// Non-zero once a wait of this rank has failed: every other wait gives up.
+    pub const POISON: u64 = 2 * LINE;
+    /// The last epoch whose transfers the mover has finished reading from the caller's `x`.
+    pub const PUSHED: u64 = 3 * LINE;
+    /// First chunk counter, 4 bytes each.
+    pub const COUNTERS: u64 = 4 * LINE;
+    /// Bytes of a control block of `counters` counters.
+    pub const fn bytes(counters: u32) -> u64 {
+        COUNTERS + counters as u64 * 4
+    }
+}
+
+/// Offset of the abort word in the fault block.
+pub const ABORT_OFFSET: u64 = LINE;
+/// Bytes of the fault block.
+pub const FAULT_BYTES: u64 = 2 * LINE;
+
+/// What a failed wait leaves behind, in memory that the host can read while the device is busy. 64 bytes.
+///
+/// `state` is written last, with release order; the other fields are valid once it is non-zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct FaultRecord {
+    /// 0: nothing happened; 1: the record is complete.
+    pub state: u32,
+    /// [`fault::TIMEOUT`] or [`fault::ABORTED`].
+    pub code: u32,
+    /// What was waited for: [`fault::SIGNAL`], [`fault::CONSUMED`] or [`fault::PUSHED`].
+    pub wait: u32,
+    /// The rank that waited.
+    pub rank: u32,
+    /// The rank that should have written the word.
+    pub peer: u32,
+    /// Index of the signal, where a signal was waited for.
+    pub signal: u32,
+    /// Epoch that was expected.
+    pub expected: u32,
+    /// Value that was last seen.
+    pub seen: u32,
+    /// Epoch of the call.
+    pub epoch: u32,
+    /// Value of the abort word, where that ended the wait.
+    pub abort: u32,
+    /// Reserved, zero.
+    pub reserved: [u32; 6],
+}
+
+/// Values of the fields of a [`FaultRecord`].
+pub mod fault {
+    /// The deadline passed.
+    pub const TIMEOUT: u32 = 1;
+    /// The abort word was set.
+    pub const ABORTED: u32 = 2;
+    /// A chunk or partial tile did not arrive.
+    pub const SIGNAL: u32 = 1;
+    /// A peer did not release a half of its workspace.
+    pub const CONSUMED: u32 = 2;
+    /// The own mover did not finish.
+    pub const PUSHED: u32 = 3;
+}
+
+const _: () = assert!(size_of::<FaultRecord>() == 64);
+
+/// What a call needs of a communicator's workspace; a communicator holds the largest of its ops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WorkspaceSize {
+    /// Bytes of one half of the data region: the gather buffer or the slots of one epoch.
+    pub half_bytes: u64,
+    /// Signals on the pad.
+    pub signals: u32,
+    /// Local chunk counters.
+    pub counters: u32,
+}
+
+impl WorkspaceSize {
+    /// The halves start on borders of this many bytes, which suits tensor maps and the allocation granularity of the driver.
+    pub const ALIGN: u64 = 1 << 21;
+
+    /// What covers both.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            half_bytes: self.half_bytes.max(other.half_bytes),
+            signals: self.signals.max(other.signals),
+            counters: self.counters.max(other.counters),
+        }
+    }
+
+    /// Distance between the two halves: `half_bytes` rounded up to [`Self::ALIGN`].
+    pub const fn half_stride(&self) -> u64 {
+        self.half_bytes.next_multiple_of(Self::ALIGN)
+    }
+
+    /// Bytes of the data region.
+    pub const fn data_bytes(&self) -> u64 {
+        2 * self.half_stride()
+    }
+
+    /// Device bytes in all: data, pad and control block.
+    pub const fn total_bytes(&self) -> u64 {
+        self.data_bytes() + pad_bytes(self.signals) + control::bytes(self.counters)
+    }
+}
+
+/// Bytes of one shard's place in the gather buffer: `m_shard` rows of `k` elements, dense.
+pub const fn gather_place_bytes(problem: &Problem) -> u64 {
+    problem.m_shard() as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
+}
+
+/// Bytes of one slot: a whole tile of partial sums, whatever its valid extent.
+///
+/// The order of the elements inside is private to the executor that writes and reads it.
+pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
+    tile.m as u64 * tile.n as u64 * problem.dtype().bytes() as u64
+}
+
+/// Bytes of one half for `problem`: the places of all peers' shards, or all peers' slots.
+pub const fn half_bytes(problem: &Problem, tile: TileShape) -> u64 {
+    let peers = problem.world().peers() as u64;
+    match problem.op() {
+        OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
+        OpKind::GemmReduceScatter => {
+            let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_local().div_ceil(tile.n) as u64);
+            peers * tiles * slot_bytes(problem, tile)
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The two operations and their shapes.
+//!
+//! Invariant: a [`Problem`] that exists is executable: its extents are positive, divide by the world size where they are split, and
+//! every row of every operand is a multiple of 16 bytes, as the bulk tensor loads require.
+
+use crate::{DType, Rank, WorldSize};
+use std::fmt;
+
+/// Which side of the GEMM the communication is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OpKind {
+    /// `y[m, n/W] = gather(x[m/W, k]) * transpose(w[n/W, k])`.
+    AllGatherGemm,
+    /// `y[m/W, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n, k/W]))`.
+    GemmReduceScatter,
+}
+
+impl OpKind {
+    /// The name used in reports and on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllGatherGemm => "ag_gemm",
+            Self::GemmReduceScatter => "gemm_rs",
+        }
+    }
+}
+
+impl fmt::Display for OpKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A row-major matrix shape, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Rows.
+    pub rows: u32,
+    /// Columns.
+    pub cols: u32,
+}
+
+/// Extents are limited so that every index, in elements of one operand, fits 40 bits and every coordinate a positive `i32`.
+pub const MAX_EXTENT: u32 = 1 << 24;
+
+/// One fused operation: global `m`, `n`, `k`, element type and world size.
+///
+/// ```
+/// use flux_core::{DType, OpKind, Problem, WorldSize};
+/// let world = WorldSize::new(8).unwrap();
+/// let p = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, world)?;
+/// assert_eq!((p.m_shard(), p.n_local(), p.k_local()), (1024, 6144, 12288));
+/// # Ok::<(), flux_core::ProblemError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Problem {
+    op: OpKind,
+    m: u32,
+    n: u32,
+    k: u32,
+    dtype: DType,
+    world: WorldSize,
+}
+
+/// Why a shape cannot be executed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProblemError {
+    /// An extent is zero.
+    #[error("{name} = 0: every extent must be at least 1")]
+    Zero {
+        /// `m`, `n` or `k`.
+        name: &'static str,
+    },
+    /// An extent is beyond [`MAX_EXTENT`].
+    #[error("{name} = {value} is above the limit {MAX_EXTENT}")]
+    TooLarge {
+        /// `m`, `n` or `k`.
+        name: &'static str,
+        /// What was asked for.
+        value: usize,
+    },
+    /// An extent that is split over the ranks does not divide.
+    #[error("{name} = {value} is not divisible by the world size {world}: pad {name} to {padded}")]
+    NotDivisible {
+        /// `m`, `n` or `k`.
+        name: &'static str,
+        /// What was asked for.
+        value: u32,
+        /// Number of ranks.
+        world: u32,
+        /// The next value that divides.
+        padded: u64,
+    },
+    /// A row of an operand would not be a multiple of 16 bytes.
+    #[error("{name} = {value} per rank is not a multiple of {multiple}: rows of 16-byte multiples are required")]
+    Alignment {
+        /// `n` or `k`.
+        name: &'static str,
+        /// Extent of one rank.
+        value: u32,
+        /// What it must be a multiple of.
+        multiple: u32,
+    },
+}
+
+impl Problem {
+    /// Checks the extents; all are global, before the split over ranks.
+    ///
+    /// # Errors
+    /// [`ProblemError`] names the extent, its value and the limit.
+    pub fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType, world: WorldSize) -> Result<Self, ProblemError> {
+        let extent = |name, value: usize| match u32::try_from(value) {
+            Ok(0) => Err(ProblemError::Zero { name }),
+            Ok(v) if v <= MAX_EXTENT => Ok(v),
+            _ => Err(ProblemError::TooLarge { name, value }),
+        };
+        let (m, n, k) = (extent("m", m)?, extent("n", n)?, extent("k", k)?);
+        let p = Self { op, m, n, k, dtype, world };
+        let w = world.get();
+        let split = match op {
+            OpKind::AllGatherGemm => ("n", n),
+            OpKind::GemmReduceScatter => ("k", k),
+        };
+        for (name, value) in [("m", m), split] {
+            if value % w != 0 {
+                let padded = u64::from(value).next_multiple_of(u64::from(w));
+                return Err(ProblemError::NotDivisible { name, value, world: w, padded });
+            }
+        }
+        for (name, value) in [("n", p.n_local()), ("k", p.k_local())] {
+            if value % 8 != 0 {
+                return Err(ProblemError::Alignment { name, value, multiple: 8 });
+            }
+        }
+        Ok(p)
+    }
+
+    /// Which operation.
+    pub const fn op(&self) -> OpKind {
+        self.op
+    }
+    /// Global rows.
+    pub const fn m(&self) -> u32 {
+        self.m
+    }
+    /// Global output columns.
+    pub const fn n(&self) -> u32 {
+        self.n
+    }
+    /// Global length of the inner product.
+    pub const fn k(&self) -> u32 {
+        self.k
+    }
+    /// Element type.
+    pub const fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// Number of ranks.
+    pub const fn world(&self) -> WorldSize {
+        self.world
+    }
+    /// Rows of one shard, `m / W`.
+    pub const fn m_shard(&self) -> u32 {
+        self.m / self.world.get()
+    }
+    /// Output columns that one rank computes: `n / W` for AllGather-GEMM, `n` for GEMM-ReduceScatter.
+    pub const fn n_local(&self) -> u32 {
+        match self.op {
+            OpKind::AllGatherGemm => self.n / self.world.get(),
+            OpKind::GemmReduceScatter => self.n,
+        }
+    }
+    /// Length of the inner product that one rank computes: `k` for AllGather-GEMM, `k / W` for GEMM-ReduceScatter.
+    pub const fn k_local(&self) -> u32 {
+        match self.op {
+            OpKind::AllGatherGemm => self.k,
+            OpKind::GemmReduceScatter => self.k / self.world.get(),
+        }
+    }
+    /// Shape of one rank's `x`: `[m/W, k]` for AllGather-GEMM, `[m, k/W]` for GEMM-ReduceScatter.
+    pub const fn x_shape(&self) -> Shape {
+        match self.op {
+            OpKind::AllGatherGemm => Shape { rows: self.m_shard(), cols: self.k },
+            OpKind::GemmReduceScatter => Shape { rows: self.m, cols: self.k_local() },
+        }
+    }
+    /// Shape of one rank's `w`: `[n/W, k]` for AllGather-GEMM, `[n, k/W]` for GEMM-ReduceScatter.
+    pub const fn w_shape(&self) -> Shape {
+        Shape { rows: self.n_local(), cols: self.k_local() }
+    }
+    /// Shape of one rank's `y`: `[m, n/W]` for AllGather-GEMM, `[m/W, n]` for GEMM-ReduceScatter.
+    pub const fn y_shape(&self) -> Shape {
+        match self.op {
+            OpKind::AllGatherGemm => Shape { rows: self.m, cols: self.n_local() },
+            OpKind::GemmReduceScatter => Shape { rows: self.m_shard(), cols: self.n },
+        }
+    }
+    /// Floating-point operations of one rank, a multiply and an add counted as two.
+    pub const fn flop_per_rank(&self) -> u64 {
+        2 * self.m as u64 * self.n_local() as u64 * self.k_local() as u64
+    }
+    /// The first rank's rows of the global row dimension that belong to `rank`.
+    pub const fn shard_rows(&self, rank: Rank) -> std::ops::Range<u32> {
+        let r = rank.get() * self.m_shard();
+        r..r + self.m_shard()
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} m={} n={} k={} {} tp={}", self.op, self.m, self.n, self.k, self.dtype, self.world)
+    }
+}

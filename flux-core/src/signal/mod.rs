@@ -1,0 +1,5 @@
+//! The signal protocol.
+
+mod epoch;
+
+pub use epoch::Epoch;

@@ -1,0 +1,29 @@
+//! Tiles of the output.
+//!
+//! Invariant: a tile never crosses a shard's border, so it has one source of rows and one owner.
+
+use std::fmt;
+
+/// Extents of a GEMM tile: output rows, output columns, and the step along k of one pipeline stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TileShape {
+    /// Output rows.
+    pub m: u32,
+    /// Output columns.
+    pub n: u32,
+    /// Elements of the inner product that one pipeline stage holds.
+    pub k: u32,
+}
+
+impl TileShape {
+    /// A tile of `m` by `n` that advances by `k`.
+    pub const fn new(m: u32, n: u32, k: u32) -> Self {
+        Self { m, n, k }
+    }
+}
+
+impl fmt::Display for TileShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}x{}", self.m, self.n, self.k)
+    }
+}
