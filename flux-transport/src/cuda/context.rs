@@ -39,19 +39,9 @@ impl CudaDevice {
         let info = device_info(ordinal)?;
         let context = CudaContext::new(ordinal as usize).map_err(|error| {
             let code = error.0 as i32;
-            CudaError::Call {
-                call: "cuDevicePrimaryCtxRetain",
-                code,
-                name: driver.name_of(code),
-            }
+            CudaError::Call { call: "cuDevicePrimaryCtxRetain", code, name: driver.name_of(code) }
         })?;
-        Ok(Self {
-            inner: Arc::new(Inner {
-                info,
-                context,
-                driver,
-            }),
-        })
+        Ok(Self { inner: Arc::new(Inner { info, context, driver }) })
     }
 
     /// What the driver says of the device.
@@ -86,9 +76,7 @@ impl CudaDevice {
     pub fn bind(&self) -> Result<(), CudaError> {
         let driver = self.driver();
         // SAFETY: the context is retained as long as `self` lives.
-        driver.check("cuCtxSetCurrent", unsafe {
-            (driver.cu_ctx_set_current)(self.handle())
-        })
+        driver.check("cuCtxSetCurrent", unsafe { (driver.cu_ctx_set_current)(self.handle()) })
     }
 
     /// Makes the device's context current on this thread until the guard is dropped.
@@ -96,21 +84,13 @@ impl CudaDevice {
         let driver = self.driver();
         let mut current: Handle = 0;
         // SAFETY: `current` is a place for the result.
-        driver.check("cuCtxGetCurrent", unsafe {
-            (driver.cu_ctx_get_current)(&raw mut current)
-        })?;
+        driver.check("cuCtxGetCurrent", unsafe { (driver.cu_ctx_get_current)(&raw mut current) })?;
         let pushed = current != self.handle();
         if pushed {
             // SAFETY: the context is retained as long as `self` lives, and the guard pops it on this thread.
-            driver.check("cuCtxPushCurrent", unsafe {
-                (driver.cu_ctx_push_current)(self.handle())
-            })?;
+            driver.check("cuCtxPushCurrent", unsafe { (driver.cu_ctx_push_current)(self.handle()) })?;
         }
-        Ok(Current {
-            pushed,
-            driver,
-            not_send: PhantomData,
-        })
+        Ok(Current { pushed, driver, not_send: PhantomData })
     }
 
     /// Waits until all work of all streams of the context is done, whoever launched it.
@@ -127,9 +107,7 @@ impl CudaDevice {
         let driver = self.driver();
         let (mut free, mut total) = (0, 0);
         // SAFETY: a context is current; both are places for results.
-        driver.check("cuMemGetInfo", unsafe {
-            (driver.cu_mem_get_info)(&raw mut free, &raw mut total)
-        })?;
+        driver.check("cuMemGetInfo", unsafe { (driver.cu_mem_get_info)(&raw mut free, &raw mut total) })?;
         Ok((free as u64, total as u64))
     }
 
@@ -143,9 +121,7 @@ impl CudaDevice {
         let driver = self.driver();
         let mut context: Handle = 0;
         // SAFETY: `context` is a place for the result; the caller vouches for the handle.
-        driver.check("cuStreamGetCtx", unsafe {
-            (driver.cu_stream_get_ctx)(stream, &raw mut context)
-        })?;
+        driver.check("cuStreamGetCtx", unsafe { (driver.cu_stream_get_ctx)(stream, &raw mut context) })?;
         Ok(context == self.handle())
     }
 }
@@ -161,9 +137,7 @@ pub struct Current {
 
 impl fmt::Debug for Current {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Current")
-            .field("pushed", &self.pushed)
-            .finish_non_exhaustive()
+        f.debug_struct("Current").field("pushed", &self.pushed).finish_non_exhaustive()
     }
 }
 
@@ -172,9 +146,7 @@ impl Drop for Current {
         if self.pushed {
             let mut popped: Handle = 0;
             // SAFETY: `enter` pushed a context on this thread (the guard is not Send), and guards nest.
-            self.driver.report("cuCtxPopCurrent", unsafe {
-                (self.driver.cu_ctx_pop_current)(&raw mut popped)
-            });
+            self.driver.report("cuCtxPopCurrent", unsafe { (self.driver.cu_ctx_pop_current)(&raw mut popped) });
         }
     }
 }

@@ -16,11 +16,7 @@ impl fmt::Display for DeviceUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GPU")?;
         for (i, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(i, 0 | 4 | 6 | 8 | 10) {
-                "-"
-            } else {
-                ""
-            };
+            let dash = if matches!(i, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
             write!(f, "{dash}{byte:02x}")?;
         }
         Ok(())
@@ -57,9 +53,7 @@ pub fn driver_version() -> Result<u32, CudaError> {
     let driver = driver()?;
     let mut version = 0;
     // SAFETY: `version` is a place for the result.
-    driver.check("cuDriverGetVersion", unsafe {
-        (driver.cu_driver_get_version)(&raw mut version)
-    })?;
+    driver.check("cuDriverGetVersion", unsafe { (driver.cu_driver_get_version)(&raw mut version) })?;
     Ok(version.unsigned_abs())
 }
 
@@ -68,9 +62,7 @@ pub fn device_count() -> Result<u32, CudaError> {
     let driver = driver()?;
     let mut count = 0;
     // SAFETY: `count` is a place for the result.
-    driver.check("cuDeviceGetCount", unsafe {
-        (driver.cu_device_get_count)(&raw mut count)
-    })?;
+    driver.check("cuDeviceGetCount", unsafe { (driver.cu_device_get_count)(&raw mut count) })?;
     Ok(count.unsigned_abs())
 }
 
@@ -82,27 +74,20 @@ pub(super) fn device_handle(driver: &Driver, ordinal: u32) -> Result<c_int, Cuda
     }
     let mut device = 0;
     // SAFETY: `device` is a place for the result; the ordinal is in range.
-    driver.check("cuDeviceGet", unsafe {
-        (driver.cu_device_get)(&raw mut device, ordinal.cast_signed())
-    })?;
+    driver.check("cuDeviceGet", unsafe { (driver.cu_device_get)(&raw mut device, ordinal.cast_signed()) })?;
     Ok(device)
 }
 
 fn attribute(driver: &Driver, device: c_int, attribute: Attribute) -> Result<u32, CudaError> {
     let mut value = 0;
     // SAFETY: `value` is a place for the result; `device` came from `device_handle`.
-    let code =
-        unsafe { (driver.cu_device_get_attribute)(&raw mut value, attribute as c_int, device) };
+    let code = unsafe { (driver.cu_device_get_attribute)(&raw mut value, attribute as c_int, device) };
     driver.check("cuDeviceGetAttribute", code)?;
     Ok(value.unsigned_abs())
 }
 
 fn text(bytes: &[c_char]) -> String {
-    let bytes: Vec<u8> = bytes
-        .iter()
-        .take_while(|&&b| b != 0)
-        .map(|b| b.cast_unsigned())
-        .collect();
+    let bytes: Vec<u8> = bytes.iter().take_while(|&&b| b != 0).map(|b| b.cast_unsigned()).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -112,24 +97,16 @@ pub fn device_info(ordinal: u32) -> Result<DeviceInfo, CudaError> {
     let device = device_handle(driver, ordinal)?;
     let mut name: [c_char; 128] = [0; 128];
     // SAFETY: room for 128 characters, the last of which the driver leaves alone.
-    driver.check("cuDeviceGetName", unsafe {
-        (driver.cu_device_get_name)(name.as_mut_ptr(), 127, device)
-    })?;
+    driver.check("cuDeviceGetName", unsafe { (driver.cu_device_get_name)(name.as_mut_ptr(), 127, device) })?;
     let mut pci: [c_char; 32] = [0; 32];
     // SAFETY: room for 32 characters, the last of which the driver leaves alone.
-    driver.check("cuDeviceGetPCIBusId", unsafe {
-        (driver.cu_device_get_pci_bus_id)(pci.as_mut_ptr(), 31, device)
-    })?;
+    driver.check("cuDeviceGetPCIBusId", unsafe { (driver.cu_device_get_pci_bus_id)(pci.as_mut_ptr(), 31, device) })?;
     let mut uuid = [0; 16];
     // SAFETY: `uuid` has the 16 bytes of a CUuuid.
-    driver.check("cuDeviceGetUuid", unsafe {
-        (driver.cu_device_get_uuid)(&raw mut uuid, device)
-    })?;
+    driver.check("cuDeviceGetUuid", unsafe { (driver.cu_device_get_uuid)(&raw mut uuid, device) })?;
     let mut memory = 0;
     // SAFETY: `memory` is a place for the result.
-    driver.check("cuDeviceTotalMem", unsafe {
-        (driver.cu_device_total_mem)(&raw mut memory, device)
-    })?;
+    driver.check("cuDeviceTotalMem", unsafe { (driver.cu_device_total_mem)(&raw mut memory, device) })?;
     let get = |a| attribute(driver, device, a);
     Ok(DeviceInfo {
         ordinal,
@@ -143,11 +120,8 @@ pub fn device_info(ordinal: u32) -> Result<DeviceInfo, CudaError> {
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
-        virtual_memory: get(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?
-            != 0,
-        posix_handles: get(
-            Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-        )? != 0,
+        virtual_memory: get(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0,
+        posix_handles: get(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0,
     })
 }
 
@@ -160,22 +134,14 @@ pub fn can_access_peer(device: u32, peer: u32) -> Result<bool, CudaError> {
     }
     let mut can = 0;
     // SAFETY: `can` is a place for the result; both handles came from `device_handle`.
-    driver.check("cuDeviceCanAccessPeer", unsafe {
-        (driver.cu_device_can_access_peer)(&raw mut can, from, to)
-    })?;
+    driver.check("cuDeviceCanAccessPeer", unsafe { (driver.cu_device_can_access_peer)(&raw mut can, from, to) })?;
     Ok(can != 0)
 }
 
 /// [`can_access_peer`] of all pairs: `matrix[device][peer]`.
 pub fn peer_matrix() -> Result<Vec<Vec<bool>>, CudaError> {
     let count = device_count()?;
-    (0..count)
-        .map(|device| {
-            (0..count)
-                .map(|peer| can_access_peer(device, peer))
-                .collect()
-        })
-        .collect()
+    (0..count).map(|device| (0..count).map(|peer| can_access_peer(device, peer)).collect()).collect()
 }
 
 #[cfg(test)]

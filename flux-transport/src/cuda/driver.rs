@@ -112,16 +112,9 @@ fn start() -> Result<Driver, Unavailable> {
             Err(_) => {}
         }
     }
-    let library = library.ok_or_else(|| Unavailable::Library {
-        tried: NAMES.join(", "),
-        reason,
-    })?;
+    let library = library.ok_or_else(|| Unavailable::Library { tried: NAMES.join(", "), reason })?;
     let driver = Driver::load(library)?;
-    let init = |call, code| Unavailable::Init {
-        call,
-        code,
-        name: driver.name_of(code),
-    };
+    let init = |call, code| Unavailable::Init { call, code, name: driver.name_of(code) };
     // SAFETY: 0 is the only value of the flags.
     let code = unsafe { (driver.cu_init)(0) };
     match code {
@@ -146,13 +139,10 @@ impl Driver {
     pub(crate) fn name_of(&self, code: c_int) -> String {
         let mut name = std::ptr::null();
         // SAFETY: `name` is a place for the result, which is a static string or null.
-        let found =
-            unsafe { (self.cu_get_error_name)(code, &raw mut name) } == 0 && !name.is_null();
+        let found = unsafe { (self.cu_get_error_name)(code, &raw mut name) } == 0 && !name.is_null();
         if found {
             // SAFETY: checked above: a static, terminated string of the driver.
-            unsafe { CStr::from_ptr(name) }
-                .to_string_lossy()
-                .into_owned()
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         } else {
             "an error that this driver has no name for".to_owned()
         }
@@ -160,15 +150,7 @@ impl Driver {
 
     /// Turns a result into an error that names the call.
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
-        if code == 0 {
-            Ok(())
-        } else {
-            Err(CudaError::Call {
-                call,
-                code,
-                name: self.name_of(code),
-            })
-        }
+        if code == 0 { Ok(()) } else { Err(CudaError::Call { call, code, name: self.name_of(code) }) }
     }
 
     /// The same where there is nobody to tell: in a destructor.

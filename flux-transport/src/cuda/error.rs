@@ -74,9 +74,7 @@ impl CudaError {
     /// The driver's result code, where a call failed.
     pub fn code(&self) -> Option<i32> {
         match self {
-            Self::Call { code, .. } | Self::Unavailable(Unavailable::Init { code, .. }) => {
-                Some(*code)
-            }
+            Self::Call { code, .. } | Self::Unavailable(Unavailable::Init { code, .. }) => Some(*code),
             _ => None,
         }
     }

@@ -12,9 +12,7 @@ mod stream;
 mod vmm;
 
 pub use context::{CudaDevice, Current};
-pub use device::{
-    DeviceInfo, DeviceUuid, can_access_peer, device_count, device_info, driver_version, peer_matrix,
-};
+pub use device::{DeviceInfo, DeviceUuid, can_access_peer, device_count, device_info, driver_version, peer_matrix};
 pub use error::{CudaError, Unavailable};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use stream::{Capture, Event, SideStream, capture};
@@ -46,15 +44,9 @@ mod tests {
                 assert_eq!(device_count(), Err(CudaError::Unavailable(why.clone())));
                 assert_eq!(driver_version(), Err(CudaError::Unavailable(why.clone())));
                 assert_eq!(device_info(0), Err(CudaError::Unavailable(why.clone())));
-                assert_eq!(
-                    can_access_peer(0, 1),
-                    Err(CudaError::Unavailable(why.clone()))
-                );
+                assert_eq!(can_access_peer(0, 1), Err(CudaError::Unavailable(why.clone())));
                 assert_eq!(peer_matrix(), Err(CudaError::Unavailable(why.clone())));
-                assert_eq!(
-                    CudaDevice::open(0).unwrap_err(),
-                    CudaError::Unavailable(why.clone())
-                );
+                assert_eq!(CudaDevice::open(0).unwrap_err(), CudaError::Unavailable(why.clone()));
                 assert_eq!(capture(0), Err(CudaError::Unavailable(why)));
             }
         }

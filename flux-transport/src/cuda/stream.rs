@@ -25,19 +25,13 @@ impl SideStream {
         let driver = device.driver();
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: a context is current; both are places for results.
-        let code =
-            unsafe { (driver.cu_ctx_get_stream_priority_range)(&raw mut least, &raw mut greatest) };
+        let code = unsafe { (driver.cu_ctx_get_stream_priority_range)(&raw mut least, &raw mut greatest) };
         driver.check("cuCtxGetStreamPriorityRange", code)?;
         let mut stream = 0;
         // SAFETY: a context is current; `stream` is a place for the result.
-        let code = unsafe {
-            (driver.cu_stream_create_with_priority)(&raw mut stream, NON_BLOCKING, greatest)
-        };
+        let code = unsafe { (driver.cu_stream_create_with_priority)(&raw mut stream, NON_BLOCKING, greatest) };
         driver.check("cuStreamCreateWithPriority", code)?;
-        Ok(Self {
-            device: device.clone(),
-            stream,
-        })
+        Ok(Self { device: device.clone(), stream })
     }
 
     /// The `CUstream`.
@@ -50,9 +44,7 @@ impl SideStream {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
         // SAFETY: the stream lives as long as `self`.
-        driver.check("cuStreamSynchronize", unsafe {
-            (driver.cu_stream_synchronize)(self.stream)
-        })
+        driver.check("cuStreamSynchronize", unsafe { (driver.cu_stream_synchronize)(self.stream) })
     }
 }
 
@@ -63,9 +55,7 @@ impl Drop for SideStream {
         };
         let driver = self.device.driver();
         // SAFETY: made in `new`, destroyed only here; work on it finishes first, as the driver promises.
-        driver.report("cuStreamDestroy", unsafe {
-            (driver.cu_stream_destroy)(self.stream)
-        });
+        driver.report("cuStreamDestroy", unsafe { (driver.cu_stream_destroy)(self.stream) });
     }
 }
 
@@ -83,13 +73,8 @@ impl Event {
         let driver = device.driver();
         let mut event = 0;
         // SAFETY: a context is current; `event` is a place for the result.
-        driver.check("cuEventCreate", unsafe {
-            (driver.cu_event_create)(&raw mut event, DISABLE_TIMING)
-        })?;
-        Ok(Self {
-            device: device.clone(),
-            event,
-        })
+        driver.check("cuEventCreate", unsafe { (driver.cu_event_create)(&raw mut event, DISABLE_TIMING) })?;
+        Ok(Self { device: device.clone(), event })
     }
 
     /// Records what is on `stream` so far.
@@ -97,9 +82,7 @@ impl Event {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
         // SAFETY: the event lives as long as `self`; a stream of another context is refused by the driver.
-        driver.check("cuEventRecord", unsafe {
-            (driver.cu_event_record)(self.event, stream)
-        })
+        driver.check("cuEventRecord", unsafe { (driver.cu_event_record)(self.event, stream) })
     }
 
     /// Orders what comes next on `stream` after what was recorded last.
@@ -107,9 +90,7 @@ impl Event {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
         // SAFETY: the event lives as long as `self`; flags 0 is the plain wait.
-        driver.check("cuStreamWaitEvent", unsafe {
-            (driver.cu_stream_wait_event)(stream, self.event, 0)
-        })
+        driver.check("cuStreamWaitEvent", unsafe { (driver.cu_stream_wait_event)(stream, self.event, 0) })
     }
 }
 
@@ -120,9 +101,7 @@ impl Drop for Event {
         };
         let driver = self.device.driver();
         // SAFETY: made in `new`, destroyed only here; the driver keeps what streams still wait for.
-        driver.report("cuEventDestroy", unsafe {
-            (driver.cu_event_destroy)(self.event)
-        });
+        driver.report("cuEventDestroy", unsafe { (driver.cu_event_destroy)(self.event) });
     }
 }
 
@@ -147,15 +126,7 @@ pub fn capture(stream: usize) -> Result<Capture, CudaError> {
     let (mut status, mut id) = (0, 0);
     // SAFETY: the first two are places for results, the others are optional and left out; the caller vouches for the handle.
     let code = unsafe {
-        (driver.cu_stream_get_capture_info)(
-            stream,
-            &raw mut status,
-            &raw mut id,
-            null_mut(),
-            null_mut(),
-            null_mut(),
-            null_mut(),
-        )
+        (driver.cu_stream_get_capture_info)(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut(), null_mut())
     };
     driver.check("cuStreamGetCaptureInfo", code)?;
     Ok(match status {
@@ -170,8 +141,6 @@ pub(crate) fn stream_id(stream: usize) -> Result<u64, CudaError> {
     let driver = driver()?;
     let mut id = 0;
     // SAFETY: `id` is a place for the result; the caller vouches for the handle.
-    driver.check("cuStreamGetId", unsafe {
-        (driver.cu_stream_get_id)(stream, &raw mut id)
-    })?;
+    driver.check("cuStreamGetId", unsafe { (driver.cu_stream_get_id)(stream, &raw mut id) })?;
     Ok(id)
 }

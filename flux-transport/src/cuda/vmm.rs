@@ -5,9 +5,8 @@
 
 use super::{CudaDevice, CudaError};
 use cudarc::driver::sys::{
-    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemAllocationProp_st__bindgen_ty_1 as AllocFlags, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType,
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1 as AllocFlags,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -35,10 +34,7 @@ impl Handles {
 const RECOMMENDED: u32 = 1;
 
 fn location(ordinal: u32) -> CUmemLocation {
-    CUmemLocation {
-        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-        id: ordinal.cast_signed(),
-    }
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal.cast_signed() }
 }
 
 fn properties(device: &CudaDevice, handles: Handles) -> CUmemAllocationProp {
@@ -47,22 +43,13 @@ fn properties(device: &CudaDevice, handles: Handles) -> CUmemAllocationProp {
         requestedHandleTypes: handles.kind(),
         location: location(device.ordinal()),
         win32HandleMetaData: ptr::null_mut(),
-        allocFlags: AllocFlags {
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
+        allocFlags: AllocFlags { compressionType: 0, gpuDirectRDMACapable: 0, usage: 0, reserved: [0; 4] },
     }
 }
 
 /// `bytes` rounded up to a multiple of `granularity`; `None` on overflow or zero bytes.
 pub(crate) fn round_up(bytes: u64, granularity: u64) -> Option<u64> {
-    if bytes == 0 || granularity == 0 {
-        None
-    } else {
-        bytes.checked_next_multiple_of(granularity)
-    }
+    if bytes == 0 || granularity == 0 { None } else { bytes.checked_next_multiple_of(granularity) }
 }
 
 /// Pages of device memory, own or imported.
@@ -80,37 +67,21 @@ impl Allocation {
         let properties = properties(device, handles);
         let mut granularity = 0;
         // SAFETY: `granularity` is a place for the result; the properties are read before the call returns.
-        let code = unsafe {
-            (driver.cu_mem_get_allocation_granularity)(
-                &raw mut granularity,
-                &raw const properties,
-                RECOMMENDED,
-            )
-        };
+        let code = unsafe { (driver.cu_mem_get_allocation_granularity)(&raw mut granularity, &raw const properties, RECOMMENDED) };
         driver.check("cuMemGetAllocationGranularity", code)?;
         Ok(granularity as u64)
     }
 
     /// Makes `bytes` bytes of pages on `device`; `bytes` is a multiple of the granularity.
-    pub(crate) fn new(
-        device: &CudaDevice,
-        bytes: u64,
-        handles: Handles,
-    ) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &CudaDevice, bytes: u64, handles: Handles) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let properties = properties(device, handles);
         let mut handle = 0;
         // SAFETY: `handle` is a place for the result; the properties are read before the call returns.
-        let code = unsafe {
-            (driver.cu_mem_create)(&raw mut handle, size(bytes), &raw const properties, 0)
-        };
+        let code = unsafe { (driver.cu_mem_create)(&raw mut handle, size(bytes), &raw const properties, 0) };
         driver.check("cuMemCreate", code)?;
-        Ok(Self {
-            device: device.clone(),
-            handle,
-            bytes,
-        })
+        Ok(Self { device: device.clone(), handle, bytes })
     }
 
     /// A descriptor of the pages, for another process. Each open descriptor keeps the pages.
@@ -118,14 +89,7 @@ impl Allocation {
         let driver = self.device.driver();
         let mut fd: c_int = -1;
         // SAFETY: for this kind of handle the driver stores an `int`; the allocation was made with the kind.
-        let code = unsafe {
-            (driver.cu_mem_export_to_shareable_handle)(
-                (&raw mut fd).cast(),
-                self.handle,
-                Handles::PosixFd.kind().0,
-                0,
-            )
-        };
+        let code = unsafe { (driver.cu_mem_export_to_shareable_handle)((&raw mut fd).cast(), self.handle, Handles::PosixFd.kind().0, 0) };
         driver.check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver has just opened it for this process, which nobody else knows of.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -133,30 +97,16 @@ impl Allocation {
 
     /// The pages behind a descriptor from another process, for use by `device`. `bytes` is what their owner says; mapping more
     /// than there is fails in the driver.
-    pub(crate) fn import(
-        device: &CudaDevice,
-        fd: BorrowedFd<'_>,
-        bytes: u64,
-    ) -> Result<Self, CudaError> {
+    pub(crate) fn import(device: &CudaDevice, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let mut handle = 0;
         // The driver takes the descriptor's number in place of a pointer.
         let number = ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
         // SAFETY: `handle` is a place for the result; the descriptor is open during the call, which keeps no hold of it.
-        let code = unsafe {
-            (driver.cu_mem_import_from_shareable_handle)(
-                &raw mut handle,
-                number,
-                Handles::PosixFd.kind().0,
-            )
-        };
+        let code = unsafe { (driver.cu_mem_import_from_shareable_handle)(&raw mut handle, number, Handles::PosixFd.kind().0) };
         driver.check("cuMemImportFromShareableHandle", code)?;
-        Ok(Self {
-            device: device.clone(),
-            handle,
-            bytes,
-        })
+        Ok(Self { device: device.clone(), handle, bytes })
     }
 
     /// Maps the pages at a fresh address, readable and writable by the devices of this process with these ordinals.
@@ -168,34 +118,21 @@ impl Allocation {
         let bytes = size(self.bytes);
         let mut address = 0;
         // SAFETY: `address` is a place for the result; no alignment, place or flag is asked for.
-        driver.check("cuMemAddressReserve", unsafe {
-            (driver.cu_mem_address_reserve)(&raw mut address, bytes, 0, 0, 0)
-        })?;
+        driver.check("cuMemAddressReserve", unsafe { (driver.cu_mem_address_reserve)(&raw mut address, bytes, 0, 0, 0) })?;
         // From here on the destructor undoes what was done.
-        let mut mapping = Mapping {
-            device: self.device.clone(),
-            address,
-            bytes: self.bytes,
-            mapped: false,
-        };
+        let mut mapping = Mapping { device: self.device.clone(), address, bytes: self.bytes, mapped: false };
         // SAFETY: the range was just reserved and is as long as the pages; offset and flags must be 0.
-        driver.check("cuMemMap", unsafe {
-            (driver.cu_mem_map)(address, bytes, 0, self.handle, 0)
-        })?;
+        driver.check("cuMemMap", unsafe { (driver.cu_mem_map)(address, bytes, 0, self.handle, 0) })?;
         mapping.mapped = true;
         let mut access: Vec<CUmemAccessDesc> = Vec::with_capacity(ordinals.len());
         for (i, &ordinal) in ordinals.iter().enumerate() {
             if !ordinals[..i].contains(&ordinal) {
                 let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-                access.push(CUmemAccessDesc {
-                    location: location(ordinal),
-                    flags,
-                });
+                access.push(CUmemAccessDesc { location: location(ordinal), flags });
             }
         }
         // SAFETY: the range is mapped; the descriptors are read before the call returns.
-        let code =
-            unsafe { (driver.cu_mem_set_access)(address, bytes, access.as_ptr(), access.len()) };
+        let code = unsafe { (driver.cu_mem_set_access)(address, bytes, access.as_ptr(), access.len()) };
         driver.check("cuMemSetAccess", code)?;
         Ok(mapping)
     }
@@ -208,9 +145,7 @@ impl Drop for Allocation {
         };
         let driver = self.device.driver();
         // SAFETY: made or imported once, released only here; mappings keep the pages.
-        driver.report("cuMemRelease", unsafe {
-            (driver.cu_mem_release)(self.handle)
-        });
+        driver.report("cuMemRelease", unsafe { (driver.cu_mem_release)(self.handle) });
     }
 }
 
@@ -238,14 +173,10 @@ impl Drop for Mapping {
         let driver = self.device.driver();
         if self.mapped {
             // SAFETY: mapped in `Allocation::map`, unmapped only here; the owner of the mapping has drained what uses it.
-            driver.report("cuMemUnmap", unsafe {
-                (driver.cu_mem_unmap)(self.address, size(self.bytes))
-            });
+            driver.report("cuMemUnmap", unsafe { (driver.cu_mem_unmap)(self.address, size(self.bytes)) });
         }
         // SAFETY: reserved in `Allocation::map`, freed only here, and no longer mapped.
-        driver.report("cuMemAddressFree", unsafe {
-            (driver.cu_mem_address_free)(self.address, size(self.bytes))
-        });
+        driver.report("cuMemAddressFree", unsafe { (driver.cu_mem_address_free)(self.address, size(self.bytes)) });
     }
 }
 

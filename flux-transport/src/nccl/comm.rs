@@ -22,9 +22,7 @@ impl UniqueId {
         let library = library()?;
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: `id` is a place for the result.
-        library.check("ncclGetUniqueId", unsafe {
-            (library.nccl_get_unique_id)(&raw mut id)
-        })?;
+        library.check("ncclGetUniqueId", unsafe { (library.nccl_get_unique_id)(&raw mut id) })?;
         Ok(Self(id.internal.map(c_char::cast_unsigned)))
     }
 
@@ -91,10 +89,7 @@ pub struct Comm {
 
 impl std::fmt::Debug for Comm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Comm")
-            .field("rank", &self.rank)
-            .field("world", &self.world)
-            .finish_non_exhaustive()
+        f.debug_struct("Comm").field("rank", &self.rank).field("world", &self.world).finish_non_exhaustive()
     }
 }
 
@@ -104,31 +99,16 @@ impl Comm {
     /// # Errors
     /// No NCCL, NCCL's refusal, or [`NcclError::Deadline`] when the others have not come: the attempt then goes on in a thread that
     /// is left behind, because NCCL offers no way to end it.
-    pub fn join(
-        device: &CudaDevice,
-        id: UniqueId,
-        rank: u32,
-        world: u32,
-        deadline: Duration,
-    ) -> Result<Self, NcclError> {
+    pub fn join(device: &CudaDevice, id: UniqueId, rank: u32, world: u32, deadline: Duration) -> Result<Self, NcclError> {
         let library = library()?;
         let (send, receive) = mpsc::sync_channel(1);
         let on = device.clone();
         let join = move || {
             let joined = on.bind().map_err(NcclError::from).and_then(|()| {
-                let id = ncclUniqueId {
-                    internal: id.0.map(u8::cast_signed),
-                };
+                let id = ncclUniqueId { internal: id.0.map(u8::cast_signed) };
                 let mut comm = 0;
                 // SAFETY: `comm` is a place for the result; the id is passed by value; NCCL checks rank and world.
-                let code = unsafe {
-                    (library.nccl_comm_init_rank)(
-                        &raw mut comm,
-                        world.cast_signed(),
-                        id,
-                        rank.cast_signed(),
-                    )
-                };
+                let code = unsafe { (library.nccl_comm_init_rank)(&raw mut comm, world.cast_signed(), id, rank.cast_signed()) };
                 library.check("ncclCommInitRank", code).map(|()| comm)
             });
             if let Err(mpsc::SendError(Ok(late))) = send.send(joined) {
@@ -140,26 +120,11 @@ impl Comm {
         std::thread::Builder::new()
             .name(format!("nccl-join-{rank}"))
             .spawn(join)
-            .map_err(|error| NcclError::Thread {
-                reason: error.to_string(),
-            })?;
+            .map_err(|error| NcclError::Thread { reason: error.to_string() })?;
         match receive.recv_timeout(deadline) {
-            Ok(comm) => Ok(Self {
-                library,
-                device: device.clone(),
-                raw: comm?,
-                rank,
-                world,
-                not_sync: PhantomData,
-            }),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(NcclError::Deadline {
-                rank,
-                world,
-                waited: deadline,
-            }),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(NcclError::Thread {
-                reason: "the thread ended without a result".to_owned(),
-            }),
+            Ok(comm) => Ok(Self { library, device: device.clone(), raw: comm?, rank, world, not_sync: PhantomData }),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(NcclError::Deadline { rank, world, waited: deadline }),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(NcclError::Thread { reason: "the thread ended without a result".to_owned() }),
         }
     }
 
@@ -177,26 +142,10 @@ impl Comm {
     ///
     /// # Safety
     /// Device addresses of this rank's device with that much memory, until the stream is past the call; `stream` is a `CUstream` of its context.
-    pub unsafe fn all_gather(
-        &self,
-        from: u64,
-        to: u64,
-        elements: usize,
-        of: ElementType,
-        stream: usize,
-    ) -> Result<(), NcclError> {
+    pub unsafe fn all_gather(&self, from: u64, to: u64, elements: usize, of: ElementType, stream: usize) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         // SAFETY: the caller's promise.
-        let code = unsafe {
-            (self.library.nccl_all_gather)(
-                source(from),
-                target(to),
-                elements,
-                of.code(),
-                self.raw,
-                stream,
-            )
-        };
+        let code = unsafe { (self.library.nccl_all_gather)(source(from), target(to), elements, of.code(), self.raw, stream) };
         self.library.check("ncclAllGather", code)
     }
 
@@ -204,28 +153,11 @@ impl Comm {
     ///
     /// # Safety
     /// As [`Comm::all_gather`].
-    pub unsafe fn reduce_scatter(
-        &self,
-        from: u64,
-        to: u64,
-        elements: usize,
-        of: ElementType,
-        stream: usize,
-    ) -> Result<(), NcclError> {
+    pub unsafe fn reduce_scatter(&self, from: u64, to: u64, elements: usize, of: ElementType, stream: usize) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         let entry = self.library.nccl_reduce_scatter;
         // SAFETY: the caller's promise.
-        let code = unsafe {
-            entry(
-                source(from),
-                target(to),
-                elements,
-                of.code(),
-                SUM,
-                self.raw,
-                stream,
-            )
-        };
+        let code = unsafe { entry(source(from), target(to), elements, of.code(), SUM, self.raw, stream) };
         self.library.check("ncclReduceScatter", code)
     }
 
@@ -233,27 +165,10 @@ impl Comm {
     ///
     /// # Safety
     /// As [`Comm::all_gather`].
-    pub unsafe fn all_reduce(
-        &self,
-        from: u64,
-        to: u64,
-        elements: usize,
-        of: ElementType,
-        stream: usize,
-    ) -> Result<(), NcclError> {
+    pub unsafe fn all_reduce(&self, from: u64, to: u64, elements: usize, of: ElementType, stream: usize) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         // SAFETY: the caller's promise.
-        let code = unsafe {
-            (self.library.nccl_all_reduce)(
-                source(from),
-                target(to),
-                elements,
-                of.code(),
-                SUM,
-                self.raw,
-                stream,
-            )
-        };
+        let code = unsafe { (self.library.nccl_all_reduce)(source(from), target(to), elements, of.code(), SUM, self.raw, stream) };
         self.library.check("ncclAllReduce", code)
     }
 
@@ -276,9 +191,7 @@ impl Comm {
         let device = unsafe { std::ptr::read(&raw const this.device) };
         let _current = device.enter()?;
         // SAFETY: the destructor, which would destroy the communicator again, does not run.
-        this.library.check("ncclCommAbort", unsafe {
-            (this.library.nccl_comm_abort)(this.raw)
-        })
+        this.library.check("ncclCommAbort", unsafe { (this.library.nccl_comm_abort)(this.raw) })
     }
 }
 

@@ -13,9 +13,7 @@ use std::sync::OnceLock;
 #[non_exhaustive]
 pub enum NcclUnavailable {
     /// No candidate can be loaded.
-    #[error(
-        "no NCCL library can be loaded (tried {tried}): {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to libnccl.so.2"
-    )]
+    #[error("no NCCL library can be loaded (tried {tried}): {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to libnccl.so.2")]
     Library {
         /// Names and paths that were tried.
         tried: String,
@@ -50,9 +48,7 @@ pub enum NcclError {
         text: String,
     },
     /// The communicator was not complete in time: a rank is missing or stuck.
-    #[error(
-        "rank {rank} of {world} waited {waited:?} for the other ranks to join the NCCL communicator"
-    )]
+    #[error("rank {rank} of {world} waited {waited:?} for the other ranks to join the NCCL communicator")]
     Deadline {
         /// The rank that waited.
         rank: u32,
@@ -118,25 +114,13 @@ impl Library {
             return Ok(());
         }
         // SAFETY: returns a static string for every code; a null communicator asks for the process's last error.
-        let (what, why) = unsafe {
-            (
-                (self.nccl_get_error_string)(code),
-                (self.nccl_get_last_error)(0),
-            )
-        };
+        let (what, why) = unsafe { ((self.nccl_get_error_string)(code), (self.nccl_get_last_error)(0)) };
         let text = [what, why].into_iter().filter(|p| !p.is_null()).map(|p| {
             // SAFETY: not null, and a terminated string that NCCL keeps.
-            unsafe { CStr::from_ptr(p) }
-                .to_string_lossy()
-                .trim()
-                .to_owned()
+            unsafe { CStr::from_ptr(p) }.to_string_lossy().trim().to_owned()
         });
         let text: Vec<String> = text.filter(|t| !t.is_empty()).collect();
-        Err(NcclError::Call {
-            call,
-            code,
-            text: text.join(": "),
-        })
+        Err(NcclError::Call { call, code, text: text.join(": ") })
     }
 }
 
@@ -168,10 +152,7 @@ fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
             }
         }
     }
-    Err(NcclUnavailable::Library {
-        tried: tried.join(", "),
-        reason,
-    })
+    Err(NcclUnavailable::Library { tried: tried.join(", "), reason })
 }
 
 /// Whether this process has an NCCL, and which file it came from.
@@ -190,9 +171,7 @@ pub fn version() -> Result<u32, NcclError> {
     let library = library()?;
     let mut version = 0;
     // SAFETY: `version` is a place for the result.
-    library.check("ncclGetVersion", unsafe {
-        (library.nccl_get_version)(&raw mut version)
-    })?;
+    library.check("ncclGetVersion", unsafe { (library.nccl_get_version)(&raw mut version) })?;
     Ok(version.unsigned_abs())
 }
 
@@ -203,10 +182,7 @@ mod tests {
     #[test]
     fn a_missing_library_is_an_error_that_names_what_was_tried() {
         let error = open(vec!["/nowhere/libnccl.so.2".into()]).err().unwrap();
-        assert!(
-            error.to_string().contains("/nowhere/libnccl.so.2"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("/nowhere/libnccl.so.2"), "{error}");
         assert!(error.to_string().contains("FLUX_NCCL_LIB"), "{error}");
     }
 
@@ -214,20 +190,14 @@ mod tests {
     fn a_file_that_is_no_library_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "not a library").unwrap();
-        assert!(matches!(
-            open(vec![file.path().into()]),
-            Err(NcclUnavailable::Library { .. })
-        ));
+        assert!(matches!(open(vec![file.path().into()]), Err(NcclUnavailable::Library { .. })));
     }
 
     #[test]
     fn a_library_that_is_not_nccl_is_named_with_the_missing_entry() {
         match open(vec!["libc.so.6".into()]) {
             Err(NcclUnavailable::Symbol { path, symbol }) => {
-                assert_eq!(
-                    (path, symbol),
-                    (PathBuf::from("libc.so.6"), "nccl_get_version")
-                );
+                assert_eq!((path, symbol), (PathBuf::from("libc.so.6"), "nccl_get_version"));
             }
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("libc is not NCCL"),

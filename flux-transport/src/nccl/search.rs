@@ -12,11 +12,7 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     if let Some(named) = env("FLUX_NCCL_LIB").filter(|v| !v.is_empty()) {
         let named = PathBuf::from(named);
-        return if named.is_dir() {
-            NAMES.map(|name| named.join(name)).to_vec()
-        } else {
-            vec![named]
-        };
+        return if named.is_dir() { NAMES.map(|name| named.join(name)).to_vec() } else { vec![named] };
     }
     // Without a slash the loader searches: LD_LIBRARY_PATH, the cache, what is loaded already.
     let mut found: Vec<PathBuf> = NAMES.iter().map(PathBuf::from).collect();
@@ -36,20 +32,12 @@ pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf>
 
 /// The prefixes of the first `python3` on `path`: as it is named there (a virtual environment) and as its links resolve.
 fn python_prefixes(path: Option<&OsStr>) -> Vec<PathBuf> {
-    let python = path
-        .into_iter()
-        .flat_map(std::env::split_paths)
-        .map(|dir| dir.join("python3"))
-        .find(|p| p.is_file());
+    let python = path.into_iter().flat_map(std::env::split_paths).map(|dir| dir.join("python3")).find(|p| p.is_file());
     let Some(python) = python else {
         return Vec::new();
     };
     let resolved = python.canonicalize().ok();
-    [Some(python), resolved]
-        .into_iter()
-        .flatten()
-        .filter_map(|p| Some(p.parent()?.parent()?.to_path_buf()))
-        .collect()
+    [Some(python), resolved].into_iter().flatten().filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())).collect()
 }
 
 /// The package folders below a prefix, the newest Python first.
@@ -61,9 +49,7 @@ fn site_packages(prefix: &Path) -> Vec<PathBuf> {
         };
         for entry in entries.flatten() {
             if entry.file_name().to_string_lossy().starts_with("python3") {
-                sites.extend(
-                    ["site-packages", "dist-packages"].map(|packages| entry.path().join(packages)),
-                );
+                sites.extend(["site-packages", "dist-packages"].map(|packages| entry.path().join(packages)));
             }
         }
     }
@@ -78,10 +64,7 @@ mod tests {
     use std::collections::HashMap;
 
     fn env(pairs: &[(&str, &Path)]) -> impl Fn(&str) -> Option<OsString> {
-        let map: HashMap<String, OsString> = pairs
-            .iter()
-            .map(|(k, v)| ((*k).to_owned(), v.as_os_str().to_owned()))
-            .collect();
+        let map: HashMap<String, OsString> = pairs.iter().map(|(k, v)| ((*k).to_owned(), v.as_os_str().to_owned())).collect();
         move |key| map.get(key).cloned()
     }
 
@@ -89,26 +72,15 @@ mod tests {
     fn a_named_library_is_the_only_candidate() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("libnccl.so.2");
-        assert_eq!(
-            candidates(env(&[("FLUX_NCCL_LIB", &file)])),
-            vec![file.clone()]
-        );
-        assert_eq!(
-            candidates(env(&[("FLUX_NCCL_LIB", dir.path())])),
-            vec![file, dir.path().join("libnccl.so")]
-        );
+        assert_eq!(candidates(env(&[("FLUX_NCCL_LIB", &file)])), vec![file.clone()]);
+        assert_eq!(candidates(env(&[("FLUX_NCCL_LIB", dir.path())])), vec![file, dir.path().join("libnccl.so")]);
     }
 
     #[test]
     fn wheels_of_the_environment_come_after_the_loader_and_before_the_system() {
         let dir = tempfile::tempdir().unwrap();
         let wheel = |root: &str, python: &str| {
-            let lib = dir
-                .path()
-                .join(root)
-                .join("lib")
-                .join(python)
-                .join("site-packages/nvidia/nccl/lib");
+            let lib = dir.path().join(root).join("lib").join(python).join("site-packages/nvidia/nccl/lib");
             std::fs::create_dir_all(&lib).unwrap();
             std::fs::write(lib.join("libnccl.so.2"), "").unwrap();
             lib.join("libnccl.so.2")
@@ -117,19 +89,8 @@ mod tests {
         let system = wheel("usr", "python3.11");
         std::fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
         std::fs::write(dir.path().join("usr/bin/python3"), "").unwrap();
-        let found = candidates(env(&[
-            ("VIRTUAL_ENV", &dir.path().join("venv")),
-            ("PATH", &dir.path().join("usr/bin")),
-        ]));
-        assert_eq!(
-            found[..4],
-            [
-                PathBuf::from("libnccl.so.2"),
-                PathBuf::from("libnccl.so"),
-                venv,
-                system
-            ]
-        );
+        let found = candidates(env(&[("VIRTUAL_ENV", &dir.path().join("venv")), ("PATH", &dir.path().join("usr/bin"))]));
+        assert_eq!(found[..4], [PathBuf::from("libnccl.so.2"), PathBuf::from("libnccl.so"), venv, system]);
         assert_eq!(found.len(), 6);
     }
 }
