@@ -1,5 +1,41 @@
-//! .
+//! Ranks, how they meet, the memory that they share and who moves data between them.
+//!
+//! Invariant: whatever the transport, a [`Communicator`] shows its memory as addresses laid out by [`flux_core::layout`], and every wait on a
+//! peer, in a kernel or here, ends with data, a deadline, a loss or an abort. Nothing here knows what a GEMM is.
+//!
+//! ```
+//! use flux_transport::{Communicator, Options, World};
+//! let worlds = World::local(2)?;
+//! std::thread::scope(|scope| {
+//!     for world in worlds {
+//!         scope.spawn(move || {
+//!             let comm = Communicator::connect_blocking(&world, Options::default())?;
+//!             assert_eq!(comm.world_size().get(), 2);
+//!             comm.barrier()?;
+//!             Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+//!         });
+//!     }
+//! });
+//! # Ok::<(), flux_transport::WorldError>(())
+//! ```
 
+mod bootstrap;
+mod comm;
+pub mod control;
 #[expect(dead_code, reason = "the nvlink transport maps memory and copies with what is not public")]
 pub mod cuda;
+mod device;
+mod fault;
+mod host;
 pub mod nccl;
+mod options;
+mod transport;
+mod world;
+
+pub use comm::{Call, Communicator, ConnectError};
+pub use control::{ControlError, ControlPlane, Launch};
+pub use device::{Device, Stream};
+pub use fault::{Fault, Wait};
+pub use options::{Options, ParseSelectError, Select};
+pub use transport::{Capabilities, Mover, Push, Transport, TransportError, TransportKind, WorkspaceView};
+pub use world::{World, WorldError};

@@ -1,0 +1,20 @@
+//! Why there is no world.
+
+use flux_core::rank::MAX_WORLD;
+
+/// Why a rank could not find its place.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorldError {
+    /// No launcher has set its variables.
+    #[error(
+        "no launcher's variables are set (RANK and WORLD_SIZE, or FLUX_RANK and FLUX_WORLD_SIZE): start the program with torchrun or `flux-bench launch`, or make ranks as threads"
+    )]
+    NoLauncher,
+    /// No communicator has that many ranks.
+    #[error("a world of {size} ranks is not possible: 1 to {MAX_WORLD} are")]
+    Size {
+        /// The size asked for.
+        size: u32,
+    },
+}
