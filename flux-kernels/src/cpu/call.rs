@@ -109,8 +109,10 @@ impl<T: Element> Call<'_, T> {
     }
 
     fn await_all(&self, item: &WorkItem) -> Result<(), Poisoned> {
-        let awaits = &self.program.awaits[item.await_first as usize..][..item.await_count as usize];
-        awaits.iter().try_for_each(|a| self.waiter.until(Wait::Signal { index: a.signal, peer: a.peer }, self.waiter.epoch))
+        self.program
+            .awaits_of(item)
+            .iter()
+            .try_for_each(|a| self.waiter.until(Wait::Signal { index: a.signal, peer: a.peer }, self.waiter.epoch))
     }
 
     /// Rounds the tile into its slot at the owner; rows lie the tile's `n` apart.

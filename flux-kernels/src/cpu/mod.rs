@@ -16,7 +16,6 @@ pub use memory::HostMemory;
 
 use crate::Element;
 use call::{Call, Output, Scratch};
-use flux_core::layout::WorkspaceSize;
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
@@ -103,11 +102,6 @@ impl<T: Element> Executor<T> {
         &self.program
     }
 
-    /// The workspace that a call needs.
-    pub fn workspace(&self) -> WorkspaceSize {
-        check::workspace(&self.program)
-    }
-
     /// Executes the program once, in the epoch that the control block holds, and closes the call: on return `y` is written, the peers may
     /// reuse the half of the workspace that they share with the next call but one, and the epoch is advanced.
     ///
@@ -146,7 +140,7 @@ impl<T: Element> Executor<T> {
     }
 
     fn holds(&self, memory: &HostMemory<'_>) -> Result<(), ExecuteError> {
-        let (need, have) = (self.workspace(), memory.size());
+        let (need, have) = (self.program.workspace(), memory.size());
         let world = self.program.problem.world();
         if need.max(have) != have || memory.ranks() < world.index() {
             return Err(ExecuteError::Workspace { need, world: world.get(), have, ranks: memory.ranks() });
