@@ -170,7 +170,7 @@ fn schedules() -> impl Strategy<Value = Schedule> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 32, ..ProptestConfig::default() })]
 
     #[test]
     fn any_problem_under_any_schedule_is_exact(

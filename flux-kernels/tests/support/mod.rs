@@ -207,7 +207,7 @@ pub fn run<T: Element, R: Send>(
                 scope.spawn(move || {
                     let rank = program.rank.get();
                     let executor = Executor::new(program, workers).unwrap();
-                    member(Member { rank, memory, executor, deadline: Duration::from_secs(30) })
+                    member(Member { rank, memory, executor, deadline: Duration::from_secs(10) })
                 })
             })
             .collect();
