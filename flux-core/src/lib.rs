@@ -6,6 +6,7 @@
 
 pub mod dtype;
 pub mod layout;
+pub mod metrics;
 pub mod problem;
 pub mod program;
 pub mod rank;

@@ -66,11 +66,7 @@ pub struct WorldSize(u32);
 impl WorldSize {
     /// A world of `size` ranks; `None` outside `1..=MAX_WORLD`.
     pub const fn new(size: u32) -> Option<Self> {
-        if size == 0 || size as usize > MAX_WORLD {
-            None
-        } else {
-            Some(Self(size))
-        }
+        if size == 0 || size as usize > MAX_WORLD { None } else { Some(Self(size)) }
     }
 
     /// The number of ranks.

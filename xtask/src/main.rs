@@ -1,2 +1,60 @@
-//! .
-fn main() {}
+//! Development tasks: `cargo xtask <task>`.
+//!
+//! Invariant: this crate depends on none of ours, so that a task runs, and says what is wrong, when they do not build.
+
+#![allow(clippy::print_stdout, reason = "a command line program answers on stdout")]
+
+mod cargo;
+mod dist;
+mod test;
+
+use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Development tasks of flux", version)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Measure both ops against the unfused path, on the GPUs or, without any, on the host transport (`--help` for its options)
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Passed on to `flux-bench bench`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Run every test that needs no GPU: unit, integration and documentation tests, and the example
+    Test {
+        /// Passed on to the test runner, for example a filter
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
+    Dist,
+    /// Build `dist/` and run its checks on this machine's GPUs
+    #[command(disable_help_flag = true)]
+    GpuCi {
+        /// Passed on to `flux-bench gpu-ci`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Say what this machine has, which transports can work on it, and why others cannot
+    Doctor,
+    /// Run `.ci/run`, every check that a change must pass
+    Ci,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().task {
+        Task::Bench { args } => cargo::flux_bench("bench", &args),
+        Task::Test { args } => test::run(&args),
+        Task::Dist => dist::build().map(drop),
+        Task::GpuCi { args } => dist::gpu_ci(&args),
+        Task::Doctor => cargo::flux_bench("doctor", &[]),
+        Task::Ci => cargo::check(std::process::Command::new(cargo::root().join(".ci/run"))),
+    }
+}

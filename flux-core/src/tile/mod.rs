@@ -2,6 +2,12 @@
 //!
 //! Invariant: a tile never crosses a shard's border, so it has one source of rows and one owner.
 
+mod grid;
+mod raster;
+
+pub use grid::{TileExtent, TileGrid};
+pub use raster::Raster;
+
 use std::fmt;
 
 /// Extents of a GEMM tile: output rows, output columns, and the step along k of one pipeline stage.

@@ -1,0 +1,69 @@
+//! The program of AllGather-GEMM: own shard first, then the peers' in the order in which they arrive.
+//!
+//! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`, `r - 2`, ..., so the mover step that
+//! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination.
+
+use super::{Await, NONE, Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use crate::tile::TileGrid;
+use crate::{Problem, Rank};
+
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u32) -> TileProgram {
+    let world = problem.world();
+    let grid = TileGrid::of_shard(problem, schedule.tile);
+    let blocks_per_chunk = schedule.chunk_of(grid.row_blocks());
+    let chunks = grid.row_blocks().div_ceil(blocks_per_chunk);
+    let chunk_rows = |chunk: u32| {
+        let first = chunk * blocks_per_chunk * schedule.tile.m;
+        (first, (blocks_per_chunk * schedule.tile.m).min(problem.m_shard() - first))
+    };
+
+    let mut items = Vec::with_capacity((world.get() * tiles) as usize);
+    let mut awaits = Vec::with_capacity((world.peers() * chunks) as usize);
+    let mut transfers = Vec::with_capacity((world.peers() * chunks) as usize);
+    for step in 0..world.get() {
+        let shard = rank.after(step, world);
+        let place = shard.place_at(rank);
+        let first_await = step.saturating_sub(1) * chunks;
+        if let Some(place) = place {
+            awaits.extend((0..chunks).map(|chunk| Await { signal: place * chunks + chunk, peer: shard.get() }));
+        }
+        for tile in grid.order(schedule.raster) {
+            let chunk = tile.row / schedule.tile.m / blocks_per_chunk;
+            items.push(WorkItem {
+                a_source: if place.is_some() { source::GATHER } else { source::CALLER },
+                a_outer: place.unwrap_or(0),
+                row: tile.row,
+                rows: tile.rows,
+                col: tile.col,
+                cols: tile.cols,
+                sink: sink::STORE,
+                out_outer: shard.get(),
+                dest: rank.get(),
+                raise: NONE,
+                counter: NONE,
+                await_first: if place.is_some() { first_await + chunk } else { 0 },
+                await_count: u32::from(place.is_some()),
+                ..WorkItem::default()
+            });
+        }
+
+        let dest = rank.before(step, world);
+        if let Some(place) = rank.place_at(dest) {
+            transfers.extend((0..chunks).map(|chunk| {
+                let (row, rows) = chunk_rows(chunk);
+                Transfer { dest: dest.get(), place, row, rows, raise: place * chunks + chunk, step }
+            }));
+        }
+    }
+    TileProgram {
+        problem: *problem,
+        rank,
+        tile: schedule.tile,
+        items,
+        awaits,
+        transfers,
+        slots_per_source: 0,
+        signals: world.peers() * chunks,
+        counters: 0,
+    }
+}

@@ -1,0 +1,69 @@
+//! A tile program as text, for the message of a failed property and for people.
+
+use super::{NONE, TileProgram, Transfer, WorkItem, sink, source};
+use std::fmt;
+
+impl fmt::Display for TileProgram {
+    /// A header line, then a line for each item and each transfer, numbered.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "rank {} of {}, tile {}: {} items, {} transfers, {} signals, {} counters, {} slots per source",
+            self.rank,
+            self.problem,
+            self.tile,
+            self.items.len(),
+            self.transfers.len(),
+            self.signals,
+            self.counters,
+            self.slots_per_source
+        )?;
+        for (index, item) in self.items.iter().enumerate() {
+            write!(f, "  item {index:>4}: ")?;
+            self.fmt_item(f, item)?;
+        }
+        for (index, transfer) in self.transfers.iter().enumerate() {
+            let Transfer { dest, place, row, rows, raise, step } = transfer;
+            let end = row.saturating_add(*rows);
+            writeln!(f, "  move {index:>4}: step {step} rows {row}..{end} -> rank {dest} place {place} raise {raise}")?;
+        }
+        Ok(())
+    }
+}
+
+impl TileProgram {
+    /// Written to be printed for broken programs too: nothing here may panic.
+    fn fmt_item(&self, f: &mut fmt::Formatter<'_>, item: &WorkItem) -> fmt::Result {
+        let (row_end, col_end) = (item.row.saturating_add(item.rows), item.col.saturating_add(item.cols));
+        let from = match item.a_source {
+            source::CALLER => "x shard",
+            source::GATHER => "gather place",
+            _ => "source? ",
+        };
+        write!(f, "[{}..{row_end}, {}..{col_end}] of {from} {}", item.row, item.col, item.a_outer)?;
+        let first = item.await_first as usize;
+        match self.awaits.get(first..first.saturating_add(item.await_count as usize)) {
+            Some([]) => {}
+            Some(awaits) => {
+                f.write_str(" await")?;
+                for entry in awaits {
+                    write!(f, " {}@{}", entry.signal, entry.peer)?;
+                }
+            }
+            None => write!(f, " await entries {first}+{}?", item.await_count)?,
+        }
+        match item.sink {
+            sink::STORE => write!(f, " -> y shard {}", item.out_outer)?,
+            sink::SEND => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
+            sink::REDUCE => write!(f, " + {} partials from slot {} -> y", item.partials, item.slot)?,
+            other => write!(f, " -> sink {other}?")?,
+        }
+        if item.raise != NONE {
+            write!(f, " raise {}", item.raise)?;
+            if item.counter != NONE {
+                write!(f, " after {} in counter {}", item.raise_after, item.counter)?;
+            }
+        }
+        writeln!(f)
+    }
+}

@@ -1,0 +1,41 @@
+//! Why a schedule cannot be built.
+
+use super::MAX_ITEMS;
+use crate::problem::MAX_EXTENT;
+use crate::{Rank, TileShape, WorldSize};
+
+/// Why [`TileProgram::build`](super::TileProgram::build) refuses a schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// An extent of the schedule is zero.
+    #[error("{name} = 0: it must be at least 1")]
+    Zero {
+        /// `tile.m`, `tile.n`, `tile.k`, `chunk` or `raster group`.
+        name: &'static str,
+    },
+    /// An extent of the tile is beyond that of any problem.
+    #[error("{name} = {value} is above the limit {MAX_EXTENT}")]
+    TooLarge {
+        /// `tile.m`, `tile.n` or `tile.k`.
+        name: &'static str,
+        /// What was asked for.
+        value: u32,
+    },
+    /// The rank is none of the problem's.
+    #[error("rank {rank} is outside the world of {world} ranks")]
+    RankOutsideWorld {
+        /// Whose program was asked for.
+        rank: Rank,
+        /// Number of ranks.
+        world: WorldSize,
+    },
+    /// The tile is too small for the problem.
+    #[error("tile {tile} makes {items} tiles of one rank's output, above the limit {MAX_ITEMS}: use a larger tile")]
+    TooManyTiles {
+        /// Extents of the tile.
+        tile: TileShape,
+        /// Tiles that one rank would compute.
+        items: u64,
+    },
+}

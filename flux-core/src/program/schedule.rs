@@ -1,0 +1,139 @@
+//! The tuning knobs of a tile program.
+//!
+//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces it is sent.
+
+use super::ScheduleError;
+use crate::layout::gather_place_bytes;
+use crate::problem::MAX_EXTENT;
+use crate::tile::{Raster, TileGrid};
+use crate::{OpKind, Problem, TileShape};
+use std::fmt;
+
+/// How much of a shard one signal announces: the communication tile, independent of the GEMM tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Chunk {
+    /// The whole shard.
+    Shard,
+    /// So many tiles of the shard, at least 1; as many as the shard has, or more, are the whole shard.
+    ///
+    /// What is sent decides how they are counted. AllGather-GEMM sends rows of `x`: row blocks of `tile.m` rows each.
+    /// GEMM-ReduceScatter sends partial tiles: tiles, in the order of the raster. Either way `Tiles(1)` is the finest.
+    Tiles(u32),
+}
+
+impl fmt::Display for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shard => f.write_str("shard"),
+            Self::Tiles(tiles) => write!(f, "{tiles} tiles"),
+        }
+    }
+}
+
+/// How a problem is cut and ordered. All ranks of a call use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Schedule {
+    /// Extents of a GEMM tile.
+    pub tile: TileShape,
+    /// How much one signal announces.
+    pub chunk: Chunk,
+    /// Order of the tiles within every shard.
+    pub raster: Raster,
+}
+
+/// Largest piece of a shard that one signal announces by default: a copy engine pushes pieces of 4 MiB at 264 GB/s and of 32 MiB
+/// at 368 of 393 (one pair of H200), so 8 MiB costs little rate and lets a reader start after a fraction of a large shard.
+const PIECE_BYTES: u64 = 8 << 20;
+/// Workers that should all have a tile: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
+const WORKERS: u64 = 128;
+
+impl Schedule {
+    /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
+    ///
+    /// - Tile: 128x256x64, which moves the fewest bytes through shared memory for its work; 128x128x64 where a shard has at most
+    ///   128 rows or where there would be fewer tiles than SMs.
+    /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 8 MiB where it is larger; for GEMM-ReduceScatter one tile.
+    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2.
+    ///
+    /// ```
+    /// use flux_core::program::{Chunk, Schedule};
+    /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+    /// let world = WorldSize::new(8).unwrap();
+    /// let p = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, world)?;
+    /// let schedule = Schedule::heuristic(&p);
+    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(128, 256, 64), Chunk::Tiles(2))); // 6 MiB
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    pub fn heuristic(problem: &Problem) -> Self {
+        let wide = TileShape::new(128, 256, 64);
+        let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, wide).tiles();
+        let tile = if problem.m_shard() <= 128 || tiles < WORKERS { TileShape::new(128, 128, 64) } else { wide };
+        let chunk = match problem.op() {
+            OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
+            OpKind::AllGatherGemm => {
+                let row_block_bytes = gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m);
+                Chunk::Tiles(u32::try_from(PIECE_BYTES / row_block_bytes).unwrap_or(u32::MAX).max(1))
+            }
+            OpKind::GemmReduceScatter => Chunk::Tiles(1),
+        };
+        Self { tile, chunk, raster: Raster::RowGroups(8) }
+    }
+
+    /// What makes the schedule unusable whatever the problem.
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        let Self { tile, chunk, raster } = *self;
+        for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
+            if value == 0 {
+                return Err(ScheduleError::Zero { name });
+            }
+            if value > MAX_EXTENT {
+                return Err(ScheduleError::TooLarge { name, value });
+            }
+        }
+        match (chunk, raster) {
+            (Chunk::Tiles(0), _) => Err(ScheduleError::Zero { name: "chunk" }),
+            (_, Raster::RowGroups(0)) => Err(ScheduleError::Zero { name: "raster group" }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the `available` ones of a shard.
+    pub(super) fn chunk_of(&self, available: u32) -> u32 {
+        match self.chunk {
+            Chunk::Shard => available,
+            Chunk::Tiles(tiles) => tiles.min(available),
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tile {}, chunk {}, {}", self.tile, self.chunk, self.raster)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, WorldSize};
+
+    fn heuristic(op: OpKind, m: usize, n: usize, k: usize) -> Schedule {
+        let world = WorldSize::new(8).expect("8 is a world size");
+        Schedule::heuristic(&Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem"))
+    }
+
+    #[test]
+    fn small_problems_get_small_tiles() {
+        let small = TileShape::new(128, 128, 64);
+        assert_eq!(heuristic(OpKind::AllGatherGemm, 1024, 49152, 12288).tile, small, "128 rows in a shard");
+        assert_eq!(heuristic(OpKind::GemmReduceScatter, 2048, 512, 4096).tile, small, "32 wide tiles for 128 SMs");
+        assert_eq!(heuristic(OpKind::GemmReduceScatter, 2048, 12288, 49152).tile, TileShape::new(128, 256, 64));
+    }
+
+    #[test]
+    fn rows_longer_than_a_piece_still_make_a_chunk() {
+        let schedule = heuristic(OpKind::AllGatherGemm, 8 * 512, 8192, 1 << 20);
+        assert_eq!(schedule.chunk, Chunk::Tiles(1));
+        assert_eq!(heuristic(OpKind::AllGatherGemm, 1024, 49152, 12288).chunk, Chunk::Shard);
+    }
+}

@@ -1,0 +1,38 @@
+//! The order in which a shard's tiles are worked on.
+//!
+//! Invariant: a raster changes the order of tiles, never which tiles there are.
+
+use std::fmt;
+
+/// Order of the tiles of one shard. Tiles that are worked on at the same time share operands in L2: rows of `x` where they lie
+/// side by side, rows of `w` where they lie one above the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Raster {
+    /// Down a column of tiles, then the next column: `w` is read once for the shard, all of its rows of `x` are needed early.
+    RowsFastest,
+    /// Along a row of tiles, then the next row: rows of `x` are needed late, `w` is read once for every row block.
+    ColumnsFastest,
+    /// Groups of this many row blocks, at least 1, rows fastest inside a group.
+    RowGroups(u32),
+}
+
+impl Raster {
+    /// Row blocks in a group, of a shard that has `row_blocks`.
+    pub(super) fn group(self, row_blocks: u32) -> u32 {
+        match self {
+            Self::RowsFastest => row_blocks.max(1),
+            Self::ColumnsFastest => 1,
+            Self::RowGroups(group) => group,
+        }
+    }
+}
+
+impl fmt::Display for Raster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RowsFastest => f.write_str("rows fastest"),
+            Self::ColumnsFastest => f.write_str("columns fastest"),
+            Self::RowGroups(group) => write!(f, "groups of {group} row blocks"),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What can go wrong in a call of the CPU executor.
+
+use flux_core::DType;
+use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
+
+/// Why a call was not, or not fully, executed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecuteError {
+    /// The program is for another element type.
+    #[error("the program is for {program}, the operands are {operands}")]
+    DType {
+        /// Of the program's problem.
+        program: DType,
+        /// Of the executor.
+        operands: DType,
+    },
+    /// An operand is smaller than the problem says.
+    #[error("{operand} holds {have} elements with a row stride of {stride}; {rows} rows of {cols} need {need}")]
+    Operand {
+        /// `x`, `w` or `y`.
+        operand: &'static str,
+        /// Rows of the operand.
+        rows: u32,
+        /// Columns of the operand.
+        cols: u32,
+        /// Distance between the starts of two rows, in elements; at least `cols`.
+        stride: usize,
+        /// Elements needed.
+        need: usize,
+        /// Elements given.
+        have: usize,
+    },
+    /// The communicator's workspace is smaller than the program needs.
+    #[error("the program needs a workspace of {need:?} over {world} ranks; there is {have:?} over {ranks}")]
+    Workspace {
+        /// What the program needs.
+        need: WorkspaceSize,
+        /// Ranks that the program is for.
+        world: u32,
+        /// What was given.
+        have: WorkspaceSize,
+        /// Ranks whose memory is mapped.
+        ranks: usize,
+    },
+    /// The program does not describe a call of its problem.
+    #[error("item {item} of rank {rank}'s program: {what}")]
+    Program {
+        /// The program's rank.
+        rank: u32,
+        /// Index of the item.
+        item: usize,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// What was waited for did not come before the deadline. The communicator is broken.
+    #[error("rank {rank}: {what} of rank {peer} did not come: epoch {expected} expected, {seen} seen, in call {epoch}", what = Waited(*wait, *signal))]
+    Timeout {
+        /// The rank that waited.
+        rank: u32,
+        /// The rank that should have written the word.
+        peer: u32,
+        /// What was waited for, as in [`fault`].
+        wait: u32,
+        /// Index of the signal, where one was waited for.
+        signal: u32,
+        /// Epoch that was expected.
+        expected: u32,
+        /// Value that was last seen.
+        seen: u32,
+        /// Epoch of the call.
+        epoch: u32,
+    },
+    /// The abort word was set while the rank waited. The communicator is broken.
+    #[error("rank {rank}: aborted (reason {abort}) while it waited for {what} of rank {peer} in call {epoch}", what = Waited(*wait, *signal))]
+    Aborted {
+        /// The rank that waited.
+        rank: u32,
+        /// The rank that should have written the word.
+        peer: u32,
+        /// What was waited for, as in [`fault`].
+        wait: u32,
+        /// Index of the signal, where one was waited for.
+        signal: u32,
+        /// Value of the abort word.
+        abort: u32,
+        /// Epoch of the call.
+        epoch: u32,
+    },
+    /// The rank is poisoned by an earlier failure whose record is not written (yet). The communicator is broken.
+    #[error("rank {rank} is poisoned by an earlier failure: the communicator must be rebuilt")]
+    Poisoned {
+        /// The poisoned rank.
+        rank: u32,
+    },
+}
+
+impl ExecuteError {
+    pub(super) const fn from_record(record: &FaultRecord, rank: u32) -> Self {
+        let FaultRecord { state, code, wait, peer, signal, expected, seen, epoch, abort, .. } = *record;
+        match (state, code) {
+            (0, _) => Self::Poisoned { rank },
+            (_, fault::ABORTED) => Self::Aborted { rank: record.rank, peer, wait, signal, abort, epoch },
+            _ => Self::Timeout { rank: record.rank, peer, wait, signal, expected, seen, epoch },
+        }
+    }
+}
+
+/// What a wait was for, in words.
+struct Waited(u32, u32);
+
+impl std::fmt::Display for Waited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            fault::CONSUMED => f.write_str("the release of the workspace's half"),
+            fault::PUSHED => f.write_str("the end of the transfers"),
+            _ => write!(f, "signal {}", self.1),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The CPU executor: walks a rank's tile program against the memory of a host transport.
+//!
+//! Invariant: a tile's numbers depend on the program alone. Its inner product is one call on the whole of `k`, partial sums are added in
+//! rank order, and each is rounded where the kernel rounds: a sent partial once, an output once. So results are equal bit for bit
+//! between runs and between numbers of workers.
+
+mod call;
+mod check;
+mod error;
+mod memory;
+mod panel;
+mod wait;
+
+pub use error::ExecuteError;
+pub use memory::HostMemory;
+
+use crate::Element;
+use call::{Call, Output, Scratch};
+use flux_core::layout::WorkspaceSize;
+use flux_core::problem::Shape;
+use flux_core::program::TileProgram;
+use flux_core::signal::Epoch;
+use memory::Word;
+use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
+use wait::{Poisoned, Waiter};
+
+/// An operand in host memory, row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a, T> {
+    /// From the first element of the first row to the last of the last.
+    pub elements: &'a [T],
+    /// Elements between the starts of two rows.
+    pub stride: usize,
+}
+
+impl<'a, T> Rows<'a, T> {
+    fn row(self, row: usize, cols: usize) -> &'a [T] {
+        &self.elements[row * self.stride..][..cols]
+    }
+}
+
+/// The output in host memory, row-major.
+#[derive(Debug)]
+pub struct RowsMut<'a, T> {
+    /// From the first element of the first row to the last of the last.
+    pub elements: &'a mut [T],
+    /// Elements between the starts of two rows.
+    pub stride: usize,
+}
+
+/// What one call works on; shapes are those of the problem.
+#[derive(Debug)]
+pub struct CpuArgs<'a, T> {
+    /// `x`, `[m/W, k]` (AllGather-GEMM) or `[m, k/W]` (GEMM-ReduceScatter).
+    pub x: Rows<'a, T>,
+    /// `w`, `[n/W, k]` or `[n, k/W]`.
+    pub w: Rows<'a, T>,
+    /// `y`, `[m, n/W]` or `[m/W, n]`.
+    pub y: RowsMut<'a, T>,
+    /// The communicator's workspace.
+    pub memory: HostMemory<'a>,
+    /// Whether a mover reads `x` in this call, so that it must have finished before the call returns.
+    pub await_pushed: bool,
+}
+
+/// One rank's program with the buffers that executing it takes; a call allocates nothing (beyond what starting further workers takes).
+#[derive(Debug)]
+pub struct Executor<T> {
+    program: TileProgram,
+    weights: Vec<f32>,
+    first: Scratch<T>,
+    others: Vec<Scratch<T>>,
+}
+
+/// Executes `program` once; who calls more often keeps an [`Executor`].
+///
+/// # Errors
+/// As [`Executor::new`] and [`Executor::run`].
+pub fn execute<T: Element>(program: TileProgram, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
+    Executor::new(program, NonZeroUsize::MIN)?.run(args)
+}
+
+impl<T: Element> Executor<T> {
+    /// Checks the program and takes the buffers: operands in fp32 (`w` once, a shard of A for each worker) and a tile for each worker.
+    ///
+    /// # Errors
+    /// [`ExecuteError::DType`] or [`ExecuteError::Program`].
+    pub fn new(program: TileProgram, workers: NonZeroUsize) -> Result<Self, ExecuteError> {
+        let problem = &program.problem;
+        if problem.dtype() != T::DTYPE {
+            return Err(ExecuteError::DType { program: problem.dtype(), operands: T::DTYPE });
+        }
+        check::check(&program)?;
+        let weights = vec![0.0; problem.n_local() as usize * problem.k_local() as usize];
+        let first = Scratch::new(&program);
+        let others = (1..workers.get()).map(|_| Scratch::new(&program)).collect();
+        Ok(Self { program, weights, first, others })
+    }
+
+    /// The program.
+    pub const fn program(&self) -> &TileProgram {
+        &self.program
+    }
+
+    /// The workspace that a call needs.
+    pub fn workspace(&self) -> WorkspaceSize {
+        check::workspace(&self.program)
+    }
+
+    /// Executes the program once, in the epoch that the control block holds, and closes the call: on return `y` is written, the peers may
+    /// reuse the half of the workspace that they share with the next call but one, and the epoch is advanced.
+    ///
+    /// # Errors
+    /// [`ExecuteError::Operand`] and [`ExecuteError::Workspace`] before anything is touched. [`ExecuteError::Timeout`] and
+    /// [`ExecuteError::Aborted`] when a wait failed, with the fault record and the poison word written; `y` is then undefined.
+    pub fn run(&mut self, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
+        let CpuArgs { x, w, y, memory, await_pushed } = args;
+        let problem = self.program.problem;
+        fits("x", problem.x_shape(), x.elements.len(), x.stride)?;
+        fits("w", problem.w_shape(), w.elements.len(), w.stride)?;
+        fits("y", problem.y_shape(), y.elements.len(), y.stride)?;
+        self.holds(&memory)?;
+        let rank = self.program.rank;
+        let epoch = Epoch::new(memory.word(Word::Epoch).load(Ordering::Acquire));
+        let waiter = Waiter { memory, rank: rank.get(), epoch };
+        waiter.poison().map_err(|Poisoned| waiter.error())?;
+
+        let k = problem.k_local() as usize;
+        for (row, to) in self.weights.chunks_exact_mut(k).enumerate() {
+            T::widen(w.row(row, k), to);
+        }
+        let call = Call { program: &self.program, x, weights: &self.weights, y: Output::new(y), waiter };
+        let count = 1 + self.others.len();
+        let done = std::thread::scope(|scope| {
+            let call = &call;
+            let others: Vec<_> =
+                (1..).zip(&mut self.others).map(|(i, scratch)| scope.spawn(move || call.work(i, count, scratch))).collect();
+            let first = call.work(0, count, &mut self.first);
+            others.into_iter().fold(first, |all, other| match other.join() {
+                Ok(one) => all.and(one),
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        });
+        done.and_then(|()| call.close(await_pushed)).map_err(|Poisoned| waiter.error())
+    }
+
+    fn holds(&self, memory: &HostMemory<'_>) -> Result<(), ExecuteError> {
+        let (need, have) = (self.workspace(), memory.size());
+        let world = self.program.problem.world();
+        if need.max(have) != have || memory.ranks() < world.index() {
+            return Err(ExecuteError::Workspace { need, world: world.get(), have, ranks: memory.ranks() });
+        }
+        Ok(())
+    }
+}
+
+/// Whether an operand of `have` elements holds its shape at its stride.
+fn fits(operand: &'static str, shape: Shape, have: usize, stride: usize) -> Result<(), ExecuteError> {
+    let (rows, cols) = (shape.rows, shape.cols);
+    let need = (rows as usize - 1).saturating_mul(stride).saturating_add(cols as usize);
+    if stride < cols as usize || have < need {
+        return Err(ExecuteError::Operand { operand, rows, cols, stride, need, have });
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! Running cargo and other programs: a task fails where a program that it ran failed, and says which.
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The workspace's root.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+}
+
+/// The cargo that runs this task.
+pub(crate) fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")))
+}
+
+/// Runs `command` to its end; an error if it could not start or failed.
+pub(crate) fn check(mut command: Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {}", shown(&command)))?;
+    if status.success() {
+        return Ok(());
+    }
+    bail!("{} failed: {status}", shown(&command))
+}
+
+/// Whether `cargo <subcommand>` is installed.
+pub(crate) fn has_subcommand(subcommand: &str) -> bool {
+    let status = cargo().args([subcommand, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|s| s.success())
+}
+
+/// Builds flux-bench in release mode and runs its `subcommand`, in the caller's directory.
+pub(crate) fn flux_bench(subcommand: &str, args: &[OsString]) -> anyhow::Result<()> {
+    let mut run = cargo();
+    run.args(["run", "--release", "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
+    run.args(["--package", "flux-bench", "--", subcommand]).args(args);
+    run.env("FLUX_COMMIT", commit());
+    check(run)
+}
+
+/// The commit of the working tree, with `-dirty` where it has changes; `unknown` outside a repository.
+pub(crate) fn commit() -> String {
+    let git = Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]).current_dir(root()).output();
+    match git {
+        Ok(out) if out.status.success() => String::from_utf8_lossy(&out.stdout).trim().to_owned(),
+        _ => "unknown".to_owned(),
+    }
+}
+
+/// One executable that cargo has built.
+#[derive(Debug)]
+pub(crate) struct Artifact {
+    /// Name of the target: a binary's or a test file's.
+    pub(crate) name: String,
+    /// Where it lies.
+    pub(crate) path: PathBuf,
+}
+
+/// Runs a cargo command that builds, and returns the executables that it names.
+pub(crate) fn artifacts(mut command: Command) -> anyhow::Result<Vec<Artifact>> {
+    #[derive(Deserialize)]
+    struct Message {
+        target: Option<Target>,
+        executable: Option<PathBuf>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
+    }
+
+    command.arg("--message-format=json-render-diagnostics").current_dir(root()).stderr(Stdio::inherit());
+    let out = command.output().with_context(|| format!("cannot start {}", shown(&command)))?;
+    if !out.status.success() {
+        bail!("{} failed: {}", shown(&command), out.status);
+    }
+    let mut found = Vec::new();
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        let message: Message = serde_json::from_str(line).with_context(|| format!("cargo wrote a line that is not a message: {line}"))?;
+        if let (Some(target), Some(path)) = (message.target, message.executable) {
+            found.push(Artifact { name: target.name, path });
+        }
+    }
+    Ok(found)
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,86 @@
+//! `dist/`: a folder that tests and measures flux on a host with GPUs and nothing else, neither toolchain nor network.
+//!
+//! ```text
+//! dist/flux-bench     the program          dist/tests/gpu_*    the test binaries that need a GPU
+//! dist/gpu-ci         runs all of it       dist/cubins/        kernels compiled ahead of time
+//! ```
+
+use crate::cargo::{artifacts, cargo, check, commit, root};
+use anyhow::{Context, ensure};
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What may be carried to a GPU host at once.
+const LIMIT_MIB: u64 = 40;
+
+const RUNNER: &str = r#"#!/bin/sh
+# Doctor, GPU tests, soak and a quick bench, with one summary and gpu-ci.json beside this file.
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+exec "$here/flux-bench" gpu-ci --dist "$here" "$@"
+"#;
+
+/// Builds the folder anew and returns its path.
+pub(crate) fn build() -> anyhow::Result<PathBuf> {
+    let dist = root().join("dist");
+    if dist.exists() {
+        fs::remove_dir_all(&dist).with_context(|| format!("cannot empty {}", dist.display()))?;
+    }
+    fs::create_dir_all(dist.join("tests"))?;
+
+    let mut program = cargo();
+    program.args(["build", "--profile", "gpu", "--package", "flux-bench", "--bin", "flux-bench"]).env("FLUX_COMMIT", commit());
+    let mut tests = cargo();
+    tests.args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"]).env("FLUX_COMMIT", commit());
+
+    for artifact in artifacts(program)? {
+        copy(&artifact.path, &dist.join(artifact.name))?;
+    }
+    let mut names = Vec::new();
+    for artifact in artifacts(tests)? {
+        // A package's binaries are built with its tests; only the tests travel.
+        if artifact.name.starts_with("gpu_") {
+            copy(&artifact.path, &dist.join("tests").join(&artifact.name))?;
+            names.push(artifact.name);
+        }
+    }
+    ensure!(!names.is_empty(), "no test target is named gpu_*");
+
+    let runner = dist.join("gpu-ci");
+    fs::write(&runner, RUNNER)?;
+    fs::set_permissions(&runner, fs::Permissions::from_mode(0o755))?;
+
+    let bytes = folder_bytes(&dist)?;
+    println!("{}: {:.1} MiB of {LIMIT_MIB}, {} test binaries: {}", dist.display(), mib(bytes), names.len(), names.join(" "));
+    ensure!(bytes <= LIMIT_MIB << 20, "dist is {:.1} MiB, above the limit of {LIMIT_MIB} MiB", mib(bytes));
+    Ok(dist)
+}
+
+/// Builds the folder and runs its checks here.
+pub(crate) fn gpu_ci(args: &[OsString]) -> anyhow::Result<()> {
+    let dist = build()?;
+    let mut run = Command::new(dist.join("gpu-ci"));
+    run.args(args);
+    check(run)
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+fn folder_bytes(folder: &Path) -> anyhow::Result<u64> {
+    let mut sum = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        sum += if meta.is_dir() { folder_bytes(&entry.path())? } else { meta.len() };
+    }
+    Ok(sum)
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
