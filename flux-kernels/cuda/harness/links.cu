@@ -5,11 +5,28 @@
 
 using namespace flux;
 
+struct CopyParams {
+    u64 dst, src, bytes;
+    u32 piece, ring;
+};
+static_assert(sizeof(CopyParams) == 32, "links.rs");
+
+struct PingPongParams {
+    u32* mine;
+    u32* theirs;
+    u32 rounds, first;
+    u64 deadline_ns;
+    u64* elapsed;
+};
+static_assert(sizeof(PingPongParams) == 40, "links.rs");
+
 // Copies `bytes` from `src` to `dst`, either of which may be a peer's, in pieces through a ring of shared memory; one thread of each CTA.
 // `piece` is a multiple of 16, and `ring` pieces fit the dynamic shared memory beside `ring` barriers.
-extern "C" __global__ void flux_bulk_copy(u64 dst, u64 src, u64 bytes, u32 piece, u32 ring) {
+extern "C" __global__ void flux_bulk_copy(const __grid_constant__ CopyParams p) {
     extern __shared__ __align__(128) unsigned char shared[];
     if (threadIdx.x != 0) return;
+    const u64 dst = p.dst, src = p.src, bytes = p.bytes;
+    const u32 piece = p.piece, ring = p.ring;
     const u32 base = ptx::shared_address(shared);
     const u32 bars = base + ring * piece;
     for (u32 i = 0; i < ring; ++i) ptx::mbarrier_init(bars + 8 * i, 1);
@@ -39,20 +56,20 @@ extern "C" __global__ void flux_bulk_copy(u64 dst, u64 src, u64 bytes, u32 piece
 }
 
 // Two devices answer each other `rounds` times; the nanoseconds of all rounds are left in `elapsed`, or 0 after the deadline.
-extern "C" __global__ void flux_ping_pong(u32* mine, u32* theirs, u32 rounds, u32 first, u64 deadline_ns, u64* elapsed) {
+extern "C" __global__ void flux_ping_pong(const __grid_constant__ PingPongParams p) {
     const u64 start = ptx::global_timer_ns();
     u64 begun = start;
-    for (u32 i = 1; i <= rounds; ++i) {
-        if (first) ptx::store_release_sys(theirs, i);
-        while (ptx::load_acquire_sys(mine) < i) {
-            if (ptx::global_timer_ns() - start > deadline_ns) {
-                *elapsed = 0;
+    for (u32 i = 1; i <= p.rounds; ++i) {
+        if (p.first) ptx::store_release_sys(p.theirs, i);
+        while (ptx::load_acquire_sys(p.mine) < i) {
+            if (ptx::global_timer_ns() - start > p.deadline_ns) {
+                *p.elapsed = 0;
                 return;
             }
         }
         // The first round waits for the other kernel to start.
         if (i == 1) begun = ptx::global_timer_ns();
-        if (!first) ptx::store_release_sys(theirs, i);
+        if (!p.first) ptx::store_release_sys(p.theirs, i);
     }
-    *elapsed = ptx::global_timer_ns() - begun;
+    *p.elapsed = ptx::global_timer_ns() - begun;
 }

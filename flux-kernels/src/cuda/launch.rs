@@ -1,12 +1,12 @@
 //! The kernel and its launch.
 
-use super::call::{check, current_context, release_in};
+use super::LaunchError;
+use super::module::Module;
 use super::params::Params;
 use super::program::DeviceProgram;
 use super::tensor_map::{Stack, encode};
-use super::LaunchError;
 use crate::Variant;
-use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
+use cudarc::driver::sys;
 use flux_core::layout::gather_place_bytes;
 use flux_core::rank::MAX_WORLD;
 use flux_core::{OpKind, WorldSize};
@@ -16,44 +16,27 @@ use std::ffi::CString;
 #[derive(Debug)]
 pub struct Kernel {
     variant: Variant,
-    module: sys::CUmodule,
+    module: Module,
     function: sys::CUfunction,
-    context: sys::CUcontext,
     multiprocessors: u32,
 }
 
-// SAFETY: module, function and context handles may be used from any thread.
+// SAFETY: the function handle may be used from any thread.
 unsafe impl Send for Kernel {}
-// SAFETY: as above; launches do not change them.
+// SAFETY: as above; launches do not change it.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// Loads a compiled variant into the current context, whole: nothing is left to load at the first launch.
+    /// Loads a compiled variant into the current context.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks the entry point.
     pub fn load(variant: Variant, cubin: &[u8]) -> Result<Self, LaunchError> {
-        let context = current_context()?;
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the image is a cubin, which states its own length; the out pointer is valid.
-        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, cubin.as_ptr().cast()) })?;
-        let mut this = Self { variant, module, function: std::ptr::null_mut(), context, multiprocessors: 0 };
-        let entry = CString::new(variant.entry()).unwrap_or_default();
-        // SAFETY: the module is loaded and the name NUL-terminated.
-        check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&raw mut this.function, module, entry.as_ptr()) })?;
-        let shared = variant.shared_bytes() as i32;
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function is loaded.
-        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(this.function, attribute, shared) })?;
-        let mut device = 0;
-        // SAFETY: the out pointer is valid.
-        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&raw mut device) })?;
-        let mut count = 0;
-        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        // SAFETY: the out pointer is valid, the device exists.
-        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut count, attribute, device) })?;
-        this.multiprocessors = count.unsigned_abs();
-        Ok(this)
+        let module = Module::load(cubin)?;
+        let function = module.function(&CString::new(variant.entry()).unwrap_or_default())?;
+        module.allow_shared(function, variant.shared_bytes())?;
+        let multiprocessors = module.multiprocessors()?;
+        Ok(Self { variant, module, function, multiprocessors })
     }
 
     /// Which variant this is.
@@ -64,15 +47,6 @@ impl Kernel {
     /// Multiprocessors of the device: the CTAs of this kernel that run at once.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
-    }
-}
-
-impl Drop for Kernel {
-    fn drop(&mut self) {
-        release_in(self.context, || {
-            // SAFETY: loaded in `load`, unloaded once; the driver waits for running kernels of the module.
-            let _ = unsafe { sys::cuModuleUnload(self.module) };
-        });
     }
 }
 
@@ -135,25 +109,10 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     if args.workers == 0 || ctas > kernel.multiprocessors {
         return Err(LaunchError::Grid { ctas, workers: args.workers, limit: kernel.multiprocessors });
     }
-    let mut params = encode_params(program, args)?;
-    let mut arguments = [(&raw mut params).cast()];
-    // SAFETY: the kernel takes one `Params` by value; the driver copies it before the call returns.
-    let result = unsafe {
-        sys::cuLaunchKernel(
-            kernel.function,
-            ctas,
-            1,
-            1,
-            Variant::THREADS,
-            1,
-            1,
-            variant.shared_bytes(),
-            args.stream as sys::CUstream,
-            arguments.as_mut_ptr(),
-            std::ptr::null_mut(),
-        )
-    };
-    check("cuLaunchKernel", result)
+    let params = encode_params(program, args)?;
+    let (grid, shared) = ((ctas, 1), variant.shared_bytes());
+    // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
+    unsafe { kernel.module.launch(kernel.function, grid, Variant::THREADS, shared, &params, args.stream) }
 }
 
 /// What the kernel reads, with the operands' tensor maps.

@@ -6,6 +6,7 @@
 mod call;
 mod error;
 mod launch;
+pub(crate) mod module;
 mod params;
 mod program;
 mod tensor_map;

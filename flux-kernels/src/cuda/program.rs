@@ -25,7 +25,7 @@ impl DeviceProgram {
     /// [`LaunchError::Driver`] when memory is short.
     pub fn upload(program: TileProgram) -> Result<Self, LaunchError> {
         let context = current_context()?;
-        let mut bytes = Vec::with_capacity(Self::bytes_of(&program));
+        let mut bytes = Vec::<u8>::with_capacity(Self::bytes_of(&program));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.items));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.awaits));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.transfers));

@@ -74,10 +74,5 @@ pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, Lau
     if result == CUresult::CUDA_SUCCESS {
         return Ok(map);
     }
-    Err(LaunchError::TensorMap {
-        operand: stack.operand,
-        code: result as i32,
-        address: stack.address,
-        row_bytes: stack.row_bytes,
-    })
+    Err(LaunchError::TensorMap { operand: stack.operand, code: result as i32, address: stack.address, row_bytes: stack.row_bytes })
 }
