@@ -89,7 +89,7 @@ __device__ __forceinline__ u32* signal_word(u64 pad, u32 index) {
 }
 
 // How far ahead of what its reader expects a word can be: `Epoch::MAX_LEAD`.
-constexpr u32 kMaxLead = 2;
+constexpr u32 kMaxLead = 3;
 
 __device__ __forceinline__ bool epoch_reached(u32 seen, u32 expected) {
     return seen - expected <= kMaxLead;
