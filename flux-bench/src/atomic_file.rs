@@ -1,0 +1,121 @@
+//! Files that are either there whole or not at all.
+//!
+//! Invariant: the target's name refers to what it referred to before, or to the complete new content, whatever fails in between: the content
+//! is written to a temporary file in the target's own folder, brought to the medium, and renamed.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Why a file was not written. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The path has no file name, or names a folder, a device or another thing that is not a file.
+    #[error("{0} cannot be written: it is not a regular file")]
+    NotAFile(PathBuf),
+    /// The folder is missing or cannot be written.
+    #[error("{target} cannot be written: a file cannot be created in {folder}: {source}", target = target.display(), folder = folder.display())]
+    Create {
+        /// What should have been written.
+        target: PathBuf,
+        /// Its folder.
+        folder: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The content could not be written whole: a full disk, a quota, a medium's error.
+    #[error("{target} was not written: {source}", target = target.display())]
+    Write {
+        /// What should have been written.
+        target: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// Checks that [`write`] could create its temporary file beside `target`, so that hours of work are not lost to a misspelt path.
+pub fn check(target: &Path) -> Result<(), WriteError> {
+    temporary(target).map(drop)
+}
+
+/// Writes what `content` writes, under the name `target`, replacing a file of that name.
+pub fn write(target: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), WriteError> {
+    let file = temporary(target)?;
+    let fail = |source| WriteError::Write { target: target.to_owned(), source };
+    let mut buffered = BufWriter::new(file.as_file());
+    content(&mut buffered).and_then(|()| buffered.flush()).map_err(fail)?;
+    drop(buffered);
+    file.as_file().sync_all().map_err(fail)?;
+    file.persist(target).map_err(|e| fail(e.error))?;
+    // The rename itself reaches the medium with the folder.
+    File::open(folder(target)).and_then(|f| f.sync_all()).map_err(fail)
+}
+
+fn folder(target: &Path) -> &Path {
+    match target.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+fn temporary(target: &Path) -> Result<tempfile::NamedTempFile, WriteError> {
+    let not_a_file = || WriteError::NotAFile(target.to_owned());
+    let name = target.file_name().ok_or_else(not_a_file)?;
+    if fs::metadata(target).is_ok_and(|m| !m.is_file()) {
+        return Err(not_a_file());
+    }
+    let folder = folder(target);
+    let mut prefix = std::ffi::OsString::from(".");
+    prefix.push(name);
+    // What a plain `File::create` would give: everything that the umask leaves.
+    let created =
+        tempfile::Builder::new().prefix(&prefix).suffix(".partial").permissions(Permissions::from_mode(0o666)).tempfile_in(folder);
+    created.map_err(|source| WriteError::Create { target: target.to_owned(), folder: folder.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("y.bin");
+        write(&target, |w| w.write_all(b"old")).unwrap();
+        let full = |w: &mut dyn Write| {
+            w.write_all(&vec![0; 100_000])?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        };
+        assert!(matches!(write(&target, full), Err(WriteError::Write { .. })));
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+        assert_eq!(names(folder.path()), ["y.bin"]);
+    }
+
+    #[test]
+    fn a_success_replaces_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("y.bin");
+        for content in [b"first", b"later"] {
+            write(&target, |w| w.write_all(content)).unwrap();
+            assert_eq!(fs::read(&target).unwrap(), content);
+        }
+        assert_eq!(names(folder.path()), ["y.bin"]);
+    }
+
+    #[test]
+    fn a_target_that_cannot_be_a_file_is_refused_beforehand() {
+        let folder = tempfile::tempdir().unwrap();
+        for target in [folder.path(), Path::new("/dev/null"), Path::new("..")] {
+            assert!(matches!(check(target), Err(WriteError::NotAFile(_))), "{target:?}");
+        }
+        let missing = folder.path().join("no/such/folder/y.bin");
+        assert!(matches!(check(&missing), Err(WriteError::Create { .. })));
+        assert!(names(folder.path()).is_empty());
+    }
+}

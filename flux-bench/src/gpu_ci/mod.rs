@@ -1,0 +1,173 @@
+//! What `cargo xtask dist` carries to a GPU host, run there: doctor, every GPU test binary, soak and a quick benchmark.
+//!
+//! Invariant: every step runs, however the ones before it ended, each with a time limit of its own; one failure fails the whole.
+
+mod step;
+
+pub use step::{Outcome, Step};
+
+use crate::atomic_file::{self, WriteError};
+use crate::report;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Arguments of `flux-bench gpu-ci`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The folder that `cargo xtask dist` built: this program, `tests/`, `cubins/`
+    #[arg(long, value_name = "DIR")]
+    pub dist: PathBuf,
+    /// Seconds after which a step is killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    pub limit: u64,
+    /// Run only the steps whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Ranks of soak and benchmark: as many as there are GPUs where it is left out
+    #[arg(long)]
+    pub tp: Option<u32>,
+    /// Where summary, logs and the benchmark's figures go: the folder itself where it is left out
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// What `gpu-ci.json` holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Version of the file's form.
+    pub schema: u32,
+    /// Commit of the code.
+    pub commit: String,
+    /// When the run ended, UTC.
+    pub date: String,
+    /// Whether every step passed.
+    pub passed: bool,
+    /// The steps, in the order in which they ran.
+    pub steps: Vec<Step>,
+}
+
+/// Runs the steps, prints the summary, writes `gpu-ci.json`, and says whether all passed.
+pub fn run(args: &Args) -> anyhow::Result<bool> {
+    let out = args.out.as_ref().unwrap_or(&args.dist);
+    let logs = out.join("logs");
+    std::fs::create_dir_all(&logs)?;
+    let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
+    let mut steps = Vec::new();
+    for (name, command) in plan(args, out)?.into_iter().filter(|(name, _)| wanted(name)) {
+        eprintln!("gpu-ci: {name}");
+        let step = Step::run(&name, command, Duration::from_secs(args.limit), &logs.join(format!("{name}.log")));
+        eprintln!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status);
+        steps.push(step);
+    }
+    let passed = !steps.is_empty() && steps.iter().all(|s| s.outcome == Outcome::Passed);
+    let summary = Summary { schema: report::SCHEMA, commit: report::commit(), date: report::now(), passed, steps };
+    write(&summary, &out.join("gpu-ci.json"))?;
+    print!("{}", text(&summary));
+    Ok(passed)
+}
+
+/// The steps' names and command lines.
+fn plan(args: &Args, out: &Path) -> anyhow::Result<Vec<(String, Command)>> {
+    let program = |words: &[&str]| {
+        let mut command = command(args, args.dist.join("flux-bench").as_os_str());
+        command.args(words);
+        if let Some(tp) = args.tp {
+            command.args(["--tp", &tp.to_string()]);
+        }
+        command
+    };
+    let mut steps = vec![("doctor".to_owned(), command(args, args.dist.join("flux-bench").as_os_str()))];
+    steps[0].1.arg("doctor");
+    let mut tests: Vec<PathBuf> = std::fs::read_dir(args.dist.join("tests"))?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
+    tests.sort();
+    for test in tests {
+        let name = test.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut test = command(args, test.as_os_str());
+        test.args(["--test-threads=1", "--nocapture"]);
+        steps.push((name, test));
+    }
+    steps.push(("soak-threads".to_owned(), program(&["soak", "--quick"])));
+    steps.push(("soak-processes".to_owned(), program(&["soak", "--quick", "--processes"])));
+    let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
+    bench.arg(out.join("bench.json"));
+    steps.push(("bench".to_owned(), bench));
+    Ok(steps)
+}
+
+fn command(args: &Args, program: &OsStr) -> Command {
+    let mut command = Command::new(program);
+    command.env("FLUX_CUBIN_DIR", args.dist.join("cubins")).env("NCCL_NVLS_ENABLE", "0").env("RUST_BACKTRACE", "1");
+    command
+}
+
+fn write(summary: &Summary, path: &Path) -> Result<(), WriteError> {
+    atomic_file::write(path, |w| {
+        serde_json::to_writer_pretty(&mut *w, summary)?;
+        w.write_all(b"\n")
+    })
+}
+
+/// The summary as a person reads it: a line a step, and below it the last output of each that did not pass.
+fn text(summary: &Summary) -> String {
+    let mut text = String::new();
+    let width = summary.steps.iter().map(|s| s.name.len()).max().unwrap_or(0);
+    for step in &summary.steps {
+        let word = match step.outcome {
+            Outcome::Passed => "passed",
+            Outcome::Failed => "FAILED",
+            Outcome::TimedOut => "TIMED OUT",
+        };
+        let _infallible = writeln!(text, "{:<width$}  {word:<9}  {:>7.1} s  {}", step.name, step.seconds, step.status);
+    }
+    for step in summary.steps.iter().filter(|s| s.outcome != Outcome::Passed) {
+        let _infallible = writeln!(text, "\n== {}: {}\n{}", step.name, step.command, step.output_tail.join("\n"));
+    }
+    let failed = summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count();
+    let _infallible = writeln!(text, "\n{} steps, {failed} not passed, commit {}", summary.steps.len(), summary.commit);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Written by another process: one that a test thread forks meanwhile would keep the file open, and the system runs no open file.
+    fn script(path: &Path, text: &str) {
+        let write = format!("printf '#!/bin/sh\\n%s\\n' '{text}' > '{0}' && chmod +x '{0}'", path.display());
+        assert!(Command::new("sh").args(["-c", &write]).status().unwrap().success());
+    }
+
+    fn dist() -> (tempfile::TempDir, Args) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("tests")).unwrap();
+        script(&folder.path().join("flux-bench"), "echo $NCCL_NVLS_ENABLE $@");
+        script(&folder.path().join("tests/gpu_good"), "exit 0");
+        let args = Args { dist: folder.path().to_owned(), limit: 20, only: None, tp: None, out: None };
+        (folder, args)
+    }
+
+    #[test]
+    fn a_failing_test_fails_the_whole_and_the_steps_after_it_still_run() {
+        let (folder, args) = dist();
+        assert!(run(&args).unwrap());
+        script(&folder.path().join("tests/gpu_bad"), "echo why; exit 1");
+        assert!(!run(&args).unwrap());
+        let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
+        let summary: Summary = serde_json::from_str(&json).unwrap();
+        let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["doctor", "gpu_bad", "gpu_good", "soak-threads", "soak-processes", "bench"]);
+        assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
+        assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
+        assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);
+    }
+
+    #[test]
+    fn a_filter_that_matches_nothing_is_no_success() {
+        let (_folder, args) = dist();
+        assert!(!run(&Args { only: Some("no such step".into()), ..args }).unwrap());
+    }
+}

@@ -1,0 +1,16 @@
+//! Measuring and verifying flux: every figure that is reported was measured beside its baselines in the same run, on numbers that were
+//! verified over the whole output.
+//!
+//! The program `flux-bench` is this library's command line.
+
+#![allow(clippy::print_stdout, reason = "a command line program answers on stdout")]
+#![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]
+
+pub mod atomic_file;
+pub mod data;
+pub mod gpu_ci;
+pub mod operands;
+pub mod reference;
+pub mod report;
+pub mod shapes;
+pub mod stats;

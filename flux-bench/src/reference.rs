@@ -1,0 +1,253 @@
+//! The fp64 reference on the host, over a rank's whole output.
+//!
+//! Invariant: nothing that is checked here comes from what is checked. Operands are generated anew from their seeds, and the tolerance of an
+//! element is derived from its own terms.
+//!
+//! An op rounds to the element type once, and a GEMM-ReduceScatter also each partial sum that it sends. With `u` the type's unit roundoff,
+//! `p_s` the partial sum of source `s` and `A` the sum of the terms' absolute values:
+//!
+//! ```text
+//! E = sum over sent partials of u |p_s|  +  (sqrt(k) + W) eps_f32 A       sent partials, accumulation in fp32
+//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)                          and the output's own rounding
+//! ```
+//!
+//! `sqrt(k) eps_f32` is the probabilistic bound of an inner product with independent roundings (Higham and Mary, "A new approach to
+//! probabilistic rounding error analysis", 2019), with their factor at 2. Where the data are small integers every partial sum is exact in
+//! fp32, and the output must equal the correctly rounded sum of the correctly rounded partials: no tolerance.
+
+use crate::data::{self, Fill, Window};
+use crate::operands::{Operands, elements, y_window};
+use flux_core::{OpKind, Rank};
+use flux_kernels::Element;
+use std::fmt;
+
+/// What a verification found in one rank's output, or, merged, in all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// Largest `|y - reference|`, in units of the output's root mean square, `sqrt(k) / 3` for both distributions; infinite for a NaN.
+    pub max_rel_err: f64,
+    /// Elements beyond their bound, or not exact where the data are integers.
+    pub violations: u64,
+    /// The first of them.
+    pub first: Option<Violation>,
+}
+
+/// An element that is wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Violation {
+    /// Global row.
+    pub row: u32,
+    /// Global column.
+    pub col: u32,
+    /// What the op wrote.
+    pub got: f64,
+    /// What the reference says.
+    pub expected: f64,
+}
+
+impl Verdict {
+    /// Both.
+    #[must_use]
+    pub fn merge(self, other: Self) -> Self {
+        Self {
+            max_rel_err: self.max_rel_err.max(other.max_rel_err),
+            violations: self.violations + other.violations,
+            first: self.first.or(other.first),
+        }
+    }
+
+    /// Whether every element was right.
+    pub const fn ok(&self) -> bool {
+        self.violations == 0
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first {
+            None => write!(f, "all elements right, max_rel_err {:.2e}", self.max_rel_err),
+            Some(v) => {
+                write!(f, "{} wrong elements, the first at ({}, {}): {} instead of {}", self.violations, v.row, v.col, v.got, v.expected)
+            }
+        }
+    }
+}
+
+/// Root mean square of an output element: both distributions have variance 1/3.
+pub fn rms(k: u32) -> f64 {
+    f64::from(k).sqrt() / 3.0
+}
+
+/// Checks `rank`'s output `y`, dense, against the reference.
+///
+/// # Panics
+/// When `y` does not hold exactly the rank's elements.
+pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T]) -> Verdict {
+    let problem = &operands.problem;
+    let window = y_window(problem, rank);
+    assert_eq!(y.len(), elements(window), "{window:?}");
+    let k = problem.k();
+    let x = operand::<T>(operands, operands.seed_x, window.row0, window.rows);
+    let w = operand::<T>(operands, operands.seed_w, window.col0, window.cols);
+    let mut verdict = Verdict::default();
+    for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
+        for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
+            let expected = expect::<T>(operands, rank, x, w);
+            let got = f64::from(y.to_f32());
+            let error = (got - expected.value).abs();
+            if error.is_nan() || error > expected.bound {
+                verdict.violations += 1;
+                let at = Violation { row: window.row0 + row as u32, col: window.col0 + col as u32, got, expected: expected.value };
+                verdict.first.get_or_insert(at);
+            }
+            let relative = if error.is_nan() { f64::INFINITY } else { error / rms(k) };
+            verdict.max_rel_err = verdict.max_rel_err.max(relative);
+        }
+    }
+    verdict
+}
+
+/// `rows` whole rows of a global operand, as the elements' exact values.
+fn operand<T: Element>(operands: &Operands, seed: u64, row0: u32, rows: u32) -> Vec<f32> {
+    let window = Window { row0, col0: 0, rows, cols: operands.problem.k() };
+    let mut narrow = vec![T::from_f32(0.0); elements(window)];
+    data::fill(&mut narrow, window, seed, operands.fill);
+    let mut wide = vec![0.0; narrow.len()];
+    T::widen(&narrow, &mut wide);
+    wide
+}
+
+struct Expected {
+    value: f64,
+    bound: f64,
+}
+
+/// One element of `owner`'s output, from a row of `x` and a row of `w`.
+fn expect<T: Element>(operands: &Operands, owner: Rank, x: &[f32], w: &[f32]) -> Expected {
+    let problem = &operands.problem;
+    let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
+    let sources = match problem.op() {
+        OpKind::AllGatherGemm => 1,
+        OpKind::GemmReduceScatter => problem.world().index(),
+    };
+    let part = x.len() / sources;
+    let unit = problem.dtype().unit_roundoff();
+    let (mut exact, mut rounded, mut absolute, mut sent) = (0.0, 0.0, 0.0, 0.0);
+    for (source, (x, w)) in x.chunks_exact(part).zip(w.chunks_exact(part)).enumerate() {
+        let (sum, abs) = dot(x, w);
+        let own = sources == 1 || source == owner.index();
+        exact += sum;
+        absolute += abs;
+        rounded += if own { sum } else { round(sum) };
+        sent += if own { 0.0 } else { unit * sum.abs() };
+    }
+    match operands.fill {
+        Fill::SmallInts => Expected { value: round(rounded), bound: 0.0 },
+        Fill::Uniform => {
+            let terms = f64::from(problem.k()).sqrt() + f64::from(problem.world().get());
+            let before = sent + terms * f64::from(f32::EPSILON) * absolute;
+            Expected { value: exact, bound: before + unit * (exact.abs() + before) }
+        }
+    }
+}
+
+/// Sum of products and of their absolute values. Products of two 11-bit significands are exact in fp32, so fp64 sums are exact to `k 2^-53`.
+fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
+    const LANES: usize = 8;
+    let (mut sum, mut abs) = ([0.0_f64; LANES], [0.0_f64; LANES]);
+    let mut add = |x: &[f32], w: &[f32]| {
+        for (((x, w), sum), abs) in x.iter().zip(w).zip(&mut sum).zip(&mut abs) {
+            let product = f64::from(x * w);
+            *sum += product;
+            *abs += product.abs();
+        }
+    };
+    let (xs, ws) = (x.chunks_exact(LANES), w.chunks_exact(LANES));
+    let (x_rest, w_rest) = (xs.remainder(), ws.remainder());
+    xs.zip(ws).for_each(|(x, w)| add(x, w));
+    add(x_rest, w_rest);
+    (sum.iter().sum(), abs.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::{DType, Problem, WorldSize};
+    use half::bf16;
+
+    /// What an op must write, by the definition: an order of summation and a way to index that the reference does not use.
+    fn outputs(operands: &Operands, rank: Rank) -> Vec<bf16> {
+        let p = &operands.problem;
+        let at = |seed, row, col| f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
+        let window = y_window(p, rank);
+        let mut y = Vec::new();
+        for row in window.row0..window.row0 + window.rows {
+            for col in window.col0..window.col0 + window.cols {
+                let sources = if p.op() == OpKind::AllGatherGemm { 1 } else { p.world().get() };
+                let mut sum = 0.0;
+                for source in (0..sources).rev() {
+                    let ks = (source * p.k() / sources..(source + 1) * p.k() / sources).rev();
+                    let part: f64 = ks.map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
+                    let own = sources == 1 || source == rank.get();
+                    sum += if own { part } else { f64::from(bf16::from_f64(part).to_f32()) };
+                }
+                y.push(bf16::from_f64(sum));
+            }
+        }
+        y
+    }
+
+    fn cases() -> impl Iterator<Item = (Operands, Rank)> {
+        let world = WorldSize::new(4).unwrap();
+        let problems =
+            [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| Problem::new(op, 12, 64, 1056, DType::Bf16, world).unwrap());
+        let fills = [Fill::Uniform, Fill::SmallInts];
+        problems.into_iter().flat_map(move |p| fills.map(|f| (Operands::new(p, 3, 1, f), Rank::new(2))))
+    }
+
+    #[test]
+    fn the_right_output_passes() {
+        for (operands, rank) in cases() {
+            let verdict = verify(&operands, rank, &outputs(&operands, rank));
+            assert!(verdict.ok(), "{operands:?}: {verdict}");
+            assert!(verdict.max_rel_err < 0.02, "{operands:?}: {verdict}");
+        }
+    }
+
+    #[test]
+    fn an_element_that_is_wrong_is_named() {
+        for (operands, rank) in cases() {
+            let window = y_window(&operands.problem, rank);
+            let (row, col) = (2, 5);
+            let wrong_values: [fn(bf16) -> bf16; 3] = [|_| bf16::NAN, |v| v + bf16::from_f32(4.0), |_| bf16::INFINITY];
+            for wrong in wrong_values {
+                let mut y = outputs(&operands, rank);
+                let at = row * window.cols as usize + col;
+                y[at] = wrong(y[at]);
+                let verdict = verify(&operands, rank, &y);
+                assert_eq!(verdict.violations, 1, "{operands:?}");
+                let first = verdict.first.unwrap();
+                assert_eq!((first.row, first.col), (window.row0 + 2, window.col0 + 5));
+                assert!(verdict.max_rel_err > 0.2, "{verdict:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn integer_data_admit_no_rounding_error() {
+        let (operands, rank) = cases().find(|(o, _)| o.fill == Fill::SmallInts).unwrap();
+        let mut y = outputs(&operands, rank);
+        let at = y.iter().position(|v| v.to_f32().abs() > 1.0).unwrap();
+        y[at] = bf16::from_bits(y[at].to_bits() + 1);
+        assert_eq!(verify(&operands, rank, &y).violations, 1);
+    }
+
+    #[test]
+    fn the_output_of_another_call_fails() {
+        for (operands, rank) in cases() {
+            let other = Operands::new(operands.problem, 3, 2, operands.fill);
+            let verdict = verify(&operands, rank, &outputs(&other, rank));
+            assert!(verdict.violations > elements(y_window(&operands.problem, rank)) as u64 / 2, "{verdict}");
+        }
+    }
+}

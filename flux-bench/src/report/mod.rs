@@ -1,0 +1,179 @@
+//! What a benchmark says: one form for the table, the file and the pictures made from it.
+//!
+//! Invariant: a [`Row`] is derived in one place, [`Row::new`], from four times that were measured in the same run.
+
+mod date;
+mod table;
+
+pub use date::{now, utc};
+pub use table::table;
+
+use crate::atomic_file::{self, WriteError};
+use crate::stats::Times;
+use flux_core::{Problem, metrics};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::Duration;
+
+/// Version of the file's form.
+pub const SCHEMA: u32 = 1;
+
+/// A benchmark's results, with what is needed to judge and repeat them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Name of the GPUs, or `host` with the number of processors.
+    pub device: String,
+    /// Number of GPUs; 0 on the host.
+    pub gpus: u32,
+    /// Transport that carried the fused ops.
+    pub transport: String,
+    /// Version of the GPU driver.
+    pub driver: Option<String>,
+    /// Version of CUDA that the driver supports.
+    pub cuda: Option<String>,
+    /// Version of NCCL, of the serial path.
+    pub nccl: Option<String>,
+    /// Commit of the code.
+    pub commit: String,
+    /// When the run ended, UTC, RFC 3339.
+    pub date: String,
+    /// Command line that repeats the run.
+    pub command: String,
+    /// One per op and shape.
+    pub rows: Vec<Row>,
+}
+
+/// One op at one shape. Times are in milliseconds, of the slowest rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// `ag_gemm` or `gemm_rs`.
+    pub op: String,
+    /// Whose layer the shape is.
+    pub model: String,
+    /// Global rows.
+    pub m: u32,
+    /// Global output columns.
+    pub n: u32,
+    /// Global length of the inner product.
+    pub k: u32,
+    /// Ranks.
+    pub tp: u32,
+    /// `bf16` or `fp16`.
+    pub dtype: String,
+    /// Tile, chunk, order and mover of the fused op.
+    pub plan: String,
+    /// The fused op.
+    pub t_op_ms: Times,
+    /// The fastest GEMM that is known for one rank's part, unsplit.
+    pub t_gemm_ms: Times,
+    /// The collective alone.
+    pub t_comm_ms: Times,
+    /// The collective and the GEMM, one after the other.
+    pub t_serial_ms: Times,
+    /// Effective communication time, of the medians.
+    pub ect_ms: f64,
+    /// Overlap efficiency, of the medians; absent where the serial path is not slower than its GEMM.
+    pub overlap_efficiency: Option<f64>,
+    /// Rate of one rank in the fused op, of the median.
+    pub tflops: f64,
+    /// Largest deviation from an fp64 reference over the whole output, in units of the output's root mean square.
+    pub max_rel_err: f64,
+    /// Whether random data stayed within the derived bound and integer data were exact, over the whole output on every rank.
+    pub verified: bool,
+    /// Rounds measured.
+    pub samples: u32,
+}
+
+/// The four contenders' times, over the same rounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// The fused op.
+    pub op: Times,
+    /// The GEMM alone.
+    pub gemm: Times,
+    /// The collective alone.
+    pub comm: Times,
+    /// One after the other.
+    pub serial: Times,
+}
+
+/// Outcome of the verification of one row, over all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Verified {
+    /// See [`Row::max_rel_err`].
+    pub max_rel_err: f64,
+    /// See [`Row::verified`].
+    pub ok: bool,
+}
+
+impl Row {
+    /// The row of `problem`, from what was measured.
+    pub fn new(model: &str, problem: &Problem, plan: String, measured: Measured, verified: Verified, samples: u32) -> Self {
+        let time = |t: Times| Duration::from_secs_f64(t.median.max(0.0) * 1e-3);
+        let (op, gemm, serial) = (time(measured.op), time(measured.gemm), time(measured.serial));
+        Self {
+            op: problem.op().name().to_owned(),
+            model: model.to_owned(),
+            m: problem.m(),
+            n: problem.n(),
+            k: problem.k(),
+            tp: problem.world().get(),
+            dtype: problem.dtype().name().to_owned(),
+            plan,
+            t_op_ms: measured.op,
+            t_gemm_ms: measured.gemm,
+            t_comm_ms: measured.comm,
+            t_serial_ms: measured.serial,
+            ect_ms: metrics::ect(op, gemm) * 1e3,
+            overlap_efficiency: metrics::overlap_efficiency(op, gemm, serial),
+            tflops: metrics::tflops(problem.flop_per_rank(), op),
+            max_rel_err: verified.max_rel_err,
+            verified: verified.ok,
+            samples,
+        }
+    }
+}
+
+impl Report {
+    /// Writes the report as JSON, whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
+        atomic_file::write(path, |w| {
+            serde_json::to_writer_pretty(&mut *w, self)?;
+            w.write_all(b"\n")
+        })
+    }
+
+    /// Whether every row's numbers were verified.
+    pub fn verified(&self) -> bool {
+        self.rows.iter().all(|r| r.verified)
+    }
+}
+
+/// The command line of this process, quoted for a shell.
+pub fn command_line() -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
+    let mut words = Vec::new();
+    for (i, word) in std::env::args().enumerate() {
+        let word = if i == 0 { word.rsplit('/').next().unwrap_or_default().to_owned() } else { word };
+        let quoted = if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) };
+        words.push(quoted);
+    }
+    words.join(" ")
+}
+
+/// The commit that this program was built from: what the build or the caller said, else the repository of the current folder.
+pub fn commit() -> String {
+    if let Some(commit) = std::env::var("FLUX_COMMIT").ok().or(option_env!("FLUX_COMMIT").map(str::to_owned)) {
+        return commit;
+    }
+    let git = std::process::Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]).output();
+    match git {
+        Ok(out) if out.status.success() => String::from_utf8_lossy(&out.stdout).trim().to_owned(),
+        _ => "unknown".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! The table that a person reads: medians, with the spread of the op.
+
+use super::Report;
+use std::fmt::Write as _;
+
+const HEAD: [&str; 13] = ["op", "model", "m", "n", "k", "T_op ms", "p10-p90", "T_gemm", "T_comm", "T_serial", "ECT ms", "E %", "TFLOP/s"];
+
+/// The report as text, two lines of what was measured where, then a line a row.
+pub fn table(report: &Report) -> String {
+    let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
+    lines[0].push("verified".to_owned());
+    for r in &report.rows {
+        let verified = if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() };
+        lines.push(vec![
+            r.op.clone(),
+            r.model.clone(),
+            r.m.to_string(),
+            r.n.to_string(),
+            r.k.to_string(),
+            ms(r.t_op_ms.median),
+            format!("{}-{}", ms(r.t_op_ms.p10), ms(r.t_op_ms.p90)),
+            ms(r.t_gemm_ms.median),
+            ms(r.t_comm_ms.median),
+            ms(r.t_serial_ms.median),
+            ms(r.ect_ms),
+            r.overlap_efficiency.map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0)),
+            if r.tflops < 10.0 { format!("{:.4}", r.tflops) } else { format!("{:.0}", r.tflops) },
+            verified,
+        ]);
+    }
+    let mut text = heading(report);
+    let widths: Vec<usize> = (0..lines[0].len()).map(|c| lines.iter().map(|l| l[c].len()).max().unwrap_or(0)).collect();
+    for line in &lines {
+        for (c, (cell, width)) in line.iter().zip(&widths).enumerate() {
+            // Words to the left, numbers to the right.
+            let _ = if c < 2 { write!(text, "{cell:<width$}  ") } else { write!(text, "{cell:>width$}  ") };
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
+fn heading(report: &Report) -> String {
+    let version = |name, value: &Option<String>| value.as_ref().map_or_else(String::new, |v| format!(", {name} {v}"));
+    let tp = report.rows.first().map_or(0, |r| r.tp);
+    let dtype = report.rows.first().map_or("", |r| &r.dtype);
+    let samples = report.rows.first().map_or(0, |r| r.samples);
+    format!(
+        "{}, transport {}, TP {tp}, {dtype}{}{}{}\nmedians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n\n",
+        report.device,
+        report.transport,
+        version("driver", &report.driver),
+        version("CUDA", &report.cuda),
+        version("NCCL", &report.nccl),
+    )
+}
+
+/// Three significant digits or more, as the host's milliseconds and a GPU's microseconds both need.
+fn ms(value: f64) -> String {
+    let decimals = match value.abs() {
+        v if v < 10.0 => 3,
+        v if v < 100.0 => 2,
+        _ => 1,
+    };
+    format!("{value:.decimals$}")
+}

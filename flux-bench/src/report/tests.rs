@@ -1,0 +1,65 @@
+use super::*;
+use flux_core::{DType, OpKind, WorldSize};
+
+fn flat(ms: f64) -> Times {
+    Times { p10: ms, median: ms, p90: ms }
+}
+
+fn report() -> Report {
+    let problem = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, WorldSize::new(8).unwrap()).unwrap();
+    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12) };
+    let verified = Verified { max_rel_err: 1.5e-3, ok: true };
+    Report {
+        schema: SCHEMA,
+        device: "a device".into(),
+        gpus: 8,
+        transport: "nvlink".into(),
+        driver: Some("580.1".into()),
+        cuda: None,
+        nccl: None,
+        commit: "0123".into(),
+        date: now(),
+        command: command_line(),
+        rows: vec![Row::new("gpt3", &problem, "128x256x64".into(), measured, verified, 30)],
+    }
+}
+
+#[test]
+fn a_row_derives_its_figures_from_the_medians() {
+    let row = &report().rows[0];
+    assert!((row.ect_ms - 0.13).abs() < 1e-9);
+    assert!((row.overlap_efficiency.unwrap() - 0.75).abs() < 1e-9);
+    assert!((row.tflops - 715.0).abs() < 0.1, "{}", row.tflops);
+}
+
+#[test]
+fn the_file_has_the_fields_of_the_schema_and_reads_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.json");
+    let report = report();
+    report.write(&path).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let keys = |v: &serde_json::Value| {
+        let mut keys: Vec<_> = v.as_object().unwrap().keys().cloned().collect();
+        keys.sort();
+        keys.join(" ")
+    };
+    assert_eq!(keys(&json), "command commit cuda date device driver gpus nccl rows schema transport");
+    assert_eq!(
+        keys(&json["rows"][0]),
+        "dtype ect_ms k m max_rel_err model n op overlap_efficiency plan samples t_comm_ms t_gemm_ms t_op_ms t_serial_ms tflops tp verified"
+    );
+    assert_eq!(keys(&json["rows"][0]["t_op_ms"]), "median p10 p90");
+}
+
+#[test]
+fn the_table_shows_a_row_that_failed_verification() {
+    let mut report = report();
+    assert!(table(&report).lines().any(|l| l.ends_with("yes, 1.5e-3")), "{}", table(&report));
+    report.rows[0].verified = false;
+    assert!(table(&report).lines().any(|l| l.ends_with("  NO")), "{}", table(&report));
+    assert!(!report.verified());
+}

@@ -1,0 +1,99 @@
+//! The shapes that are measured: two models' feed-forward layers.
+//!
+//! Invariant: a layer's two halves are each other's transpose, so what AllGather-GEMM writes is what GEMM-ReduceScatter reads.
+
+use flux_core::OpKind;
+use std::fmt;
+use std::str::FromStr;
+
+/// Global `n` and `k` of a model's feed-forward layer, where `m` is the number of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    name: String,
+    hidden: usize,
+    ffn: usize,
+}
+
+/// The models by name: hidden and inner extent of the feed-forward layer.
+const MODELS: [(&str, usize, usize); 2] = [("gpt3", 12288, 49152), ("llama70b", 8192, 28672)];
+
+/// What a `--shapes` word can be wrong about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// No such model.
+    #[error("no model is named {0:?}: choose from gpt3, llama70b, either one with a divisor as in gpt3/16")]
+    Unknown(String),
+    /// The divisor is not a number that divides the extents into multiples of 8.
+    #[error("{word:?}: {hidden} and {ffn} over the divisor must be multiples of 8")]
+    Divisor {
+        /// The word.
+        word: String,
+        /// The model's hidden extent.
+        hidden: usize,
+        /// The model's inner extent.
+        ffn: usize,
+    },
+}
+
+impl Model {
+    /// What reports call it: the name, with the divisor where the extents are a fraction of the model's.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Global `(n, k)`: the op before the activation widens, the one after it narrows.
+    pub fn extents(&self, op: OpKind) -> (usize, usize) {
+        match op {
+            OpKind::AllGatherGemm => (self.ffn, self.hidden),
+            OpKind::GemmReduceScatter => (self.hidden, self.ffn),
+        }
+    }
+}
+
+impl FromStr for Model {
+    type Err = ShapeError;
+
+    /// `gpt3`, or `gpt3/16` for a sixteenth of both extents.
+    fn from_str(word: &str) -> Result<Self, ShapeError> {
+        let (name, divisor) = match word.split_once('/') {
+            Some((name, divisor)) => (name, divisor.parse().unwrap_or(0)),
+            None => (word, 1_usize),
+        };
+        let model = MODELS.iter().find(|(known, ..)| *known == name);
+        let &(_, hidden, ffn) = model.ok_or_else(|| ShapeError::Unknown(word.to_owned()))?;
+        if divisor == 0 || hidden % (8 * divisor) != 0 || ffn % (8 * divisor) != 0 {
+            return Err(ShapeError::Divisor { word: word.to_owned(), hidden, ffn });
+        }
+        Ok(Self { name: word.to_owned(), hidden: hidden / divisor, ffn: ffn / divisor })
+    }
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_the_extents_of_the_issue() {
+        let gpt3: Model = "gpt3".parse().unwrap();
+        assert_eq!(gpt3.extents(OpKind::AllGatherGemm), (49152, 12288));
+        assert_eq!(gpt3.extents(OpKind::GemmReduceScatter), (12288, 49152));
+        let llama: Model = "llama70b/16".parse().unwrap();
+        assert_eq!(llama.extents(OpKind::AllGatherGemm), (1792, 512));
+        assert_eq!(llama.name(), "llama70b/16");
+    }
+
+    #[test]
+    fn a_word_that_is_no_shape_is_refused() {
+        assert_eq!("gpt4".parse::<Model>(), Err(ShapeError::Unknown("gpt4".into())));
+        for word in ["gpt3/0", "gpt3/x", "gpt3/7", "llama70b/4096"] {
+            assert!(matches!(word.parse::<Model>(), Err(ShapeError::Divisor { .. })), "{word}");
+        }
+    }
+}

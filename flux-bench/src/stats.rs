@@ -1,0 +1,78 @@
+//! Order statistics of repeated samples.
+//!
+//! Invariant: a [`Times`] is taken over rounds, and a round lasts as long as its slowest rank.
+
+use serde::{Deserialize, Serialize};
+
+/// Tenth percentile, median and ninetieth percentile, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// A tenth of the rounds were faster.
+    pub p10: f64,
+    /// Half of the rounds were faster.
+    pub median: f64,
+    /// A tenth of the rounds were slower.
+    pub p90: f64,
+}
+
+/// What one rank says of one round, in milliseconds on a clock that the ranks of the round share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// When the rank began; 0 where the ranks were lined up on their devices.
+    pub start: f64,
+    /// When it was done.
+    pub end: f64,
+}
+
+impl Times {
+    /// Over `rounds`, in milliseconds, in any order; `None` without any. Between two samples percentiles are interpolated linearly.
+    pub fn of(rounds: &[f64]) -> Option<Self> {
+        let mut sorted = rounds.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        Some(Self { p10: percentile(&sorted, 1)?, median: percentile(&sorted, 5)?, p90: percentile(&sorted, 9)? })
+    }
+
+    /// Over rounds that each rank has timed: `ranks[r][i]` is rank `r`'s span of round `i`. A round lasts from its first rank's start to its
+    /// last rank's end. `None` without rounds, or where ranks report different numbers of them.
+    pub fn of_slowest(ranks: &[Vec<Span>]) -> Option<Self> {
+        let rounds = ranks.first()?.len();
+        if ranks.iter().any(|r| r.len() != rounds) {
+            return None;
+        }
+        let lasts = (0..rounds).map(|i| {
+            let start = ranks.iter().map(|r| r[i].start).fold(f64::INFINITY, f64::min);
+            let end = ranks.iter().map(|r| r[i].end).fold(f64::NEG_INFINITY, f64::max);
+            end - start
+        });
+        Self::of(&lasts.collect::<Vec<_>>())
+    }
+}
+
+/// The value below which `tenths` tenths of `sorted` lie.
+fn percentile(sorted: &[f64], tenths: usize) -> Option<f64> {
+    let at = tenths * sorted.len().checked_sub(1)?;
+    let (below, above) = (sorted[at / 10], sorted[at.div_ceil(10)]);
+    Some(below + (above - below) * (at % 10) as f64 / 10.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_interpolate_between_neighbours() {
+        let t = Times::of(&[5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
+        assert_eq!((t.median, t.p10, t.p90), (3.0, 1.4, 4.6));
+        assert_eq!(Times::of(&[7.0]).unwrap(), Times { p10: 7.0, median: 7.0, p90: 7.0 });
+        assert_eq!(Times::of(&[]), None);
+    }
+
+    #[test]
+    fn a_round_lasts_from_the_first_start_to_the_last_end() {
+        let fast = vec![Span { start: 1.0, end: 2.0 }, Span { start: 10.0, end: 11.0 }];
+        let slow = vec![Span { start: 1.5, end: 4.0 }, Span { start: 9.0, end: 10.0 }];
+        let t = Times::of_slowest(&[fast.clone(), slow]).unwrap();
+        assert_eq!(t, Times { p10: 2.1, median: 2.5, p90: 2.9 }, "rounds of 3 and 2 ms");
+        assert_eq!(Times::of_slowest(&[fast, vec![]]), None);
+    }
+}

@@ -1,0 +1,35 @@
+//! What a failed wait leaves behind.
+//!
+//! Invariant: a rank's poison word goes from 0 to 1 once; who takes it there writes the fault record, and nobody else does.
+
+use super::{Control, Word, Words};
+use crate::layout::FaultRecord;
+
+/// The call has failed on this rank; its fault record ([`read_fault`]) says why. The communicator is of no use until it is rebuilt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("the call has failed on this rank: see its fault record")]
+pub struct Poisoned;
+
+/// Poisons the call, and leaves the record if this is its first failure.
+pub(super) fn poison<S: Words>(words: &S, record: FaultRecord) -> Poisoned {
+    if words.control(Control::Poison).claim(1) {
+        let fields: [u32; 16] = bytemuck::cast(FaultRecord { state: 1, ..record });
+        for (index, &field) in (0..).zip(&fields).skip(1) {
+            words.fault(index).store_release(field);
+        }
+        words.fault(0).store_release(fields[0]);
+    }
+    Poisoned
+}
+
+/// The fault record of this rank, once one is complete; callable at any time, from any thread.
+pub fn read_fault<S: Words>(words: &S) -> Option<FaultRecord> {
+    let mut fields = [0; 16];
+    for (index, field) in (0..).zip(&mut fields) {
+        *field = words.fault(index).load_acquire();
+        if index == 0 && *field == 0 {
+            return None;
+        }
+    }
+    Some(bytemuck::cast(fields))
+}

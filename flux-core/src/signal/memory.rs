@@ -1,0 +1,92 @@
+//! The words of the protocol in plain memory: a rank's view of its workspace on the host.
+//!
+//! Invariant: the memory outlives the view, is laid out as [`layout`](crate::layout) says, and its words are accessed atomically only.
+
+use super::{Control, Words};
+use crate::Rank;
+use crate::layout::{ABORT_OFFSET, WorkspaceSize, consumed_offset, control, signal_offset};
+use std::sync::atomic::AtomicU32;
+
+/// One rank's words, by the addresses of the pads and blocks that hold them. Cheap to clone; all clones reach the same words.
+#[derive(Clone, Debug)]
+pub struct SharedMemory {
+    pads: Vec<*mut u8>,
+    control: *mut u8,
+    fault: *mut u8,
+    size: WorkspaceSize,
+}
+
+/// Which block of memory a word lies in.
+#[derive(Clone, Copy)]
+enum Block {
+    Pad(Rank),
+    Control,
+    Fault,
+}
+
+// SAFETY: the pointers are only ever turned into references to atomics, which any thread may use; `new`'s caller answers for the memory.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// The words at these addresses: every rank's pad, in rank order, and this rank's control and fault blocks.
+    ///
+    /// # Safety
+    /// For as long as this view or a clone of it lives: each pad is readable and writable for
+    /// [`pad_bytes(size.signals)`](crate::layout::pad_bytes), `control` for [`control::bytes(size.counters)`](control::bytes) and `fault` for
+    /// [`FAULT_BYTES`](crate::layout::FAULT_BYTES) bytes; all are aligned to 4 bytes; and nobody accesses their words other than atomically.
+    pub unsafe fn new(pads: &[*mut u8], control: *mut u8, fault: *mut u8, size: WorkspaceSize) -> Self {
+        Self { pads: pads.to_vec(), control, fault, size }
+    }
+
+    fn word(&self, block: Block, offset: u64) -> &AtomicU32 {
+        let base = match block {
+            Block::Pad(owner) => self.pads[owner.index()],
+            Block::Control => self.control,
+            Block::Fault => self.fault,
+        };
+        let offset = usize::try_from(offset).expect("mapped memory is addressable");
+        // SAFETY: every caller has checked its index against `size`, so the word lies in the block, which `new`'s caller promised to be
+        // valid, aligned, accessed atomically and alive while `self` is; offsets are multiples of 4.
+        unsafe { AtomicU32::from_ptr(base.add(offset).cast()) }
+    }
+}
+
+impl Words for SharedMemory {
+    type Word = AtomicU32;
+
+    fn signal(&self, owner: Rank, index: u32) -> &AtomicU32 {
+        assert!(index < self.size.signals, "signal {index} is outside the pad of {} signals", self.size.signals);
+        self.word(Block::Pad(owner), signal_offset(index))
+    }
+
+    fn consumed(&self, owner: Rank, from: Rank) -> &AtomicU32 {
+        assert!(from.index() < self.pads.len(), "rank {from} is outside the world of {}", self.pads.len());
+        self.word(Block::Pad(owner), consumed_offset(from.get()))
+    }
+
+    fn control(&self, word: Control) -> &AtomicU32 {
+        let offset = match word {
+            Control::Epoch => control::EPOCH,
+            Control::Ticket => control::TICKET,
+            Control::Poison => control::POISON,
+            Control::Pushed => control::PUSHED,
+        };
+        self.word(Block::Control, offset)
+    }
+
+    fn counter(&self, index: u32) -> &AtomicU32 {
+        assert!(index < self.size.counters, "counter {index} is outside the {} counters", self.size.counters);
+        self.word(Block::Control, control::COUNTERS + u64::from(index) * 4)
+    }
+
+    fn fault(&self, index: u32) -> &AtomicU32 {
+        assert!(index < 16, "a fault record has 16 words");
+        self.word(Block::Fault, u64::from(index) * 4)
+    }
+
+    fn abort(&self) -> &AtomicU32 {
+        self.word(Block::Fault, ABORT_OFFSET)
+    }
+}

@@ -1,0 +1,190 @@
+//! One worker's part in one call.
+//!
+//! Invariant: a call's epoch advances on a rank only when every peer has consumed the call before it. So when call `e + 1` begins there, the
+//! half that it uses, last read by call `e - 1`, is free everywhere, and anybody may be written to from the first instruction on.
+
+use super::fault::poison;
+use super::{Control, Epoch, Poisoned, Word, Words};
+use crate::layout::{FaultRecord, fault};
+use crate::program::{NONE, WorkItem};
+use crate::{Rank, WorldSize};
+use std::ops::ControlFlow;
+
+/// A worker's side of the call in progress, on `rank`.
+#[derive(Debug)]
+pub struct Protocol<'w, S> {
+    words: &'w S,
+    rank: Rank,
+    world: WorldSize,
+    epoch: Epoch,
+}
+
+impl<S> Clone for Protocol<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S> Copy for Protocol<'_, S> {}
+
+/// How a worker left a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
+pub enum Left {
+    /// Others are still at work.
+    Early,
+    /// It was the last one, and has closed the call.
+    Closed,
+}
+
+/// What is waited for, for the fault record.
+#[derive(Clone, Copy)]
+struct Awaited {
+    wait: u32,
+    peer: Rank,
+    signal: u32,
+    epoch: Epoch,
+}
+
+impl<'w, S: Words> Protocol<'w, S> {
+    /// Joins the call in progress. Between calls that is the next one.
+    ///
+    /// A worker does this before it first leaves the call; a mover before its rank's workers can have left it.
+    pub fn open(words: &'w S, rank: Rank, world: WorldSize) -> Self {
+        let epoch = Epoch::new(words.control(Control::Epoch).load_acquire());
+        Self { words, rank, world, epoch }
+    }
+
+    /// The number of the call.
+    pub const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Which half of every rank's data region the call uses, 0 or 1.
+    pub const fn half(&self) -> usize {
+        self.epoch.half()
+    }
+
+    /// Whether a wait of this rank has failed.
+    pub fn poisoned(&self) -> bool {
+        self.words.control(Control::Poison).load_acquire() != 0
+    }
+
+    /// Says that the data behind `signal` of `owner`'s pad is there: it was written before, by this thread or by one it has joined or acquired from.
+    pub fn publish(&self, owner: Rank, signal: u32) {
+        self.words.signal(owner, signal).store_release(self.epoch.get());
+    }
+
+    /// Waits until `peer` has published `signal` of the own pad for this call; then its data may be read.
+    ///
+    /// `pause` is called between looks at the word with the number of looks so far, from 1. It makes the thread wait a moment in whatever way
+    /// suits, and breaks when the deadline has passed. The abort word and other workers' failures are looked at here.
+    ///
+    /// # Errors
+    /// [`Poisoned`] when the deadline has passed, the abort word is set, or another wait of this rank has failed. The worker then
+    /// neither reads what it waited for nor writes anything for peers.
+    pub fn wait(&self, signal: u32, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
+        let awaited = Awaited { wait: fault::SIGNAL, peer, signal, epoch: self.epoch };
+        self.poll(self.words.signal(self.rank, signal), awaited, pause)
+    }
+
+    /// Says that `item`'s result is stored: raises its chunk's signal if this was the chunk's last item on this rank.
+    ///
+    /// # Errors
+    /// [`Poisoned`] when a wait of this rank has failed; nothing is raised then.
+    pub fn complete(&self, item: &WorkItem) -> Result<(), Poisoned> {
+        if item.raise == NONE {
+            return Ok(());
+        }
+        if self.poisoned() {
+            return Err(Poisoned);
+        }
+        if item.counter == NONE || self.count(item.counter, item.raise_after) {
+            self.publish(Rank::new(item.dest), item.raise);
+        }
+        Ok(())
+    }
+
+    /// Counts a finished item of a chunk of `items`, and says whether it was the last. The last one puts the counter back to 0; it sees what
+    /// the workers that counted before it wrote, so that its publication covers their results too.
+    fn count(&self, counter: u32, items: u32) -> bool {
+        let word = self.words.counter(counter);
+        let last = word.increment().wrapping_add(1) == items;
+        if last {
+            // released to the next call's workers by the ticket and the epoch
+            word.store_release(0);
+        }
+        last
+    }
+
+    /// Says, for a mover, that it has finished reading the caller's `x` for this call.
+    pub fn pushed(&self) {
+        self.words.control(Control::Pushed).store_release(self.epoch.get());
+    }
+
+    /// Leaves the call, of which this rank has `workers`, after the worker's last read of the half. The last worker closes it: it publishes
+    /// that the half is consumed, awaits the credits of the next call, with `await_pushed` also the own mover, and advances the epoch.
+    ///
+    /// Every worker leaves once, unless a wait of it has failed. `pause` as for [`wait`](Self::wait).
+    ///
+    /// # Errors
+    /// [`Poisoned`], as for [`wait`](Self::wait); the epoch is not advanced then, and no credit is given for a call that failed before.
+    pub fn leave(self, workers: u32, await_pushed: bool, mut pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<Left, Poisoned> {
+        let ticket = self.words.control(Control::Ticket);
+        if ticket.increment().wrapping_add(1) != workers {
+            return Ok(Left::Early);
+        }
+        ticket.store_release(0);
+        if self.poisoned() {
+            return Err(Poisoned);
+        }
+        let peers = || self.world.ranks().filter(|&peer| peer != self.rank);
+        for peer in peers() {
+            // orders all workers' reads, acquired through the ticket, before the peer's next write to this half
+            self.words.consumed(peer, self.rank).store_release(self.epoch.get());
+        }
+        for peer in peers() {
+            let awaited = Awaited { wait: fault::CONSUMED, peer, signal: 0, epoch: self.epoch.before(1) };
+            self.poll(self.words.consumed(self.rank, peer), awaited, &mut pause)?;
+        }
+        if await_pushed {
+            let awaited = Awaited { wait: fault::PUSHED, peer: self.rank, signal: 0, epoch: self.epoch };
+            self.poll(self.words.control(Control::Pushed), awaited, &mut pause)?;
+        }
+        self.words.control(Control::Epoch).store_release(self.epoch.next().get());
+        Ok(Left::Closed)
+    }
+
+    fn poll(&self, word: &S::Word, awaited: Awaited, mut pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
+        let mut looks = 0;
+        loop {
+            let seen = word.load_acquire();
+            if awaited.epoch.reached_by(seen) {
+                return Ok(());
+            }
+            if self.poisoned() {
+                return Err(Poisoned);
+            }
+            let abort = self.words.abort().load_acquire();
+            looks += 1;
+            if abort != 0 || pause(looks).is_break() {
+                return Err(self.fail(awaited, seen, abort));
+            }
+        }
+    }
+
+    fn fail(&self, awaited: Awaited, seen: u32, abort: u32) -> Poisoned {
+        let record = FaultRecord {
+            code: if abort == 0 { fault::TIMEOUT } else { fault::ABORTED },
+            wait: awaited.wait,
+            rank: self.rank.get(),
+            peer: awaited.peer.get(),
+            signal: awaited.signal,
+            expected: awaited.epoch.get(),
+            seen,
+            epoch: self.epoch.get(),
+            abort,
+            ..FaultRecord::default()
+        };
+        poison(self.words, record)
+    }
+}

@@ -1,0 +1,69 @@
+//! Where a rank finds the words of the protocol.
+//!
+//! Invariant: a word on a pad has one writer. Of `owner`'s pad, signals are written by the rank that the tile program names, and credits
+//! by the rank that they are from; the owner only reads it. Control words, counters and fault words are private to a rank.
+
+use super::{Epoch, Word};
+use crate::layout::WorkspaceSize;
+use crate::{Rank, WorldSize};
+
+/// The control words of a rank, besides its chunk counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Control {
+    /// The number of the call in progress, or of the next one between calls.
+    Epoch,
+    /// Workers that have left the call.
+    Ticket,
+    /// Non-zero once a wait of this rank has failed.
+    Poison,
+    /// The last epoch whose transfers the own mover has finished reading from the caller's `x`.
+    Pushed,
+}
+
+/// The words of the protocol as one rank reaches them; see [`layout`](crate::layout) for where they lie.
+pub trait Words {
+    /// One word.
+    type Word: Word;
+
+    /// Signal `index` of `owner`'s pad.
+    fn signal(&self, owner: Rank, index: u32) -> &Self::Word;
+
+    /// The word of `owner`'s pad in which `from` publishes the last epoch whose half it has consumed.
+    fn consumed(&self, owner: Rank, from: Rank) -> &Self::Word;
+
+    /// A control word of this rank.
+    fn control(&self, word: Control) -> &Self::Word;
+
+    /// A chunk counter of this rank.
+    fn counter(&self, index: u32) -> &Self::Word;
+
+    /// Word `index` of this rank's [`FaultRecord`](crate::layout::FaultRecord), `0..16`.
+    fn fault(&self, index: u32) -> &Self::Word;
+
+    /// The abort word of this rank: non-zero ends every wait.
+    fn abort(&self) -> &Self::Word;
+}
+
+/// Gives `rank`'s words the values that they have before the first call of a communicator, whose epoch is `first`.
+///
+/// Every rank does this for itself, before any rank begins a call.
+pub fn initialise<S: Words>(words: &S, rank: Rank, world: WorldSize, size: WorkspaceSize, first: Epoch) {
+    let before = first.before(1).get();
+    for index in 0..size.signals {
+        words.signal(rank, index).store_release(before);
+    }
+    for peer in world.ranks() {
+        words.consumed(rank, peer).store_release(before);
+    }
+    for index in 0..size.counters {
+        words.counter(index).store_release(0);
+    }
+    for index in 0..16 {
+        words.fault(index).store_release(0);
+    }
+    words.abort().store_release(0);
+    words.control(Control::Ticket).store_release(0);
+    words.control(Control::Poison).store_release(0);
+    words.control(Control::Pushed).store_release(before);
+    words.control(Control::Epoch).store_release(first.get());
+}

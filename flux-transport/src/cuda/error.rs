@@ -1,0 +1,81 @@
+//! Why a call to the driver failed: the call, the code and its name, never a type of the bindings.
+
+/// Why this process cannot use CUDA.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// The driver's library cannot be loaded.
+    #[error("the NVIDIA driver is not on this machine (tried {tried}): {reason}")]
+    Library {
+        /// Names that were tried.
+        tried: String,
+        /// What the loader said of the first.
+        reason: String,
+    },
+    /// The driver lacks an entry point: it is older than CUDA 12.
+    #[error("the NVIDIA driver has no `{symbol}`: a driver of CUDA 12.3 or newer is needed")]
+    Symbol {
+        /// The missing entry point.
+        symbol: &'static str,
+    },
+    /// The driver does not start.
+    #[error("the NVIDIA driver does not start: {call}: {name} ({code})")]
+    Init {
+        /// The driver call.
+        call: &'static str,
+        /// Its result.
+        code: i32,
+        /// The result's name.
+        name: String,
+    },
+    /// The driver is there and shows no device.
+    #[error("the NVIDIA driver shows no device (CUDA_VISIBLE_DEVICES may hide them)")]
+    NoDevice,
+}
+
+/// A driver call that failed, or could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no CUDA in this process.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// The driver refused a call.
+    #[error("{call}: {name} ({code})")]
+    Call {
+        /// The driver call.
+        call: &'static str,
+        /// Its result.
+        code: i32,
+        /// The result's name.
+        name: String,
+    },
+    /// There is no such device in this process.
+    #[error("device {ordinal} does not exist: this process sees {count} devices, counted from 0")]
+    NoSuchDevice {
+        /// What was asked for.
+        ordinal: u32,
+        /// Devices that this process sees.
+        count: u32,
+    },
+    /// The device cannot do what is needed.
+    #[error("device {ordinal} ({device}) does not support {what}")]
+    Unsupported {
+        /// The device's ordinal.
+        ordinal: u32,
+        /// The device's name.
+        device: String,
+        /// What it lacks.
+        what: &'static str,
+    },
+}
+
+impl CudaError {
+    /// The driver's result code, where a call failed.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            Self::Call { code, .. } | Self::Unavailable(Unavailable::Init { code, .. }) => Some(*code),
+            _ => None,
+        }
+    }
+}

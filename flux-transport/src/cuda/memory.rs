@@ -1,0 +1,202 @@
+//! Device memory, pinned host memory, and copies by the copy engines.
+//!
+//! Invariant: a block is freed under its device's context, once, and not before every copy that its owner started is done (the
+//! driver's `cuMemFree` and `cuMemFreeHost` wait for that).
+
+use super::driver::Handle;
+use super::{CudaDevice, CudaError};
+use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
+use std::ffi::c_void;
+use std::ptr;
+
+/// Plain device memory, private to its device.
+#[derive(Debug)]
+pub struct DeviceBlock {
+    device: CudaDevice,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceBlock {
+    /// Allocates; the contents are undefined.
+    pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self, CudaError> {
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let mut address = 0;
+        // SAFETY: a context is current; `address` is a place for the result.
+        driver.check("cuMemAlloc", unsafe { (driver.cu_mem_alloc)(&raw mut address, bytes) })?;
+        Ok(Self { device: device.clone(), address, bytes })
+    }
+
+    /// The device address.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceBlock {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else {
+            return;
+        };
+        let driver = self.device.driver();
+        // SAFETY: allocated in `new`, freed only here.
+        driver.report("cuMemFree", unsafe { (driver.cu_mem_free)(self.address) });
+    }
+}
+
+/// Pinned host memory that every device of the process can address, zeroed.
+#[derive(Debug)]
+pub struct PinnedBlock {
+    device: CudaDevice,
+    host: ptr::NonNull<u8>,
+    address: u64,
+    bytes: usize,
+}
+
+// SAFETY: the block is plain memory; whoever reads or writes it through `host` answers for the accesses.
+unsafe impl Send for PinnedBlock {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedBlock {}
+
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
+const PORTABLE_MAPPED: u32 = 1 | 2;
+
+impl PinnedBlock {
+    /// Allocates and zeroes.
+    pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self, CudaError> {
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let mut host: *mut c_void = ptr::null_mut();
+        // SAFETY: a context is current; `host` is a place for the result.
+        driver.check("cuMemHostAlloc", unsafe { (driver.cu_mem_host_alloc)(&raw mut host, bytes, PORTABLE_MAPPED) })?;
+        let Some(host) = ptr::NonNull::new(host.cast::<u8>()) else {
+            return Err(CudaError::Call { call: "cuMemHostAlloc", code: 0, name: "returned a null pointer".to_owned() });
+        };
+        // From here on the destructor frees it.
+        let mut block = Self { device: device.clone(), host, address: 0, bytes };
+        // SAFETY: `bytes` bytes at `host` were just allocated and nobody else knows them.
+        unsafe { ptr::write_bytes(host.as_ptr(), 0, bytes) };
+        // SAFETY: `host` was allocated with the mapped flag.
+        let code = unsafe { (driver.cu_mem_host_get_device_pointer)(&raw mut block.address, host.as_ptr().cast(), 0) };
+        driver.check("cuMemHostGetDevicePointer", code)?;
+        Ok(block)
+    }
+
+    /// The host address, aligned to a page.
+    pub fn host(&self) -> *mut u8 {
+        self.host.as_ptr()
+    }
+
+    /// The address for devices.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for PinnedBlock {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else {
+            return;
+        };
+        let driver = self.device.driver();
+        // SAFETY: allocated in `new`, freed only here.
+        driver.report("cuMemFreeHost", unsafe { (driver.cu_mem_free_host)(self.host.as_ptr().cast()) });
+    }
+}
+
+/// Copies `bytes` on `stream`.
+///
+/// # Safety
+/// Both ranges are mapped with access for `device` until the copy is done; `device`'s context is current.
+pub(crate) unsafe fn copy_async(device: &CudaDevice, to: u64, from: u64, bytes: usize, stream: Handle) -> Result<(), CudaError> {
+    let driver = device.driver();
+    // SAFETY: the caller's promise.
+    driver.check("cuMemcpyDtoDAsync", unsafe { (driver.cu_memcpy_dtod_async)(to, from, bytes, stream) })
+}
+
+/// Copies `rows` rows of `bytes` each on `stream`, from rows `pitch` bytes apart to dense rows.
+///
+/// # Safety
+/// As [`copy_async`], for `rows * bytes` bytes at `to` and the rows at `from`.
+pub(crate) unsafe fn copy_rows_async(
+    device: &CudaDevice,
+    to: u64,
+    from: u64,
+    (rows, bytes, pitch): (usize, usize, usize),
+    stream: Handle,
+) -> Result<(), CudaError> {
+    let driver = device.driver();
+    let copy = CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: ptr::null(),
+        srcDevice: from,
+        srcArray: ptr::null_mut(),
+        srcPitch: pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: ptr::null_mut(),
+        dstDevice: to,
+        dstArray: ptr::null_mut(),
+        dstPitch: bytes,
+        WidthInBytes: bytes,
+        Height: rows,
+    };
+    // SAFETY: the caller's promise; the descriptor is read before the call returns.
+    driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
+}
+
+/// Stores one word on `stream`, after everything before it there, without a copy engine and without an SM.
+///
+/// # Safety
+/// As [`copy_async`], for 4 bytes at `to`.
+pub(crate) unsafe fn write_value_async(device: &CudaDevice, to: u64, value: u32, stream: Handle) -> Result<(), CudaError> {
+    let driver = device.driver();
+    // SAFETY: the caller's promise; flags 0 keep the barrier before the store.
+    driver.check("cuStreamWriteValue32", unsafe { (driver.cu_stream_write_value)(stream, to, value, 0) })
+}
+
+/// Fills `words` words on `stream`.
+///
+/// # Safety
+/// As [`copy_async`], for `4 * words` bytes at `to`.
+pub(crate) unsafe fn fill_words(device: &CudaDevice, to: u64, value: u32, words: usize, stream: Handle) -> Result<(), CudaError> {
+    let driver = device.driver();
+    // SAFETY: the caller's promise.
+    driver.check("cuMemsetD32Async", unsafe { (driver.cu_memset_d32_async)(to, value, words, stream) })
+}
+
+/// Reads device memory, after all work of blocking streams of the context.
+///
+/// # Safety
+/// `into.len()` bytes at `from` are mapped with access for `device`.
+pub(crate) unsafe fn read(device: &CudaDevice, into: &mut [u8], from: u64) -> Result<(), CudaError> {
+    let _current = device.enter()?;
+    let driver = device.driver();
+    // SAFETY: the caller's promise; `into` is writable for its length.
+    driver.check("cuMemcpyDtoH", unsafe { (driver.cu_memcpy_dtoh)(into.as_mut_ptr().cast(), from, into.len()) })
+}
+
+/// Writes device memory. For pageable sources the driver may return before the bytes are on the device: synchronise.
+///
+/// # Safety
+/// `from.len()` bytes at `to` are mapped with access for `device`.
+pub(crate) unsafe fn write(device: &CudaDevice, to: u64, from: &[u8]) -> Result<(), CudaError> {
+    let _current = device.enter()?;
+    let driver = device.driver();
+    // SAFETY: the caller's promise; `from` is readable for its length.
+    driver.check("cuMemcpyHtoD", unsafe { (driver.cu_memcpy_htod)(to, from.as_ptr().cast(), from.len()) })
+}

@@ -1,0 +1,54 @@
+//! The CUDA driver, without a panic where it is missing.
+//!
+//! Invariant: nothing in this crate calls the driver before [`available`] has said yes. The calls go through one table of
+//! entry points, whose results are plain integers: a driver newer than the bindings may return codes that they do not know.
+
+mod context;
+mod device;
+mod driver;
+mod error;
+mod memory;
+mod stream;
+mod vmm;
+
+pub use context::{CudaDevice, Current};
+pub use device::{DeviceInfo, DeviceUuid, can_access_peer, device_count, device_info, driver_version, peer_matrix};
+pub use error::{CudaError, Unavailable};
+pub use memory::{DeviceBlock, PinnedBlock};
+pub use stream::{Capture, Event, SideStream, capture};
+
+/// Whether this process can use CUDA: the driver is there, complete, initialises, and shows at least one device.
+///
+/// The first call decides for the life of the process.
+///
+/// # Errors
+/// [`Unavailable`] says which of these is missing.
+pub fn available() -> Result<(), Unavailable> {
+    driver::driver().map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What a machine without CUDA must do; on one with CUDA the same calls succeed.
+    #[test]
+    fn every_entry_answers_without_a_panic() {
+        match available() {
+            Ok(()) => {
+                assert!(device_count().unwrap() > 0);
+                assert!(driver_version().unwrap() > 0);
+            }
+            Err(why) => {
+                assert!(!why.to_string().is_empty());
+                assert_eq!(device_count(), Err(CudaError::Unavailable(why.clone())));
+                assert_eq!(driver_version(), Err(CudaError::Unavailable(why.clone())));
+                assert_eq!(device_info(0), Err(CudaError::Unavailable(why.clone())));
+                assert_eq!(can_access_peer(0, 1), Err(CudaError::Unavailable(why.clone())));
+                assert_eq!(peer_matrix(), Err(CudaError::Unavailable(why.clone())));
+                assert_eq!(CudaDevice::open(0).unwrap_err(), CudaError::Unavailable(why.clone()));
+                assert_eq!(capture(0), Err(CudaError::Unavailable(why)));
+            }
+        }
+    }
+}

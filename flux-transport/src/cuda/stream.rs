@@ -1,0 +1,146 @@
+//! Streams, events and stream capture, where the safe layer of the bindings does not reach.
+//!
+//! Invariant: a stream or event is made and destroyed under its device's context. Handles of the caller's streams are only
+//! passed on to the driver.
+
+use super::driver::{Handle, driver};
+use super::{CudaDevice, CudaError};
+
+/// A stream of the highest priority that does not order itself after the default stream.
+#[derive(Debug)]
+pub struct SideStream {
+    device: CudaDevice,
+    stream: Handle,
+}
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+
+impl SideStream {
+    /// Makes a stream on `device`.
+    pub fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: a context is current; both are places for results.
+        let code = unsafe { (driver.cu_ctx_get_stream_priority_range)(&raw mut least, &raw mut greatest) };
+        driver.check("cuCtxGetStreamPriorityRange", code)?;
+        let mut stream = 0;
+        // SAFETY: a context is current; `stream` is a place for the result.
+        let code = unsafe { (driver.cu_stream_create_with_priority)(&raw mut stream, NON_BLOCKING, greatest) };
+        driver.check("cuStreamCreateWithPriority", code)?;
+        Ok(Self { device: device.clone(), stream })
+    }
+
+    /// The `CUstream`.
+    pub fn raw(&self) -> usize {
+        self.stream
+    }
+
+    /// Waits on this thread until everything on the stream is done.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        let _current = self.device.enter()?;
+        let driver = self.device.driver();
+        // SAFETY: the stream lives as long as `self`.
+        driver.check("cuStreamSynchronize", unsafe { (driver.cu_stream_synchronize)(self.stream) })
+    }
+}
+
+impl Drop for SideStream {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else {
+            return;
+        };
+        let driver = self.device.driver();
+        // SAFETY: made in `new`, destroyed only here; work on it finishes first, as the driver promises.
+        driver.report("cuStreamDestroy", unsafe { (driver.cu_stream_destroy)(self.stream) });
+    }
+}
+
+/// An event without timing.
+#[derive(Debug)]
+pub struct Event {
+    device: CudaDevice,
+    event: Handle,
+}
+
+impl Event {
+    /// Makes an event on `device`. Waiting for one that was never recorded returns at once.
+    pub fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let mut event = 0;
+        // SAFETY: a context is current; `event` is a place for the result.
+        driver.check("cuEventCreate", unsafe { (driver.cu_event_create)(&raw mut event, DISABLE_TIMING) })?;
+        Ok(Self { device: device.clone(), event })
+    }
+
+    /// Records what is on `stream` so far.
+    pub fn record(&self, stream: usize) -> Result<(), CudaError> {
+        let _current = self.device.enter()?;
+        let driver = self.device.driver();
+        // SAFETY: the event lives as long as `self`; a stream of another context is refused by the driver.
+        driver.check("cuEventRecord", unsafe { (driver.cu_event_record)(self.event, stream) })
+    }
+
+    /// Orders what comes next on `stream` after what was recorded last.
+    pub fn make_wait(&self, stream: usize) -> Result<(), CudaError> {
+        let _current = self.device.enter()?;
+        let driver = self.device.driver();
+        // SAFETY: the event lives as long as `self`; flags 0 is the plain wait.
+        driver.check("cuStreamWaitEvent", unsafe { (driver.cu_stream_wait_event)(stream, self.event, 0) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else {
+            return;
+        };
+        let driver = self.device.driver();
+        // SAFETY: made in `new`, destroyed only here; the driver keeps what streams still wait for.
+        driver.report("cuEventDestroy", unsafe { (driver.cu_event_destroy)(self.event) });
+    }
+}
+
+/// Whether what is put on a stream runs, or becomes part of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capture {
+    /// It runs.
+    Off,
+    /// It is captured, in the sequence with this number, unique in the process.
+    On(u64),
+    /// A capture was broken by a call that cannot be captured; it must be ended first.
+    Broken,
+}
+
+/// Whether `stream`, a `CUstream` of the current context, is being captured.
+///
+/// # Errors
+/// Among others, the default stream while another stream of the context is being captured.
+pub fn capture(stream: usize) -> Result<Capture, CudaError> {
+    use std::ptr::null_mut;
+    let driver = driver()?;
+    let (mut status, mut id) = (0, 0);
+    // SAFETY: the first two are places for results, the others are optional and left out; the caller vouches for the handle.
+    let code = unsafe {
+        (driver.cu_stream_get_capture_info)(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut(), null_mut())
+    };
+    driver.check("cuStreamGetCaptureInfo", code)?;
+    Ok(match status {
+        0 => Capture::Off,
+        1 => Capture::On(id),
+        _ => Capture::Broken,
+    })
+}
+
+/// The number of a stream, never used again in the life of the process, unlike its handle.
+pub(crate) fn stream_id(stream: usize) -> Result<u64, CudaError> {
+    let driver = driver()?;
+    let mut id = 0;
+    // SAFETY: `id` is a place for the result; the caller vouches for the handle.
+    driver.check("cuStreamGetId", unsafe { (driver.cu_stream_get_id)(stream, &raw mut id) })?;
+    Ok(id)
+}

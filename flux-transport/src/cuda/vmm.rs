@@ -1,0 +1,201 @@
+//! Device memory whose pages and addresses are made apart, so that several devices and processes can map the same pages.
+//!
+//! Invariant: an [`Allocation`] holds one reference to its pages, a [`Mapping`] another; the pages go when the last of them in any
+//! process is dropped. Sizes are multiples of the granularity.
+
+use super::{CudaDevice, CudaError};
+use cudarc::driver::sys::{
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1 as AllocFlags,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType,
+};
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// Whether pages can leave the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handles {
+    /// They stay.
+    None,
+    /// As a file descriptor.
+    PosixFd,
+}
+
+impl Handles {
+    fn kind(self) -> CUmemAllocationHandleType {
+        match self {
+            Self::None => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            Self::PosixFd => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        }
+    }
+}
+
+/// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
+const RECOMMENDED: u32 = 1;
+
+fn location(ordinal: u32) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal.cast_signed() }
+}
+
+fn properties(device: &CudaDevice, handles: Handles) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: handles.kind(),
+        location: location(device.ordinal()),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: AllocFlags { compressionType: 0, gpuDirectRDMACapable: 0, usage: 0, reserved: [0; 4] },
+    }
+}
+
+/// `bytes` rounded up to a multiple of `granularity`; `None` on overflow or zero bytes.
+pub(crate) fn round_up(bytes: u64, granularity: u64) -> Option<u64> {
+    if bytes == 0 || granularity == 0 { None } else { bytes.checked_next_multiple_of(granularity) }
+}
+
+/// Pages of device memory, own or imported.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    device: CudaDevice,
+    handle: u64,
+    bytes: u64,
+}
+
+impl Allocation {
+    /// The multiple that sizes on `device` are rounded up to.
+    pub(crate) fn granularity(device: &CudaDevice, handles: Handles) -> Result<u64, CudaError> {
+        let driver = device.driver();
+        let properties = properties(device, handles);
+        let mut granularity = 0;
+        // SAFETY: `granularity` is a place for the result; the properties are read before the call returns.
+        let code = unsafe { (driver.cu_mem_get_allocation_granularity)(&raw mut granularity, &raw const properties, RECOMMENDED) };
+        driver.check("cuMemGetAllocationGranularity", code)?;
+        Ok(granularity as u64)
+    }
+
+    /// Makes `bytes` bytes of pages on `device`; `bytes` is a multiple of the granularity.
+    pub(crate) fn new(device: &CudaDevice, bytes: u64, handles: Handles) -> Result<Self, CudaError> {
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let properties = properties(device, handles);
+        let mut handle = 0;
+        // SAFETY: `handle` is a place for the result; the properties are read before the call returns.
+        let code = unsafe { (driver.cu_mem_create)(&raw mut handle, size(bytes), &raw const properties, 0) };
+        driver.check("cuMemCreate", code)?;
+        Ok(Self { device: device.clone(), handle, bytes })
+    }
+
+    /// A descriptor of the pages, for another process. Each open descriptor keeps the pages.
+    pub(crate) fn export(&self) -> Result<OwnedFd, CudaError> {
+        let driver = self.device.driver();
+        let mut fd: c_int = -1;
+        // SAFETY: for this kind of handle the driver stores an `int`; the allocation was made with the kind.
+        let code = unsafe { (driver.cu_mem_export_to_shareable_handle)((&raw mut fd).cast(), self.handle, Handles::PosixFd.kind().0, 0) };
+        driver.check("cuMemExportToShareableHandle", code)?;
+        // SAFETY: the driver has just opened it for this process, which nobody else knows of.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// The pages behind a descriptor from another process, for use by `device`. `bytes` is what their owner says; mapping more
+    /// than there is fails in the driver.
+    pub(crate) fn import(device: &CudaDevice, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let mut handle = 0;
+        // The driver takes the descriptor's number in place of a pointer.
+        let number = ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
+        // SAFETY: `handle` is a place for the result; the descriptor is open during the call, which keeps no hold of it.
+        let code = unsafe { (driver.cu_mem_import_from_shareable_handle)(&raw mut handle, number, Handles::PosixFd.kind().0) };
+        driver.check("cuMemImportFromShareableHandle", code)?;
+        Ok(Self { device: device.clone(), handle, bytes })
+    }
+
+    /// Maps the pages at a fresh address, readable and writable by the devices of this process with these ordinals.
+    ///
+    /// The address is valid for each of these devices alike.
+    pub(crate) fn map(&self, ordinals: &[u32]) -> Result<Mapping, CudaError> {
+        let _current = self.device.enter()?;
+        let driver = self.device.driver();
+        let bytes = size(self.bytes);
+        let mut address = 0;
+        // SAFETY: `address` is a place for the result; no alignment, place or flag is asked for.
+        driver.check("cuMemAddressReserve", unsafe { (driver.cu_mem_address_reserve)(&raw mut address, bytes, 0, 0, 0) })?;
+        // From here on the destructor undoes what was done.
+        let mut mapping = Mapping { device: self.device.clone(), address, bytes: self.bytes, mapped: false };
+        // SAFETY: the range was just reserved and is as long as the pages; offset and flags must be 0.
+        driver.check("cuMemMap", unsafe { (driver.cu_mem_map)(address, bytes, 0, self.handle, 0) })?;
+        mapping.mapped = true;
+        let mut access: Vec<CUmemAccessDesc> = Vec::with_capacity(ordinals.len());
+        for (i, &ordinal) in ordinals.iter().enumerate() {
+            if !ordinals[..i].contains(&ordinal) {
+                let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+                access.push(CUmemAccessDesc { location: location(ordinal), flags });
+            }
+        }
+        // SAFETY: the range is mapped; the descriptors are read before the call returns.
+        let code = unsafe { (driver.cu_mem_set_access)(address, bytes, access.as_ptr(), access.len()) };
+        driver.check("cuMemSetAccess", code)?;
+        Ok(mapping)
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else {
+            return;
+        };
+        let driver = self.device.driver();
+        // SAFETY: made or imported once, released only here; mappings keep the pages.
+        driver.report("cuMemRelease", unsafe { (driver.cu_mem_release)(self.handle) });
+    }
+}
+
+/// Pages at an address.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    device: CudaDevice,
+    address: u64,
+    bytes: u64,
+    mapped: bool,
+}
+
+impl Mapping {
+    /// The first byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else {
+            return;
+        };
+        let driver = self.device.driver();
+        if self.mapped {
+            // SAFETY: mapped in `Allocation::map`, unmapped only here; the owner of the mapping has drained what uses it.
+            driver.report("cuMemUnmap", unsafe { (driver.cu_mem_unmap)(self.address, size(self.bytes)) });
+        }
+        // SAFETY: reserved in `Allocation::map`, freed only here, and no longer mapped.
+        driver.report("cuMemAddressFree", unsafe { (driver.cu_mem_address_free)(self.address, size(self.bytes)) });
+    }
+}
+
+/// Device sizes fit `usize` on every platform that the driver exists for.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_round_up_to_the_granularity() {
+        let two_mib = 2 << 20;
+        assert_eq!(round_up(1, two_mib), Some(two_mib));
+        assert_eq!(round_up(two_mib, two_mib), Some(two_mib));
+        assert_eq!(round_up(two_mib + 1, two_mib), Some(2 * two_mib));
+        assert_eq!(round_up(0, two_mib), None);
+        assert_eq!(round_up(u64::MAX, two_mib), None);
+    }
+}

@@ -1,0 +1,206 @@
+//! The table of NCCL entry points, loaded once.
+//!
+//! Invariant: a [`Library`] exists only with every entry point found; the library stays loaded for the life of the process.
+
+use super::search;
+use cudarc::nccl::sys::ncclUniqueId;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// Why there is no NCCL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NcclUnavailable {
+    /// No candidate can be loaded.
+    #[error("no NCCL library can be loaded (tried {tried}): {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to libnccl.so.2")]
+    Library {
+        /// Names and paths that were tried.
+        tried: String,
+        /// What the loader said of the last.
+        reason: String,
+    },
+    /// A library lacks an entry point.
+    #[error("{} has no `{symbol}`: NCCL 2.18 or newer is needed", path.display())]
+    Symbol {
+        /// The library.
+        path: PathBuf,
+        /// The missing entry point.
+        symbol: &'static str,
+    },
+}
+
+/// A collective, or the setting up or down of a communicator, that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NcclError {
+    /// There is no NCCL in this process.
+    #[error(transparent)]
+    Unavailable(#[from] NcclUnavailable),
+    /// NCCL refused a call.
+    #[error("{call}: {text} ({code})")]
+    Call {
+        /// The NCCL call.
+        call: &'static str,
+        /// Its result.
+        code: i32,
+        /// The result in words.
+        text: String,
+    },
+    /// The communicator was not complete in time: a rank is missing or stuck.
+    #[error("rank {rank} of {world} waited {waited:?} for the other ranks to join the NCCL communicator")]
+    Deadline {
+        /// The rank that waited.
+        rank: u32,
+        /// Number of ranks.
+        world: u32,
+        /// How long.
+        waited: std::time::Duration,
+    },
+    /// The device's context could not be made current.
+    #[error(transparent)]
+    Device(#[from] crate::cuda::CudaError),
+    /// The operating system gave no thread.
+    #[error("no thread to join the communicator on: {reason}")]
+    Thread {
+        /// What the system said.
+        reason: String,
+    },
+}
+
+macro_rules! table {
+    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?) -> $result:ty;)*) => {
+        pub(super) struct Library {
+            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $result,)*
+            path: PathBuf,
+            _loaded: libloading::Library,
+        }
+
+        impl Library {
+            fn bind(path: PathBuf, library: libloading::Library) -> Result<Self, NcclUnavailable> {
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the type is the entry point's declaration in nccl.h (opaque pointers as `usize`, enums as
+                        // integers, which have the same representation); `_loaded` keeps it loaded as long as the table.
+                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol) };
+                        *symbol.map_err(|_| NcclUnavailable::Symbol { path: path.clone(), symbol: stringify!($name) })?
+                    },)*
+                    path,
+                    _loaded: library,
+                })
+            }
+        }
+    };
+}
+
+table! {
+    nccl_get_version = b"ncclGetVersion\0" (*mut c_int) -> c_int;
+    nccl_get_error_string = b"ncclGetErrorString\0" (c_int) -> *const c_char;
+    nccl_get_last_error = b"ncclGetLastError\0" (usize) -> *const c_char;
+    nccl_get_unique_id = b"ncclGetUniqueId\0" (*mut ncclUniqueId) -> c_int;
+    nccl_comm_init_rank = b"ncclCommInitRank\0" (*mut usize, c_int, ncclUniqueId, c_int) -> c_int;
+    nccl_comm_destroy = b"ncclCommDestroy\0" (usize) -> c_int;
+    nccl_comm_abort = b"ncclCommAbort\0" (usize) -> c_int;
+    nccl_comm_get_async_error = b"ncclCommGetAsyncError\0" (usize, *mut c_int) -> c_int;
+    nccl_all_gather = b"ncclAllGather\0" (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
+    nccl_reduce_scatter = b"ncclReduceScatter\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+    nccl_all_reduce = b"ncclAllReduce\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+}
+
+impl Library {
+    /// Turns a result into an error that names the call, with what NCCL noted about it last.
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: returns a static string for every code; a null communicator asks for the process's last error.
+        let (what, why) = unsafe { ((self.nccl_get_error_string)(code), (self.nccl_get_last_error)(0)) };
+        let text = [what, why].into_iter().filter(|p| !p.is_null()).map(|p| {
+            // SAFETY: not null, and a terminated string that NCCL keeps.
+            unsafe { CStr::from_ptr(p) }.to_string_lossy().trim().to_owned()
+        });
+        let text: Vec<String> = text.filter(|t| !t.is_empty()).collect();
+        Err(NcclError::Call { call, code, text: text.join(": ") })
+    }
+}
+
+/// The library of this process, loaded at the first call.
+pub(super) fn library() -> Result<&'static Library, NcclUnavailable> {
+    static LIBRARY: OnceLock<Result<Library, NcclUnavailable>> = OnceLock::new();
+    LIBRARY.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+fn load() -> Result<Library, NcclUnavailable> {
+    // NVLink multicast can take a shared host's devices out of service; NCCL reads this when it makes communicators.
+    if std::env::var_os("NCCL_NVLS_ENABLE").is_none() {
+        // SAFETY: Rust code reads the environment under the lock that this takes; the documentation of `available` asks to call it
+        // before foreign threads run, and launchers set the variable for their children.
+        unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
+    }
+    open(search::candidates(|key| std::env::var_os(key)))
+}
+
+fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
+    let (mut tried, mut reason) = (Vec::new(), String::new());
+    for path in candidates {
+        // SAFETY: NCCL's initialisers are made to run in any process at any time.
+        match unsafe { libloading::Library::new(&path) } {
+            Ok(library) => return Library::bind(path, library),
+            Err(error) => {
+                reason = error.to_string();
+                tried.push(path.display().to_string());
+            }
+        }
+    }
+    Err(NcclUnavailable::Library { tried: tried.join(", "), reason })
+}
+
+/// Whether this process has an NCCL, and which file it came from.
+///
+/// Call it, or anything of this module, first while the process has no threads of other languages: it sets `NCCL_NVLS_ENABLE=0` in the
+/// environment where that is unset.
+///
+/// # Errors
+/// [`NcclUnavailable`] says what was tried.
+pub fn available() -> Result<PathBuf, NcclUnavailable> {
+    library().map(|library| library.path.clone())
+}
+
+/// The library's version: `10000 * major + 100 * minor + patch`.
+pub fn version() -> Result<u32, NcclError> {
+    let library = library()?;
+    let mut version = 0;
+    // SAFETY: `version` is a place for the result.
+    library.check("ncclGetVersion", unsafe { (library.nccl_get_version)(&raw mut version) })?;
+    Ok(version.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_what_was_tried() {
+        let error = open(vec!["/nowhere/libnccl.so.2".into()]).err().unwrap();
+        assert!(error.to_string().contains("/nowhere/libnccl.so.2"), "{error}");
+        assert!(error.to_string().contains("FLUX_NCCL_LIB"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "not a library").unwrap();
+        assert!(matches!(open(vec![file.path().into()]), Err(NcclUnavailable::Library { .. })));
+    }
+
+    #[test]
+    fn a_library_that_is_not_nccl_is_named_with_the_missing_entry() {
+        match open(vec!["libc.so.6".into()]) {
+            Err(NcclUnavailable::Symbol { path, symbol }) => {
+                assert_eq!((path, symbol), (PathBuf::from("libc.so.6"), "nccl_get_version"));
+            }
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("libc is not NCCL"),
+        }
+    }
+}
