@@ -132,7 +132,9 @@ fn a_mover_that_does_not_finish_keeps_the_call_open() {
 
 #[test]
 fn a_signal_of_any_other_time_is_not_taken_for_this_call() {
-    for stale in [FIRST.before(1), FIRST.before(2), FIRST.before(1 << 31), FIRST.before((1 << 31) + 7), FIRST.before(u32::MAX - 2)] {
+    for stale in
+        [FIRST.before(1), FIRST.before(2), FIRST.before(1 << 31), FIRST.before((1 << 31) + 7), FIRST.before(u32::MAX - Epoch::MAX_LEAD)]
+    {
         let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 0, &SCHEDULE, FIRST);
         raise_all(&program, &memory, stale);
         let error = call(&program, memory.view(0, SOON), 1, false).unwrap_err();

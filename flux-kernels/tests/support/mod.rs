@@ -10,8 +10,8 @@ pub mod oracle;
 
 use flux_core::layout::{self, FaultRecord, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
-use flux_core::signal::Epoch;
-use flux_core::{OpKind, Problem, Rank};
+use flux_core::signal::{Epoch, initialise};
+use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_kernels::cpu::{CpuArgs, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use std::num::NonZeroUsize;
@@ -31,15 +31,9 @@ struct Block {
 }
 
 impl Block {
-    fn new(bytes: u64, fill: u32) -> Self {
+    fn new(bytes: u64) -> Self {
         let lines: Box<[Line]> = (0..bytes.div_ceil(layout::LINE)).map(|_| Line::default()).collect();
-        let block = Self { address: lines.as_ptr().expose_provenance() as u64, lines };
-        block.fill(fill);
-        block
-    }
-
-    fn fill(&self, word: u32) {
-        self.lines.iter().flat_map(|line| &line.0).for_each(|to| to.store(word, Ordering::Relaxed));
+        Self { address: lines.as_ptr().expose_provenance() as u64, lines }
     }
 
     fn word(&self, offset: u64) -> &AtomicU32 {
@@ -62,26 +56,24 @@ pub struct Memory {
 impl Memory {
     /// Fresh memory, its data all NaN, whose first call is `first`.
     pub fn new(ranks: u32, size: WorkspaceSize, first: Epoch) -> Self {
-        let blocks = |bytes: u64, fill: u32| -> Vec<Block> { (0..ranks).map(|_| Block::new(bytes, fill)).collect() };
+        let blocks = |bytes: u64| -> Vec<Block> { (0..ranks).map(|_| Block::new(bytes)).collect() };
         let memory = Self {
-            data: blocks(size.data_bytes(), u32::MAX),
-            pads: blocks(layout::pad_bytes(size.signals), 0),
-            control: blocks(control::bytes(size.counters), 0),
-            fault: blocks(layout::FAULT_BYTES, 0),
+            data: blocks(size.data_bytes()),
+            pads: blocks(layout::pad_bytes(size.signals)),
+            control: blocks(control::bytes(size.counters)),
+            fault: blocks(layout::FAULT_BYTES),
             data_addresses: Vec::new(),
             pad_addresses: Vec::new(),
             size,
         };
-        for rank in 0..ranks as usize {
-            let (pad, control) = (&memory.pads[rank], &memory.control[rank]);
-            for line in 0..layout::pad_bytes(size.signals) / layout::LINE {
-                pad.word(line * layout::LINE).store(first.before(1).get(), Ordering::Release);
-            }
-            control.word(control::EPOCH).store(first.get(), Ordering::Release);
-            control.word(control::PUSHED).store(first.before(1).get(), Ordering::Release);
-        }
         let addresses = |blocks: &[Block]| blocks.iter().map(|block| block.address).collect();
-        Self { data_addresses: addresses(&memory.data), pad_addresses: addresses(&memory.pads), ..memory }
+        let memory = Self { data_addresses: addresses(&memory.data), pad_addresses: addresses(&memory.pads), ..memory };
+        let world = WorldSize::new(ranks).unwrap();
+        for rank in world.ranks() {
+            memory.fill_with_nan(rank.get());
+            initialise(&memory.view(rank.get(), Duration::ZERO), rank, world, size, first);
+        }
+        memory
     }
 
     /// As `rank` sees it.
@@ -131,7 +123,11 @@ impl Memory {
 
     /// Fills a rank's data with NaN: only while no rank is in a call.
     pub fn fill_with_nan(&self, rank: u32) {
-        self.data[rank as usize].fill(u32::MAX);
+        for half in [0, self.size.half_stride()] {
+            for offset in (0..self.size.half_bytes.next_multiple_of(4)).step_by(4) {
+                self.data[rank as usize].word(half + offset).store(u32::MAX, Ordering::Relaxed);
+            }
+        }
     }
 
     /// What a mover does in call `epoch` of `program`'s rank: its rows to the peers' gather buffers, each chunk with its signal.
