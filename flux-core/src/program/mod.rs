@@ -81,8 +81,11 @@ impl TileProgram {
     }
 
     /// What a call of this program needs of the workspace; the same on every rank.
+    ///
+    /// There is a counter for every transfer too: movers inside a kernel share a transfer, and the last of them raises its signal.
     pub fn workspace(&self) -> WorkspaceSize {
-        WorkspaceSize { half_bytes: half_bytes(&self.problem, self.tile), signals: self.signals, counters: self.counters }
+        let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
+        WorkspaceSize { half_bytes: half_bytes(&self.problem, self.tile), signals: self.signals, counters }
     }
 
     /// The entries of the await list that `item` refers to.
