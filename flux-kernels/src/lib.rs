@@ -4,6 +4,11 @@
 //! [`TileProgram`](flux_core::program::TileProgram).
 
 pub mod cpu;
+pub mod cuda;
 pub mod element;
+pub mod harness;
+pub mod sources;
+pub mod variant;
 
 pub use element::Element;
+pub use variant::Variant;

@@ -22,12 +22,13 @@
 mod bootstrap;
 mod comm;
 pub mod control;
-#[expect(dead_code, reason = "the nvlink transport maps memory and copies with what is not public")]
 pub mod cuda;
 mod device;
 mod fault;
 mod host;
 pub mod nccl;
+#[expect(dead_code, reason = "the communicator takes the transport from here")]
+pub mod nvlink;
 mod options;
 mod transport;
 mod world;

@@ -1,0 +1,259 @@
+//! The signal protocol in every interleaving and with every stale read that the memory model allows: what `src/signal` runs over real
+//! memory, unchanged, over loom's atomics. Each ordering that it relies on is also broken on purpose, and the break must be found.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p flux-core --test loom_protocol --release`
+#![cfg(loom)]
+
+use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
+use flux_core::program::{NONE, WorkItem};
+use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, Word, Words, initialise, read_fault};
+use flux_core::{Rank, WorldSize};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+use std::ops::ControlFlow;
+
+/// What is wrong with a word.
+#[derive(Clone, Copy, PartialEq)]
+enum Flaw {
+    None,
+    /// Stores are not released.
+    RelaxedStore,
+    /// Read-modify-writes neither acquire nor release.
+    RelaxedIncrement,
+    /// Reads say that any epoch of the test was reached.
+    AlwaysReached,
+}
+
+struct FlawedWord(AtomicU32, Flaw);
+
+impl Word for FlawedWord {
+    fn load_acquire(&self) -> u32 {
+        if self.1 == Flaw::AlwaysReached { FIRST.next().get() } else { self.0.load_acquire() }
+    }
+    fn store_release(&self, value: u32) {
+        if self.1 == Flaw::RelaxedStore { self.0.store(value, Ordering::Relaxed) } else { self.0.store_release(value) }
+    }
+    fn increment(&self) -> u32 {
+        if self.1 == Flaw::RelaxedIncrement { self.0.fetch_add(1, Ordering::Relaxed) } else { self.0.increment() }
+    }
+    fn claim(&self, value: u32) -> bool {
+        self.0.claim(value)
+    }
+}
+
+/// Which words of the machine are flawed.
+#[derive(Clone, Copy)]
+struct Flaws {
+    signal: Flaw,
+    consumed: Flaw,
+    counter: Flaw,
+}
+const SOUND: Flaws = Flaws { signal: Flaw::None, consumed: Flaw::None, counter: Flaw::None };
+
+/// The last call before the wrap, so that the calls of a test have epochs `u32::MAX`, 0 and 1.
+const FIRST: Epoch = Epoch::new(u32::MAX);
+const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 1 };
+const SENDER: Rank = Rank::new(0);
+const READER: Rank = Rank::new(1);
+
+fn world() -> WorldSize {
+    WorldSize::new(2).expect("2 is a world size")
+}
+
+/// The words of one rank's pad and blocks.
+struct Block {
+    signal: FlawedWord,
+    consumed: [FlawedWord; 2],
+    control: [FlawedWord; 4],
+    counter: FlawedWord,
+    fault: [FlawedWord; 16],
+    abort: FlawedWord,
+}
+
+/// Two ranks; each half of the reader's data region has a cell for each of the sender's workers.
+struct Machine {
+    blocks: [Block; 2],
+    data: [[UnsafeCell<u32>; 2]; 2],
+}
+
+/// The machine as one rank reaches it.
+#[derive(Clone)]
+struct RankWords(Arc<Machine>, Rank);
+
+impl Words for RankWords {
+    type Word = FlawedWord;
+    fn signal(&self, owner: Rank, index: u32) -> &FlawedWord {
+        assert_eq!(index, 0);
+        &self.0.blocks[owner.index()].signal
+    }
+    fn consumed(&self, owner: Rank, from: Rank) -> &FlawedWord {
+        &self.0.blocks[owner.index()].consumed[from.index()]
+    }
+    fn control(&self, word: Control) -> &FlawedWord {
+        &self.0.blocks[self.1.index()].control[word as usize]
+    }
+    fn counter(&self, _index: u32) -> &FlawedWord {
+        &self.0.blocks[self.1.index()].counter
+    }
+    fn fault(&self, index: u32) -> &FlawedWord {
+        &self.0.blocks[self.1.index()].fault[index as usize]
+    }
+    fn abort(&self) -> &FlawedWord {
+        &self.0.blocks[self.1.index()].abort
+    }
+}
+
+fn machine(flaws: Flaws) -> [RankWords; 2] {
+    let word = |flaw| FlawedWord(AtomicU32::new(0), flaw);
+    let block = || Block {
+        signal: word(flaws.signal),
+        consumed: std::array::from_fn(|_| word(flaws.consumed)),
+        control: std::array::from_fn(|_| word(Flaw::None)),
+        counter: word(flaws.counter),
+        fault: std::array::from_fn(|_| word(Flaw::None)),
+        abort: word(Flaw::None),
+    };
+    let data = std::array::from_fn(|_| std::array::from_fn(|_| UnsafeCell::new(0)));
+    let machine = Arc::new(Machine { blocks: [block(), block()], data });
+    let ranks = [SENDER, READER].map(|rank| RankWords(Arc::clone(&machine), rank));
+    for words in &ranks {
+        initialise(words, words.1, world(), SIZE, FIRST);
+    }
+    ranks
+}
+
+fn patient(_looks: u64) -> ControlFlow<()> {
+    thread::yield_now();
+    ControlFlow::Continue(())
+}
+
+/// Every schedule with at most so many preemptions: loom's own measure of how deep to look, and the one that keeps a test at seconds.
+fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(test);
+}
+
+/// One worker of the sender in one call: writes its cell, raises (the last of `workers` does), leaves.
+fn send(words: &RankWords, worker: usize, workers: u32) -> Left {
+    let call = Protocol::open(words, SENDER, world());
+    // SAFETY: no SAFETY is claimed: whether the access is exclusive is what loom checks.
+    words.0.data[call.half()][worker].with_mut(|cell| unsafe { *cell = call.epoch().get() });
+    let counter = if workers > 1 { 0 } else { NONE };
+    let item = WorkItem { dest: READER.get(), raise: 0, counter, raise_after: workers, ..WorkItem::default() };
+    call.complete(&item).expect("nothing fails");
+    call.leave(workers, false, patient).expect("nothing fails")
+}
+
+/// The reader in one call: awaits the signal, reads the sender's cells, leaves.
+fn receive(words: &RankWords, workers: usize) {
+    let call = Protocol::open(words, READER, world());
+    call.wait(0, SENDER, patient).expect("nothing fails");
+    for cell in &words.0.data[call.half()][..workers] {
+        // SAFETY: as in `send`.
+        assert_eq!(cell.with(|cell| unsafe { *cell }), call.epoch().get(), "the payload of another call");
+    }
+    assert_eq!(call.leave(1, false, patient), Ok(Left::Closed));
+}
+
+/// Calls one after the other, the third of which uses the half of the first again. Nothing but credits holds the sender back, which lets
+/// it lead by as much as [`Epoch::MAX_LEAD`] allows.
+fn stream(flaws: Flaws, calls: u32) {
+    explore(3, move || {
+        let [sender, reader] = machine(flaws);
+        let sending = thread::spawn(move || {
+            for _ in 0..calls {
+                assert_eq!(send(&sender, 0, 1), Left::Closed);
+            }
+        });
+        for _ in 0..calls {
+            receive(&reader, 1);
+        }
+        sending.join().expect("the sender ends");
+    });
+}
+
+/// Two workers of the sender fill one chunk, `calls` times.
+fn chunk(flaws: Flaws, calls: u32) {
+    explore(2, move || {
+        let [sender, reader] = machine(flaws);
+        for _ in 0..calls {
+            let workers: Vec<_> = (0..2)
+                .map(|worker| {
+                    let sender = sender.clone();
+                    thread::spawn(move || send(&sender, worker, 2))
+                })
+                .collect();
+            receive(&reader, 2);
+            let left: Vec<Left> = workers.into_iter().map(|worker| worker.join().expect("a worker ends")).collect();
+            assert!(left == [Left::Closed, Left::Early] || left == [Left::Early, Left::Closed]);
+            assert_eq!(sender.counter(0).load_acquire(), 0, "the counter is ready for the next call");
+        }
+    });
+}
+
+#[test]
+fn a_payload_is_whole_when_its_signal_is_seen_and_stays_until_it_is_consumed() {
+    stream(SOUND, 3);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_relaxed_publish_is_caught() {
+    stream(Flaws { signal: Flaw::RelaxedStore, ..SOUND }, 1);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_relaxed_credit_is_caught() {
+    stream(Flaws { consumed: Flaw::RelaxedStore, ..SOUND }, 3);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn reuse_of_a_half_without_its_credit_is_caught() {
+    stream(Flaws { consumed: Flaw::AlwaysReached, ..SOUND }, 3);
+}
+
+#[test]
+fn the_last_worker_of_a_chunk_publishes_for_all_and_the_counter_wraps() {
+    chunk(SOUND, 2);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_relaxed_chunk_counter_is_caught() {
+    chunk(Flaws { counter: Flaw::RelaxedIncrement, ..SOUND }, 1);
+}
+
+#[test]
+fn of_two_failing_waits_one_leaves_a_whole_record_and_both_end() {
+    explore(3, || {
+        let [sender, reader] = machine(SOUND);
+        drop(sender);
+        let give_up = |_| ControlFlow::Break(());
+        let waiting = reader.clone();
+        let other = thread::spawn(move || Protocol::open(&waiting, READER, world()).leave(1, true, give_up));
+        let call = Protocol::open(&reader, READER, world());
+        assert_eq!(call.wait(0, SENDER, give_up), Err(Poisoned));
+
+        let signal = FaultRecord {
+            state: 1,
+            code: fault::TIMEOUT,
+            wait: fault::SIGNAL,
+            rank: 1,
+            peer: 0,
+            expected: FIRST.get(),
+            seen: FIRST.before(1).get(),
+            epoch: FIRST.get(),
+            ..FaultRecord::default()
+        };
+        let pushed = FaultRecord { wait: fault::PUSHED, peer: 1, ..signal };
+        let whole = |record: FaultRecord| assert!(record == signal || record == pushed, "{record:?}");
+        read_fault(&reader).into_iter().for_each(whole);
+        assert_eq!(other.join().expect("the wait ends"), Err(Poisoned));
+        whole(read_fault(&reader).expect("there is a record"));
+    });
+}

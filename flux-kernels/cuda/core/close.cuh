@@ -1,0 +1,34 @@
+// The end of a call: the last CTA to leave hands this rank's half back to the peers, awaits theirs, and advances the epoch.
+#pragma once
+#include "program.cuh"
+#include "ptx/memory.cuh"
+#include "core/wait.cuh"
+
+namespace flux {
+
+// By one warp of every CTA, after all of the CTA's loads and stores have completed.
+__device__ __forceinline__ void close_call(const Params& p, u32 epoch) {
+    const u32 lane = threadIdx.x % 32;
+    u32 last = 0;
+    if (lane == 0) {
+        // Orders this CTA's reads of the half before the credit that the last CTA publishes for all.
+        ptx::fence_acq_rel_sys();
+        last = ptx::atomic_inc_wrap(&p.control->ticket, gridDim.x - 1) == gridDim.x - 1;
+    }
+    if (!__shfl_sync(0xFFFFFFFFu, last, 0)) return;
+
+    bool ok = !poisoned(p);
+    const bool peer = lane < p.world && lane != p.rank;
+    if (ok && peer) {
+        // Orders every CTA's reads of this half, acquired with the ticket, before the peers' next writes to it.
+        ptx::store_release_sys(consumed_word(p.pad[lane], p.rank), epoch);
+        ok = wait_for(p, epoch, {consumed_word(p.pad[p.rank], lane), epoch - 1, FaultWait::kConsumed, lane, kNone});
+    }
+    if (ok && lane == p.rank && p.await_pushed) {
+        ok = wait_for(p, epoch, {&p.control->pushed, epoch, FaultWait::kPushed, p.rank, kNone});
+    }
+    // After a failure the epoch stands still; the communicator has to be rebuilt.
+    if (__all_sync(0xFFFFFFFFu, ok) && lane == 0) ptx::store_release_sys(&p.control->epoch, epoch + 1);
+}
+
+}  // namespace flux

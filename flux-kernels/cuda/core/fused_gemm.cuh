@@ -1,0 +1,66 @@
+// The persistent kernel: each CTA is a mover or a worker; a worker's warps are producer, storer and two consumers.
+#pragma once
+#include "core/close.cuh"
+#include "core/config.cuh"
+#include "core/consumer.cuh"
+#include "core/mover.cuh"
+#include "core/producer.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/warp.cuh"
+#include "core/storer.cuh"
+
+namespace flux {
+
+template <class C>
+__device__ __forceinline__ void fused_gemm(const Params& p) {
+    extern __shared__ unsigned char dynamic_shared[];
+    const Shared<C> smem{(ptx::shared_address(dynamic_shared) + 1023) & ~1023u};
+    const u32 warpgroup = threadIdx.x / 128;
+    const u32 warp = threadIdx.x / 32;
+    // Read by every CTA before its ticket, so before the last one advances it.
+    const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
+
+    static_assert(Mover::kSharedBytes <= C::kSharedBytes - 1024, "movers");
+    if (blockIdx.x < p.movers) {
+        if constexpr (!C::kReduceScatter) {
+            if (threadIdx.x == 0) Mover{p, smem.base, epoch, blockIdx.x}.run();
+        }
+        __syncthreads();
+        if (warp == 0) close_call(p, epoch);
+        return;
+    }
+
+    if (threadIdx.x == 0) {
+        for (u32 s = 0; s < C::kStages; ++s) {
+            ptx::mbarrier_init(smem.full(s), 1);
+            ptx::mbarrier_init(smem.empty(s), C::kConsumers);
+        }
+        for (u32 c = 0; c < C::kConsumers; ++c) {
+            ptx::mbarrier_init(smem.out_full(c), 128);
+            ptx::mbarrier_init(smem.out_empty(c), 1);
+        }
+        ptx::fence_mbarrier_init();
+        ptx::prefetch_tensor_map(&p.a_caller);
+        ptx::prefetch_tensor_map(&p.b);
+        ptx::prefetch_tensor_map(&p.y);
+    }
+    __syncthreads();
+
+    const Walk walk{blockIdx.x - p.movers, gridDim.x - p.movers, p.item_count};
+    if (warpgroup == 0) {
+        ptx::release_registers<C::kProducerRegisters>();
+        if (warp == 0) {
+            if (ptx::elect_one()) Producer<C>{p, smem, epoch}.run(walk);
+        } else if (warp == 1) {
+            if (ptx::elect_one()) Storer<C>{p, smem, epoch}.run(walk);
+        }
+        __syncwarp();
+    } else {
+        ptx::acquire_registers<C::kConsumerRegisters>();
+        Consumer<C>{p, smem, warpgroup - 1, threadIdx.x % 128}.run(walk);
+    }
+    __syncthreads();
+    if (warp == 0) close_call(p, epoch);
+}
+
+}  // namespace flux

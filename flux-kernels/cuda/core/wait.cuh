@@ -1,0 +1,65 @@
+// Waits for other ranks. Every one ends: by the epoch, by the poison of another wait of this rank, by the host's abort word, or by the deadline.
+#pragma once
+#include "program.cuh"
+#include "ptx/memory.cuh"
+
+namespace flux {
+
+struct WaitTarget {
+    const u32* word;
+    u32 expected;
+    FaultWait wait;
+    u32 peer;
+    u32 signal;
+};
+
+// Leaves the record of the first wait of this rank that failed; the others find the poison.
+__device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const WaitTarget& t, FaultCode code, u32 seen, u32 abort) {
+    if (ptx::atomic_cas(&p.control->poison, 0, 1) != 0) return;
+    volatile Fault* f = p.fault;
+    f->code = static_cast<u32>(code);
+    f->wait = static_cast<u32>(t.wait);
+    f->rank = p.rank;
+    f->peer = t.peer;
+    f->signal = t.signal;
+    f->expected = t.expected;
+    f->seen = seen;
+    f->epoch = epoch;
+    f->abort = abort;
+    // Orders the fields before the state that announces them to the host.
+    ptx::store_release_sys(const_cast<u32*>(&p.fault->state), 1);
+}
+
+// Polls until the word has reached the epoch; false when the wait was given up. Acquires what the word's writer released.
+__device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const WaitTarget& t) {
+    const u64 start = ptx::global_timer_ns();
+    for (u32 polls = 1;; ++polls) {
+        const u32 seen = ptx::load_acquire_sys(t.word);
+        if (epoch_reached(seen, t.expected)) return true;
+        // The clock, the poison and, more rarely because it lies behind PCIe, the abort word.
+        if (polls % 64 == 0) {
+            if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
+            if (ptx::global_timer_ns() - start > p.deadline_ns) {
+                record_fault(p, epoch, t, FaultCode::kTimeout, seen, 0);
+                return false;
+            }
+            if (polls % 4096 == 0) {
+                const u32 abort = ptx::load_relaxed_sys(&p.fault->abort_word);
+                if (abort != 0) {
+                    record_fault(p, epoch, t, FaultCode::kAborted, seen, abort);
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ bool wait_for(const Params& p, u32 epoch, const WaitTarget& t) {
+    return epoch_reached(ptx::load_acquire_sys(t.word), t.expected) || wait_slow(p, epoch, t);
+}
+
+__device__ __forceinline__ bool poisoned(const Params& p) {
+    return ptx::load_relaxed_gpu(&p.control->poison) != 0;
+}
+
+}  // namespace flux

@@ -1,0 +1,159 @@
+// Kernels of the harness: they make operands, check results against an fp64 reference, and occupy the device for a known time.
+#include "harness/data.cuh"
+#include "ptx/memory.cuh"
+
+namespace flux::harness {
+
+struct FillParams {
+    u64 dst;         // first element of the window
+    u64 row_stride;  // elements
+    u64 seed;
+    u32 row0, col0;  // the window's place in the global matrix
+    u32 rows, cols;
+    u32 fill, bf16;
+};
+static_assert(sizeof(FillParams) == 48, "harness.rs");
+
+// What is checked: y[i, j] of a window against sum over c of x[row0 + i, c] * w[col0 + j, c].
+struct VerifyParams {
+    u64 y;
+    u64 row_stride;  // elements
+    u64 x_seed, w_seed;
+    u64 report;
+    u32 row0, col0;
+    u32 rows, cols;
+    u32 k, segment;  // the inner product is summed in segments of this length, each rounded to 16 bits where there are several
+    u32 fill, bf16;
+};
+static_assert(sizeof(VerifyParams) == 72, "harness.rs");
+
+struct VerifyReport {
+    u64 violations;
+    u64 first;          // smallest row << 32 | column of a violation
+    u32 max_error;      // bits of a float, not negative
+    u32 max_reference;  // likewise
+    u32 max_ratio;      // likewise: error over its bound
+    u32 reserved;
+};
+static_assert(sizeof(VerifyReport) == 32, "harness.rs");
+
+constexpr u32 kTile = 64;
+constexpr u32 kStep = 16;
+
+}  // namespace flux::harness
+
+using namespace flux;
+using namespace flux::harness;
+
+extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constant__ FillParams p) {
+    u16* dst = reinterpret_cast<u16*>(p.dst);
+    const u64 total = static_cast<u64>(p.rows) * p.cols;
+    for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += static_cast<u64>(gridDim.x) * blockDim.x) {
+        const u32 row = static_cast<u32>(i / p.cols), col = static_cast<u32>(i % p.cols);
+        dst[row * p.row_stride + col] =
+            round_to(p.bf16 != 0, value(static_cast<Fill>(p.fill), p.seed, p.row0 + row, p.col0 + col));
+    }
+}
+
+// One CTA checks 64 x 64 elements; a thread 4 x 4. The reference is accumulated in fp64 from the generators, not from the operands in memory.
+//
+// The bound of an element: the rounding of the result, u * |y|; of each partial sum that was rounded to 16 bits, u * |partial|; and of
+// fp32 accumulation, sqrt(k) * eps * sum |x| |w|. Small integers have to be exact.
+extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
+    __shared__ float xs[kTile][kStep + 1];
+    __shared__ float ws[kTile][kStep + 1];
+    const bool bf16 = p.bf16 != 0;
+    const Fill fill = static_cast<Fill>(p.fill);
+    const u32 row = blockIdx.y * kTile, col = blockIdx.x * kTile;
+    const u32 ti = threadIdx.x / 16, tj = threadIdx.x % 16;
+
+    double sum[4][4] = {}, segment[4][4] = {};
+    float magnitude[4][4] = {}, partials[4][4] = {};
+    u32 in_segment = 0;
+    for (u32 c0 = 0; c0 < p.k; c0 += kStep) {
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < kTile * kStep; i += 256) {
+            const u32 r = i / kStep, c = c0 + i % kStep;
+            xs[r][i % kStep] = c < p.k ? element(bf16, fill, p.x_seed, p.row0 + row + r, c) : 0.0f;
+            ws[r][i % kStep] = c < p.k ? element(bf16, fill, p.w_seed, p.col0 + col + r, c) : 0.0f;
+        }
+        __syncthreads();
+        // Segments are multiples of 8 long: half a step.
+        for (u32 c = 0; c < kStep; c += 8) {
+            if (c0 + c >= p.k) break;
+#pragma unroll
+            for (u32 e = 0; e < 8; ++e) {
+                float x[4], w[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) x[i] = xs[ti + 16 * i][c + e];
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) w[j] = ws[tj + 16 * j][c + e];
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        // Products of 16-bit floats are exact in fp32.
+                        const float product = x[i] * w[j];
+                        segment[i][j] += product;
+                        magnitude[i][j] += fabsf(product);
+                    }
+                }
+            }
+            in_segment += 8;
+            if (in_segment == p.segment || c0 + c + 8 >= p.k) {
+                in_segment = 0;
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        sum[i][j] += segment[i][j];
+                        if (p.segment < p.k) partials[i][j] += fabsf(static_cast<float>(segment[i][j]));
+                        segment[i][j] = 0.0;
+                    }
+                }
+            }
+        }
+    }
+
+    const float u = bf16 ? 1.0f / 256.0f : 1.0f / 2048.0f;
+    const float eps = 5.9604645e-8f;  // 2^-24
+    float max_error = 0.0f, max_reference = 0.0f, max_ratio = 0.0f;
+    VerifyReport* report = reinterpret_cast<VerifyReport*>(p.report);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            const u32 r = row + ti + 16 * i, c = col + tj + 16 * j;
+            if (r >= p.rows || c >= p.cols) continue;
+            const u16 bits = reinterpret_cast<const u16*>(p.y)[r * p.row_stride + c];
+            const float y = widen(bf16, bits);
+            const float reference = static_cast<float>(sum[i][j]);
+            const float error = static_cast<float>(fabs(static_cast<double>(y) - sum[i][j]));
+            bool ok;
+            if (fill == Fill::kSmallInts) {
+                ok = y == widen(bf16, round_to(bf16, reference));
+            } else {
+                const float inner = sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + u * partials[i][j];
+                const float bound = u * (fabsf(reference) + inner) + inner;
+                ok = error <= bound;
+                max_ratio = fmaxf(max_ratio, error / bound);
+            }
+            max_error = fmaxf(max_error, error);
+            max_reference = fmaxf(max_reference, fabsf(reference));
+            if (!ok) {
+                atomicAdd(&report->violations, 1ull);
+                atomicMin(&report->first, static_cast<u64>(r) << 32 | c);
+            }
+        }
+    }
+    // Bits of non-negative floats are ordered like the floats.
+    atomicMax(&report->max_error, __float_as_uint(max_error));
+    atomicMax(&report->max_reference, __float_as_uint(max_reference));
+    atomicMax(&report->max_ratio, __float_as_uint(max_ratio));
+}
+
+// Occupies one thread of the device for `ns`.
+extern "C" __global__ void flux_spin(u64 ns) {
+    const u64 start = ptx::global_timer_ns();
+    while (ptx::global_timer_ns() - start < ns) ptx::sleep_ns(64);
+}

@@ -1,0 +1,98 @@
+// The tile program's records and the parameters of a launch, word for word as the host lays them out
+// (`flux-core/src/program/record.rs`, `flux-core/src/layout.rs`, `flux-kernels/src/cuda/params.rs`).
+#pragma once
+#include "types.cuh"
+
+namespace flux {
+
+constexpr u32 kNone = 0xFFFFFFFFu;
+constexpr u32 kMaxWorld = 16;
+constexpr u32 kLine = 128;
+
+enum class Source : u32 { kCaller = 0, kGather = 1 };
+enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2 };
+
+struct WorkItem {
+    u32 a_source, a_outer, row, rows;
+    u32 col, cols, sink, out_outer;
+    u32 dest, slot, partials, raise;
+    u32 counter, raise_after, await_first, await_count;
+};
+static_assert(sizeof(WorkItem) == 64, "record.rs");
+
+struct Await {
+    u32 signal, peer;
+};
+static_assert(sizeof(Await) == 8, "record.rs");
+
+struct Transfer {
+    u32 dest, place, row, rows, raise, step;
+};
+static_assert(sizeof(Transfer) == 24, "record.rs");
+
+// Private to the rank; each word on a line of its own.
+struct Control {
+    u32 epoch, pad0[31];
+    u32 ticket, pad1[31];
+    u32 poison, pad2[31];
+    u32 pushed, pad3[31];
+    u32 counters[1];
+};
+static_assert(sizeof(Control) == 4 * kLine + 4, "layout.rs");
+
+// In pinned host memory.
+struct Fault {
+    u32 state, code, wait, rank, peer, signal, expected, seen, epoch, abort, reserved[22];
+    u32 abort_word;
+};
+static_assert(sizeof(Fault) == kLine + 4, "layout.rs");
+
+enum class FaultCode : u32 { kTimeout = 1, kAborted = 2 };
+enum class FaultWait : u32 { kSignal = 1, kConsumed = 2, kPushed = 3 };
+
+struct Params {
+    TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x
+    TensorMap a_gather;  // [2 halves, W - 1 places, m_shard, k_local] of the own gather buffer
+    TensorMap b;         // [n_local, k_local] of the caller's w
+    TensorMap y;         // [W or 1, m_shard, n_local] of the caller's y
+
+    u64 data[kMaxWorld];  // every rank's data region, as mapped here
+    u64 pad[kMaxWorld];   // every rank's pad, as mapped here
+    const WorkItem* items;
+    const Await* awaits;
+    const Transfer* transfers;
+    Control* control;
+    Fault* fault;
+    u64 half_stride;       // bytes between the halves of a data region
+    u64 deadline_ns;       // of one wait
+    u64 x;                 // the caller's x, for the movers
+    u64 x_row_bytes;       // distance of its rows
+    u64 row_bytes;         // bytes of a row that are moved, and distance of rows in a gather buffer
+    u64 place_bytes;       // distance of places in a gather buffer
+
+    u32 rank, world;
+    u32 item_count, transfer_count;
+    u32 k_steps;           // pipeline stages along k of one tile
+    u32 slots_per_source;
+    u32 movers;            // the first CTAs of the grid move the caller's shard
+    u32 await_pushed;      // the copy engines read the caller's x; the call ends when they have
+    u32 reserved[6];
+};
+static_assert(sizeof(Params) == 1024, "params.rs");
+
+__device__ __forceinline__ u32* consumed_word(u64 pad, u32 rank) {
+    return reinterpret_cast<u32*>(pad + static_cast<u64>(rank) * kLine);
+}
+
+__device__ __forceinline__ u32* signal_word(u64 pad, u32 index) {
+    return reinterpret_cast<u32*>(pad + (static_cast<u64>(kMaxWorld) + index) * kLine);
+}
+
+// How far ahead of what its reader expects a word can be: `Epoch::MAX_LEAD`.
+constexpr u32 kMaxLead = 3;
+
+__device__ __forceinline__ bool epoch_reached(u32 seen, u32 expected) {
+    return seen - expected <= kMaxLead;
+}
+
+}  // namespace flux

@@ -1,0 +1,48 @@
+// Shared-memory barriers that count arrivals and bytes (PTX ISA: mbarrier).
+#pragma once
+#include "types.cuh"
+
+namespace flux::ptx {
+
+// cvta: the 32-bit shared-window address of a generic pointer.
+__device__ __forceinline__ u32 shared_address(const void* p) {
+    return static_cast<u32>(__cvta_generic_to_shared(p));
+}
+
+// mbarrier.init
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: orders mbarrier.init before their use by the async proxy and other threads.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive, release at CTA scope
+__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(bar) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival, and `bytes` more to be completed by bulk copies in this phase
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
+// mbarrier.try_wait.parity, repeated until the phase of this parity has completed; acquire at CTA scope.
+// Only threads of this CTA, and bulk copies that they issued, complete these barriers; the waits among them are bounded in `wait.cuh`.
+__device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(bar), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
+}  // namespace flux::ptx

@@ -1,0 +1,94 @@
+// Loads, stores and atomics with an explicit memory order and scope (PTX ISA: ld, st, atom, fence), and the clock.
+#pragma once
+#include "types.cuh"
+
+namespace flux::ptx {
+
+// ld.acquire.sys
+__device__ __forceinline__ u32 load_acquire_sys(const u32* p) {
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+// ld.relaxed.sys
+__device__ __forceinline__ u32 load_relaxed_sys(const u32* p) {
+    u32 v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+// ld.relaxed.gpu
+__device__ __forceinline__ u32 load_relaxed_gpu(const u32* p) {
+    u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+// st.release.sys
+__device__ __forceinline__ void store_release_sys(u32* p, u32 v) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+// st.relaxed.sys
+__device__ __forceinline__ void store_relaxed_sys(u32* p, u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+// fence.acq_rel.sys
+__device__ __forceinline__ void fence_acq_rel_sys() {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+// atom.acq_rel.gpu.inc: adds one and wraps to zero after `last`; returns the value before
+__device__ __forceinline__ u32 atomic_inc_wrap(u32* p, u32 last) {
+    u32 old;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(last) : "memory");
+    return old;
+}
+
+// atom.relaxed.gpu.cas; returns the value before
+__device__ __forceinline__ u32 atomic_cas(u32* p, u32 expected, u32 desired) {
+    u32 old;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(p), "r"(expected), "r"(desired) : "memory");
+    return old;
+}
+
+// ld.global.nc, 16 bytes: for memory that nobody writes while the kernel runs
+__device__ __forceinline__ uint4 load_constant_16(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+// ld.shared, 16 bytes
+__device__ __forceinline__ uint4 load_shared_16(u32 p) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p) : "memory");
+    return v;
+}
+
+// st.shared, 16 bytes
+__device__ __forceinline__ void store_shared_16(u32 p, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+// stmatrix.x4: four 8x8 blocks of 16-bit elements; lane l gives the address of row l mod 8 of block l / 8
+__device__ __forceinline__ void store_matrix_x4(u32 row, u32 b0, u32 b1, u32 b2, u32 b3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(b0), "r"(b1), "r"(b2), "r"(b3)
+                 : "memory");
+}
+
+// %globaltimer, nanoseconds; only differences on one GPU mean anything
+__device__ __forceinline__ u64 global_timer_ns() {
+    u64 t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+// nanosleep
+__device__ __forceinline__ void sleep_ns(u32 ns) {
+    asm volatile("nanosleep.u32 %0;" ::"r"(ns));
+}
+
+}  // namespace flux::ptx

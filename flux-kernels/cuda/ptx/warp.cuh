@@ -1,0 +1,49 @@
+// Warps and warpgroups: election and register budgets (PTX ISA: elect.sync, setmaxnreg), and packed conversions (cvt).
+#pragma once
+#include "types.cuh"
+
+namespace flux::ptx {
+
+// elect.sync: true in one thread of the (converged) warp
+__device__ __forceinline__ bool elect_one() {
+    u32 elected;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+    return elected != 0;
+}
+
+// setmaxnreg.dec
+template <u32 Registers>
+__device__ __forceinline__ void release_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// setmaxnreg.inc
+template <u32 Registers>
+__device__ __forceinline__ void acquire_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// cvt.rn.bf16x2.f32 or cvt.rn.f16x2.f32: rounds two numbers to nearest even, `lo` into the lower half
+template <bool Bf16>
+__device__ __forceinline__ u32 pack_2(float lo, float hi) {
+    u32 v;
+    if constexpr (Bf16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    }
+    return v;
+}
+
+// The lower and upper half of a packed pair, exactly.
+template <bool Bf16>
+__device__ __forceinline__ void unpack_2(u32 v, float& lo, float& hi) {
+    if constexpr (Bf16) {
+        lo = __uint_as_float(v << 16);
+        hi = __uint_as_float(v & 0xFFFF0000u);
+    } else {
+        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(lo), "=f"(hi) : "r"(v));
+    }
+}
+
+}  // namespace flux::ptx

@@ -1,0 +1,17 @@
+// Integer types of fixed width: NVRTC compiles these sources without any header but their own.
+#pragma once
+
+namespace flux {
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "widths");
+
+// An opaque tensor map, encoded by the host (cuTensorMapEncodeTiled).
+struct alignas(128) TensorMap {
+    unsigned char opaque[128];
+};
+
+}  // namespace flux

@@ -1,0 +1,47 @@
+//! Why something could not be enqueued.
+
+/// A driver call was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The driver returned an error.
+    #[error("{call} failed: {name} ({code})")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The driver's error code.
+        code: i32,
+        /// The driver's name of the error.
+        name: String,
+    },
+    /// A tensor map could not be encoded.
+    #[error("the tensor map of {operand} was refused ({code}): address {address:#x}, row stride {row_bytes} bytes")]
+    TensorMap {
+        /// `x`, `w`, `y` or the gather buffer.
+        operand: &'static str,
+        /// The driver's error code.
+        code: i32,
+        /// Address of the operand.
+        address: u64,
+        /// Bytes between rows.
+        row_bytes: u64,
+    },
+    /// The program is not one for this kernel.
+    #[error("a program of {program} does not run on the kernel {kernel}")]
+    Mismatch {
+        /// What the program is for.
+        program: String,
+        /// The kernel.
+        kernel: String,
+    },
+    /// There are no workers, or more CTAs than may be resident at once.
+    #[error("{ctas} CTAs ({workers} workers) were asked for: at least 1 worker and at most {limit} CTAs run at once on this device")]
+    Grid {
+        /// CTAs asked for, movers included.
+        ctas: u32,
+        /// Workers among them.
+        workers: u32,
+        /// Multiprocessors of the device.
+        limit: u32,
+    },
+}

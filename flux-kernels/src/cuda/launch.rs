@@ -1,0 +1,196 @@
+//! The kernel and its launch.
+
+use super::LaunchError;
+use super::module::Module;
+use super::params::Params;
+use super::program::DeviceProgram;
+use super::tensor_map::{Stack, encode};
+use crate::Variant;
+use cudarc::driver::sys;
+use flux_core::layout::gather_place_bytes;
+use flux_core::rank::MAX_WORLD;
+use flux_core::{OpKind, WorldSize};
+use std::ffi::CString;
+
+/// A loaded variant of the fused kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    variant: Variant,
+    module: Module,
+    function: sys::CUfunction,
+    multiprocessors: u32,
+}
+
+// SAFETY: the function handle may be used from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above; launches do not change it.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    /// Loads a compiled variant into the current context.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks the entry point.
+    pub fn load(variant: Variant, cubin: &[u8]) -> Result<Self, LaunchError> {
+        let module = Module::load(cubin)?;
+        let function = module.function(&CString::new(variant.entry()).unwrap_or_default())?;
+        module.allow_shared(function, variant.shared_bytes())?;
+        let multiprocessors = module.multiprocessors()?;
+        Ok(Self { variant, module, function, multiprocessors })
+    }
+
+    /// Which variant this is.
+    pub fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    /// Multiprocessors of the device: the CTAs of this kernel that run at once.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+}
+
+/// A row-major matrix on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// First element; a multiple of 16.
+    pub address: u64,
+    /// Bytes between rows; a multiple of 16.
+    pub row_bytes: u64,
+}
+
+/// The operands, the memory and the place of one launch. Shapes are those of the program's problem.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchArgs<'a> {
+    /// The caller's `x`.
+    pub x: Matrix,
+    /// The caller's `w`.
+    pub w: Matrix,
+    /// The caller's `y`.
+    pub y: Matrix,
+    /// Every rank's data region, as mapped on this device.
+    pub data: &'a [u64],
+    /// Every rank's pad, as mapped on this device.
+    pub pads: &'a [u64],
+    /// This rank's control block.
+    pub control: u64,
+    /// This rank's fault block, as the device sees it.
+    pub fault: u64,
+    /// Bytes between the halves of a data region.
+    pub half_stride: u64,
+    /// Longest wait for another rank, in nanoseconds.
+    pub deadline_ns: u64,
+    /// Whether a mover outside of the kernel reads `x` and reports the end of it in the control block.
+    pub await_pushed: bool,
+    /// CTAs that compute.
+    pub workers: u32,
+    /// CTAs that push the caller's shard to the peers; 0 where another mover does.
+    pub movers: u32,
+    /// The stream.
+    pub stream: usize,
+}
+
+/// Enqueues one call on the stream. Does not wait for the device and allocates nothing.
+///
+/// # Safety
+/// Every address is valid on the current device for the extents that the program implies, until the launch has completed; all ranks of the
+/// world enqueue the same call.
+///
+/// # Errors
+/// [`LaunchError`], before anything is enqueued.
+pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<(), LaunchError> {
+    let p = program.program();
+    let variant = kernel.variant;
+    if variant.op() != p.problem.op() || variant.dtype() != p.problem.dtype() || variant.tile() != p.tile {
+        let program = format!("{} with tiles of {}", p.problem, p.tile);
+        return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
+    }
+    let ctas = args.workers + args.movers;
+    if args.workers == 0 || ctas > kernel.multiprocessors {
+        return Err(LaunchError::Grid { ctas, workers: args.workers, limit: kernel.multiprocessors });
+    }
+    let params = encode_params(program, args)?;
+    let (grid, shared) = ((ctas, 1), variant.shared_bytes());
+    // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
+    unsafe { kernel.module.launch(kernel.function, grid, Variant::THREADS, shared, &params, args.stream) }
+}
+
+/// What the kernel reads, with the operands' tensor maps.
+fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Params, LaunchError> {
+    let p = program.program();
+    let problem = &p.problem;
+    let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
+    let (rows, k) = (problem.m_shard(), problem.k_local());
+    // The operand whose rows are global is a stack of shards, so that a tile's box ends at the shard's border.
+    let (x_shards, y_shards) = match problem.op() {
+        OpKind::AllGatherGemm => (1, world.get()),
+        OpKind::GemmReduceScatter => (world.get(), 1),
+    };
+    let shard_bytes = |m: Matrix| u64::from(rows) * m.row_bytes;
+    let x_outer = [(x_shards, shard_bytes(args.x)), (1, shard_bytes(args.x))];
+    let x = Stack { operand: "x", address: args.x.address, cols: k, rows, row_bytes: args.x.row_bytes, outer: &x_outer, box_rows: tile.m };
+    let w = Stack {
+        operand: "w",
+        address: args.w.address,
+        cols: k,
+        rows: problem.n_local(),
+        row_bytes: args.w.row_bytes,
+        outer: &[],
+        box_rows: tile.n,
+    };
+    let y_outer = [(y_shards, shard_bytes(args.y))];
+    let y = Stack {
+        operand: "y",
+        address: args.y.address,
+        cols: problem.n_local(),
+        rows,
+        row_bytes: args.y.row_bytes,
+        outer: &y_outer,
+        box_rows: 64,
+    };
+    let row_bytes = u64::from(k) * dtype.bytes() as u64;
+    let a_caller = encode(dtype, &x)?;
+    let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
+    let a_gather = if gathers {
+        let outer = [(world.peers(), gather_place_bytes(problem)), (2, args.half_stride)];
+        let address = args.data[p.rank.index()];
+        encode(dtype, &Stack { operand: "the gather buffer", address, row_bytes, outer: &outer, ..x })?
+    } else {
+        a_caller
+    };
+    Ok(Params {
+        a_caller,
+        a_gather,
+        b: encode(dtype, &w)?,
+        y: encode(dtype, &y)?,
+        data: by_rank(args.data, world),
+        pad: by_rank(args.pads, world),
+        items: program.items(),
+        awaits: program.awaits(),
+        transfers: program.transfers(),
+        control: args.control,
+        fault: args.fault,
+        half_stride: args.half_stride,
+        deadline_ns: args.deadline_ns,
+        x: args.x.address,
+        x_row_bytes: args.x.row_bytes,
+        row_bytes,
+        place_bytes: gather_place_bytes(problem),
+        rank: p.rank.get(),
+        world: world.get(),
+        item_count: p.items.len() as u32,
+        transfer_count: if args.movers > 0 { p.transfers.len() as u32 } else { 0 },
+        k_steps: k.div_ceil(tile.k),
+        slots_per_source: p.slots_per_source,
+        movers: args.movers,
+        await_pushed: u32::from(args.await_pushed),
+        reserved: [0; 6],
+    })
+}
+
+/// The addresses in the kernel's array of fixed capacity.
+fn by_rank(addresses: &[u64], world: WorldSize) -> [u64; MAX_WORLD] {
+    let mut all = [0; MAX_WORLD];
+    all[..world.index()].copy_from_slice(&addresses[..world.index()]);
+    all
+}

@@ -1,0 +1,39 @@
+//! The kernel's parameters.
+//!
+//! Invariant: mirrored word for word by `struct Params` in `flux-kernels/cuda/program.cuh`.
+
+use cudarc::driver::sys::CUtensorMap;
+use flux_core::rank::MAX_WORLD;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Params {
+    pub(super) a_caller: CUtensorMap,
+    pub(super) a_gather: CUtensorMap,
+    pub(super) b: CUtensorMap,
+    pub(super) y: CUtensorMap,
+    pub(super) data: [u64; MAX_WORLD],
+    pub(super) pad: [u64; MAX_WORLD],
+    pub(super) items: u64,
+    pub(super) awaits: u64,
+    pub(super) transfers: u64,
+    pub(super) control: u64,
+    pub(super) fault: u64,
+    pub(super) half_stride: u64,
+    pub(super) deadline_ns: u64,
+    pub(super) x: u64,
+    pub(super) x_row_bytes: u64,
+    pub(super) row_bytes: u64,
+    pub(super) place_bytes: u64,
+    pub(super) rank: u32,
+    pub(super) world: u32,
+    pub(super) item_count: u32,
+    pub(super) transfer_count: u32,
+    pub(super) k_steps: u32,
+    pub(super) slots_per_source: u32,
+    pub(super) movers: u32,
+    pub(super) await_pushed: u32,
+    pub(super) reserved: [u32; 6],
+}
+
+const _: () = assert!(size_of::<Params>() == 1024 && size_of::<CUtensorMap>() == 128 && MAX_WORLD == 16);

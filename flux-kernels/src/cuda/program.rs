@@ -1,0 +1,70 @@
+//! A tile program in device memory.
+
+use super::LaunchError;
+use super::call::{check, current_context, release_in};
+use cudarc::driver::sys;
+use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
+
+/// A program uploaded to the device whose context was current: the records that every launch of an op walks.
+#[derive(Debug)]
+pub struct DeviceProgram {
+    program: TileProgram,
+    memory: u64,
+    context: sys::CUcontext,
+}
+
+// SAFETY: the context handle and the address are plain values; the driver's calls on them are thread-safe.
+unsafe impl Send for DeviceProgram {}
+// SAFETY: as above; nothing is changed through a shared reference.
+unsafe impl Sync for DeviceProgram {}
+
+impl DeviceProgram {
+    /// Allocates device memory on the current device and copies the records there; waits for the copy.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when memory is short.
+    pub fn upload(program: TileProgram) -> Result<Self, LaunchError> {
+        let context = current_context()?;
+        let mut bytes = Vec::<u8>::with_capacity(Self::bytes_of(&program));
+        bytes.extend_from_slice(bytemuck::cast_slice(&program.items));
+        bytes.extend_from_slice(bytemuck::cast_slice(&program.awaits));
+        bytes.extend_from_slice(bytemuck::cast_slice(&program.transfers));
+        let mut memory = 0;
+        // SAFETY: the out pointer is valid and the size is not zero: a program has items.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut memory, bytes.len()) })?;
+        let this = Self { program, memory, context };
+        // SAFETY: the destination was allocated with this size, the source is a live vector.
+        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(memory, bytes.as_ptr().cast(), bytes.len()) })?;
+        Ok(this)
+    }
+
+    /// The program.
+    pub fn program(&self) -> &TileProgram {
+        &self.program
+    }
+
+    pub(super) fn items(&self) -> u64 {
+        self.memory
+    }
+
+    pub(super) fn awaits(&self) -> u64 {
+        self.items() + (self.program.items.len() * size_of::<WorkItem>()) as u64
+    }
+
+    pub(super) fn transfers(&self) -> u64 {
+        self.awaits() + (self.program.awaits.len() * size_of::<Await>()) as u64
+    }
+
+    fn bytes_of(program: &TileProgram) -> usize {
+        size_of_val(&program.items[..]) + size_of_val(&program.awaits[..]) + program.transfers.len() * size_of::<Transfer>()
+    }
+}
+
+impl Drop for DeviceProgram {
+    fn drop(&mut self) {
+        release_in(self.context, || {
+            // SAFETY: allocated in `upload`, freed once; the driver waits for work that uses it.
+            let _ = unsafe { sys::cuMemFree_v2(self.memory) };
+        });
+    }
+}

@@ -1,0 +1,78 @@
+//! Tensor maps: how bulk loads and stores see the operands.
+//!
+//! Invariant: rows are cut into boxes of 64 elements, 128 bytes, swizzled; elements beyond an extent read as zero and are never written.
+
+use super::LaunchError;
+use cudarc::driver::sys::{
+    self, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle,
+};
+use flux_core::DType;
+
+/// Elements of a box along the inner dimension: 128 bytes.
+const BOX_COLS: u32 = 64;
+
+/// A matrix stack: outer extents with their strides in bytes, rows and columns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stack<'a> {
+    /// Which operand, for errors.
+    pub(super) operand: &'static str,
+    /// First element.
+    pub(super) address: u64,
+    /// Elements of a row.
+    pub(super) cols: u32,
+    /// Rows of one matrix.
+    pub(super) rows: u32,
+    /// Bytes between rows.
+    pub(super) row_bytes: u64,
+    /// Extent and distance in bytes of each outer dimension, from the inside.
+    pub(super) outer: &'a [(u32, u64)],
+    /// Rows of a box.
+    pub(super) box_rows: u32,
+}
+
+/// Most dimensions of a tensor map.
+const MAX_RANK: usize = 5;
+
+/// Encodes the map of a stack. Takes no driver lock and no device time.
+pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, LaunchError> {
+    let rank = 2 + stack.outer.len();
+    debug_assert!(rank <= MAX_RANK, "{stack:?}");
+    let mut dims = [1u64; MAX_RANK];
+    let mut strides = [0u64; MAX_RANK - 1];
+    let mut boxes = [1u32; MAX_RANK];
+    (dims[0], dims[1]) = (u64::from(stack.cols), u64::from(stack.rows));
+    (boxes[0], boxes[1]) = (BOX_COLS, stack.box_rows);
+    strides[0] = stack.row_bytes;
+    for (i, &(extent, bytes)) in stack.outer.iter().enumerate() {
+        dims[2 + i] = u64::from(extent);
+        strides[1 + i] = bytes;
+    }
+    let steps = [1u32; MAX_RANK];
+    let kind = match dtype {
+        DType::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    };
+    let mut map = CUtensorMap { opaque: [0; 16] };
+    // SAFETY: all arrays have `rank` (strides: `rank - 1`) valid entries; the map is written, the address only recorded.
+    let result = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            kind,
+            rank as u32,
+            stack.address as *mut _,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(map);
+    }
+    Err(LaunchError::TensorMap { operand: stack.operand, code: result as i32, address: stack.address, row_bytes: stack.row_bytes })
+}

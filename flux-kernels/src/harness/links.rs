@@ -1,0 +1,93 @@
+//! Kernels that measure links.
+
+use crate::cuda::LaunchError;
+use crate::cuda::module::Module;
+use cudarc::driver::sys;
+
+/// A copy in pieces through a ring of shared memory, by one thread of every CTA. Either range may be a peer's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct BulkCopy {
+    /// Destination; a multiple of 16.
+    pub dst: u64,
+    /// Source; a multiple of 16.
+    pub src: u64,
+    /// Bytes; a multiple of 16.
+    pub bytes: u64,
+    /// Bytes of a piece; a multiple of 16.
+    pub piece: u32,
+    /// Pieces in shared memory: at least 2, `piece * ring` at most [`Links::MAX_RING_BYTES`].
+    pub ring: u32,
+}
+
+/// One side of an exchange of signals between two devices.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PingPong {
+    /// Zeroed word of this device.
+    pub mine: u64,
+    /// Zeroed word of the other device.
+    pub theirs: u64,
+    /// How often each side answers.
+    pub rounds: u32,
+    /// 1 on the side that begins, 0 on the other.
+    pub first: u32,
+    /// Longest time in the kernel, in nanoseconds.
+    pub deadline_ns: u64,
+    /// A u64 of this device that receives the nanoseconds of all rounds but the first, 0 after the deadline.
+    pub elapsed: u64,
+}
+
+const _: () = assert!(size_of::<BulkCopy>() == 32 && size_of::<PingPong>() == 40);
+
+/// The loaded kernels.
+#[derive(Debug)]
+pub struct Links {
+    module: Module,
+    copy: sys::CUfunction,
+    ping_pong: sys::CUfunction,
+}
+
+// SAFETY: handles are plain values; the driver's calls on them are thread-safe.
+unsafe impl Send for Links {}
+
+impl Links {
+    /// Largest `piece * ring` of [`Self::bulk_copy`]: the shared memory of a CTA beside the barriers.
+    pub const MAX_RING_BYTES: u32 = 196_608;
+
+    /// Loads the kernels from their cubin ([`crate::sources::links`]) into the current context.
+    ///
+    /// # Errors
+    /// [`LaunchError`] when the cubin does not suit the device.
+    pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
+        let module = Module::load(cubin)?;
+        let copy = module.function(c"flux_bulk_copy")?;
+        module.allow_shared(copy, Self::MAX_RING_BYTES + 256)?;
+        Ok(Self { copy, ping_pong: module.function(c"flux_ping_pong")?, module })
+    }
+
+    /// Enqueues a copy by `ctas` CTAs.
+    ///
+    /// # Safety
+    /// Both ranges are valid on this device and nothing else uses the destination meanwhile; sizes are as the fields say.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the launch is refused.
+    pub unsafe fn bulk_copy(&self, copy: &BulkCopy, ctas: u32, stream: usize) -> Result<(), LaunchError> {
+        let shared = copy.ring * (copy.piece + 8);
+        // SAFETY: the layout is that of the kernel's parameter; the caller answers for the ranges.
+        unsafe { self.module.launch(self.copy, (ctas, 1), 32, shared, copy, stream) }
+    }
+
+    /// Enqueues one side of an exchange.
+    ///
+    /// # Safety
+    /// The words are valid on this device; both sides are launched, one of them `first`.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the launch is refused.
+    pub unsafe fn ping_pong(&self, side: &PingPong, stream: usize) -> Result<(), LaunchError> {
+        // SAFETY: the layout is that of the kernel's parameter; the caller answers for the words.
+        unsafe { self.module.launch(self.ping_pong, (1, 1), 1, 0, side, stream) }
+    }
+}

@@ -1,0 +1,256 @@
+//! The harness's kernels: operands as a function of position, verification against an fp64 reference, and time to spend.
+//!
+//! Invariant: what [`Harness::fill`] writes is what [`Harness::verify`] multiplies, element by element, on any rank; the reference never reads the
+//! operands that the tested kernel read.
+
+mod links;
+
+pub use links::{BulkCopy, Links, PingPong};
+
+use crate::cuda::LaunchError;
+use crate::cuda::module::Module;
+use cudarc::driver::sys;
+use flux_core::{DType, OpKind, Problem, Rank};
+
+/// How elements are distributed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Fill {
+    /// Evenly over [-1, 1), 2^24 values before rounding.
+    Uniform = 0,
+    /// -1, 0 and 1 with probabilities 1/6, 2/3 and 1/6: sums are exact integers.
+    SmallInts = 1,
+}
+
+/// A window of a global matrix and where it lies on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// First element.
+    pub address: u64,
+    /// Elements between rows.
+    pub row_stride: u64,
+    /// First global row.
+    pub row0: u32,
+    /// First global column.
+    pub col0: u32,
+    /// Rows.
+    pub rows: u32,
+    /// Columns.
+    pub cols: u32,
+}
+
+/// Seeds of the two operands of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeds {
+    /// Of the global `x`, `[m, k]`.
+    pub x: u64,
+    /// Of the global `w`, `[n, k]`.
+    pub w: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FillParams {
+    dst: u64,
+    row_stride: u64,
+    seed: u64,
+    row0: u32,
+    col0: u32,
+    rows: u32,
+    cols: u32,
+    fill: u32,
+    bf16: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct VerifyParams {
+    y: u64,
+    row_stride: u64,
+    x_seed: u64,
+    w_seed: u64,
+    report: u64,
+    row0: u32,
+    col0: u32,
+    rows: u32,
+    cols: u32,
+    k: u32,
+    segment: u32,
+    fill: u32,
+    bf16: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct RawReport {
+    violations: u64,
+    first: u64,
+    max_error: u32,
+    max_reference: u32,
+    max_ratio: u32,
+    reserved: u32,
+}
+
+const _: () = assert!(size_of::<FillParams>() == 48 && size_of::<VerifyParams>() == 72 && size_of::<RawReport>() == 32);
+
+/// What a verification found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VerifyReport {
+    /// Elements outside of their bound; NaN is outside of any.
+    pub violations: u64,
+    /// Row and column, in the rank's `y`, of the first of them.
+    pub first: Option<(u32, u32)>,
+    /// Largest |y - reference|.
+    pub max_error: f32,
+    /// Largest |reference|.
+    pub max_reference: f32,
+    /// Largest error over its bound (uniform data).
+    pub max_ratio: f32,
+}
+
+impl VerifyReport {
+    /// Whether every element is within its bound.
+    pub fn passed(&self) -> bool {
+        self.violations == 0
+    }
+
+    /// Largest error over the largest reference.
+    pub fn max_rel_err(&self) -> f32 {
+        self.max_error / self.max_reference.max(f32::MIN_POSITIVE)
+    }
+}
+
+/// The loaded kernels. Every function expects the context that was current at [`Harness::load`].
+#[derive(Debug)]
+pub struct Harness {
+    module: Module,
+    fill: sys::CUfunction,
+    verify: sys::CUfunction,
+    spin: sys::CUfunction,
+    report: u64,
+}
+
+// SAFETY: handles and addresses are plain values; the driver's calls on them are thread-safe.
+unsafe impl Send for Harness {}
+
+impl Harness {
+    /// Loads the kernels from their cubin ([`crate::sources::harness`]) into the current context.
+    ///
+    /// # Errors
+    /// [`LaunchError`] when the cubin does not suit the device or memory is short.
+    pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
+        let module = Module::load(cubin)?;
+        let report = module.allocate(size_of::<RawReport>())?;
+        Ok(Self {
+            fill: module.function(c"flux_fill")?,
+            verify: module.function(c"flux_verify")?,
+            spin: module.function(c"flux_spin")?,
+            report,
+            module,
+        })
+    }
+
+    /// Fills a window of a matrix with the elements of `seed`.
+    ///
+    /// # Safety
+    /// The window's memory is valid and nothing else uses it before the stream has passed this point.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the launch is refused.
+    pub unsafe fn fill(&self, to: Window, seed: u64, fill: Fill, dtype: DType, stream: usize) -> Result<(), LaunchError> {
+        let params = FillParams {
+            dst: to.address,
+            row_stride: to.row_stride,
+            seed,
+            row0: to.row0,
+            col0: to.col0,
+            rows: to.rows,
+            cols: to.cols,
+            fill: fill as u32,
+            bf16: u32::from(dtype == DType::Bf16),
+        };
+        // SAFETY: the kernel takes `FillParams`; the caller answers for the window.
+        unsafe { self.module.launch(self.fill, (1056, 1), 256, 0, &params, stream) }
+    }
+
+    /// Fills memory with NaN, in either element type.
+    ///
+    /// # Safety
+    /// As for [`Self::fill`].
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the call is refused.
+    pub unsafe fn poison(&self, address: u64, bytes: u64, stream: usize) -> Result<(), LaunchError> {
+        // SAFETY: the caller answers for the memory.
+        unsafe { self.module.memset(address, 0xFF, bytes, stream) }
+    }
+
+    /// Occupies the stream for `ns`.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the launch is refused.
+    pub fn spin(&self, ns: u64, stream: usize) -> Result<(), LaunchError> {
+        // SAFETY: the kernel takes one u64 and touches no memory.
+        unsafe { self.module.launch(self.spin, (1, 1), 1, 0, &ns, stream) }
+    }
+
+    /// Checks a rank's whole `y` against the fp64 product of the seeds' operands, and waits for the result.
+    ///
+    /// For uniform data the bound of an element is the sum of: the rounding of the result; for GEMM-ReduceScatter the roundings of the partial
+    /// sums; and `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation. Integer data has to be equal.
+    ///
+    /// # Safety
+    /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape).
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when a call is refused.
+    pub unsafe fn verify(
+        &self,
+        problem: &Problem,
+        rank: Rank,
+        y: (u64, u64),
+        seeds: Seeds,
+        fill: Fill,
+        stream: usize,
+    ) -> Result<VerifyReport, LaunchError> {
+        let shape = problem.y_shape();
+        let (row0, col0, segment) = match problem.op() {
+            OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k()),
+            OpKind::GemmReduceScatter => (rank.get() * problem.m_shard(), 0, problem.k_local()),
+        };
+        let params = VerifyParams {
+            y: y.0,
+            row_stride: y.1,
+            x_seed: seeds.x,
+            w_seed: seeds.w,
+            report: self.report,
+            row0,
+            col0,
+            rows: shape.rows,
+            cols: shape.cols,
+            k: problem.k(),
+            segment,
+            fill: fill as u32,
+            bf16: u32::from(problem.dtype() == DType::Bf16),
+        };
+        let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };
+        self.module.write(self.report, bytemuck::bytes_of(&raw), stream)?;
+        let grid = (shape.cols.div_ceil(64), shape.rows.div_ceil(64));
+        // SAFETY: the kernel takes `VerifyParams`; the caller answers for `y`, the report is ours.
+        unsafe { self.module.launch(self.verify, grid, 256, 0, &params, stream) }?;
+        self.module.read(self.report, bytemuck::bytes_of_mut(&mut raw), stream)?;
+        Ok(VerifyReport {
+            violations: raw.violations,
+            first: (raw.violations > 0).then_some(((raw.first >> 32) as u32, raw.first as u32)),
+            max_error: f32::from_bits(raw.max_error),
+            max_reference: f32::from_bits(raw.max_reference),
+            max_ratio: f32::from_bits(raw.max_ratio),
+        })
+    }
+}
+
+impl Drop for Harness {
+    fn drop(&mut self) {
+        self.module.free(self.report);
+    }
+}

@@ -1,0 +1,53 @@
+//! The CUDA sources, embedded: own headers only, so that NVRTC alone compiles them.
+//!
+//! Invariant: a file's name here is the name by which the sources include it.
+
+macro_rules! headers {
+    ($($name:literal),* $(,)?) => {
+        /// Every header, by the name in `#include "..."`.
+        pub const HEADERS: &[(&str, &str)] = &[$(($name, include_str!(concat!("../cuda/", $name)))),*];
+    };
+}
+
+headers![
+    "types.cuh",
+    "program.cuh",
+    "ptx/bulk.cuh",
+    "ptx/mbarrier.cuh",
+    "ptx/memory.cuh",
+    "ptx/warp.cuh",
+    "ptx/wgmma.cuh",
+    "core/close.cuh",
+    "core/config.cuh",
+    "core/consumer.cuh",
+    "core/fused_gemm.cuh",
+    "core/mover.cuh",
+    "core/producer.cuh",
+    "core/storer.cuh",
+    "core/wait.cuh",
+    "harness/data.cuh",
+];
+
+/// A translation unit that is compiled to one cubin.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// Name of the cubin, and what logs call it.
+    pub name: String,
+    /// The text; it includes [`HEADERS`].
+    pub text: String,
+}
+
+/// Operand data, verification and timing.
+pub fn harness() -> Source {
+    Source { name: "flux_harness".to_owned(), text: include_str!("../cuda/harness/harness.cu").to_owned() }
+}
+
+/// Bulk copies and signal latency.
+pub fn links() -> Source {
+    Source { name: "flux_links".to_owned(), text: include_str!("../cuda/harness/links.cu").to_owned() }
+}
+
+/// Everything that an installation may load.
+pub fn all() -> Vec<Source> {
+    crate::variant::all().iter().map(crate::Variant::source).chain([harness(), links()]).collect()
+}
