@@ -1,5 +1,7 @@
 //! The control plane of processes, each rank a thread with sockets of its own.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
+
 mod bootstrap_common;
 
 use std::fs::File;
@@ -19,7 +21,7 @@ const LIMIT: usize = 64 * 1024;
 fn notices(plane: &Arc<dyn ControlPlane>) -> (Arc<Watcher>, mpsc::Receiver<Notice>) {
     let (sender, receiver) = mpsc::channel();
     let sender = Mutex::new(sender);
-    let watcher: Arc<Watcher> = Arc::new(move |notice| drop(sender.lock().unwrap().send(notice)));
+    let watcher: Arc<Watcher> = Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap_or_default());
     plane.watch(Arc::downgrade(&watcher));
     (watcher, receiver)
 }
