@@ -1,5 +1,9 @@
 //! What the tests on devices share: whether to run, and raw reads and writes of device memory.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+pub(crate) mod memory;
+pub(crate) mod push;
 
 use cudarc::driver::{result, sys};
 use flux_core::layout::control;
