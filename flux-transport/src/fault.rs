@@ -50,7 +50,7 @@ pub enum Fault {
         rank: Rank,
     },
     /// A rank has aborted.
-    #[error("rank {rank} aborted with reason {reason}")]
+    #[error("rank {rank} aborted: {}", reason::words(*reason))]
     #[non_exhaustive]
     Aborted {
         /// The rank that asked for it.
@@ -68,6 +68,19 @@ pub(crate) mod reason {
     pub(crate) const PANICKED: u32 = 0xffff_0002;
     /// A call was given up after its transfers had been handed out.
     pub(crate) const UNFINISHED: u32 = 0xffff_0003;
+    /// The ranks lost each other while they changed the workspace.
+    pub(crate) const OUT_OF_STEP: u32 = 0xffff_0004;
+
+    /// A reason in words.
+    pub(super) fn words(reason: u32) -> String {
+        match reason {
+            PEER_LOST => "a peer is gone".to_owned(),
+            PANICKED => "its thread panicked".to_owned(),
+            UNFINISHED => "it gave up a call whose transfers had been handed out".to_owned(),
+            OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
+            other => format!("reason {other}"),
+        }
+    }
 }
 
 impl Fault {

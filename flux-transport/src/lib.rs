@@ -19,13 +19,14 @@
 //! # Ok::<(), flux_transport::WorldError>(())
 //! ```
 
-mod bootstrap;
+pub mod bootstrap;
 mod comm;
 pub mod control;
 pub mod cuda;
 mod device;
 mod fault;
 mod host;
+pub mod launch;
 pub mod nccl;
 #[expect(dead_code, reason = "the communicator takes the transport from here")]
 pub mod nvlink;

@@ -31,7 +31,10 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     };
     let explanation = format!("{} ({why})", transport.explain());
     tracing::info!(rank = world.rank().get(), "{explanation}");
-    Ok(Communicator::new(world, options, Health::new(world.rank(), transport), explanation))
+    let comm = Communicator::new(world, options, Health::new(world.rank(), transport), explanation);
+    // From here on a peer may abort, and every rank hears it.
+    comm.inner.world.control().barrier(Instant::now() + options.deadline)?;
+    Ok(comm)
 }
 
 /// What this rank asks for: the options', or where they leave it open what `FLUX_TRANSPORT` names.

@@ -42,7 +42,10 @@ impl Health {
     /// Takes note of what a peer did.
     pub(super) fn notice(&self, notice: Notice) {
         match notice {
-            Notice::Lost(rank) => self.abort(Fault::PeerLost { rank }, reason::PEER_LOST),
+            // a rank whose thread panicked is as gone as one whose process died
+            Notice::Lost(rank) | Notice::Aborted { by: rank, reason: reason::PANICKED } => {
+                self.abort(Fault::PeerLost { rank }, reason::PEER_LOST);
+            }
             Notice::Aborted { by, reason } => self.abort(Fault::Aborted { rank: by, reason }, reason),
         }
     }

@@ -149,10 +149,15 @@ impl Communicator {
         answers?;
         let reserved = transport.reserve(grown, control, self.until());
         self.inner.health.carry_over();
+        if let Err(TransportError::Control(_)) = reserved {
+            // Some ranks may have the new workspace and some the old one.
+            self.abort(reason::OUT_OF_STEP);
+        }
         reserved
     }
 
-    /// Begins a call, ordered after the one before it, and waits while another thread's call has not finished.
+    /// Begins a call, ordered after the one before it, and waits while another thread's call has not finished. A thread finishes its call before it
+    /// begins the next.
     ///
     /// # Errors
     /// [`TransportError::Broken`] after a fault; [`TransportError::WrongStream`].
@@ -187,7 +192,8 @@ impl Communicator {
         Ok(self.inner.world.control().exchange(payload, self.until())?)
     }
 
-    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks. A `reason` of 0 counts as 1.
+    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks, and so are the peers' other
+    /// communicators of the same world. A `reason` of 0 counts as 1.
     pub fn abort(&self, reason: u32) {
         self.inner.health.give_up(reason);
         self.inner.world.control().abort_peers(reason.max(1));

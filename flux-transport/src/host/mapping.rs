@@ -44,17 +44,11 @@ impl Mapping {
         let answers = agree(plane, &offer, deadline);
         // an own failure is told as it is, not as others hear of it
         let own = own?;
-        let mut regions = Vec::with_capacity(world.index());
-        let mut epochs = Vec::with_capacity(world.index());
-        for (from, answer) in world.ranks().zip(answers?) {
-            let failed = |reason: &str| TransportError::PeerFailed { rank: from, reason: reason.to_owned() };
-            let answer: [u8; OFFER_BYTES] = answer.try_into().map_err(|_| failed("it sent something else than its region"))?;
-            let [number, epoch]: [&[u8]; 2] = [&answer[..8], &answer[8..]];
-            let number = u64::from_le_bytes(number.try_into().map_err(|_| failed("a short number"))?);
-            epochs.push(Epoch::new(u32::from_le_bytes(epoch.try_into().map_err(|_| failed("a short epoch"))?)));
-            regions.push(Region::find(number).ok_or_else(|| failed("its memory is gone"))?);
-        }
-        same_epoch(&epochs)?;
+        let regions = find(world, &answers?);
+        // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
+        let found = agree(plane, &regions.as_ref().map(|_| []), deadline);
+        let regions = regions?;
+        found?;
         let pads: Vec<*mut u8> = regions.iter().map(|region| region.pad.pointer()).collect();
         // SAFETY: the mapping holds the blocks for as long as `words` lives in it; they have the sizes that `size` asks for (all ranks take the
         // same size), and their words are accessed by the signal protocol only.
@@ -74,6 +68,21 @@ impl Mapping {
     pub(super) fn epoch(&self) -> Epoch {
         Epoch::new(self.words.control(Control::Epoch).load_acquire())
     }
+}
+
+/// The regions that the ranks have offered, if they all stand at the same call.
+fn find(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<Arc<Region>>, TransportError> {
+    let mut regions = Vec::with_capacity(offers.len());
+    let mut epochs = Vec::with_capacity(offers.len());
+    for (rank, offer) in world.ranks().zip(offers) {
+        let failed = |reason: &str| TransportError::PeerFailed { rank, reason: reason.to_owned() };
+        let (number, rest) = offer.split_first_chunk().ok_or_else(|| failed("it sent no region"))?;
+        let (epoch, _) = rest.split_first_chunk().ok_or_else(|| failed("it sent no epoch"))?;
+        epochs.push(Epoch::new(u32::from_le_bytes(*epoch)));
+        regions.push(Region::find(u64::from_le_bytes(*number)).ok_or_else(|| failed("its memory is gone"))?);
+    }
+    same_epoch(&epochs)?;
+    Ok(regions)
 }
 
 /// A rank's own memory, before it knows of the others'.
