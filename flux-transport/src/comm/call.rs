@@ -77,9 +77,8 @@ impl<'c> Call<'c> {
         }
         let push = Push { x, row_stride, row_bytes, place_bytes, transfers };
         // SAFETY: this function's caller vouches for the shard.
-        unsafe { self.comm.inner.health.transport().push(self.stream, &push) }?;
-        self.pushes = true;
-        Ok(())
+        let handed = unsafe { self.comm.inner.health.transport().push(self.stream, &push) };
+        self.note(handed)
     }
 
     /// As [`push`](Self::push), also where [`copy_engine_usable`](Self::copy_engine_usable) says no: there `mover` carries the rows, beside the call's
@@ -95,9 +94,15 @@ impl<'c> Call<'c> {
             return Ok(());
         }
         // SAFETY: this function's caller vouches for the shard.
-        unsafe { self.comm.inner.health.transport().push_with(self.stream, push, mover) }?;
-        self.pushes = true;
-        Ok(())
+        let handed = unsafe { self.comm.inner.health.transport().push_with(self.stream, push, mover) };
+        self.note(handed)
+    }
+
+    /// Takes note that transfers were handed out. A driver may refuse after a part of them, which cannot be taken back.
+    fn note(&mut self, handed: Result<(), TransportError>) -> Result<(), TransportError> {
+        use TransportError::{BadTransfer, MoverUnusable, WrongStream};
+        self.pushes |= !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
+        handed
     }
 
     /// SMs that a mover kernel occupies in this call: 0 where copy engines or a thread move.

@@ -15,7 +15,7 @@ use crate::{Launch, Options, World};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The control plane and the time until which all steps of a collective must be taken.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,14 @@ pub(super) struct Meeting<'a> {
     pub(super) deadline: Instant,
 }
 
-impl Meeting<'_> {
+/// The longest that a collective waits, whatever the options say.
+const LONGEST: Duration = Duration::from_hours(24);
+
+impl<'a> Meeting<'a> {
+    pub(super) fn of(world: &'a World, options: &Options) -> Self {
+        Self { control: world.control(), deadline: Instant::now() + options.deadline.min(LONGEST) }
+    }
+
     /// Gives every rank every other's bytes, unless one has failed: then all fail.
     fn agree(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, NvLinkError> {
         Ok(all_agree(self.control, &Ok::<_, &str>(mine), self.deadline)?)
@@ -62,7 +69,7 @@ impl Members {
     /// Introduces the ranks to each other and checks that their devices reach each other. No context is made. Collective; where it fails, it fails
     /// on all ranks, which are then still in step.
     pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, NvLinkError> {
-        let meeting = Meeting { control: world.control(), deadline: Instant::now() + options.deadline };
+        let meeting = Meeting::of(world, options);
         let shared_device = options.shared_device;
         let found = candidate(world, options).map_err(NvLinkError::from).and_then(|info| Ok((info, super::process::token()?)));
         let (info, process) = match found {
@@ -234,7 +241,6 @@ mod tests {
     use super::*;
     use crate::control::LocalControl;
     use flux_core::{Rank, WorldSize};
-    use std::time::Duration;
 
     #[test]
     fn one_rank_that_fails_fails_all_and_is_named() {

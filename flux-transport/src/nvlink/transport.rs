@@ -27,6 +27,8 @@ pub(crate) struct NvLink {
     members: Members,
     deadline_ns: u64,
     device: CudaDevice,
+    // The same, as callers know it: made once, so that asking allocates nothing.
+    place: Device,
 }
 
 #[derive(Debug)]
@@ -54,7 +56,7 @@ struct InCall {
 impl NvLink {
     /// Shares memory with the ranks that this one has met. Collective.
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, NvLinkError> {
-        let meeting = Meeting { control: world.control(), deadline: Instant::now() + options.deadline };
+        let meeting = Meeting::of(world, options);
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
         let make = || Ok::<_, CudaError>((Lanes::new(&device)?, Order::new(&device)?, FaultBlock::new(&device)?));
         let (lanes, order, fault) = meeting.succeed(make().map_err(NvLinkError::from))?;
@@ -64,7 +66,8 @@ impl NvLink {
         let deadline_ns = u64::try_from(options.deadline.as_nanos()).unwrap_or(u64::MAX);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let state = State { lanes, order, current: workspace, retired: Vec::new(), view, epoch, captured: false, call: None };
-        Ok(Self { state: Mutex::new(state), fault, members, deadline_ns, device })
+        let place = Device::from(device.info().clone());
+        Ok(Self { state: Mutex::new(state), fault, members, deadline_ns, device, place })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -128,7 +131,7 @@ impl Transport for NvLink {
     }
 
     fn device(&self) -> Device {
-        Device::from(self.device.info().clone())
+        self.place.clone()
     }
 
     fn capabilities(&self) -> Capabilities {
