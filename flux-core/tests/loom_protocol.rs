@@ -1,5 +1,5 @@
-//! The signal protocol in every interleaving and with every stale read that the memory model allows: what `src/signal` runs over real memory,
-//! unchanged, over loom's atomics. Each ordering that it relies on is also broken on purpose, and the break must be found.
+//! The signal protocol in every interleaving and with every stale read that the memory model allows: what `src/signal` runs over real
+//! memory, unchanged, over loom's atomics. Each ordering that it relies on is also broken on purpose, and the break must be found.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p flux-core --test loom_protocol --release`
 #![cfg(loom)]
@@ -158,8 +158,8 @@ fn receive(words: &RankWords, workers: usize) {
     assert_eq!(call.leave(1, false, patient), Ok(Left::Closed));
 }
 
-/// Calls one after the other, the third of which uses the half of the first again. Nothing but credits holds the sender back, which lets it lead
-/// by as much as [`Epoch::MAX_LEAD`] allows.
+/// Calls one after the other, the third of which uses the half of the first again. Nothing but credits holds the sender back, which lets
+/// it lead by as much as [`Epoch::MAX_LEAD`] allows.
 fn stream(flaws: Flaws, calls: u32) {
     explore(3, move || {
         let [sender, reader] = machine(flaws);

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Memory of all ranks: pads, control and fault blocks as words, and the data region as one stamp for each row of a gather place, or each slot.
+/// Memory of all ranks: pads, control and fault blocks as words, and the data region as one stamp for each row of a gather place, or each
+/// slot.
 struct Machine {
     world: WorldSize,
     size: WorkspaceSize,
@@ -60,8 +61,8 @@ impl Machine {
     fn words(&mut self) -> Vec<SharedMemory> {
         let pads: Vec<*mut u8> = self.pads.iter_mut().map(|pad| pad.as_mut_ptr().cast()).collect();
         let blocks = self.control.iter_mut().zip(&mut self.faults);
-        // SAFETY: the blocks have the sizes that the layout asks for, their heap memory outlives the views, which every test joins its threads
-        // to see the end of, and is reached through the views only.
+        // SAFETY: the blocks have the sizes that the layout asks for, their heap memory outlives the views, which every test joins its
+        // threads to see the end of, and is reached through the views only.
         blocks.map(|(c, f)| unsafe { SharedMemory::new(&pads, c.as_mut_ptr().cast(), f.as_mut_ptr().cast(), self.size) }).collect()
     }
 }

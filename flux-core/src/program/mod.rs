@@ -1,9 +1,10 @@
 //! Tile programs: a rank's whole schedule as a list of records.
 //!
-//! Invariant: a program made by [`TileProgram::build`] passes `check::verify` together with those of the other ranks. Every reader
+//! Invariant: a program made by [`TileProgram::build`] passes [`check::verify`] together with those of the other ranks. Every reader
 //! relies on what is verified there, and on nothing else.
 
 mod ag_gemm;
+pub mod check;
 
 mod display;
 mod error;
@@ -49,12 +50,13 @@ impl TileProgram {
     /// What `rank` does for `problem` under `schedule`. All ranks of a call build with the same problem and schedule.
     ///
     /// ```
-    /// use flux_core::program::{Schedule, TileProgram};
+    /// use flux_core::program::{Schedule, TileProgram, check};
     /// use flux_core::{DType, OpKind, Problem, WorldSize};
     /// let world = WorldSize::new(4).unwrap();
     /// let p = Problem::new(OpKind::GemmReduceScatter, 4 * 129, 1000, 4096, DType::Bf16, world)?;
     /// let schedule = Schedule::heuristic(&p);
     /// let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&p, rank, &schedule)).collect::<Result<_, _>>()?;
+    /// check::verify(&programs)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -89,7 +91,7 @@ impl TileProgram {
     /// The entries of the await list that `item` refers to.
     ///
     /// # Panics
-    /// If the range is outside the list, which `check::verify` rules out.
+    /// If the range is outside the list, which [`check::verify`] rules out.
     pub fn awaits_of(&self, item: &WorkItem) -> &[Await] {
         &self.awaits[item.await_first as usize..][..item.await_count as usize]
     }

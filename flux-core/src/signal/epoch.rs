@@ -12,9 +12,10 @@ pub struct Epoch(u32);
 impl Epoch {
     /// How far ahead of what a reader expects a word can be.
     ///
-    /// Credits alone bound it. A rank that closes call `e` has published `consumed = e` and awaits `consumed >= e - 1`. On the strength of its
-    /// credit a peer can close call `e + 1`, and with data to send but none to await run through call `e + 2` and publish `consumed = e + 2`:
-    /// a lead of 3. Signals lead by 1 at most, as a rank that still awaits one of call `e` has published no more than `e - 1`.
+    /// Credits alone bound it. A rank that closes call `e` has published `consumed = e` and awaits `consumed >= e - 1`. On the strength
+    /// of its credit a peer can close call `e + 1`, and with data to send but none to await run through call `e + 2` and publish
+    /// `consumed = e + 2`: a lead of 3. Signals lead by 1 at most, as a rank that still awaits one of call `e` has published no more than
+    /// `e - 1`.
     pub const MAX_LEAD: u32 = 3;
 
     /// The epoch of a fresh communicator's first call.

@@ -34,8 +34,9 @@ impl SharedMemory {
     ///
     /// # Safety
     /// For as long as this view or a clone of it lives: each pad is readable and writable for
-    /// [`pad_bytes(size.signals)`](crate::layout::pad_bytes), `control` for [`control::bytes(size.counters)`](control::bytes) and `fault` for
-    /// [`FAULT_BYTES`](crate::layout::FAULT_BYTES) bytes; all are aligned to 4 bytes; and nobody accesses their words other than atomically.
+    /// [`pad_bytes(size.signals)`](crate::layout::pad_bytes), `control` for [`control::bytes(size.counters)`](control::bytes) and `fault`
+    /// for [`FAULT_BYTES`](crate::layout::FAULT_BYTES) bytes; all are aligned to 4 bytes; and nobody accesses their words other than
+    /// atomically.
     pub unsafe fn new(pads: &[*mut u8], control: *mut u8, fault: *mut u8, size: WorkspaceSize) -> Self {
         Self { pads: pads.to_vec(), control, fault, size }
     }

@@ -8,14 +8,14 @@
 //!
 //! 1. [`Protocol::open`] reads the epoch, which says which half of the data region is the call's.
 //! 2. [`Protocol::wait`] before a peer's data is read; [`Protocol::complete`] or [`Protocol::publish`] after data for a peer is written.
-//! 3. [`Protocol::leave`] after the last read. The last worker to leave hands the half back to the peers (a credit each), awaits the credits that
-//!    the next call needs, and advances the epoch.
+//! 3. [`Protocol::leave`] after the last read. The last worker to leave hands the half back to the peers (a credit each), awaits the
+//!    credits that the next call needs, and advances the epoch.
 //!
 //! A wait that cannot end poisons the call ([`Poisoned`]): one record says what was missing, and every other wait of the rank gives up.
 //!
 //! # What loom does not show
-//! Loom checks the orderings between CPU threads. It knows nothing of PTX scopes, of the fence between generic and bulk loads, or of writes by copy
-//! engines, and it treats sequentially consistent accesses as acquire and release.
+//! Loom checks the orderings between CPU threads. It knows nothing of PTX scopes, of the fence between generic and bulk loads, or of
+//! writes by copy engines, and it treats sequentially consistent accesses as acquire and release.
 
 mod epoch;
 mod fault;

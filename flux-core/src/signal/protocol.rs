@@ -1,7 +1,7 @@
 //! One worker's part in one call.
 //!
-//! Invariant: a call's epoch advances on a rank only when every peer has consumed the call before it. So when call `e + 1` begins there, the
-//! half that it uses, last read by call `e - 1`, is free everywhere, and anybody may be written to from the first instruction on.
+//! Invariant: a call's epoch advances on a rank only when every peer has consumed the call before it. So when call `e + 1` begins there,
+//! the half that it uses, last read by call `e - 1`, is free everywhere, and anybody may be written to from the first instruction on.
 
 use super::fault::poison;
 use super::{Control, Epoch, Poisoned, Word, Words};
@@ -69,15 +69,16 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.words.control(Control::Poison).load_acquire() != 0
     }
 
-    /// Says that the data behind `signal` of `owner`'s pad is there: it was written before, by this thread or by one it has joined or acquired from.
+    /// Says that the data behind `signal` of `owner`'s pad is there: it was written before, by this thread or by one it has joined or
+    /// acquired from.
     pub fn publish(&self, owner: Rank, signal: u32) {
         self.words.signal(owner, signal).store_release(self.epoch.get());
     }
 
     /// Waits until `peer` has published `signal` of the own pad for this call; then its data may be read.
     ///
-    /// `pause` is called between looks at the word with the number of looks so far, from 1. It makes the thread wait a moment in whatever way
-    /// suits, and breaks when the deadline has passed. The abort word and other workers' failures are looked at here.
+    /// `pause` is called between looks at the word with the number of looks so far, from 1. It makes the thread wait a moment in whatever
+    /// way suits, and breaks when the deadline has passed. The abort word and other workers' failures are looked at here.
     ///
     /// # Errors
     /// [`Poisoned`] when the deadline has passed, the abort word is set, or another wait of this rank has failed. The worker then
@@ -104,8 +105,8 @@ impl<'w, S: Words> Protocol<'w, S> {
         Ok(())
     }
 
-    /// Counts a finished item of a chunk of `items`, and says whether it was the last. The last one puts the counter back to 0; it sees what
-    /// the workers that counted before it wrote, so that its publication covers their results too.
+    /// Counts a finished item of a chunk of `items`, and says whether it was the last. The last one puts the counter back to 0; it sees
+    /// what the workers that counted before it wrote, so that its publication covers their results too.
     fn count(&self, counter: u32, items: u32) -> bool {
         let word = self.words.counter(counter);
         let last = word.increment().wrapping_add(1) == items;

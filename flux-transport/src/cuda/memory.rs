@@ -54,7 +54,7 @@ impl Drop for DeviceBlock {
 #[derive(Debug)]
 pub struct PinnedBlock {
     device: CudaDevice,
-    host: ptr::NonNull<u8>,
+    host: ptr::NonNull<c_void>,
     address: u64,
     bytes: usize,
 }
@@ -75,21 +75,21 @@ impl PinnedBlock {
         let mut host: *mut c_void = ptr::null_mut();
         // SAFETY: a context is current; `host` is a place for the result.
         driver.check("cuMemHostAlloc", unsafe { (driver.cu_mem_host_alloc)(&raw mut host, bytes, PORTABLE_MAPPED) })?;
-        let Some(host) = ptr::NonNull::new(host.cast::<u8>()) else {
+        let Some(host) = ptr::NonNull::new(host) else {
             return Err(CudaError::Call { call: "cuMemHostAlloc", code: 0, name: "returned a null pointer".to_owned() });
         };
         // From here on the destructor frees it.
         let mut block = Self { device: device.clone(), host, address: 0, bytes };
         // SAFETY: `bytes` bytes at `host` were just allocated and nobody else knows them.
-        unsafe { ptr::write_bytes(host.as_ptr(), 0, bytes) };
+        unsafe { ptr::write_bytes(host.as_ptr().cast::<u8>(), 0, bytes) };
         // SAFETY: `host` was allocated with the mapped flag.
-        let code = unsafe { (driver.cu_mem_host_get_device_pointer)(&raw mut block.address, host.as_ptr().cast(), 0) };
+        let code = unsafe { (driver.cu_mem_host_get_device_pointer)(&raw mut block.address, host.as_ptr(), 0) };
         driver.check("cuMemHostGetDevicePointer", code)?;
         Ok(block)
     }
 
     /// The host address, aligned to a page.
-    pub fn host(&self) -> *mut u8 {
+    pub fn host(&self) -> *mut c_void {
         self.host.as_ptr()
     }
 
@@ -111,7 +111,7 @@ impl Drop for PinnedBlock {
         };
         let driver = self.device.driver();
         // SAFETY: allocated in `new`, freed only here.
-        driver.report("cuMemFreeHost", unsafe { (driver.cu_mem_free_host)(self.host.as_ptr().cast()) });
+        driver.report("cuMemFreeHost", unsafe { (driver.cu_mem_free_host)(self.host.as_ptr()) });
     }
 }
 

@@ -17,6 +17,10 @@ pub use error::{CudaError, Unavailable};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use stream::{Capture, Event, SideStream, capture};
 
+pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, write, write_value_async};
+pub(crate) use stream::stream_id;
+pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};
+
 /// Whether this process can use CUDA: the driver is there, complete, initialises, and shows at least one device.
 ///
 /// The first call decides for the life of the process.
@@ -25,6 +29,11 @@ pub use stream::{Capture, Event, SideStream, capture};
 /// [`Unavailable`] says which of these is missing.
 pub fn available() -> Result<(), Unavailable> {
     driver::driver().map(|_| ())
+}
+
+/// A device size as the driver takes it. Sizes fit `usize` on every platform that the driver exists for.
+pub(crate) fn host_size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Invariant: an [`Allocation`] holds one reference to its pages, a [`Mapping`] another; the pages go when the last of them in any
 //! process is dropped. Sizes are multiples of the granularity.
 
-use super::{CudaDevice, CudaError};
+use super::{CudaDevice, CudaError, host_size};
 use cudarc::driver::sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1 as AllocFlags,
     CUmemAllocationType, CUmemLocation, CUmemLocationType,
@@ -79,7 +79,7 @@ impl Allocation {
         let properties = properties(device, handles);
         let mut handle = 0;
         // SAFETY: `handle` is a place for the result; the properties are read before the call returns.
-        let code = unsafe { (driver.cu_mem_create)(&raw mut handle, size(bytes), &raw const properties, 0) };
+        let code = unsafe { (driver.cu_mem_create)(&raw mut handle, host_size(bytes), &raw const properties, 0) };
         driver.check("cuMemCreate", code)?;
         Ok(Self { device: device.clone(), handle, bytes })
     }
@@ -115,7 +115,7 @@ impl Allocation {
     pub(crate) fn map(&self, ordinals: &[u32]) -> Result<Mapping, CudaError> {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
-        let bytes = size(self.bytes);
+        let bytes = host_size(self.bytes);
         let mut address = 0;
         // SAFETY: `address` is a place for the result; no alignment, place or flag is asked for.
         driver.check("cuMemAddressReserve", unsafe { (driver.cu_mem_address_reserve)(&raw mut address, bytes, 0, 0, 0) })?;
@@ -173,16 +173,11 @@ impl Drop for Mapping {
         let driver = self.device.driver();
         if self.mapped {
             // SAFETY: mapped in `Allocation::map`, unmapped only here; the owner of the mapping has drained what uses it.
-            driver.report("cuMemUnmap", unsafe { (driver.cu_mem_unmap)(self.address, size(self.bytes)) });
+            driver.report("cuMemUnmap", unsafe { (driver.cu_mem_unmap)(self.address, host_size(self.bytes)) });
         }
         // SAFETY: reserved in `Allocation::map`, freed only here, and no longer mapped.
-        driver.report("cuMemAddressFree", unsafe { (driver.cu_mem_address_free)(self.address, size(self.bytes)) });
+        driver.report("cuMemAddressFree", unsafe { (driver.cu_mem_address_free)(self.address, host_size(self.bytes)) });
     }
-}
-
-/// Device sizes fit `usize` on every platform that the driver exists for.
-fn size(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

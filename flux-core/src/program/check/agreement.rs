@@ -1,0 +1,36 @@
+//! Rule: the programs are those of all ranks of one call, in rank order, for the same workspace.
+
+use super::Violation;
+use crate::OpKind;
+use crate::Rank;
+use crate::program::TileProgram;
+use crate::tile::TileGrid;
+
+pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
+    let Some(first) = programs.first() else {
+        return Err(Violation::Disagreement { index: 0, what: "being there" });
+    };
+    let world = first.problem.world().index();
+    // the workspace is sized for the tiles of the layout, whatever the program says
+    let slots = match first.problem.op() {
+        OpKind::AllGatherGemm => 0,
+        OpKind::GemmReduceScatter if first.tile.m > 0 && first.tile.n > 0 => TileGrid::of_shard(&first.problem, first.tile).tiles(),
+        OpKind::GemmReduceScatter => return Err(Violation::Disagreement { index: 0, what: "tile" }),
+    };
+    for (index, (rank, p)) in (0..).map(Rank::new).zip(programs).enumerate() {
+        let same = [
+            (p.rank == rank, "rank"),
+            (p.problem == first.problem, "problem"),
+            (p.tile == first.tile, "tile"),
+            (p.signals == first.signals, "signals"),
+            (p.counters == first.counters, "counters"),
+            (u64::from(p.slots_per_source) == slots, "slots per source"),
+        ];
+        for (same, what) in same {
+            if !same {
+                return Err(Violation::Disagreement { index, what });
+            }
+        }
+    }
+    if programs.len() == world { Ok(()) } else { Err(Violation::Disagreement { index: world.min(programs.len()), what: "being there" }) }
+}

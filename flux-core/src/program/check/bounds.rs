@@ -1,0 +1,76 @@
+//! Rule: no index and no range points outside the problem, the world or the workspace.
+
+use super::{Record, Violation};
+use crate::OpKind;
+use crate::program::{NONE, TileProgram, WorkItem, sink, source};
+
+pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
+    let world = p.problem.world();
+    for (index, item) in p.items.iter().enumerate() {
+        check_item(p, Limits { p, record: Record::Item(index) }, item)?;
+    }
+    for (index, entry) in p.awaits.iter().enumerate() {
+        let at = Limits { p, record: Record::Await(index) };
+        at.below("signal", entry.signal, p.signals)?;
+        at.below("peer", entry.peer, world.get())?;
+    }
+    for (index, transfer) in p.transfers.iter().enumerate() {
+        let at = Limits { p, record: Record::Transfer(index) };
+        at.below("dest", transfer.dest, world.get())?;
+        at.below("place", transfer.place, world.peers())?;
+        at.range("rows", transfer.row, transfer.rows, p.problem.m_shard(), p.problem.m_shard())?;
+        at.below("raise", transfer.raise, p.signals)?;
+    }
+    Ok(())
+}
+
+fn check_item(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
+    let world = p.problem.world();
+    at.range("rows", item.row, item.rows, p.problem.m_shard(), p.tile.m)?;
+    at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
+    at.below("a_source", item.a_source, source::GATHER + 1)?;
+    at.below("sink", item.sink, sink::REDUCE + 1)?;
+    let (x_shards, y_shards) = match p.problem.op() {
+        OpKind::AllGatherGemm => (1, world.get()),
+        OpKind::GemmReduceScatter => (world.get(), 1),
+    };
+    at.below("a_outer", item.a_outer, if item.a_source == source::GATHER { world.peers() } else { x_shards })?;
+    at.below("out_outer", item.out_outer, y_shards)?;
+    at.below("dest", item.dest, world.get())?;
+
+    let slots = u64::from(world.peers()) * u64::from(p.slots_per_source);
+    let further = u64::from(item.partials.saturating_sub(1)) * u64::from(p.slots_per_source);
+    match item.sink {
+        sink::SEND => at.below("slot", item.slot, slots)?,
+        sink::REDUCE => at.below("slot", u64::from(item.slot) + further, slots)?,
+        _ => {}
+    }
+    if item.raise != NONE {
+        at.below("raise", item.raise, p.signals)?;
+    }
+    if item.counter != NONE {
+        at.below("counter", item.counter, p.counters)?;
+    }
+    let last = u64::from(item.await_first) + u64::from(item.await_count);
+    at.below("await_first", last, p.awaits.len() as u64 + 1)
+}
+
+/// A record that is being checked.
+#[derive(Clone, Copy)]
+struct Limits<'p> {
+    p: &'p TileProgram,
+    record: Record,
+}
+
+impl Limits<'_> {
+    fn below(self, field: &'static str, value: impl Into<u64>, limit: impl Into<u64>) -> Result<(), Violation> {
+        let (value, limit) = (value.into(), limit.into());
+        if value < limit { Ok(()) } else { Err(Violation::OutOfBounds { rank: self.p.rank, record: self.record, field, value, limit }) }
+    }
+
+    /// `count` elements from `first`, of `extent` in all, at least 1 and at most `most`.
+    fn range(self, field: &'static str, first: u32, count: u32, extent: u32, most: u32) -> Result<(), Violation> {
+        self.below(field, count.wrapping_sub(1), most)?;
+        self.below(field, u64::from(first) + u64::from(count), u64::from(extent) + 1)
+    }
+}

@@ -1,0 +1,24 @@
+//! Rule: at each step the ranks send to different destinations, so that no rank's links take the traffic of two.
+
+use super::Violation;
+use crate::Rank;
+use crate::program::{TileProgram, sink};
+use std::collections::BTreeMap;
+
+pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
+    let mut senders: BTreeMap<(usize, u32), Rank> = BTreeMap::new();
+    for p in programs {
+        // items have no steps: equal workers are at about the same position
+        let sends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::SEND).map(|(position, item)| (position, item.dest));
+        let transfers = p.transfers.iter().map(|transfer| (transfer.step as usize, transfer.dest));
+        for (step, dest) in sends.chain(transfers) {
+            match senders.insert((step, dest), p.rank) {
+                Some(first) if first != p.rank => {
+                    return Err(Violation::SameDestination { step, dest: Rank::new(dest), first, second: p.rank });
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}

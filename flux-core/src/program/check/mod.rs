@@ -1,0 +1,48 @@
+//! What every reader of tile programs relies on, as rules that can be checked.
+//!
+//! Invariant: a rule may read the programs only after the rules before it have held, so none panics, whatever the programs are.
+
+mod agreement;
+mod bounds;
+mod counters;
+mod cover;
+mod destinations;
+mod form;
+mod order;
+mod reads;
+mod signals;
+mod violation;
+mod writers;
+
+pub use violation::{Record, Violation};
+
+use super::TileProgram;
+
+/// Checks the programs of all ranks of one call, given in rank order. What then holds:
+///
+/// - all are for the same problem, tile and workspace, and no index points outside of it;
+/// - each item multiplies the rows that it stores, and is of the form that the operation has;
+/// - each rank computes each element of each shard of its output exactly once;
+/// - a counter counts the items of one chunk;
+/// - every awaited signal is raised once in a call, by the rank that the await names, and every raised signal is awaited;
+/// - no two writers have a slot or a row of a gather place in common;
+/// - whatever an item reads of its peers' data was announced by a signal that it awaits;
+/// - no rank waits on work that comes after its own, for any number of workers;
+/// - at each step the ranks send to different destinations.
+///
+/// # Errors
+/// The first rule that is broken, as a [`Violation`] that names where.
+pub fn verify(programs: &[TileProgram]) -> Result<(), Violation> {
+    agreement::check(programs)?;
+    for program in programs {
+        bounds::check(program)?;
+        form::check(program)?;
+        cover::check(program)?;
+        counters::check(program)?;
+    }
+    signals::check(programs)?;
+    writers::check(programs)?;
+    reads::check(programs)?;
+    order::check(programs)?;
+    destinations::check(programs)
+}

@@ -1,0 +1,59 @@
+//! Rule: no rank waits on work that comes after its own.
+//!
+//! Checked by walking all programs, one worker on each rank, until nobody can go on. That is the worst case: with `n` workers an item still
+//! comes after the items that its worker took before it, which all precede it in the program. So what each of `n` workers has to wait for
+//! is a part of what the one worker has, and if that has no circle, no part of it has one. Movers wait for nothing; their signals come of
+//! themselves.
+
+use super::signals::raises;
+use super::{Record, Violation};
+use crate::Rank;
+use crate::program::TileProgram;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
+    let mut raised: BTreeSet<(u32, u32)> = BTreeSet::new();
+    // by rank: the signals that its items raise, in the order in which they do
+    let mut to_raise: Vec<BTreeMap<usize, (u32, u32)>> = Vec::with_capacity(programs.len());
+    for p in programs {
+        let mut by_item = BTreeMap::new();
+        for (key, record) in raises(p) {
+            match record {
+                Record::Item(item) => drop(by_item.insert(item, key)),
+                _ => drop(raised.insert(key)),
+            }
+        }
+        to_raise.push(by_item);
+    }
+
+    let mut next = vec![0; programs.len()];
+    let mut ready: Vec<usize> = (0..programs.len()).collect();
+    // by signal: the rank that waits for it
+    let mut waiting: BTreeMap<(u32, u32), usize> = BTreeMap::new();
+    while let Some(rank) = ready.pop() {
+        let p = &programs[rank];
+        while let Some(item) = p.items.get(next[rank]) {
+            let keys = p.awaits_of(item).iter().map(|entry| (p.rank.get(), entry.signal));
+            if let Some(missing) = keys.into_iter().find(|key| !raised.contains(key)) {
+                waiting.insert(missing, rank);
+                break;
+            }
+            if let Some(&key) = to_raise[rank].get(&next[rank]) {
+                raised.insert(key);
+                ready.extend(waiting.remove(&key));
+            }
+            next[rank] += 1;
+        }
+    }
+    let stuck: BTreeMap<usize, u32> = waiting.into_iter().map(|((_, signal), rank)| (rank, signal)).collect();
+    let awaited = |rank: usize| {
+        let (p, signal) = (&programs[rank], *stuck.get(&rank)?);
+        let entry = p.awaits_of(&p.items[next[rank]]).iter().find(|entry| entry.signal == signal)?;
+        Some((signal, entry.peer))
+    };
+    let Some(&first) = stuck.keys().next() else { return Ok(()) };
+    // who is waited for is stuck too, so after as many steps as there are ranks one is on the circle, not only behind it
+    let on_circle = (0..programs.len()).fold(first, |rank, _| awaited(rank).map_or(rank, |(_, peer)| peer as usize));
+    let (signal, peer) = awaited(on_circle).unwrap_or_default();
+    Err(Violation::Deadlock { rank: programs[on_circle].rank, item: next[on_circle], signal, peer: Rank::new(peer) })
+}

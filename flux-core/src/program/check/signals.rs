@@ -1,0 +1,53 @@
+//! Rule: every awaited signal is raised exactly once in a call, by the rank that the await names, and every raised one is awaited.
+
+use super::{Record, Violation};
+use crate::Rank;
+use crate::program::{NONE, TileProgram};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The signals of a call, by owner and index, and what raises each: a transfer, or the last item of a chunk in program order.
+pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Record)> {
+    let mut left: BTreeMap<u32, u32> = BTreeMap::new();
+    let items = p.items.iter().enumerate().filter(move |(_, item)| {
+        item.raise != NONE && {
+            let left = left.entry(item.counter).or_insert(item.raise_after);
+            *left -= u32::from(item.counter != NONE);
+            item.counter == NONE || *left == 0
+        }
+    });
+    let items = items.map(|(index, item)| ((item.dest, item.raise), Record::Item(index)));
+    items.chain(p.transfers.iter().enumerate().map(|(index, t)| ((t.dest, t.raise), Record::Transfer(index))))
+}
+
+pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
+    let mut raised: BTreeMap<(u32, u32), (Rank, Record)> = BTreeMap::new();
+    for p in programs {
+        for (key, record) in raises(p) {
+            let second = (p.rank, record);
+            if let Some(first) = raised.insert(key, second) {
+                return Err(Violation::RaisedTwice { owner: Rank::new(key.0), signal: key.1, first, second });
+            }
+        }
+    }
+
+    let mut awaited: BTreeSet<(u32, u32)> = BTreeSet::new();
+    for p in programs {
+        for (item, record) in p.items.iter().enumerate() {
+            for entry in p.awaits_of(record) {
+                let key = (p.rank.get(), entry.signal);
+                let (signal, named) = (entry.signal, Rank::new(entry.peer));
+                match raised.get(&key) {
+                    None => return Err(Violation::NeverRaised { rank: p.rank, item, signal, peer: named }),
+                    Some(&(raiser, _)) if raiser != named => {
+                        return Err(Violation::WrongPeer { rank: p.rank, item, signal, named, raiser });
+                    }
+                    Some(_) => awaited.insert(key),
+                };
+            }
+        }
+    }
+    match raised.into_iter().find(|(key, _)| !awaited.contains(key)) {
+        None => Ok(()),
+        Some(((owner, signal), by)) => Err(Violation::NeverAwaited { owner: Rank::new(owner), signal, by }),
+    }
+}

@@ -1,0 +1,88 @@
+//! What holds for every program that is built.
+
+use crate::strategies::{any_calls, build, calls, chunks};
+use flux_core::program::{Chunk, NONE, Schedule, check};
+use flux_core::tile::Raster;
+use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn every_rule_holds(call in any_calls(1..=16)) {
+        if let Err(violation) = check::verify(&call.0) {
+            prop_assert!(false, "{violation}");
+        }
+    }
+
+    #[test]
+    fn the_order_within_a_shard_is_the_same_on_every_rank_and_for_every_shard(call in any_calls(1..=8)) {
+        let tiles = |p: &flux_core::program::TileProgram| -> Vec<_> { p.items.iter().map(|i| (i.row, i.col)).collect() };
+        let first = tiles(&call.0[0]);
+        let per_shard = first.len() / call.0.len();
+        for program in &call.0 {
+            prop_assert!(tiles(program).chunks(per_shard).all(|shard| shard == &first[..per_shard]));
+        }
+    }
+
+    #[test]
+    fn shards_are_worked_on_in_the_order_in_which_they_are_sent(call in calls(OpKind::AllGatherGemm, 2..=8, 1..=4, 1..=3, chunks())) {
+        let world = call.0[0].problem.world();
+        for program in &call.0 {
+            for transfer in &program.transfers {
+                let reader = &call.0[transfer.dest as usize];
+                let per_shard = reader.items.len() / world.index();
+                let at_step = &reader.items[transfer.step as usize * per_shard..][..per_shard];
+                prop_assert!(at_step.iter().all(|item| item.out_outer == program.rank.get()), "{transfer:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_own_tile_awaits_is_sent_a_shard_earlier(call in calls(OpKind::GemmReduceScatter, 2..=8, 1..=4, 1..=3, chunks())) {
+        for program in &call.0 {
+            let per_shard = program.items.len() / call.0.len();
+            let own = program.items.len() - per_shard;
+            for (index, item) in program.items.iter().enumerate() {
+                prop_assert_eq!(index >= own, item.raise == NONE, "item {}", index);
+            }
+        }
+    }
+}
+
+/// The shapes of the issue, and the ragged ones that a user is likely to have.
+#[test]
+fn the_reference_shapes_satisfy_every_rule_with_the_default_schedule() {
+    for world in [1, 2, 3, 5, 6, 7, 8, 16] {
+        let world = WorldSize::new(world).unwrap();
+        for m_shard in [8, 64, 129, 1024] {
+            for (op, n, k) in
+                [(OpKind::AllGatherGemm, 6144 * world.index(), 12288), (OpKind::GemmReduceScatter, 12296, 6144 * world.index())]
+            {
+                let problem = Problem::new(op, m_shard * world.index(), n, k, DType::Bf16, world).unwrap();
+                let call = build(&problem, &Schedule::heuristic(&problem));
+                assert_eq!(check::verify(&call.0), Ok(()), "{problem}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_program_prints_what_it_awaits_sends_and_raises() {
+    let world = WorldSize::new(2).unwrap();
+    let schedule = Schedule { tile: TileShape::new(64, 16, 64), chunk: Chunk::Tiles(2), raster: Raster::RowsFastest };
+    let rs = Problem::new(OpKind::GemmReduceScatter, 2 * 65, 8, 16, DType::F16, world).unwrap();
+    let text = "rank 0 of gemm_rs m=130 n=8 k=16 fp16 tp=2, tile 64x16x64: 4 items, 0 transfers, 1 signals, 1 counters, 2 slots per source
+  item    0: [0..64, 0..8] of x shard 1 -> rank 1 slot 0 raise 0 after 2 in counter 0
+  item    1: [64..65, 0..8] of x shard 1 -> rank 1 slot 1 raise 0 after 2 in counter 0
+  item    2: [0..64, 0..8] of x shard 0 await 0@1 + 1 partials from slot 0 -> y
+  item    3: [64..65, 0..8] of x shard 0 await 0@1 + 1 partials from slot 1 -> y
+";
+    assert_eq!(build(&rs, &schedule).0[0].to_string(), text);
+    let ag = Problem::new(OpKind::AllGatherGemm, 2 * 64, 16, 8, DType::F16, world).unwrap();
+    let text = "rank 1 of ag_gemm m=128 n=16 k=8 fp16 tp=2, tile 64x16x64: 2 items, 1 transfers, 1 signals, 0 counters, 0 slots per source
+  item    0: [0..64, 0..8] of x shard 0 -> y shard 1
+  item    1: [0..64, 0..8] of gather place 0 await 0@0 -> y shard 0
+  move    0: step 1 rows 0..64 -> rank 0 place 0 raise 0
+";
+    assert_eq!(build(&ag, &schedule).0[1].to_string(), text);
+}

@@ -1,0 +1,63 @@
+//! Problems and schedules that are valid by construction.
+
+use flux_core::program::{Chunk, Schedule, TileProgram};
+use flux_core::tile::Raster;
+use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use proptest::prelude::*;
+use std::fmt::Write;
+use std::ops::RangeInclusive;
+
+/// The programs of all ranks of one call. A failed property prints them.
+#[derive(Clone)]
+pub(crate) struct Call(pub(crate) Vec<TileProgram>);
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_char('\n')?;
+        self.0.iter().try_for_each(|program| write!(f, "{program}"))
+    }
+}
+
+/// The programs of all ranks.
+pub(crate) fn build(problem: &Problem, schedule: &Schedule) -> Call {
+    Call(problem.world().ranks().map(|rank| TileProgram::build(problem, rank, schedule).unwrap()).collect())
+}
+
+/// An extent that makes `blocks` blocks of `block`, the last of which may be anything from one element to a whole one.
+fn extent(blocks: RangeInclusive<u32>, block: RangeInclusive<u32>) -> impl Strategy<Value = (u32, u32)> {
+    (blocks, block).prop_flat_map(|(blocks, block)| (1..=block).prop_map(move |tail| ((blocks - 1) * block + tail, block)))
+}
+
+/// Chunks from one tile to a whole shard, and beyond.
+pub(crate) fn chunks() -> impl Strategy<Value = Chunk> {
+    prop_oneof![Just(Chunk::Shard), (1..=14_u32).prop_map(Chunk::Tiles)]
+}
+
+/// Calls of `op`: `worlds` ranks, shards of `row_blocks` by `col_blocks` tiles.
+pub(crate) fn calls(
+    op: OpKind,
+    worlds: RangeInclusive<u32>,
+    row_blocks: RangeInclusive<u32>,
+    col_blocks: RangeInclusive<u32>,
+    chunks: impl Strategy<Value = Chunk>,
+) -> impl Strategy<Value = Call> {
+    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..=6_u32).prop_map(Raster::RowGroups)];
+    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster).prop_map(
+        move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster)| {
+            let world = WorldSize::new(world).unwrap();
+            let (n, k) = match op {
+                OpKind::AllGatherGemm => (8 * n8 * world.get(), 8),
+                OpKind::GemmReduceScatter => (8 * n8, 8 * world.get()),
+            };
+            let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
+            let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
+            build(&problem, &Schedule { tile: TileShape::new(tile_m, 8 * tile_n8, 64), chunk, raster })
+        },
+    )
+}
+
+/// Calls of either operation.
+pub(crate) fn any_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
+    let of = move |op| calls(op, worlds.clone(), 1..=4, 1..=3, chunks());
+    prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
+}

@@ -1,0 +1,31 @@
+//! NVLink peer memory: every rank's workspace mapped into every rank, and copy engines that push.
+//!
+//! Invariant: an address that this module hands out is readable and writable by the rank's device, and what is stored there is seen by
+//! the owner, as was proven by data when the ranks connected.
+//!
+//! ```text
+//! connect   identities -> peer access -> memory of each rank, cleared -> descriptors -> mapped everywhere -> proven -> cleared
+//! a call    begin: order after the last call | push: fork, copies and flags on the side stream | finish: join, mark the end
+//! reserve   drain -> a new generation of all memory, as at connect, starting at the epoch where the old one stood
+//! ```
+//!
+//! NVLink multicast is not used.
+
+mod collective;
+mod error;
+mod fault;
+mod lane;
+mod link;
+mod mover;
+mod offer;
+mod order;
+mod plan;
+mod process;
+mod proof;
+mod shared;
+mod transport;
+mod workspace;
+
+pub use error::NvLinkError;
+pub use mover::{CaptureMover, MoverJob};
+pub use plan::{Shard, TransferError};

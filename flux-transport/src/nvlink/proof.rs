@@ -1,0 +1,102 @@
+//! Peer access, proven by data: every rank writes a word of its own into every peer's pad, and the owner reads it.
+//!
+//! Invariant: the proof is the owner's reading. A writer that reads back its own word proves nothing: the word may have stayed in a
+//! buffer on the way.
+
+use super::lane::Lane;
+use super::offer::Identity;
+use super::workspace::Workspace;
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write};
+use flux_core::layout::consumed_offset;
+use flux_core::rank::MAX_WORLD;
+
+/// A word that did not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// The rank that wrote.
+    pub(super) peer: u32,
+    /// What it wrote.
+    pub(super) expected: u32,
+    /// What is there.
+    pub(super) seen: u32,
+}
+
+/// The word that `from` writes to `to`: not the same for any two pairs, and different in each life of the sender's process.
+pub(super) fn nonce(sender: &Identity, from: u32, to: u32, initial: u32) -> u32 {
+    let [a, b, c, d, ..] = sender.process;
+    let pair = (from << 16 | to).wrapping_mul(0x9e37_79b1);
+    let word = u32::from_le_bytes([a, b, c, d]) ^ pair;
+    // The word that is there before must not pass for it.
+    if word == initial { word.wrapping_add(1) } else { word }
+}
+
+/// Writes this rank's words and waits until the copies are done.
+pub(super) fn send(
+    device: &CudaDevice,
+    lane: &Lane,
+    at: &Workspace,
+    rank: u32,
+    identities: &[Identity],
+    initial: u32,
+) -> Result<(), CudaError> {
+    let staging = DeviceBlock::new(device, 4 * MAX_WORLD)?;
+    let words: Vec<u8> =
+        (0..at.pads().len()).flat_map(|to| nonce(&identities[rank as usize], rank, index(to), initial).to_le_bytes()).collect();
+    // SAFETY: at most MAX_WORLD words, which the staging block holds.
+    unsafe { write(device, staging.address(), &words) }?;
+    // The copy into the staging block may still be on its way; the lane is not ordered after it.
+    device.synchronize()?;
+    let _current = device.enter()?;
+    for (to, pad) in at.pads().iter().enumerate().filter(|&(to, _)| to != rank as usize) {
+        let from = staging.address() + 4 * to as u64;
+        // SAFETY: the word is this rank's in the peer's pad; the staging block outlives the synchronisation below.
+        unsafe { copy_async(device, pad + consumed_offset(rank), from, 4, lane.raw()) }?;
+    }
+    lane.synchronize()
+}
+
+/// Reads this rank's pad and returns the words that are not what their writers sent.
+pub(super) fn check(
+    device: &CudaDevice,
+    at: &Workspace,
+    rank: u32,
+    identities: &[Identity],
+    initial: u32,
+) -> Result<Vec<Missing>, CudaError> {
+    let mut missing = Vec::new();
+    for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize) {
+        let peer = index(peer);
+        let mut word = [0; 4];
+        // SAFETY: the peer's word in this rank's own pad.
+        unsafe { read(device, &mut word, at.pads()[rank as usize] + consumed_offset(peer)) }?;
+        let (expected, seen) = (nonce(identity, peer, rank, initial), u32::from_le_bytes(word));
+        if expected != seen {
+            missing.push(Missing { peer, expected, seen });
+        }
+    }
+    Ok(missing)
+}
+
+/// Worlds are small.
+fn index(rank: usize) -> u32 {
+    u32::try_from(rank).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::DeviceUuid;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_two_pairs_share_a_word_and_none_is_what_was_there() {
+        for process in [[0; 16], [0xff; 16], [7; 16]] {
+            let sender = Identity { process, uuid: DeviceUuid([0; 16]), ordinal: 0, posix_handles: true, shared_device: false };
+            let plain: BTreeSet<u32> = (0..16).flat_map(|from| (0..16).map(move |to| nonce(&sender, from, to, 0x1234_5678))).collect();
+            assert_eq!(plain.len(), 256);
+            for &initial in &plain {
+                assert!((0..16).all(|from| (0..16).all(|to| nonce(&sender, from, to, initial) != initial)));
+            }
+        }
+    }
+}

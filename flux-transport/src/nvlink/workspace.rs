@@ -1,0 +1,128 @@
+//! One generation of a rank's workspace: its own memory, its peers', and its control block.
+//!
+//! Invariant: a generation is complete in itself, with its own epoch, pads and control block. When a communicator grows it makes a new
+//! one and starts it where the old one stood; a graph that was captured on the old one replays on it as long as it is kept.
+
+use super::lane::Lane;
+use super::offer::{Offer, shared_bytes};
+use super::shared::{Peer, Shared};
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
+use flux_core::layout::{WorkspaceSize, control, pad_bytes};
+use flux_core::signal::Epoch;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A generation whose peers are not mapped yet.
+#[derive(Debug)]
+pub(super) struct Draft {
+    shared: Arc<Shared>,
+    control: DeviceBlock,
+    size: WorkspaceSize,
+    epoch: Epoch,
+}
+
+/// A generation in use.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    size: WorkspaceSize,
+    data: Vec<u64>,
+    pads: Vec<u64>,
+    control: DeviceBlock,
+    // What the addresses point into, by rank.
+    _memory: Vec<Peer>,
+}
+
+impl Draft {
+    /// Makes and initialises this rank's part: words of the pad and `pushed` hold the epoch before `epoch`, the control block's epoch is
+    /// `epoch`, everything else in it is 0. The data region is left as it is: nobody reads what was not written in the same call.
+    pub(super) fn new(
+        device: &CudaDevice,
+        lane: &Lane,
+        size: WorkspaceSize,
+        epoch: Epoch,
+        (handles, ordinals): (Handles, &[u32]),
+    ) -> Result<Self, CudaError> {
+        let too_large = || CudaError::Call { call: "cuMemCreate", code: 1, name: format!("no workspace can be as large as {size:?}") };
+        let bytes = shared_bytes(&size).ok_or_else(too_large)?;
+        let shared = Shared::new(device, bytes, handles, ordinals)?;
+        let control_bytes = control::bytes(size.counters);
+        let control = DeviceBlock::new(device, host_size(control_bytes))?;
+        let draft = Self { shared, control, size, epoch };
+        draft.clear_pad(device, lane)?;
+        let at = draft.control.address();
+        let _current = device.enter()?;
+        let words = host_size(control_bytes / 4);
+        // SAFETY: the control block is `control_bytes` long, a multiple of 4, and lives past the synchronisation below.
+        unsafe { fill_words(device, at, 0, words, lane.raw()) }?;
+        for (offset, value) in [(control::EPOCH, epoch), (control::PUSHED, epoch.before(1))] {
+            // SAFETY: both words are inside the block.
+            unsafe { fill_words(device, at + offset, value.get(), 1, lane.raw()) }?;
+        }
+        lane.synchronize()?;
+        Ok(draft)
+    }
+
+    fn clear_pad(&self, device: &CudaDevice, lane: &Lane) -> Result<(), CudaError> {
+        clear_pad(device, lane, self.shared.address() + self.size.data_bytes(), &self.size, self.epoch)
+    }
+
+    /// What to tell the peers.
+    pub(super) fn offer(&self, captured: bool) -> Offer {
+        Offer { key: self.shared.key(), bytes: self.shared.bytes(), size: self.size, epoch: self.epoch.get(), captured }
+    }
+
+    /// A descriptor of the memory for one other process.
+    pub(super) fn export(&self) -> Result<OwnedFd, CudaError> {
+        self.shared.export()
+    }
+
+    /// This rank's own memory, in the list of all.
+    pub(super) fn own(&self) -> Peer {
+        Peer::Local(Arc::clone(&self.shared))
+    }
+
+    /// Takes the memory of all ranks, in rank order, each as large as this rank's.
+    pub(super) fn complete(self, memory: Vec<Peer>) -> Workspace {
+        let data: Vec<u64> = memory.iter().map(Peer::address).collect();
+        let pads = data.iter().map(|address| address + self.size.data_bytes()).collect();
+        Workspace { size: self.size, data, pads, control: self.control, _memory: memory }
+    }
+}
+
+/// Sets every word of a pad to the epoch before `epoch`, and waits until that is done.
+pub(super) fn clear_pad(device: &CudaDevice, lane: &Lane, pad: u64, size: &WorkspaceSize, epoch: Epoch) -> Result<(), CudaError> {
+    let _current = device.enter()?;
+    let words = host_size(pad_bytes(size.signals) / 4);
+    // SAFETY: the pad of this size lies behind the data region of an allocation that was made for both (`shared_bytes`).
+    unsafe { fill_words(device, pad, epoch.before(1).get(), words, lane.raw()) }?;
+    lane.synchronize()
+}
+
+impl Workspace {
+    pub(super) fn size(&self) -> &WorkspaceSize {
+        &self.size
+    }
+
+    /// Addresses of the data regions, by rank.
+    pub(super) fn data(&self) -> &[u64] {
+        &self.data
+    }
+
+    /// Addresses of the pads, by rank.
+    pub(super) fn pads(&self) -> &[u64] {
+        &self.pads
+    }
+
+    /// Address of the control block.
+    pub(super) fn control(&self) -> u64 {
+        self.control.address()
+    }
+
+    /// The epoch of the next call, read from the device, which must be idle.
+    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
+        let mut word = [0; 4];
+        // SAFETY: the epoch is a word of the control block.
+        unsafe { read(device, &mut word, self.control() + control::EPOCH) }?;
+        Ok(Epoch::new(u32::from_le_bytes(word)))
+    }
+}
