@@ -1,6 +1,42 @@
-//! .
+//! Ranks, how they meet, the memory that they share and who moves data between them.
+//!
+//! Invariant: whatever the transport, a [`Communicator`] shows its memory as addresses laid out by [`flux_core::layout`], and every wait on a
+//! peer, in a kernel or here, ends with data, a deadline, a loss or an abort. Nothing here knows what a GEMM is.
+//!
+//! ```
+//! use flux_transport::{Communicator, ConnectError, Select, World};
+//! let worlds = World::local(2)?;
+//! std::thread::scope(|scope| {
+//!     let rank = |world| {
+//!         let comm = Communicator::connect_blocking(&world, Select::Host.into())?;
+//!         assert_eq!(comm.world_size().get(), 2);
+//!         Ok::<(), ConnectError>(())
+//!     };
+//!     let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || rank(world))).collect();
+//!     ranks.into_iter().try_for_each(|rank| rank.join().expect("no rank panics"))
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+pub mod bootstrap;
+mod comm;
+pub mod control;
 pub mod cuda;
+mod device;
+mod fault;
+mod host;
+pub mod launch;
 pub mod nccl;
 #[expect(dead_code, reason = "the communicator takes the transport from here")]
 pub mod nvlink;
+mod options;
+mod transport;
+mod world;
+
+pub use comm::{Call, Communicator, ConnectError};
+pub use control::{ControlError, ControlPlane, Launch};
+pub use device::{Device, Stream};
+pub use fault::{Fault, Wait};
+pub use options::{Options, ParseSelectError, Select};
+pub use transport::{Capabilities, Mover, Push, Transport, TransportError, TransportKind, WorkspaceView};
+pub use world::{World, WorldError};

@@ -2,16 +2,14 @@
 //!
 //! Invariant: payload is touched only between the signals that hand it over, and after a failure nothing is published.
 
-use super::memory::Word;
 use super::panel::{self, Panel};
-use super::wait::{Poisoned, Wait, Waiter, publish};
-use super::{Rows, RowsMut};
+use super::{HostMemory, Rows, RowsMut, pause};
 use crate::Element;
 use flux_core::Rank;
 use flux_core::layout;
-use flux_core::program::{NONE, TileProgram, WorkItem, sink, source};
+use flux_core::program::{TileProgram, WorkItem, sink, source};
+use flux_core::signal::{Left, Poisoned, Protocol};
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering;
 
 /// One worker's buffers.
 #[derive(Debug)]
@@ -58,15 +56,20 @@ pub(super) struct Call<'a, T> {
     /// `w` in fp32, dense.
     pub(super) weights: &'a [f32],
     pub(super) y: Output<'a, T>,
-    pub(super) waiter: Waiter<'a>,
+    pub(super) memory: &'a HostMemory<'a>,
+    pub(super) protocol: Protocol<'a, HostMemory<'a>>,
+    /// Whether a mover reads `x` in this call.
+    pub(super) await_pushed: bool,
 }
 
 impl<T: Element> Call<'_, T> {
-    /// Works on the items `first`, `first + step`, ... in order.
-    pub(super) fn work(&self, first: usize, step: usize, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
+    /// Works on the items `first`, `first + step`, ... in order, then leaves the call; the last of the `step` workers to leave closes it.
+    pub(super) fn work(&self, first: usize, step: usize, scratch: &mut Scratch<T>) -> Result<Left, Poisoned> {
         scratch.a.reset();
         for item in self.program.items.iter().skip(first).step_by(step) {
-            self.waiter.poison()?;
+            if self.protocol.poisoned() {
+                return Err(Poisoned);
+            }
             self.multiply(item, scratch)?;
             match item.sink {
                 sink::SEND => self.send(item, &scratch.acc),
@@ -76,9 +79,10 @@ impl<T: Element> Call<'_, T> {
                 }
                 _ => self.store(item, &scratch.acc),
             }
-            self.raise(item)?;
+            self.protocol.complete(item)?;
         }
-        Ok(())
+        let workers = u32::try_from(step).expect("there are fewer workers than 2^32");
+        self.protocol.leave(workers, self.await_pushed, pause::until(self.memory.deadline()))
     }
 
     /// The tile's product into the accumulators, once its rows of A are there.
@@ -93,8 +97,7 @@ impl<T: Element> Call<'_, T> {
             let place = u64::from(item.a_outer) * layout::gather_place_bytes(problem);
             let bytes = (rows * k * size_of::<T>()) as u64;
             let offset = place + (row * k * size_of::<T>()) as u64;
-            let half = self.waiter.epoch.half();
-            let first: *const T = self.waiter.memory.half::<T>(self.waiter.rank, half, offset, bytes);
+            let first: *const T = self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
             // SAFETY: `half` has checked that these bytes lie inside the own data region. Their writer published them before the signals just
             // awaited, and writes them again only after this call's credit, which is published after the last read.
             let gathered = unsafe { std::slice::from_raw_parts(first, rows * k) };
@@ -109,14 +112,16 @@ impl<T: Element> Call<'_, T> {
     }
 
     fn await_all(&self, item: &WorkItem) -> Result<(), Poisoned> {
-        let awaits = &self.program.awaits[item.await_first as usize..][..item.await_count as usize];
-        awaits.iter().try_for_each(|a| self.waiter.until(Wait::Signal { index: a.signal, peer: a.peer }, self.waiter.epoch))
+        self.program
+            .awaits_of(item)
+            .iter()
+            .try_for_each(|a| self.protocol.wait(a.signal, Rank::new(a.peer), pause::until(self.memory.deadline())))
     }
 
     /// Rounds the tile into its slot at the owner; rows lie the tile's `n` apart.
     fn send(&self, item: &WorkItem, acc: &[f32]) {
         for (i, from) in self.rows(item, acc).enumerate() {
-            let first = self.slot_row(item.dest, item.slot, i, item.cols);
+            let first = self.slot_row(Rank::new(item.dest), item.slot, i, item.cols);
             // SAFETY: `slot_row` has checked that the row lies inside the owner's data region. This rank alone writes the slot, and its owner
             // reads it only after the signal that this item's chunk raises later; it has read the slot's last content, by its credit.
             let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
@@ -132,7 +137,7 @@ impl<T: Element> Call<'_, T> {
         for source in 0..item.partials {
             let slot = item.slot + source * self.program.slots_per_source;
             for (i, acc) in scratch.acc.chunks_exact_mut(tile_n).take(item.rows as usize).enumerate() {
-                let first: *const T = self.slot_row(self.waiter.rank, slot, i, item.cols);
+                let first: *const T = self.slot_row(self.program.rank, slot, i, item.cols);
                 // SAFETY: as for the gather buffer: inside the own data region, published before the signals just awaited, and not written
                 // again before this call's credit.
                 let sent = unsafe { std::slice::from_raw_parts(first, cols) };
@@ -157,44 +162,6 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Raises the item's signal if it completes its chunk.
-    fn raise(&self, item: &WorkItem) -> Result<(), Poisoned> {
-        if item.raise == NONE {
-            return Ok(());
-        }
-        if item.counter != NONE {
-            let counter = self.waiter.memory.word(Word::Counter(item.counter));
-            // Release: the tiles of other workers are published with the signal of the one that completes the chunk. Acquire: that one sees them.
-            if counter.fetch_add(1, Ordering::AcqRel) + 1 < item.raise_after {
-                return Ok(());
-            }
-            // Nobody else touches the counter before the next call.
-            counter.store(0, Ordering::Relaxed);
-        }
-        self.waiter.poison()?;
-        publish(self.waiter.memory.word(Word::Signal { rank: item.dest, index: item.raise }), self.waiter.epoch);
-        Ok(())
-    }
-
-    /// Ends the call once all workers have left: credits, transfers, epoch.
-    pub(super) fn close(&self, await_pushed: bool) -> Result<(), Poisoned> {
-        let Waiter { memory, rank, epoch } = self.waiter;
-        let peers = || self.program.problem.world().ranks().map(Rank::get).filter(|&peer| peer != rank);
-        // A mover may have failed after the last item.
-        self.waiter.poison()?;
-        for peer in peers() {
-            publish(memory.word(Word::Consumed { rank: peer, writer: rank }), epoch);
-        }
-        for peer in peers() {
-            self.waiter.until(Wait::Consumed { peer }, epoch.before(1))?;
-        }
-        if await_pushed {
-            self.waiter.until(Wait::Pushed, epoch)?;
-        }
-        publish(memory.word(Word::Epoch), epoch.next());
-        Ok(())
-    }
-
     /// The rows of an item's accumulators.
     fn rows<'r>(&self, item: &WorkItem, acc: &'r [f32]) -> impl Iterator<Item = &'r [f32]> {
         let cols = item.cols as usize;
@@ -202,10 +169,10 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Row `row` of a slot at `owner`, of which `cols` elements are about to be used.
-    fn slot_row(&self, owner: u32, slot: u32, row: usize, cols: u32) -> *mut T {
+    fn slot_row(&self, owner: Rank, slot: u32, row: usize, cols: u32) -> *mut T {
         let tile = self.program.tile;
         let bytes = size_of::<T>() as u64;
         let offset = u64::from(slot) * layout::slot_bytes(&self.program.problem, tile) + row as u64 * u64::from(tile.n) * bytes;
-        self.waiter.memory.half(owner, self.waiter.epoch.half(), offset, u64::from(cols) * bytes)
+        self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)
     }
 }

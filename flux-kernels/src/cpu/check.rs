@@ -4,14 +4,8 @@
 //! same element of `y`.
 
 use super::error::ExecuteError;
-use flux_core::layout::{self, WorkspaceSize};
 use flux_core::program::{NONE, TileProgram, WorkItem, sink, source};
 use std::collections::HashSet;
-
-/// The workspace that a program uses.
-pub(super) fn workspace(program: &TileProgram) -> WorkspaceSize {
-    WorkspaceSize { half_bytes: layout::half_bytes(&program.problem, program.tile), signals: program.signals, counters: program.counters }
-}
 
 /// Checks every item against the problem.
 pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {

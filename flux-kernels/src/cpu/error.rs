@@ -1,7 +1,7 @@
 //! What can go wrong in a call of the CPU executor.
 
-use flux_core::DType;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
+use flux_core::{DType, Rank};
 
 /// Why a call was not, or not fully, executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,12 +96,14 @@ pub enum ExecuteError {
 }
 
 impl ExecuteError {
-    pub(super) const fn from_record(record: &FaultRecord, rank: u32) -> Self {
-        let FaultRecord { state, code, wait, peer, signal, expected, seen, epoch, abort, .. } = *record;
-        match (state, code) {
-            (0, _) => Self::Poisoned { rank },
-            (_, fault::ABORTED) => Self::Aborted { rank: record.rank, peer, wait, signal, abort, epoch },
-            _ => Self::Timeout { rank: record.rank, peer, wait, signal, expected, seen, epoch },
+    /// What the fault record of a poisoned `rank` says.
+    pub(super) fn from_record(record: Option<FaultRecord>, rank: Rank) -> Self {
+        let Some(record) = record else { return Self::Poisoned { rank: rank.get() } };
+        let FaultRecord { code, wait, rank, peer, signal, expected, seen, epoch, abort, .. } = record;
+        if code == fault::ABORTED {
+            Self::Aborted { rank, peer, wait, signal, abort, epoch }
+        } else {
+            Self::Timeout { rank, peer, wait, signal, expected, seen, epoch }
         }
     }
 }

@@ -2,40 +2,18 @@
 //!
 //! Invariant: words are only touched as atomics; payload bytes are read or written only between the signals that hand them over.
 
+use flux_core::Rank;
 use flux_core::layout::{self, WorkspaceSize, control};
 use flux_core::rank::MAX_WORLD;
+use flux_core::signal::{Control, Words};
 use std::marker::PhantomData;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 /// Words of a fault record.
-pub(super) const FAULT_WORDS: u32 = 16;
+const FAULT_WORDS: u32 = 16;
 const _: () = assert!(size_of::<layout::FaultRecord>() == 4 * FAULT_WORDS as usize);
-
-/// The words that an executor uses; of its own rank where no rank is given.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Word {
-    /// Signal `index` on the pad of `rank`.
-    Signal {
-        rank: u32,
-        index: u32,
-    },
-    /// What `writer` says, on the pad of `rank`, that it has consumed.
-    Consumed {
-        rank: u32,
-        writer: u32,
-    },
-    Epoch,
-    Poison,
-    Pushed,
-    /// A chunk's finished items.
-    Counter(u32),
-    /// A word of the fault record.
-    Fault(u32),
-    /// By which the host ends all waits of the rank.
-    Abort,
-}
 
 /// One rank's view of a communicator's workspace in host memory; the layout is that of [`flux_core::layout`].
 #[derive(Clone, Copy, Debug)]
@@ -77,40 +55,55 @@ impl<'a> HostMemory<'a> {
         self.deadline
     }
 
-    /// The word, for atomic use.
-    pub(super) fn word(&self, word: Word) -> &'a AtomicU32 {
-        let address = match word {
-            Word::Signal { rank, index } => {
-                assert!(index < self.size.signals, "signal {index} of {}", self.size.signals);
-                self.pads[rank as usize] + layout::signal_offset(index)
-            }
-            Word::Consumed { rank, writer } => {
-                assert!((writer as usize) < MAX_WORLD, "rank {writer}");
-                self.pads[rank as usize] + layout::consumed_offset(writer)
-            }
-            Word::Epoch => self.control + control::EPOCH,
-            Word::Poison => self.control + control::POISON,
-            Word::Pushed => self.control + control::PUSHED,
-            Word::Counter(index) => {
-                assert!(index < self.size.counters, "counter {index} of {}", self.size.counters);
-                self.control + control::COUNTERS + u64::from(index) * 4
-            }
-            Word::Fault(index) => {
-                assert!(index < FAULT_WORDS);
-                self.fault + u64::from(index) * 4
-            }
-            Word::Abort => self.fault + layout::ABORT_OFFSET,
-        };
-        // SAFETY: by the assertions the word lies inside a block that `new` was promised; it is aligned because blocks are aligned to a line and
-        // offsets to four bytes; words are only accessed as atomics.
-        unsafe { AtomicU32::from_ptr(at(address)) }
+    /// Address of byte `offset` in half `half` of the data of `rank`, of which `bytes` are about to be used.
+    pub(super) fn half<T>(&self, rank: Rank, half: usize, offset: u64, bytes: u64) -> *mut T {
+        assert!(half < 2 && offset + bytes <= self.size.half_bytes, "{offset} + {bytes} of {}", self.size.half_bytes);
+        let address = self.data[rank.index()] + half as u64 * self.size.half_stride() + offset;
+        at(address)
+    }
+}
+
+impl Words for HostMemory<'_> {
+    type Word = AtomicU32;
+
+    fn signal(&self, owner: Rank, index: u32) -> &AtomicU32 {
+        assert!(index < self.size.signals, "signal {index} of {}", self.size.signals);
+        // SAFETY: the pad has this signal; it is aligned and atomic, by `new`'s promise.
+        unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::signal_offset(index))) }
     }
 
-    /// Address of byte `offset` in half `half` of the data of `rank`, of which `bytes` are about to be used.
-    pub(super) fn half<T>(&self, rank: u32, half: usize, offset: u64, bytes: u64) -> *mut T {
-        assert!(half < 2 && offset + bytes <= self.size.half_bytes, "{offset} + {bytes} of {}", self.size.half_bytes);
-        let address = self.data[rank as usize] + half as u64 * self.size.half_stride() + offset;
-        at(address)
+    fn consumed(&self, owner: Rank, from: Rank) -> &AtomicU32 {
+        assert!(from.index() < MAX_WORLD, "rank {from}");
+        // SAFETY: every pad has a word for each rank; it is aligned and atomic, by `new`'s promise.
+        unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::consumed_offset(from.get()))) }
+    }
+
+    fn control(&self, word: Control) -> &AtomicU32 {
+        let offset = match word {
+            Control::Epoch => control::EPOCH,
+            Control::Ticket => control::TICKET,
+            Control::Poison => control::POISON,
+            Control::Pushed => control::PUSHED,
+        };
+        // SAFETY: the control block has these words; they are aligned and atomic, by `new`'s promise.
+        unsafe { AtomicU32::from_ptr(at(self.control + offset)) }
+    }
+
+    fn counter(&self, index: u32) -> &AtomicU32 {
+        assert!(index < self.size.counters, "counter {index} of {}", self.size.counters);
+        // SAFETY: the control block has this counter; it is aligned and atomic, by `new`'s promise.
+        unsafe { AtomicU32::from_ptr(at(self.control + control::COUNTERS + u64::from(index) * 4)) }
+    }
+
+    fn fault(&self, index: u32) -> &AtomicU32 {
+        assert!(index < FAULT_WORDS, "word {index} of {FAULT_WORDS}");
+        // SAFETY: the fault block begins with the record; it is aligned and atomic, by `new`'s promise.
+        unsafe { AtomicU32::from_ptr(at(self.fault + u64::from(index) * 4)) }
+    }
+
+    fn abort(&self) -> &AtomicU32 {
+        // SAFETY: the fault block has this word; it is aligned and atomic, by `new`'s promise.
+        unsafe { AtomicU32::from_ptr(at(self.fault + layout::ABORT_OFFSET)) }
     }
 }
 

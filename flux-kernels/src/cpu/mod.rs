@@ -9,21 +9,17 @@ mod check;
 mod error;
 mod memory;
 mod panel;
-mod wait;
+mod pause;
 
 pub use error::ExecuteError;
 pub use memory::HostMemory;
 
 use crate::Element;
 use call::{Call, Output, Scratch};
-use flux_core::layout::WorkspaceSize;
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
-use flux_core::signal::Epoch;
-use memory::Word;
+use flux_core::signal::{Poisoned, Protocol, read_fault};
 use std::num::NonZeroUsize;
-use std::sync::atomic::Ordering;
-use wait::{Poisoned, Waiter};
 
 /// An operand in host memory, row-major.
 #[derive(Clone, Copy, Debug)]
@@ -103,11 +99,6 @@ impl<T: Element> Executor<T> {
         &self.program
     }
 
-    /// The workspace that a call needs.
-    pub fn workspace(&self) -> WorkspaceSize {
-        check::workspace(&self.program)
-    }
-
     /// Executes the program once, in the epoch that the control block holds, and closes the call: on return `y` is written, the peers may
     /// reuse the half of the workspace that they share with the next call but one, and the epoch is advanced.
     ///
@@ -121,16 +112,17 @@ impl<T: Element> Executor<T> {
         fits("w", problem.w_shape(), w.elements.len(), w.stride)?;
         fits("y", problem.y_shape(), y.elements.len(), y.stride)?;
         self.holds(&memory)?;
-        let rank = self.program.rank;
-        let epoch = Epoch::new(memory.word(Word::Epoch).load(Ordering::Acquire));
-        let waiter = Waiter { memory, rank: rank.get(), epoch };
-        waiter.poison().map_err(|Poisoned| waiter.error())?;
+        let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
+        let protocol = Protocol::open(&memory, self.program.rank, problem.world());
+        if protocol.poisoned() {
+            return Err(failed());
+        }
 
         let k = problem.k_local() as usize;
         for (row, to) in self.weights.chunks_exact_mut(k).enumerate() {
             T::widen(w.row(row, k), to);
         }
-        let call = Call { program: &self.program, x, weights: &self.weights, y: Output::new(y), waiter };
+        let call = Call { program: &self.program, x, weights: &self.weights, y: Output::new(y), memory: &memory, protocol, await_pushed };
         let count = 1 + self.others.len();
         let done = std::thread::scope(|scope| {
             let call = &call;
@@ -142,11 +134,14 @@ impl<T: Element> Executor<T> {
                 Err(panic) => std::panic::resume_unwind(panic),
             })
         });
-        done.and_then(|()| call.close(await_pushed)).map_err(|Poisoned| waiter.error())
+        match done {
+            Ok(_) => Ok(()),
+            Err(Poisoned) => Err(failed()),
+        }
     }
 
     fn holds(&self, memory: &HostMemory<'_>) -> Result<(), ExecuteError> {
-        let (need, have) = (self.workspace(), memory.size());
+        let (need, have) = (self.program.workspace(), memory.size());
         let world = self.program.problem.world();
         if need.max(have) != have || memory.ranks() < world.index() {
             return Err(ExecuteError::Workspace { need, world: world.get(), have, ranks: memory.ranks() });

@@ -1,0 +1,215 @@
+//! What the CPU executor does when something does not come, and what it refuses.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod support;
+
+use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
+use flux_core::program::{Chunk, Schedule, TileProgram, sink};
+use flux_core::signal::Epoch;
+use flux_core::tile::Raster;
+use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_kernels::cpu::{CpuArgs, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use half::{bf16, f16};
+use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use support::{Memory, alone};
+
+const SCHEDULE: Schedule = Schedule { tile: TileShape::new(8, 16, 16), chunk: Chunk::Shard, raster: Raster::RowsFastest };
+const NEVER: Duration = Duration::from_hours(1);
+const SOON: Duration = Duration::from_millis(50);
+const FIRST: Epoch = Epoch::new(41);
+
+fn problem(op: OpKind, world: u32) -> Problem {
+    let w = world as usize;
+    Problem::new(op, 24 * w, 32 * w, 16 * w, DType::Bf16, WorldSize::new(world).unwrap()).unwrap()
+}
+
+/// One call of a rank whose peers do nothing, on zeros.
+fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pushed: bool) -> Result<(), ExecuteError> {
+    let p = &program.problem;
+    let zeros = |shape: flux_core::problem::Shape| vec![bf16::ZERO; (shape.rows * shape.cols) as usize];
+    let (x, w, mut y) = (zeros(p.x_shape()), zeros(p.w_shape()), zeros(p.y_shape()));
+    Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(CpuArgs {
+        x: Rows { elements: &x, stride: p.x_shape().cols as usize },
+        w: Rows { elements: &w, stride: p.w_shape().cols as usize },
+        y: RowsMut { elements: &mut y, stride: p.y_shape().cols as usize },
+        memory,
+        await_pushed,
+    })
+}
+
+/// Raises every signal that `rank` may wait for in call `epoch`.
+fn raise_all(program: &TileProgram, memory: &Memory, epoch: Epoch) {
+    for signal in 0..program.signals {
+        memory.signal(program.rank.get(), signal).store(epoch.get(), Ordering::Release);
+    }
+}
+
+#[test]
+fn a_late_rank_gets_a_timeout_that_names_it() {
+    for (op, workers) in [(OpKind::AllGatherGemm, 1), (OpKind::AllGatherGemm, 3), (OpKind::GemmReduceScatter, 2)] {
+        let (program, memory) = alone(&problem(op, 3), 1, &SCHEDULE, FIRST);
+        // rank 2 has place 1 at rank 1, rank 0 place 0; rank 0 is there
+        let signal_of_0 = memory.signal(1, 0);
+        signal_of_0.store(FIRST.get(), Ordering::Release);
+        let started = Instant::now();
+        let error = call(&program, memory.view(1, SOON), workers, false).unwrap_err();
+        assert!(started.elapsed() >= SOON);
+        let expected = ExecuteError::Timeout { rank: 1, peer: 2, wait: fault::SIGNAL, signal: 1, expected: 41, seen: 40, epoch: 41 };
+        assert_eq!(error, expected);
+        assert_eq!(error.to_string(), "rank 1: signal 1 of rank 2 did not come: epoch 41 expected, 40 seen, in call 41");
+        let record = FaultRecord {
+            state: 1,
+            code: fault::TIMEOUT,
+            wait: fault::SIGNAL,
+            rank: 1,
+            peer: 2,
+            signal: 1,
+            expected: 41,
+            seen: 40,
+            epoch: 41,
+            ..FaultRecord::default()
+        };
+        assert_eq!(memory.record(1), record);
+        assert_eq!((memory.poison(1), memory.epoch(1)), (1, FIRST));
+    }
+}
+
+#[test]
+fn a_poisoned_rank_gives_up_at_once_and_publishes_nothing_more() {
+    let (program, memory) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
+    let first = call(&program, memory.view(0, SOON), 1, false).unwrap_err();
+    assert_eq!(memory.consumed(1, 0).load(Ordering::Acquire), FIRST.before(1).get(), "a credit after a failed call");
+    // Everything is there now, and the deadline far away: the rank stays broken all the same.
+    raise_all(&program, &memory, FIRST);
+    memory.signal(1, 0).store(7, Ordering::Release);
+    let started = Instant::now();
+    let second = call(&program, memory.view(0, NEVER), 2, false).unwrap_err();
+    assert!(started.elapsed() < Duration::from_mins(1));
+    assert_eq!(second, first);
+    assert_eq!(memory.signal(1, 0).load(Ordering::Acquire), 7, "a signal after a failed call");
+    assert_eq!(memory.epoch(0), FIRST);
+}
+
+#[test]
+fn the_abort_word_ends_a_wait() {
+    let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 0, &SCHEDULE, FIRST);
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(SOON);
+            memory.abort(0).store(9, Ordering::Release);
+        });
+        call(&program, memory.view(0, NEVER), 2, false).unwrap_err()
+    });
+    assert_eq!(error, ExecuteError::Aborted { rank: 0, peer: 1, wait: fault::SIGNAL, signal: 0, abort: 9, epoch: 41 });
+    let record = memory.record(0);
+    assert_eq!((record.state, record.code, record.abort), (1, fault::ABORTED, 9));
+}
+
+#[test]
+fn a_peer_that_keeps_its_half_is_named() {
+    let (program, memory) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
+    raise_all(&program, &memory, FIRST);
+    call(&program, memory.view(0, SOON), 1, false).unwrap();
+    assert_eq!((memory.epoch(0), memory.consumed(1, 0).load(Ordering::Acquire)), (FIRST.next(), FIRST.get()));
+    // Rank 1 has sent for the second call too, but has never said that it has read what it got in the first.
+    raise_all(&program, &memory, FIRST.next());
+    let error = call(&program, memory.view(0, SOON), 1, false).unwrap_err();
+    let expected = ExecuteError::Timeout { rank: 0, peer: 1, wait: fault::CONSUMED, signal: 0, expected: 41, seen: 40, epoch: 42 };
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn a_mover_that_does_not_finish_keeps_the_call_open() {
+    let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 1, &SCHEDULE, FIRST);
+    raise_all(&program, &memory, FIRST);
+    let error = call(&program, memory.view(1, SOON), 1, true).unwrap_err();
+    let expected = ExecuteError::Timeout { rank: 1, peer: 1, wait: fault::PUSHED, signal: 0, expected: 41, seen: 40, epoch: 41 };
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn a_signal_of_any_other_time_is_not_taken_for_this_call() {
+    for stale in
+        [FIRST.before(1), FIRST.before(2), FIRST.before(1 << 31), FIRST.before((1 << 31) + 7), FIRST.before(u32::MAX - Epoch::MAX_LEAD)]
+    {
+        let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 0, &SCHEDULE, FIRST);
+        raise_all(&program, &memory, stale);
+        let error = call(&program, memory.view(0, SOON), 1, false).unwrap_err();
+        assert!(matches!(error, ExecuteError::Timeout { seen, .. } if seen == stale.get()), "{stale}: {error}");
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
+    let p = problem(OpKind::GemmReduceScatter, 1);
+    let (program, memory) = alone(&p, 0, &SCHEDULE, FIRST);
+    let (x, w) = (vec![bf16::ONE; 24 * 16], vec![bf16::ONE; 32 * 16]);
+    let run = |x_len: usize, x_stride: usize, y_len: usize| {
+        let mut y = vec![bf16::ZERO; y_len];
+        let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(CpuArgs {
+            x: Rows { elements: &x[..x_len], stride: x_stride },
+            w: Rows { elements: &w, stride: 16 },
+            y: RowsMut { elements: &mut y, stride: 32 },
+            memory: memory.view(0, SOON),
+            await_pushed: false,
+        });
+        assert!(result.is_ok() || y.iter().all(|&y| y == bf16::ZERO));
+        result
+    };
+    let text = run(24 * 16 - 1, 16, 24 * 32).unwrap_err().to_string();
+    assert_eq!(text, "x holds 383 elements with a row stride of 16; 24 rows of 16 need 384");
+    assert!(matches!(run(24 * 16, 15, 24 * 32), Err(ExecuteError::Operand { operand: "x", .. })));
+    assert!(matches!(run(24 * 16, usize::MAX, 24 * 32), Err(ExecuteError::Operand { operand: "x", .. })));
+    assert!(matches!(run(24 * 16, 16, 24 * 32 - 1), Err(ExecuteError::Operand { operand: "y", .. })));
+    assert_eq!(memory.epoch(0), FIRST);
+    run(24 * 16, 16, 24 * 32).unwrap();
+    assert_eq!(memory.epoch(0), FIRST.next());
+}
+
+#[test]
+fn a_workspace_or_type_that_does_not_fit_is_refused() {
+    let (program, _) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
+    let small = WorkspaceSize { signals: program.signals - 1, ..program.workspace() };
+    let memory = Memory::new(2, small, FIRST);
+    assert!(matches!(call(&program, memory.view(0, SOON), 1, false), Err(ExecuteError::Workspace { .. })));
+    let memory = Memory::new(1, program.workspace(), FIRST);
+    assert!(matches!(call(&program, memory.view(0, SOON), 1, false), Err(ExecuteError::Workspace { ranks: 1, world: 2, .. })));
+    let error = Executor::<f16>::new(program, NonZeroUsize::MIN).unwrap_err();
+    assert_eq!(error, ExecuteError::DType { program: DType::Bf16, operands: DType::F16 });
+}
+
+/// A name and a way to break a program.
+type Mutation = (&'static str, fn(&mut TileProgram));
+
+#[test]
+fn a_program_with_an_index_that_does_not_exist_is_refused() {
+    let mutations: [Mutation; 12] = [
+        ("rows", |p| p.items[0].rows = 9),
+        ("row", |p| p.items[0].row = 24),
+        ("unaligned row", |p| p.items[0].row = 4),
+        ("column", |p| p.items[0].col = 1 << 20),
+        ("source", |p| p.items[0].a_outer = 2),
+        ("gather place", |p| (p.items[0].a_source, p.items[0].a_outer) = (1, 1)),
+        ("slot", |p| p.items[0].slot = p.slots_per_source),
+        ("signal", |p| p.items[0].raise = p.signals),
+        ("counter", |p| p.items[0].counter = p.counters),
+        ("sink", |p| p.items[0].sink = 3),
+        ("double store", |p| {
+            let last = p.items.len() - 1;
+            p.items[last] = p.items[last - 1];
+            assert_eq!(p.items[last].sink, sink::REDUCE);
+        }),
+        ("await", |p| p.awaits[0].signal = p.signals),
+    ];
+    let (program, _) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
+    Executor::<bf16>::new(program.clone(), NonZeroUsize::MIN).unwrap();
+    for (name, mutate) in mutations {
+        let mut broken = program.clone();
+        mutate(&mut broken);
+        let result = Executor::<bf16>::new(broken, NonZeroUsize::MIN);
+        assert!(matches!(result, Err(ExecuteError::Program { .. })), "{name}");
+    }
+}

@@ -1,0 +1,188 @@
+//! What the CPU executor computes: the product, whatever the ranks' timing, the schedule and the number of workers.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod support;
+
+use flux_core::program::{Chunk, Schedule};
+use flux_core::signal::Epoch;
+use flux_core::tile::Raster;
+use flux_core::{OpKind, Problem, TileShape, WorldSize};
+use flux_kernels::Element;
+use flux_kernels::cpu::{CpuArgs, Executor, Rows, RowsMut};
+use half::{bf16, f16};
+use proptest::prelude::*;
+use std::num::NonZeroUsize;
+use std::sync::Barrier;
+use std::time::Duration;
+use support::oracle::{Global, Numbers};
+use support::{Member, alone, run};
+
+const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+const NO_PAUSE: Duration = Duration::ZERO;
+
+/// A problem with tails on every side: `m_shard` rows a rank, `n` columns and `k` per rank where they are split.
+fn problem<T: Element>(op: OpKind, world: u32, m_shard: usize, n: usize, k: usize) -> Problem {
+    let w = world as usize;
+    let (n, k) = match op {
+        OpKind::AllGatherGemm => (n * w, k),
+        OpKind::GemmReduceScatter => (n, k * w),
+    };
+    Problem::new(op, m_shard * w, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
+}
+
+fn schedule(tile_m: u32, tile_n: u32, chunk: Chunk) -> Schedule {
+    Schedule { tile: TileShape::new(tile_m, tile_n, 16), chunk, raster: Raster::RowGroups(2) }
+}
+
+/// `calls` calls on changing integers, each compared for equality; all memory that a call may read is NaN before it.
+fn exact_calls<T: Element>(problem: Problem, schedule: &Schedule, workers: usize, first: Epoch, calls: u64) {
+    let globals: Vec<Global<T>> = (0..calls).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
+    let barrier = Barrier::new(problem.world().index());
+    run(&problem, schedule, workers, first, |mut member: Member<'_, T>| {
+        for global in &globals {
+            barrier.wait();
+            member.memory.fill_with_nan(member.rank);
+            barrier.wait();
+            let (x, w) = global.shard(member.rank);
+            let y = member.call(&x, &w, NO_PAUSE).unwrap();
+            global.verify_exact(member.rank, &y);
+        }
+    });
+}
+
+#[test]
+fn integers_are_exact_for_every_world_type_and_chunk() {
+    for op in OPS {
+        for world in 1..=8 {
+            for chunk in [Chunk::Shard, Chunk::Tiles(1), Chunk::Tiles(2)] {
+                exact_calls::<bf16>(problem::<bf16>(op, world, 21, 40, 24), &schedule(8, 16, chunk), 1, Epoch::FIRST, 3);
+                exact_calls::<f16>(problem::<f16>(op, world, 5, 24, 16), &schedule(8, 16, chunk), 2, Epoch::FIRST, 3);
+            }
+        }
+    }
+}
+
+#[test]
+fn epochs_run_through_zero() {
+    for op in OPS {
+        exact_calls::<bf16>(problem::<bf16>(op, 3, 17, 24, 16), &schedule(8, 16, Chunk::Tiles(1)), 1, Epoch::new(u32::MAX - 2), 7);
+    }
+}
+
+#[test]
+fn random_numbers_stay_within_the_derived_bound() {
+    fn check<T: Element>() {
+        for op in OPS {
+            let problem = problem::<T>(op, 4, 19, 72, 136);
+            let global: Global<T> = Global::new(problem, 7, Numbers::uniform);
+            run(&problem, &schedule(16, 32, Chunk::Tiles(2)), 1, Epoch::FIRST, |mut member: Member<'_, T>| {
+                let (x, w) = global.shard(member.rank);
+                global.verify(member.rank, &member.call(&x, &w, NO_PAUSE).unwrap());
+            });
+        }
+    }
+    check::<bf16>();
+    check::<f16>();
+}
+
+/// The outputs of all ranks in three calls without a barrier between them, each rank late by up to `pause` of its own.
+fn outputs(problem: Problem, schedule: &Schedule, workers: usize, pause: Duration) -> Vec<Vec<Vec<bf16>>> {
+    let global: Global<bf16> = Global::new(problem, 3, Numbers::uniform);
+    run(&problem, schedule, workers, Epoch::FIRST, |mut member: Member<'_, bf16>| {
+        let (x, w) = global.shard(member.rank);
+        let mut numbers = Numbers(u64::from(member.rank) + 100);
+        let mut nap = || pause.mul_f32(numbers.uniform().abs());
+        (0..3)
+            .map(|_| {
+                std::thread::sleep(nap());
+                member.call(&x, &w, nap()).unwrap()
+            })
+            .collect()
+    })
+}
+
+#[test]
+fn results_are_the_same_bits_for_any_run_timing_chunk_and_number_of_workers() {
+    for op in OPS {
+        let problem = problem::<bf16>(op, 5, 35, 56, 104);
+        let expected = outputs(problem, &schedule(16, 16, Chunk::Shard), 1, NO_PAUSE);
+        for workers in [1, 2, 3, 7] {
+            for (chunk, pause) in [(Chunk::Shard, NO_PAUSE), (Chunk::Tiles(1), Duration::from_millis(3))] {
+                let got = outputs(problem, &schedule(16, 16, chunk), workers, pause);
+                assert!(got == expected, "{problem}, {workers} workers, {chunk}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_rank_in_turn_may_be_late() {
+    for op in OPS {
+        let problem = problem::<bf16>(op, 4, 9, 24, 16);
+        let globals: Vec<Global<bf16>> = (0..8).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
+        run(&problem, &schedule(8, 8, Chunk::Tiles(1)), 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
+            for (call, global) in (0u32..).zip(&globals) {
+                let late = call % 4 == member.rank;
+                let pause = if late { Duration::from_millis(20) } else { NO_PAUSE };
+                if call >= 4 {
+                    std::thread::sleep(pause);
+                }
+                let (x, w) = global.shard(member.rank);
+                global.verify_exact(member.rank, &member.call(&x, &w, pause).unwrap());
+            }
+        });
+    }
+}
+
+#[test]
+fn strided_operands_are_read_and_written_in_place() {
+    const PAD: usize = 3;
+    fn padded(dense: &[bf16], cols: usize) -> Vec<bf16> {
+        dense.chunks(cols).flat_map(|row| row.iter().copied().chain([bf16::NAN; PAD])).collect()
+    }
+    let problem = problem::<bf16>(OpKind::GemmReduceScatter, 1, 13, 24, 16);
+    let global: Global<bf16> = Global::new(problem, 1, Numbers::unit);
+    let (x, w) = global.shard(0);
+    let (program, memory) = alone(&problem, 0, &schedule(8, 16, Chunk::Shard), Epoch::FIRST);
+    let (x, w) = (padded(&x, 16), padded(&w, 16));
+    let mark = bf16::from_f32(77.0);
+    let mut y = vec![mark; 13 * (24 + PAD) - PAD];
+    let args = CpuArgs {
+        x: Rows { elements: &x[..x.len() - PAD], stride: 16 + PAD },
+        w: Rows { elements: &w, stride: 16 + PAD },
+        y: RowsMut { elements: &mut y, stride: 24 + PAD },
+        memory: memory.view(0, Duration::from_secs(30)),
+        await_pushed: false,
+    };
+    Executor::new(program, NonZeroUsize::MIN).unwrap().run(args).unwrap();
+    y.extend([mark; PAD]);
+    assert!(y.chunks(24 + PAD).all(|row| row[24..] == [mark; PAD]), "the columns beyond y were written");
+    let dense: Vec<bf16> = y.chunks(24 + PAD).flat_map(|row| row[..24].to_vec()).collect();
+    global.verify_exact(0, &dense);
+}
+
+fn schedules() -> impl Strategy<Value = Schedule> {
+    let tile = (1..4u32, 1..4u32).prop_map(|(m, n)| TileShape::new(m * 8, n * 8, 16));
+    let chunk = prop_oneof![Just(Chunk::Shard), (1..5u32).prop_map(Chunk::Tiles)];
+    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..4u32).prop_map(Raster::RowGroups)];
+    (tile, chunk, raster).prop_map(|(tile, chunk, raster)| Schedule { tile, chunk, raster })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 32, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_problem_under_any_schedule_is_exact(
+        op in prop_oneof![Just(OPS[0]), Just(OPS[1])],
+        world in 1..=8u32,
+        m_shard in 1..50usize,
+        n in 1..6usize,
+        k in 1..4usize,
+        workers in 1..4usize,
+        schedule in schedules(),
+        first in any::<u32>(),
+    ) {
+        exact_calls::<bf16>(problem::<bf16>(op, world, m_shard, n * 8, k * 8), &schedule, workers, Epoch::new(first), 2);
+    }
+}

@@ -1,0 +1,120 @@
+//! Global operands, their shards, and what the ranks must compute from them.
+//!
+//! Invariant: the tolerance is derived from the roundings that the executor makes, none of it is chosen.
+
+use flux_core::{OpKind, Problem};
+use flux_kernels::Element;
+
+/// Global `x` [m, k] and `w` [n, k], row-major.
+pub struct Global<T> {
+    pub problem: Problem,
+    pub x: Vec<T>,
+    pub w: Vec<T>,
+}
+
+/// A small generator of reproducible numbers (splitmix64).
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In `-1 .. 1`.
+    pub fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// -1, 0 or 1: sums of up to 256 products are exact in every element type.
+    pub fn unit(&mut self) -> f32 {
+        (self.next() % 3) as f32 - 1.0
+    }
+}
+
+impl<T: Element> Global<T> {
+    pub fn new(problem: Problem, seed: u64, number: impl Fn(&mut Numbers) -> f32) -> Self {
+        let mut numbers = Numbers(seed);
+        let mut matrix = |rows: u32, cols: u32| -> Vec<T> { (0..rows * cols).map(|_| T::from_f32(number(&mut numbers))).collect() };
+        let (x, w) = (matrix(problem.m(), problem.k()), matrix(problem.n(), problem.k()));
+        Self { problem, x, w }
+    }
+
+    fn part(from: &[T], k: usize, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Vec<T> {
+        rows.flat_map(|row| from[row * k..][cols.clone()].to_vec()).collect()
+    }
+
+    /// The operands of `rank`.
+    pub fn shard(&self, rank: u32) -> (Vec<T>, Vec<T>) {
+        let (p, rank, k) = (&self.problem, rank as usize, self.problem.k() as usize);
+        let (m, n) = (p.m() as usize, p.n() as usize);
+        let of = |extent: u32| rank * extent as usize..(rank + 1) * extent as usize;
+        match p.op() {
+            OpKind::AllGatherGemm => (Self::part(&self.x, k, of(p.m_shard()), 0..k), Self::part(&self.w, k, of(p.n_local()), 0..k)),
+            OpKind::GemmReduceScatter => (Self::part(&self.x, k, 0..m, of(p.k_local())), Self::part(&self.w, k, 0..n, of(p.k_local()))),
+        }
+    }
+
+    /// Compares `y` of `rank` with the product in fp64; the error of each element must stay below its bound.
+    ///
+    /// With `u` the roundoff of the element type, `e` that of fp32 and `g(k) = k e / (1 - k e)`: an inner product of `k` terms in fp32, in any
+    /// order, is off by at most `g(k) s`, `s` the sum of its terms' magnitudes (products of two elements are exact). Rounding to the element
+    /// type adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials in fp32 adds `g(w)` of their magnitudes.
+    pub fn verify(&self, rank: u32, y: &[T]) {
+        let p = &self.problem;
+        let (w, k_local) = (p.world().get(), p.k_local() as usize);
+        let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
+        let g = |n: usize| n as f64 * e / (1.0 - n as f64 * e);
+        let subnormal = 2f64.powi(-25);
+        let shape = p.y_shape();
+        for row in 0..shape.rows as usize {
+            for col in 0..shape.cols as usize {
+                let (i, j, parts) = match p.op() {
+                    OpKind::AllGatherGemm => (row, (rank * p.n_local()) as usize + col, 1),
+                    OpKind::GemmReduceScatter => ((rank * p.m_shard()) as usize + row, col, w),
+                };
+                let (mut exact, mut error, mut magnitude) = (0.0, 0.0, 0.0);
+                for part in 0..parts {
+                    let (mut sum, mut terms) = (0.0, 0.0);
+                    for q in part as usize * k_local..(part as usize + 1) * k_local {
+                        let at = i * p.k() as usize + q;
+                        let product = f64::from(self.x[at].to_f32()) * f64::from(self.w[j * p.k() as usize + q].to_f32());
+                        sum += product;
+                        terms += product.abs();
+                    }
+                    let mut off = g(k_local) * terms;
+                    if parts > 1 && part != rank {
+                        off += u * (sum.abs() + off) + subnormal;
+                    }
+                    exact += sum;
+                    error += off;
+                    magnitude += sum.abs() + off;
+                }
+                error += g(parts as usize) * magnitude;
+                error += u * (exact.abs() + error) + subnormal;
+                let got = f64::from(y[row * shape.cols as usize + col].to_f32());
+                assert!((got - exact).abs() <= error, "{p}, rank {rank}, y[{row}, {col}] = {got}: {exact} is expected, within {error:e}");
+            }
+        }
+    }
+
+    /// Compares `y` of `rank` with the product of integers: equal.
+    pub fn verify_exact(&self, rank: u32, y: &[T]) {
+        let (p, shape) = (&self.problem, self.problem.y_shape());
+        let k = p.k() as usize;
+        for row in 0..shape.rows as usize {
+            for col in 0..shape.cols as usize {
+                let (i, j) = match p.op() {
+                    OpKind::AllGatherGemm => (row, (rank * p.n_local()) as usize + col),
+                    OpKind::GemmReduceScatter => ((rank * p.m_shard()) as usize + row, col),
+                };
+                let sum: f32 = self.x[i * k..][..k].iter().zip(&self.w[j * k..][..k]).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
+                let got = y[row * shape.cols as usize + col];
+                assert!(got == T::from_f32(sum), "{p}, rank {rank}, y[{row}, {col}] = {got:?}: {sum} is expected");
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! One call on a communicator, from its begin to its finish.
+//!
+//! Invariant: while a [`Call`] lives the communicator makes no other and its workspace stays. A call that handed out transfers is finished, or the
+//! communicator is broken: what peers were given cannot be taken back.
+
+use super::Communicator;
+use crate::fault::reason;
+use crate::{Push, Stream, TransportError, WorkspaceView};
+use flux_core::program::Transfer;
+use std::sync::{Arc, MutexGuard};
+
+/// A call in progress.
+#[derive(Debug)]
+pub struct Call<'c> {
+    comm: &'c Communicator,
+    stream: Stream,
+    view: Arc<WorkspaceView>,
+    pushes: bool,
+    finished: bool,
+    _turn: MutexGuard<'c, ()>,
+}
+
+impl<'c> Call<'c> {
+    pub(super) fn new(comm: &'c Communicator, turn: MutexGuard<'c, ()>, stream: Stream) -> Self {
+        let view = comm.inner.health.transport().view();
+        Self { comm, stream, view, pushes: false, finished: false, _turn: turn }
+    }
+
+    /// The workspace, as this rank's executor reaches it.
+    pub fn memory(&self) -> &WorkspaceView {
+        &self.view
+    }
+
+    /// The stream that the call was begun with.
+    pub fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    /// Whether the call becomes part of a CUDA graph.
+    pub fn capturing(&self) -> bool {
+        self.comm.inner.health.transport().capturing()
+    }
+
+    /// Whether [`push`](Self::push) can be used: not in a world of one, and not while, or after, a call on this communicator is captured, since
+    /// the half that a mover writes to is then known on the device only.
+    pub fn copy_engine_usable(&self) -> bool {
+        self.comm.inner.health.transport().copy_engine_usable()
+    }
+
+    /// Has the mover carry rows of this rank's shard to the peers (AllGather-GEMM); returns at once. At most once in a call.
+    ///
+    /// `x` is the address of the shard's first row on the communicator's device; a row starts `row_stride` bytes after the one before, and
+    /// `row_bytes` of it are moved. A place in the gather buffer has `place_bytes`.
+    ///
+    /// # Safety
+    /// The shard can be read, and is not written, until the call has finished: on the host until [`finish`](Self::finish) returns, on a device
+    /// until the stream has come past it.
+    ///
+    /// # Errors
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is moved.
+    pub unsafe fn push(
+        &mut self,
+        x: u64,
+        row_stride: u64,
+        row_bytes: u64,
+        place_bytes: u64,
+        transfers: &[Transfer],
+    ) -> Result<(), TransportError> {
+        if transfers.is_empty() {
+            return Ok(());
+        }
+        if !self.copy_engine_usable() {
+            return Err(TransportError::MoverUnusable {
+                why: "it was used before in this call, or a call on this communicator was captured",
+            });
+        }
+        let push = Push { x, row_stride, row_bytes, place_bytes, transfers };
+        // SAFETY: this function's caller vouches for the shard.
+        unsafe { self.comm.inner.health.transport().push(self.stream, &push) }?;
+        self.pushes = true;
+        Ok(())
+    }
+
+    /// Whether transfers were handed to the mover, so that the executor must await that they were read.
+    pub fn pushes(&self) -> bool {
+        self.pushes
+    }
+
+    /// Ends the call: what comes next on the stream comes after all of it.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub fn finish(mut self) -> Result<(), TransportError> {
+        self.finished = true;
+        self.comm.inner.health.transport().finish(self.stream)
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        let health = &self.comm.inner.health;
+        if self.pushes {
+            health.give_up(reason::UNFINISHED);
+        }
+        if let Err(error) = health.transport().finish(self.stream) {
+            tracing::error!(%error, "a call that was given up cannot be finished");
+        }
+    }
+}

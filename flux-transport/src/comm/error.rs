@@ -1,0 +1,91 @@
+//! Why ranks did not become a communicator.
+
+use crate::control::{ControlError, Disagreed};
+use crate::cuda::CudaError;
+use crate::{ParseSelectError, Select, TransportError};
+use flux_core::{Rank, WorldSize};
+use std::time::Duration;
+
+/// Why there is no communicator. If one rank fails, all do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The ranks could not talk.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// A transport could not take its memory or its mover.
+    #[error(transparent)]
+    Transport(TransportError),
+    /// The ranks ask for different things.
+    #[error("the ranks disagree about the {what}: {values}")]
+    Disagreement {
+        /// What about.
+        what: &'static str,
+        /// Each rank's value.
+        values: String,
+    },
+    /// A peer cannot connect.
+    #[error("rank {rank} cannot connect: {reason}")]
+    PeerFailed {
+        /// The peer.
+        rank: Rank,
+        /// What it said.
+        reason: String,
+    },
+    /// The host transport is for threads.
+    #[error(
+        "the host transport connects threads of one process, and the {world} ranks are processes: make them as threads (`World::local`), or give each a CUDA device"
+    )]
+    HostNeedsThreads {
+        /// Number of ranks.
+        world: WorldSize,
+    },
+    /// The transport asked for cannot work here.
+    #[error("the {select} transport cannot be used: {why}")]
+    Unusable {
+        /// Which.
+        select: Select,
+        /// Why not.
+        why: String,
+    },
+    /// `FLUX_TRANSPORT` names no transport.
+    #[error("FLUX_TRANSPORT: {0}")]
+    Variable(#[from] ParseSelectError),
+    /// The deadline is none.
+    #[error("deadline = {deadline:?}: it must be positive and at most {limit:?}")]
+    Deadline {
+        /// The deadline asked for.
+        deadline: Duration,
+        /// The longest.
+        limit: Duration,
+    },
+    /// The driver refused a call.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was asked.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+impl From<TransportError> for ConnectError {
+    fn from(error: TransportError) -> Self {
+        match error {
+            TransportError::Control(error) => Self::Control(error),
+            TransportError::Disagreement { what, values } => Self::Disagreement { what, values },
+            TransportError::PeerFailed { rank, reason } => Self::PeerFailed { rank, reason },
+            TransportError::Cuda(error) => Self::Cuda(error),
+            other => Self::Transport(other),
+        }
+    }
+}
+
+impl From<Disagreed> for ConnectError {
+    fn from(disagreed: Disagreed) -> Self {
+        TransportError::from(disagreed).into()
+    }
+}

@@ -1,0 +1,241 @@
+//! The communicator: one rank's handle to all ranks' memory, and the order of its calls.
+//!
+//! Invariant: calls and changes of the workspace happen one at a time, under one lock. Once there is a fault, no call begins.
+
+mod call;
+mod connect;
+mod error;
+mod health;
+
+pub use call::Call;
+pub use error::ConnectError;
+
+use crate::control::{Notice, Watcher, agree};
+use crate::fault::reason;
+use crate::{Capabilities, Device, Fault, Options, Select, Stream, TransportError, TransportKind, World};
+use flux_core::layout::WorkspaceSize;
+use flux_core::{Rank, WorldSize};
+use health::Health;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// One rank's membership of a group that computes together. Clones are the same membership.
+///
+/// Calls are ordered, whatever streams they come on; who wants two at once makes two communicators.
+#[derive(Clone, Debug)]
+pub struct Communicator {
+    inner: Arc<Inner>,
+}
+
+// Dropped in this order: the transport before the rank leaves the world.
+struct Inner {
+    _watcher: Arc<Watcher>,
+    health: Arc<Health>,
+    world: World,
+    deadline: Duration,
+    calls: Mutex<()>,
+    explanation: String,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator").field("health", &self.health).field("world", &self.world).finish_non_exhaustive()
+    }
+}
+
+impl Communicator {
+    /// Connects all ranks of `world`, which all do this at the same time.
+    ///
+    /// # Errors
+    /// [`ConnectError`], on every rank if on one.
+    pub async fn connect(world: &World, select: Select) -> Result<Self, ConnectError> {
+        Self::connect_with(world, select.into()).await
+    }
+
+    /// As [`connect`](Self::connect), with options.
+    ///
+    /// # Errors
+    /// [`ConnectError`], on every rank if on one.
+    pub async fn connect_with(world: &World, options: Options) -> Result<Self, ConnectError> {
+        connect::connect_apart(world.share(), options).await
+    }
+
+    /// As [`connect_with`](Self::connect_with), on this thread.
+    ///
+    /// # Errors
+    /// [`ConnectError`], on every rank if on one.
+    pub fn connect_blocking(world: &World, options: Options) -> Result<Self, ConnectError> {
+        connect::connect(world, &options)
+    }
+
+    fn new(world: &World, options: &Options, health: Health, explanation: String) -> Self {
+        let health = Arc::new(health);
+        let watcher: Arc<Watcher> = {
+            let health = Arc::clone(&health);
+            Arc::new(move |notice: Notice| health.notice(notice))
+        };
+        world.control().watch(Arc::downgrade(&watcher));
+        let world = world.share();
+        let inner = Inner { _watcher: watcher, health, world, deadline: options.deadline, calls: Mutex::new(()), explanation };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.inner.world.rank()
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> WorldSize {
+        self.inner.world.size()
+    }
+
+    /// Where this rank computes.
+    pub fn device(&self) -> Device {
+        self.inner.health.transport().device()
+    }
+
+    /// The transport in use.
+    pub fn transport(&self) -> TransportKind {
+        self.inner.health.transport().kind()
+    }
+
+    /// What the transport can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.inner.health.transport().capabilities()
+    }
+
+    /// Which transport was chosen and why, in words.
+    pub fn explain(&self) -> String {
+        self.inner.explanation.clone()
+    }
+
+    /// How long a wait for a peer may take.
+    pub fn deadline(&self) -> Duration {
+        self.inner.deadline
+    }
+
+    /// What the workspace holds now.
+    pub fn workspace_size(&self) -> WorkspaceSize {
+        self.inner.health.transport().view().size
+    }
+
+    /// Makes the workspace hold at least `size`; it never shrinks. Collective: all ranks ask for the same, between the same calls. Calls before
+    /// it are finished first. Graphs captured before a growth must be captured again.
+    ///
+    /// # Errors
+    /// [`TransportError`], on every rank if on one; the workspace is then as it was.
+    pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
+        let _turn = self.turn();
+        let transport = self.inner.health.transport();
+        let control = self.inner.world.control();
+        let broken = self.inner.health.status();
+        let answers = agree(control, &broken.clone().map(|()| encode(size)), self.until());
+        broken.map_err(|fault| TransportError::Broken { fault })?;
+        let sizes: Vec<WorkspaceSize> = answers?.iter().map(|answer| decode(answer)).collect();
+        if sizes.iter().any(|&other| other != size) {
+            let values: Vec<String> = sizes.iter().enumerate().map(|(rank, size)| format!("rank {rank}: {size:?}")).collect();
+            return Err(TransportError::Disagreement { what: "size of the workspace", values: values.join("; ") });
+        }
+        let now = transport.view().size;
+        let grown = now.max(size);
+        if grown == now {
+            return Ok(());
+        }
+        let drained = transport.drain(self.until());
+        let answers = agree(control, &drained.as_ref().map(|()| []), self.until());
+        drained?;
+        answers?;
+        let reserved = transport.reserve(grown, control, self.until());
+        self.inner.health.carry_over();
+        if let Err(TransportError::Control(_)) = reserved {
+            // Some ranks may have the new workspace and some the old one.
+            self.abort(reason::OUT_OF_STEP);
+        }
+        reserved
+    }
+
+    /// Begins a call, ordered after the one before it, and waits while another thread's call has not finished. A thread finishes its call before it
+    /// begins the next.
+    ///
+    /// # Errors
+    /// [`TransportError::Broken`] after a fault; [`TransportError::WrongStream`].
+    pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
+        let turn = self.turn();
+        self.status().map_err(|fault| TransportError::Broken { fault })?;
+        self.inner.health.transport().begin(stream)?;
+        Ok(Call::new(self, turn, stream))
+    }
+
+    /// Whether the communicator still works, as far as is known. Does not synchronise: a call under way may yet fail.
+    ///
+    /// # Errors
+    /// The first fault. It stays; connect a new communicator.
+    pub fn status(&self) -> Result<(), Fault> {
+        self.inner.health.status()
+    }
+
+    /// Returns when every rank has come here. On the host only: calls under way on a device are not waited for.
+    ///
+    /// # Errors
+    /// [`TransportError::Control`] when the deadline passes, or a rank is gone.
+    pub fn barrier(&self) -> Result<(), TransportError> {
+        Ok(self.inner.world.control().barrier(self.until())?)
+    }
+
+    /// Gives `payload` to every rank, and returns what each gave, by rank. Collective.
+    ///
+    /// # Errors
+    /// [`TransportError::Control`] when the deadline passes, or a rank is gone.
+    pub fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
+        Ok(self.inner.world.control().exchange(payload, self.until())?)
+    }
+
+    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks, and so are the peers' other
+    /// communicators of the same world. A `reason` of 0 counts as 1.
+    pub fn abort(&self, reason: u32) {
+        self.inner.health.give_up(reason);
+        self.inner.world.control().abort_peers(reason.max(1));
+    }
+
+    fn until(&self) -> Instant {
+        Instant::now() + self.inner.deadline
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        // the lock guards an order, not data
+        self.inner.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Self { health, world, deadline, .. } = self;
+        if std::thread::panicking() {
+            // the world may outlive the panic, in a thread that joins this one
+            world.control().abort_peers(reason::PANICKED);
+        }
+        // Peers need no barrier: they share the memory that they write to, so it outlives their last write.
+        if let Err(error) = health.transport().drain(Instant::now() + *deadline) {
+            tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped");
+        }
+    }
+}
+
+fn encode(size: WorkspaceSize) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&size.half_bytes.to_le_bytes());
+    bytes[8..12].copy_from_slice(&size.signals.to_le_bytes());
+    bytes[12..].copy_from_slice(&size.counters.to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> WorkspaceSize {
+    let mut words = [0u32; 4];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u32::from_le_bytes(*bytes);
+    }
+    let [low, high, signals, counters] = words;
+    WorkspaceSize { half_bytes: u64::from(high) << 32 | u64::from(low), signals, counters }
+}

@@ -1,0 +1,85 @@
+//! A step that fails on every rank if it fails on one.
+//!
+//! Invariant: all ranks see the same answers and judge them alike, so they all go on or all give up.
+
+use super::{ControlError, ControlPlane};
+use flux_core::Rank;
+use std::fmt::Display;
+use std::time::Instant;
+
+/// Why the ranks do not go on.
+#[derive(Debug)]
+pub(crate) enum Disagreed {
+    /// They could not talk.
+    Control(ControlError),
+    /// A rank cannot go on: the first that said so.
+    Refused { rank: Rank, reason: String },
+}
+
+impl From<ControlError> for Disagreed {
+    fn from(error: ControlError) -> Self {
+        Self::Control(error)
+    }
+}
+
+const OFFER: u8 = 0;
+const REFUSAL: u8 = 1;
+
+/// Gives every rank this rank's offer, or the reason why it has none, and returns all ranks' offers, by rank.
+pub(crate) fn agree<T: AsRef<[u8]>, E: Display>(
+    control: &dyn ControlPlane,
+    own: &Result<T, E>,
+    deadline: Instant,
+) -> Result<Vec<Vec<u8>>, Disagreed> {
+    let reason;
+    let (tag, body) = match own {
+        Ok(offer) => (OFFER, offer.as_ref()),
+        Err(error) => {
+            reason = error.to_string();
+            (REFUSAL, reason.as_bytes())
+        }
+    };
+    let mut message = Vec::with_capacity(1 + body.len());
+    message.push(tag);
+    message.extend_from_slice(body);
+    let answers = control.exchange(&message, deadline)?;
+    answers
+        .into_iter()
+        .zip(control.world().ranks())
+        .map(|(mut answer, rank)| match answer.first() {
+            Some(&OFFER) => {
+                answer.remove(0);
+                Ok(answer)
+            }
+            Some(&REFUSAL) => Err(Disagreed::Refused { rank, reason: String::from_utf8_lossy(&answer[1..]).into_owned() }),
+            _ => Err(ControlError::Protocol { rank, detail: "it sent an answer of an unknown kind".to_owned() }.into()),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::LocalControl;
+    use flux_core::WorldSize;
+    use std::time::Duration;
+
+    #[test]
+    fn one_refusal_reaches_every_rank() {
+        let ends = LocalControl::world_of(WorldSize::new(3).unwrap());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        std::thread::scope(|scope| {
+            for end in &ends {
+                scope.spawn(move || {
+                    let offer = [7, u8::try_from(end.rank().get()).unwrap()];
+                    assert_eq!(agree(end, &Ok::<_, String>(offer), deadline).unwrap(), [[7, 0], [7, 1], [7, 2]]);
+                    let own = if end.rank().get() == 1 { Err("no room") } else { Ok(offer) };
+                    match agree(end, &own, deadline).unwrap_err() {
+                        Disagreed::Refused { rank, reason } => assert_eq!((rank.get(), reason.as_str()), (1, "no room")),
+                        Disagreed::Control(error) => panic!("{error}"),
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,247 @@
+//! The control plane of ranks that are threads of one process.
+//!
+//! Invariant: a rank posts step `g + 1` only after it has taken what all ranks posted for step `g`. So steps `g` and `g + 2` can share their
+//! places: who posts `g + 2` knows that everybody has posted `g + 1`, and so has taken `g`.
+
+use super::{ControlError, ControlPlane, Launch, Notice, Watcher};
+use flux_core::{Rank, WorldSize};
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+/// One thread's end.
+#[derive(Debug)]
+pub(crate) struct LocalControl {
+    rank: Rank,
+    shared: Arc<Shared>,
+    turn: Mutex<Turn>,
+}
+
+/// Where this rank is in the sequence of steps.
+#[derive(Debug, Default)]
+struct Turn {
+    step: u64,
+    failed: bool,
+}
+
+struct Shared {
+    world: WorldSize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// What was posted for even and odd steps.
+    places: [Place; 2],
+    presence: Vec<Presence>,
+    watchers: Vec<Vec<Weak<Watcher>>>,
+}
+
+#[derive(Default)]
+struct Place {
+    posts: Vec<Option<Post>>,
+    taken: usize,
+}
+
+struct Post {
+    step: u64,
+    content: Content,
+}
+
+#[derive(Clone)]
+enum Content {
+    Bytes(Arc<[u8]>),
+    Descriptors(Arc<[OwnedFd]>),
+    Nothing,
+}
+
+impl Content {
+    const fn step(&self) -> &'static str {
+        match self {
+            Self::Bytes(_) => "exchange",
+            Self::Descriptors(_) => "exchange of descriptors",
+            Self::Nothing => "barrier",
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Presence {
+    Here,
+    Left,
+    Lost,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("world", &self.world).finish_non_exhaustive()
+    }
+}
+
+// No code that can panic runs under these locks, so what they guard is whole even if a lock is marked as poisoned.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LocalControl {
+    /// The ends of a world, by rank.
+    pub(crate) fn world_of(world: WorldSize) -> Vec<Self> {
+        let place = || Place { posts: world.ranks().map(|_| None).collect(), taken: 0 };
+        let state = State {
+            places: [place(), place()],
+            presence: vec![Presence::Here; world.index()],
+            watchers: world.ranks().map(|_| Vec::new()).collect(),
+        };
+        let shared = Arc::new(Shared { world, state: Mutex::new(state), changed: Condvar::new() });
+        world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), turn: Mutex::default() }).collect()
+    }
+
+    fn step(&self, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
+        let mut turn = lock(&self.turn);
+        if turn.failed {
+            let detail = "an earlier step of this rank failed, so it is out of step with its peers: connect a new world".to_owned();
+            return Err(ControlError::Protocol { rank: self.rank, detail });
+        }
+        let all = self.meet(turn.step, content, deadline);
+        turn.step += 1;
+        turn.failed = all.is_err();
+        all
+    }
+
+    fn meet(&self, step: u64, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
+        let place = usize::from(step % 2 == 1);
+        let doing = content.step();
+        let mut state = lock(&self.shared.state);
+        state.places[place].posts[self.rank.index()] = Some(Post { step, content });
+        self.shared.changed.notify_all();
+        loop {
+            let posts = &state.places[place].posts;
+            let came = |rank: Rank| posts[rank.index()].as_ref().is_some_and(|post| post.step == step);
+            let missing: Vec<Rank> = self.shared.world.ranks().filter(|&rank| !came(rank)).collect();
+            if missing.is_empty() {
+                break;
+            }
+            for &rank in &missing {
+                match state.presence[rank.index()] {
+                    Presence::Here => {}
+                    Presence::Left => return Err(ControlError::PeerLeft { rank }),
+                    Presence::Lost => return Err(ControlError::PeerLost { rank }),
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ControlError::Timeout { step: doing, missing });
+            }
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let Place { posts, taken } = &mut state.places[place];
+        let all: Vec<Content> = posts.iter().flatten().map(|post| post.content.clone()).collect();
+        *taken += 1;
+        if *taken == posts.len() {
+            *taken = 0;
+            // descriptors are closed now, not two steps later
+            posts.fill_with(|| None);
+        }
+        for (rank, other) in self.shared.world.ranks().zip(&all) {
+            if other.step() != doing {
+                let detail = format!("it is at: {}, this rank is at: {doing}", other.step());
+                return Err(ControlError::Protocol { rank, detail });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Tells the peers' watchers, outside the lock.
+    fn notify(&self, notice: Notice) {
+        let mut state = lock(&self.shared.state);
+        let mut told = Vec::new();
+        for (rank, watchers) in self.shared.world.ranks().zip(&mut state.watchers) {
+            if rank != self.rank {
+                told.extend(watchers.iter().filter_map(Weak::upgrade));
+            }
+        }
+        drop(state);
+        for watcher in told {
+            watcher(notice);
+        }
+    }
+
+    fn leave(&self, as_what: Presence) -> bool {
+        let mut state = lock(&self.shared.state);
+        let presence = &mut state.presence[self.rank.index()];
+        let was_here = *presence == Presence::Here;
+        if was_here {
+            *presence = as_what;
+            self.shared.changed.notify_all();
+        }
+        was_here
+    }
+}
+
+impl ControlPlane for LocalControl {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn world(&self) -> WorldSize {
+        self.shared.world
+    }
+
+    fn kind(&self) -> Launch {
+        Launch::Threads
+    }
+
+    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
+        let all = self.step(Content::Bytes(payload.into()), deadline)?;
+        Ok(all.iter().map(|content| if let Content::Bytes(bytes) = content { bytes.to_vec() } else { Vec::new() }).collect())
+    }
+
+    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+        let io = |source| ControlError::Io { step: "exchange of descriptors", source };
+        let own: Vec<OwnedFd> = fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<Result<_, _>>().map_err(io)?;
+        let all = self.step(Content::Descriptors(own.into()), deadline)?;
+        let duplicate = |(rank, content): (Rank, &Content)| match content {
+            Content::Descriptors(fds) if rank != self.rank => fds.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(io),
+            _ => Ok(Vec::new()),
+        };
+        self.shared.world.ranks().zip(&all).map(duplicate).collect()
+    }
+
+    fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
+        self.step(Content::Nothing, deadline).map(drop)
+    }
+
+    fn watch(&self, watcher: Weak<Watcher>) {
+        let mut state = lock(&self.shared.state);
+        let watchers = &mut state.watchers[self.rank.index()];
+        watchers.retain(|watcher| watcher.strong_count() > 0);
+        watchers.push(Weak::clone(&watcher));
+        let lost: Vec<Rank> = self.shared.world.ranks().filter(|rank| state.presence[rank.index()] == Presence::Lost).collect();
+        drop(state);
+        if let Some(watcher) = watcher.upgrade() {
+            for rank in lost {
+                watcher(Notice::Lost(rank));
+            }
+        }
+    }
+
+    fn goodbye(&self) {
+        self.leave(Presence::Left);
+    }
+
+    fn abort_peers(&self, reason: u32) {
+        self.notify(Notice::Aborted { by: self.rank, reason });
+    }
+}
+
+impl Drop for LocalControl {
+    fn drop(&mut self) {
+        if self.leave(Presence::Lost) {
+            self.notify(Notice::Lost(self.rank));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

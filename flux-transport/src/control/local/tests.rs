@@ -1,0 +1,117 @@
+use super::*;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+fn ends(world: u32) -> Vec<LocalControl> {
+    LocalControl::world_of(WorldSize::new(world).unwrap())
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn each(ends: &[LocalControl], body: impl Fn(&LocalControl) + Sync) {
+    std::thread::scope(|scope| {
+        for end in ends {
+            scope.spawn(|| body(end));
+        }
+    });
+}
+
+#[test]
+fn many_steps_in_a_row_stay_in_step() {
+    for world in [1, 2, 5, 8] {
+        each(&ends(world), |end| {
+            for step in 0..200u32 {
+                if (step + end.rank().get()) % 7 == 0 {
+                    std::thread::yield_now();
+                }
+                let all = end.exchange(&(step * 100 + end.rank().get()).to_le_bytes(), soon()).unwrap();
+                let expected: Vec<_> = (0..world).map(|rank| (step * 100 + rank).to_le_bytes().to_vec()).collect();
+                assert_eq!(all, expected);
+                if step % 3 == 0 {
+                    end.barrier(soon()).unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn descriptors_reach_every_peer_and_lead_to_the_same_file() {
+    let mut files: Vec<std::fs::File> = (0..3).map(|_| tempfile::tempfile().unwrap()).collect();
+    for (rank, file) in (0u8..).zip(&mut files) {
+        file.write_all(&[rank; 4]).unwrap();
+    }
+    each(&ends(3), |end| {
+        let own = &files[end.rank().index()];
+        let all = end.exchange_fds(&[own.as_fd(), own.as_fd()], soon()).unwrap();
+        let counts: Vec<usize> = all.iter().map(Vec::len).collect();
+        let expected: Vec<usize> = (0..3).map(|rank| if rank == end.rank().index() { 0 } else { 2 }).collect();
+        assert_eq!(counts, expected);
+        end.barrier(soon()).unwrap();
+        if end.rank().get() == 0 {
+            use std::io::Seek;
+            for (rank, fds) in (0u8..).zip(all) {
+                for fd in fds {
+                    let mut file = std::fs::File::from(fd);
+                    file.rewind().unwrap();
+                    let mut text = Vec::new();
+                    file.read_to_end(&mut text).unwrap();
+                    assert_eq!(text, [rank; 4]);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_late_rank_is_named_and_the_end_refuses_further_steps() {
+    let ends = ends(3);
+    std::thread::scope(|scope| {
+        scope.spawn(|| ends[2].barrier(Instant::now() + Duration::from_millis(50)).unwrap_err());
+        match ends[0].barrier(Instant::now() + Duration::from_millis(50)).unwrap_err() {
+            ControlError::Timeout { step: "barrier", missing } => assert!(missing.contains(&Rank::new(1))),
+            other => panic!("{other}"),
+        }
+    });
+    assert!(matches!(ends[0].barrier(soon()), Err(ControlError::Protocol { .. })));
+}
+
+#[test]
+fn different_steps_are_an_error_on_every_rank() {
+    each(&ends(2), |end| {
+        let error = if end.rank().get() == 0 { end.barrier(soon()).unwrap_err() } else { end.exchange(&[], soon()).unwrap_err() };
+        assert!(matches!(error, ControlError::Protocol { rank, .. } if rank != end.rank()), "{error}");
+    });
+}
+
+#[test]
+fn a_dropped_end_is_a_loss_at_once_and_a_goodbye_is_none() {
+    let mut ends = ends(3);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let watcher: Arc<Watcher> = {
+        let heard = Arc::clone(&heard);
+        Arc::new(move |notice| heard.lock().unwrap().push(notice))
+    };
+    ends[0].watch(Arc::downgrade(&watcher));
+    let two = ends.pop().unwrap();
+    two.abort_peers(9);
+    two.goodbye();
+    drop(two);
+    assert_eq!(*heard.lock().unwrap(), [Notice::Aborted { by: Rank::new(2), reason: 9 }]);
+    let start = Instant::now();
+    assert!(matches!(ends[0].barrier(soon()), Err(ControlError::PeerLeft { rank }) if rank.get() == 2));
+    ends.pop();
+    assert_eq!(heard.lock().unwrap().last(), Some(&Notice::Lost(Rank::new(1))));
+    assert!(start.elapsed() < Duration::from_secs(1));
+    // who asks later hears of it as well
+    let late = Arc::new(Mutex::new(None));
+    let watcher: Arc<Watcher> = {
+        let late = Arc::clone(&late);
+        Arc::new(move |notice| *late.lock().unwrap() = Some(notice))
+    };
+    ends[0].watch(Arc::downgrade(&watcher));
+    assert_eq!(*late.lock().unwrap(), Some(Notice::Lost(Rank::new(1))));
+}

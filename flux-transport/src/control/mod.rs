@@ -1,0 +1,144 @@
+//! The control plane: how the ranks of a world talk to each other on the host, beside the data.
+//!
+//! Invariant: all ranks take the same steps (exchanges, barriers) in the same order. Each ends by its deadline, or at once when a rank that it
+//! needs is gone. After a failed step an end is out of step with the others, and refuses further ones.
+
+mod agree;
+mod local;
+
+pub(crate) use agree::{Disagreed, agree};
+pub(crate) use local::LocalControl;
+
+use flux_core::{Rank, WorldSize};
+use std::fmt::Debug;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Weak;
+use std::time::Instant;
+
+/// What the ranks of a world are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Launch {
+    /// Threads of one process: they share its address space and devices.
+    Threads,
+    /// Processes of one machine.
+    Processes,
+}
+
+/// What a rank hears of a peer without having asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Notice {
+    /// The peer's end is gone, and it had not said goodbye.
+    Lost(Rank),
+    /// The peer asks everybody to give up what they wait for.
+    Aborted {
+        /// The peer.
+        by: Rank,
+        /// Its reason, not 0.
+        reason: u32,
+    },
+}
+
+/// Is told of notices; called on whatever thread learns of them, so it does not block.
+pub type Watcher = dyn Fn(Notice) + Send + Sync;
+
+/// One rank's end of the control plane.
+///
+/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose the rank.
+pub trait ControlPlane: Send + Sync + Debug {
+    /// This end's rank.
+    fn rank(&self) -> Rank;
+
+    /// Number of ranks.
+    fn world(&self) -> WorldSize;
+
+    /// What the ranks are.
+    fn kind(&self) -> Launch;
+
+    /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
+    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
+
+    /// Gives every peer duplicates of the same descriptors, and returns what each peer gave, by rank; nothing at this rank's own index.
+    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError>;
+
+    /// Returns when every rank has come here.
+    fn barrier(&self, deadline: Instant) -> Result<(), ControlError>;
+
+    /// Tells `watcher` of every notice from now on, and of losses that there have been. It is forgotten once it is dropped.
+    fn watch(&self, watcher: Weak<Watcher>);
+
+    /// Says that this rank is leaving, so that its absence is no loss. It takes no further steps.
+    fn goodbye(&self);
+
+    /// Asks the peers to give up what they wait for; does not wait. `reason` is not 0.
+    fn abort_peers(&self, reason: u32);
+}
+
+/// Why a step of the control plane failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// Not every rank came in time.
+    #[error("{step}: the deadline passed while waiting for {}", ranks(missing))]
+    Timeout {
+        /// The step.
+        step: &'static str,
+        /// The ranks that had not come.
+        missing: Vec<Rank>,
+    },
+    /// A peer's end is gone.
+    #[error("rank {rank} is gone: its connection closed without a goodbye")]
+    PeerLost {
+        /// The peer.
+        rank: Rank,
+    },
+    /// A peer has left in good order, and so takes no part in this step.
+    #[error("rank {rank} has left the world, so no step with it can be taken")]
+    PeerLeft {
+        /// The peer.
+        rank: Rank,
+    },
+    /// The operating system refused something.
+    #[error("{step}: {source}")]
+    Io {
+        /// The step.
+        step: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// A peer does not do what this rank does.
+    #[error("rank {rank}: {detail}")]
+    Protocol {
+        /// The rank at fault, as this rank sees it.
+        rank: Rank,
+        /// What is wrong.
+        detail: String,
+    },
+}
+
+/// `rank 1`, `ranks 1, 2 and 5`.
+pub(crate) fn ranks(ranks: &[Rank]) -> String {
+    let Some((last, first)) = ranks.split_last() else {
+        return "no rank".to_owned();
+    };
+    if first.is_empty() {
+        return format!("rank {last}");
+    }
+    let first: Vec<String> = first.iter().map(Rank::to_string).collect();
+    format!("ranks {} and {last}", first.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_names_who_is_missing() {
+        let text = |missing: &[u32]| {
+            let missing = missing.iter().copied().map(Rank::new).collect();
+            ControlError::Timeout { step: "barrier", missing }.to_string()
+        };
+        assert_eq!(text(&[1]), "barrier: the deadline passed while waiting for rank 1");
+        assert_eq!(text(&[1, 2, 5]), "barrier: the deadline passed while waiting for ranks 1, 2 and 5");
+    }
+}

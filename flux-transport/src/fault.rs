@@ -1,0 +1,139 @@
+//! What goes wrong in a call, as the host tells it.
+//!
+//! Invariant: a communicator has at most one fault, the first that was seen; it is broken from then on.
+
+use flux_core::Rank;
+use flux_core::layout::{FaultRecord, fault};
+use flux_core::signal::Epoch;
+use std::fmt;
+
+/// What a wait was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Wait {
+    /// A chunk or partial tile of the peer.
+    Signal,
+    /// The peer's word that it has read a half of its workspace.
+    Consumed,
+    /// The own mover.
+    Pushed,
+}
+
+/// Why a communicator is broken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A wait of a call passed its deadline.
+    #[error("rank {rank}: {} in call {epoch}: the deadline passed (expected {expected}, saw {seen})", Awaited(*wait, *peer, *signal))]
+    #[non_exhaustive]
+    Timeout {
+        /// The rank that waited.
+        rank: Rank,
+        /// The rank that was waited for.
+        peer: Rank,
+        /// What for.
+        wait: Wait,
+        /// Index of the signal on `rank`'s pad, where it was one.
+        signal: u32,
+        /// The epoch expected in the word.
+        expected: Epoch,
+        /// What the word held.
+        seen: u32,
+        /// The number of the call.
+        epoch: Epoch,
+    },
+    /// A peer's process or thread is gone.
+    #[error("rank {rank} is gone")]
+    #[non_exhaustive]
+    PeerLost {
+        /// The peer.
+        rank: Rank,
+    },
+    /// A rank has aborted.
+    #[error("rank {rank} aborted: {}", reason::words(*reason))]
+    #[non_exhaustive]
+    Aborted {
+        /// The rank that asked for it.
+        rank: Rank,
+        /// Its reason.
+        reason: u32,
+    },
+}
+
+/// Reasons of aborts that nobody asked for.
+pub(crate) mod reason {
+    /// A peer is gone.
+    pub(crate) const PEER_LOST: u32 = 0xffff_0001;
+    /// The rank's thread panicked.
+    pub(crate) const PANICKED: u32 = 0xffff_0002;
+    /// A call was given up after its transfers had been handed out.
+    pub(crate) const UNFINISHED: u32 = 0xffff_0003;
+    /// The ranks lost each other while they changed the workspace.
+    pub(crate) const OUT_OF_STEP: u32 = 0xffff_0004;
+
+    /// A reason in words.
+    pub(super) fn words(reason: u32) -> String {
+        match reason {
+            PEER_LOST => "a peer is gone".to_owned(),
+            PANICKED => "its thread panicked".to_owned(),
+            UNFINISHED => "it gave up a call whose transfers had been handed out".to_owned(),
+            OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
+            other => format!("reason {other}"),
+        }
+    }
+}
+
+impl Fault {
+    /// What a complete record of this rank says.
+    pub(crate) fn from_record(record: &FaultRecord) -> Self {
+        let rank = Rank::new(record.rank);
+        if record.code == fault::ABORTED {
+            return Self::Aborted { rank, reason: record.abort };
+        }
+        let wait = match record.wait {
+            fault::CONSUMED => Wait::Consumed,
+            fault::PUSHED => Wait::Pushed,
+            _ => Wait::Signal,
+        };
+        let (expected, epoch) = (Epoch::new(record.expected), Epoch::new(record.epoch));
+        Self::Timeout { rank, peer: Rank::new(record.peer), wait, signal: record.signal, expected, seen: record.seen, epoch }
+    }
+}
+
+struct Awaited(Wait, Rank, u32);
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(wait, peer, signal) = self;
+        match wait {
+            Wait::Signal => write!(f, "signal {signal} of rank {peer} did not come"),
+            Wait::Consumed => write!(f, "rank {peer} did not release its half of the workspace"),
+            Wait::Pushed => f.write_str("the own mover did not finish"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_becomes_a_sentence() {
+        let record = FaultRecord {
+            state: 1,
+            code: fault::TIMEOUT,
+            wait: fault::SIGNAL,
+            rank: 2,
+            peer: 5,
+            signal: 7,
+            expected: 9,
+            seen: 8,
+            epoch: 9,
+            ..FaultRecord::default()
+        };
+        let text = Fault::from_record(&record).to_string();
+        assert_eq!(text, "rank 2: signal 7 of rank 5 did not come in call 9: the deadline passed (expected 9, saw 8)");
+        let aborted = FaultRecord { code: fault::ABORTED, rank: 1, abort: 3, ..record };
+        assert_eq!(Fault::from_record(&aborted), Fault::Aborted { rank: Rank::new(1), reason: 3 });
+    }
+}

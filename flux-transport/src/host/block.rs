@@ -1,0 +1,58 @@
+//! Heap memory that is shared by address.
+//!
+//! Invariant: a block is zero when it is made, is not moved, and lives until its last owner drops it. Its address is exposed, so that it may be made into
+//! a pointer again by who got it as a number.
+
+use crate::TransportError;
+use flux_core::layout::LINE;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+/// Zeroed bytes, aligned to [`LINE`].
+#[derive(Debug)]
+pub(super) struct Block {
+    memory: NonNull<u8>,
+    layout: Layout,
+    address: u64,
+}
+
+// SAFETY: a block is only an allocation; access to its bytes is by address and under the signal protocol.
+unsafe impl Send for Block {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// `bytes` zeroed bytes; untouched ones take no memory.
+    pub(super) fn new(what: &'static str, bytes: u64) -> Result<Self, TransportError> {
+        let none = || TransportError::OutOfMemory { what, bytes };
+        // Alignment by hand: for more than the allocator's own, `alloc_zeroed` writes all the zeros itself instead of taking fresh pages.
+        let size = bytes.checked_add(LINE).and_then(|size| usize::try_from(size).ok()).ok_or_else(none)?;
+        let layout = Layout::from_size_align(size, 16).map_err(|_| none())?;
+        // SAFETY: the size is at least `LINE`, so not 0.
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(none)?;
+        let address = (memory.as_ptr().expose_provenance() as u64).next_multiple_of(LINE);
+        Ok(Self { memory, layout, address })
+    }
+
+    /// Address of the first byte.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Pointer to the first byte.
+    pub(super) fn pointer(&self) -> *mut u8 {
+        pointer(self.address)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout; whoever uses its address shares the block.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) }
+    }
+}
+
+/// A pointer to memory whose address was exposed.
+pub(super) fn pointer(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).expect("addresses of this process fit its words"))
+}

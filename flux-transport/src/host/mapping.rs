@@ -1,0 +1,117 @@
+//! A rank's view of all ranks' memory.
+//!
+//! Invariant: a mapping holds every block whose address it shows, and its own words were initialised before any peer could learn of them.
+
+use super::block::Block;
+use super::region::Region;
+use crate::control::{ControlPlane, agree};
+use crate::transport::same_epoch;
+use crate::{TransportError, WorkspaceView};
+use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control};
+use flux_core::signal::{self, Control, Epoch, SharedMemory, Word, Words};
+use flux_core::{Rank, WorldSize};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// All ranks' regions, and this rank's private blocks.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    pub(super) rank: Rank,
+    pub(super) world: WorldSize,
+    pub(super) words: SharedMemory,
+    pub(super) view: Arc<WorkspaceView>,
+    // Held for the addresses above.
+    _regions: Vec<Arc<Region>>,
+    _control: Block,
+    _fault: Block,
+}
+
+/// What a rank tells the others: the number of its region and the epoch of its next call.
+const OFFER_BYTES: usize = 12;
+
+impl Mapping {
+    /// Takes memory of `size` on every rank and maps all of it on each. Fails on all ranks if it fails on one.
+    pub(super) fn new(
+        plane: &dyn ControlPlane,
+        size: WorkspaceSize,
+        next: Epoch,
+        wait: Duration,
+        deadline: Instant,
+    ) -> Result<Self, TransportError> {
+        let (rank, world) = (plane.rank(), plane.world());
+        let own = Own::new(size).inspect(|own| own.initialise(rank, world, size, next));
+        let offer = own.as_ref().map(|own| own.offer(next));
+        let answers = agree(plane, &offer, deadline);
+        // an own failure is told as it is, not as others hear of it
+        let own = own?;
+        let regions = find(world, &answers?);
+        // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
+        let found = agree(plane, &regions.as_ref().map(|_| []), deadline);
+        let regions = regions?;
+        found?;
+        let pads: Vec<*mut u8> = regions.iter().map(|region| region.pad.pointer()).collect();
+        // SAFETY: the mapping holds the blocks for as long as `words` lives in it; they have the sizes that `size` asks for (all ranks take the
+        // same size), and their words are accessed by the signal protocol only.
+        let words = unsafe { SharedMemory::new(&pads, own.control.pointer(), own.fault.pointer(), size) };
+        let view = WorkspaceView {
+            data: regions.iter().map(|region| region.data.address()).collect(),
+            pads: regions.iter().map(|region| region.pad.address()).collect(),
+            control: own.control.address(),
+            fault: own.fault.address(),
+            size,
+            deadline_ns: u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX),
+        };
+        Ok(Self { rank, world, words, view: Arc::new(view), _regions: regions, _control: own.control, _fault: own.fault })
+    }
+
+    /// The number of the call in progress, or of the next one between calls.
+    pub(super) fn epoch(&self) -> Epoch {
+        Epoch::new(self.words.control(Control::Epoch).load_acquire())
+    }
+}
+
+/// The regions that the ranks have offered, if they all stand at the same call.
+fn find(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<Arc<Region>>, TransportError> {
+    let mut regions = Vec::with_capacity(offers.len());
+    let mut epochs = Vec::with_capacity(offers.len());
+    for (rank, offer) in world.ranks().zip(offers) {
+        let failed = |reason: &str| TransportError::PeerFailed { rank, reason: reason.to_owned() };
+        let (number, rest) = offer.split_first_chunk().ok_or_else(|| failed("it sent no region"))?;
+        let (epoch, _) = rest.split_first_chunk().ok_or_else(|| failed("it sent no epoch"))?;
+        epochs.push(Epoch::new(u32::from_le_bytes(*epoch)));
+        regions.push(Region::find(u64::from_le_bytes(*number)).ok_or_else(|| failed("its memory is gone"))?);
+    }
+    same_epoch(&epochs)?;
+    Ok(regions)
+}
+
+/// A rank's own memory, before it knows of the others'.
+struct Own {
+    region: Arc<Region>,
+    control: Block,
+    fault: Block,
+}
+
+impl Own {
+    fn new(size: WorkspaceSize) -> Result<Self, TransportError> {
+        let region = Region::new(size)?;
+        let control = Block::new("control words", control::bytes(size.counters))?;
+        let fault = Block::new("fault record", FAULT_BYTES)?;
+        Ok(Self { region, control, fault })
+    }
+
+    fn initialise(&self, rank: Rank, world: WorldSize, size: WorkspaceSize, next: Epoch) {
+        let pads: Vec<*mut u8> = world.ranks().map(|_| self.region.pad.pointer()).collect();
+        // SAFETY: the blocks live as long as `self`, longer than these words, and have the sizes that `size` asks for. Only the own pad
+        // is written, as `initialise` promises, and no peer knows of it yet.
+        let words = unsafe { SharedMemory::new(&pads, self.control.pointer(), self.fault.pointer(), size) };
+        signal::initialise(&words, rank, world, size, next);
+    }
+
+    fn offer(&self, next: Epoch) -> [u8; OFFER_BYTES] {
+        let mut offer = [0; OFFER_BYTES];
+        offer[..8].copy_from_slice(&self.region.number().to_le_bytes());
+        offer[8..].copy_from_slice(&next.get().to_le_bytes());
+        offer
+    }
+}

@@ -1,0 +1,127 @@
+//! Ranks as threads: memory is the heap's, and a thread of each rank moves its shard.
+//!
+//! Invariant: a call is synchronous. Between [`begin`](Transport::begin) and [`finish`](Transport::finish) the caller's thread executes the program;
+//! after `finish` neither it nor the mover touches the caller's tensors.
+
+mod block;
+mod mapping;
+mod mover;
+mod region;
+
+use crate::control::{ControlPlane, Launch};
+use crate::{Capabilities, ConnectError, Device, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::signal::{Word, Words, read_fault};
+use mapping::Mapping;
+use mover::Mover;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// One rank's end of the host transport.
+#[derive(Debug)]
+pub(crate) struct Host {
+    deadline: Duration,
+    mapping: RwLock<Arc<Mapping>>,
+    /// `None` in a world of one, where there is nobody to move to.
+    mover: Option<Mover>,
+    pushed: AtomicBool,
+}
+
+impl Host {
+    /// Connects the ranks of a world of threads. Collective.
+    pub(crate) fn connect(world: &World, options: &Options) -> Result<Self, ConnectError> {
+        if world.launch() != Launch::Threads {
+            return Err(ConnectError::HostNeedsThreads { world: world.size() });
+        }
+        let deadline = Instant::now() + options.deadline;
+        let mapping = Mapping::new(world.control(), options.reserve, options.first_epoch, options.deadline, deadline)?;
+        let mover = if world.size().get() > 1 { Some(Mover::spawn(world.rank())?) } else { None };
+        Ok(Self { deadline: options.deadline, mapping: RwLock::new(Arc::new(mapping)), mover, pushed: AtomicBool::new(false) })
+    }
+
+    fn mapping(&self) -> Arc<Mapping> {
+        Arc::clone(&self.mapping.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Transport for Host {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Host
+    }
+
+    fn device(&self) -> Device {
+        Device::Host
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { peer_stores: true, mover: crate::Mover::Thread, graphs: false, processes: false }
+    }
+
+    fn explain(&self) -> String {
+        let world = self.mapping().world;
+        format!("host: {world} ranks are threads of this process, their memory is the heap's, and a thread of each rank moves its shard")
+    }
+
+    fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {
+        let next = self.mapping().epoch();
+        let mapping = Mapping::new(control, size, next, self.deadline, deadline)?;
+        *self.mapping.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(mapping);
+        Ok(())
+    }
+
+    fn view(&self) -> Arc<WorkspaceView> {
+        Arc::clone(&self.mapping().view)
+    }
+
+    fn begin(&self, stream: Stream) -> Result<(), TransportError> {
+        if stream != Stream::Host {
+            return Err(TransportError::WrongStream { stream, device: Device::Host });
+        }
+        self.pushed.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn capturing(&self) -> bool {
+        false
+    }
+
+    fn copy_engine_usable(&self) -> bool {
+        self.mover.is_some() && !self.pushed.load(Ordering::Relaxed)
+    }
+
+    unsafe fn push(&self, _stream: Stream, push: &Push<'_>) -> Result<(), TransportError> {
+        let Some(mover) = &self.mover else {
+            return Err(TransportError::MoverUnusable { why: "a world of one rank has no peers to move to" });
+        };
+        if self.pushed.swap(true, Ordering::Relaxed) {
+            return Err(TransportError::MoverUnusable { why: "it has been used in this call" });
+        }
+        let mapping = self.mapping();
+        push.check(mapping.rank, mapping.world.get(), mapping.view.size)?;
+        // SAFETY: the transfers were just checked against this mapping; the caller vouches for the shard until the call has finished, and
+        // `finish` waits, so that the job of the call before has ended.
+        unsafe { mover.start(mapping, push) };
+        Ok(())
+    }
+
+    fn finish(&self, _stream: Stream) -> Result<(), TransportError> {
+        if let Some(mover) = &self.mover {
+            mover.wait();
+        }
+        Ok(())
+    }
+
+    fn read_fault(&self) -> Option<FaultRecord> {
+        read_fault(&self.mapping().words)
+    }
+
+    fn set_abort(&self, reason: u32) {
+        self.mapping().words.abort().store_release(reason);
+    }
+
+    fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
+        // calls are synchronous, and the communicator's lock is held
+        Ok(())
+    }
+}

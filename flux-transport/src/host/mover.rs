@@ -1,0 +1,149 @@
+//! The thread that moves a rank's shard to its peers.
+//!
+//! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads the caller's `x` and writes the peers' gather
+//! buffers; at no other time does it touch either. It waits for nothing but jobs, so every job ends.
+
+use super::block::pointer;
+use super::mapping::Mapping;
+use crate::{Push, TransportError};
+use flux_core::program::Transfer;
+use flux_core::signal::{Protocol, Word, Words};
+use flux_core::{Rank, rank::MAX_WORLD};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// A rank's mover.
+#[derive(Debug)]
+pub(super) struct Mover {
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Desk {
+    job: Mutex<Job>,
+    changed: Condvar,
+}
+
+/// The job, whose list is kept so that a call allocates nothing once it has seen the largest program.
+#[derive(Debug)]
+struct Job {
+    state: State,
+    mapping: Option<Arc<Mapping>>,
+    x: u64,
+    row_stride: u64,
+    row_bytes: u64,
+    place_bytes: u64,
+    transfers: Vec<Transfer>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Idle,
+    Given,
+    Stop,
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, Job> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_while<'g>(&self, job: MutexGuard<'g, Job>, state: State) -> MutexGuard<'g, Job> {
+        self.changed.wait_while(job, |job| job.state == state).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Mover {
+    /// Starts the thread.
+    pub(super) fn spawn(rank: Rank) -> Result<Self, TransportError> {
+        let (x, row_stride, row_bytes, place_bytes) = (0, 0, 0, 0);
+        let transfers = Vec::with_capacity(64 * MAX_WORLD);
+        let job = Job { state: State::Idle, mapping: None, x, row_stride, row_bytes, place_bytes, transfers };
+        let desk = Arc::new(Desk { job: Mutex::new(job), changed: Condvar::new() });
+        let for_thread = Arc::clone(&desk);
+        let thread = std::thread::Builder::new()
+            .name(format!("flux-mover-{rank}"))
+            .spawn(move || serve(&for_thread))
+            .map_err(|source| TransportError::Io { what: "starting the mover's thread", source })?;
+        Ok(Self { desk, thread: Some(thread) })
+    }
+
+    /// Hands over a job; returns at once.
+    ///
+    /// # Safety
+    /// Every transfer lies in the workspace (`Push::check`), and the shard can be read, and is not written, until [`wait`](Self::wait) has
+    /// returned. The job before has ended.
+    pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &Push<'_>) {
+        let mut job = self.desk.lock();
+        job.mapping = Some(mapping);
+        (job.x, job.row_stride, job.row_bytes, job.place_bytes) = (push.x, push.row_stride, push.row_bytes, push.place_bytes);
+        job.transfers.clear();
+        job.transfers.extend_from_slice(push.transfers);
+        job.state = State::Given;
+        self.desk.changed.notify_all();
+    }
+
+    /// Returns when the job, if there is one, has ended.
+    pub(super) fn wait(&self) {
+        drop(self.desk.wait_while(self.desk.lock(), State::Given));
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.wait();
+        self.desk.lock().state = State::Stop;
+        self.desk.changed.notify_all();
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("a mover's thread panicked");
+        }
+    }
+}
+
+fn serve(desk: &Desk) {
+    loop {
+        let mut job = desk.wait_while(desk.lock(), State::Idle);
+        if job.state == State::Stop {
+            return;
+        }
+        // The lock is held while the job is carried out: nobody needs it before the job has ended.
+        if let Some(mapping) = job.mapping.take() {
+            carry_out(&job, &mapping);
+        }
+        job.state = State::Idle;
+        desk.changed.notify_all();
+    }
+}
+
+fn carry_out(job: &Job, mapping: &Mapping) {
+    // The call cannot close before it sees `pushed`, so the epoch stands still.
+    let call = Protocol::open(&mapping.words, mapping.rank, mapping.world);
+    let half = call.half() as u64 * mapping.view.size.half_stride();
+    for transfer in &job.transfers {
+        if call.poisoned() || mapping.words.abort().load_acquire() != 0 {
+            return;
+        }
+        let place = half + u64::from(transfer.place) * job.place_bytes;
+        let to = mapping.view.data[transfer.dest as usize] + place;
+        copy_rows(job, transfer, to);
+        call.publish(Rank::new(transfer.dest), transfer.raise);
+    }
+    call.pushed();
+}
+
+/// Copies a transfer's rows of the shard to the place at address `to`.
+fn copy_rows(job: &Job, transfer: &Transfer, to: u64) {
+    let (first, rows) = (u64::from(transfer.row), u64::from(transfer.rows));
+    // rows that lie densely are one piece
+    let (pieces, piece_rows) = if job.row_stride == job.row_bytes { (1, rows) } else { (rows, 1) };
+    for piece in 0..pieces {
+        let row = first + piece * piece_rows;
+        let from = pointer(job.x + row * job.row_stride).cast_const();
+        let to = pointer(to + row * job.row_bytes);
+        let bytes = usize::try_from(piece_rows * job.row_bytes).expect("rows in memory are addressable");
+        // SAFETY: `start`'s caller vouches for the shard. The rows lie in their place in the gather buffer (`Push::check`), which is this rank's to
+        // write in this call: the peer has given its credit for the call before the last, and reads only after the signal.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+    }
+}

@@ -1,0 +1,103 @@
+//! What a communicator is asked to be.
+
+use flux_core::layout::WorkspaceSize;
+use flux_core::signal::Epoch;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Which transport to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Select {
+    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others; else host.
+    #[default]
+    Auto,
+    /// Threads of this process, in host memory.
+    Host,
+    /// Peer memory of CUDA devices.
+    NvLink,
+}
+
+impl Select {
+    /// The name used on command lines and in `FLUX_TRANSPORT`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Host => "host",
+            Self::NvLink => "nvlink",
+        }
+    }
+}
+
+impl fmt::Display for Select {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No transport has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` names no transport: auto, host and nvlink are known")]
+pub struct ParseSelectError {
+    name: String,
+}
+
+impl FromStr for Select {
+    type Err = ParseSelectError;
+
+    fn from_str(name: &str) -> Result<Self, ParseSelectError> {
+        let known = [Self::Auto, Self::Host, Self::NvLink];
+        known.into_iter().find(|select| select.name() == name).ok_or_else(|| ParseSelectError { name: name.to_owned() })
+    }
+}
+
+/// How to connect. All ranks give the same, but for `device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which transport.
+    pub select: Select,
+    /// The CUDA device; the local rank's number unless given.
+    pub device: Option<u32>,
+    /// How long any wait for a peer may take, on the device or on the host.
+    pub deadline: Duration,
+    /// The epoch of the first call; for tests of its wrap.
+    pub first_epoch: Epoch,
+    /// Several ranks may share a device; for tests.
+    pub shared_device: bool,
+    /// Workspace to take at once.
+    pub reserve: WorkspaceSize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            select: Select::Auto,
+            device: None,
+            deadline: Duration::from_secs(30),
+            first_epoch: Epoch::FIRST,
+            shared_device: false,
+            reserve: WorkspaceSize::default(),
+        }
+    }
+}
+
+impl From<Select> for Options {
+    fn from(select: Select) -> Self {
+        Self { select, ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_and_its_transport_go_together() {
+        for select in [Select::Auto, Select::Host, Select::NvLink] {
+            assert_eq!(select.to_string().parse(), Ok(select));
+        }
+        let error = "pigeon".parse::<Select>().unwrap_err();
+        assert_eq!(error.to_string(), "`pigeon` names no transport: auto, host and nvlink are known");
+    }
+}

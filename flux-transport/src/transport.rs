@@ -1,0 +1,266 @@
+//! What a backend does for a communicator.
+//!
+//! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and [`finish`](Transport::finish) of one call under its
+//! lock, and [`reserve`](Transport::reserve) and [`drain`](Transport::drain) too; the other methods at any time from any thread.
+
+use crate::control::{ControlError, ControlPlane, Disagreed};
+use crate::cuda::CudaError;
+use crate::{Device, Fault, Stream};
+use flux_core::Rank;
+use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::program::Transfer;
+use flux_core::signal::Epoch;
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The transports that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransportKind {
+    /// Threads of one process, in host memory.
+    Host,
+    /// Peer memory of CUDA devices.
+    NvLink,
+}
+
+impl TransportKind {
+    /// The name used in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::NvLink => "nvlink",
+        }
+    }
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Who carries chunks when the kernel does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mover {
+    /// A thread of the host.
+    Thread,
+    /// The device's copy engines, on a stream of their own.
+    CopyEngine,
+}
+
+/// What a transport can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// An executor may store straight into peers' data regions and pads.
+    pub peer_stores: bool,
+    /// Who carries out a [`Push`].
+    pub mover: Mover,
+    /// Calls may be captured in a CUDA graph.
+    pub graphs: bool,
+    /// Ranks may be processes.
+    pub processes: bool,
+}
+
+/// A communicator's workspace, as addresses that this rank's executor uses; laid out as [`flux_core::layout`] says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkspaceView {
+    /// Data regions, by rank, the own one included.
+    pub data: Vec<u64>,
+    /// Pads, by rank.
+    pub pads: Vec<u64>,
+    /// The own control block.
+    pub control: u64,
+    /// The own fault block.
+    pub fault: u64,
+    /// What it holds.
+    pub size: WorkspaceSize,
+    /// How long a wait may take.
+    pub deadline_ns: u64,
+}
+
+/// A mover's work in one call: rows of this rank's shard, each transfer to its peer's gather buffer, with its signal.
+#[derive(Clone, Copy, Debug)]
+pub struct Push<'a> {
+    /// Address of the first row of the shard.
+    pub x: u64,
+    /// Bytes from a row to the next.
+    pub row_stride: u64,
+    /// Bytes of a row that are moved; rows lie densely at the destination.
+    pub row_bytes: u64,
+    /// Bytes of a place in the gather buffer.
+    pub place_bytes: u64,
+    /// What to move, in order.
+    pub transfers: &'a [Transfer],
+}
+
+/// A backend: one rank's memory, shared with its peers, and its mover.
+pub trait Transport: Send + Sync + Debug {
+    /// Which one it is.
+    fn kind(&self) -> TransportKind;
+
+    /// Where this rank computes.
+    fn device(&self) -> Device;
+
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// What it is and how the ranks are connected, in a sentence or a few lines.
+    fn explain(&self) -> String;
+
+    /// Replaces the workspace by one of `size`, which all ranks have agreed on and which covers the present one. Collective. No call is under
+    /// way on this rank. The new words are initialised before any rank returns; epochs go on from the present one, which the ranks
+    /// compare. Fails on all ranks if it fails on one, and then leaves the workspace as it was.
+    fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError>;
+
+    /// The workspace.
+    fn view(&self) -> Arc<WorkspaceView>;
+
+    /// Orders what comes next on `stream` after the call before.
+    fn begin(&self, stream: Stream) -> Result<(), TransportError>;
+
+    /// Whether the stream of the call in progress is being captured.
+    fn capturing(&self) -> bool;
+
+    /// Whether [`push`](Self::push) can be used in the call in progress.
+    fn copy_engine_usable(&self) -> bool;
+
+    /// Has the mover carry out `push`, then say so in the control block; returns at once. At most once in a call.
+    ///
+    /// # Safety
+    /// The shard can be read, and is not written, until the call has finished on `stream`.
+    unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
+
+    /// Ends the call in progress: what comes next on `stream` comes after its transfers. On the host, waits for them.
+    fn finish(&self, stream: Stream) -> Result<(), TransportError>;
+
+    /// This rank's fault record, if a wait has failed. Does not synchronise.
+    fn read_fault(&self) -> Option<FaultRecord>;
+
+    /// Ends all waits of this rank, now and later. `reason` is not 0.
+    fn set_abort(&self, reason: u32);
+
+    /// Returns when all calls of this rank are finished.
+    fn drain(&self, deadline: Instant) -> Result<(), TransportError>;
+}
+
+/// Why a transport could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransportError {
+    /// A call has failed before, or a peer is gone.
+    #[error("the communicator is broken: {fault}; connect a new one")]
+    Broken {
+        /// The first fault.
+        fault: Fault,
+    },
+    /// The ranks could not talk.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The ranks ask for different things.
+    #[error("the ranks disagree about the {what}: {values}")]
+    Disagreement {
+        /// What about.
+        what: &'static str,
+        /// Each rank's value.
+        values: String,
+    },
+    /// A peer could not do its part, so nobody did.
+    #[error("rank {rank} failed: {reason}")]
+    PeerFailed {
+        /// The peer.
+        rank: Rank,
+        /// What it said.
+        reason: String,
+    },
+    /// There is not so much memory.
+    #[error("{bytes} bytes of {what} cannot be had")]
+    OutOfMemory {
+        /// What for.
+        what: &'static str,
+        /// How many.
+        bytes: u64,
+    },
+    /// The stream is of another device than the communicator.
+    #[error("the stream is {stream:?}, the communicator computes on {device}")]
+    WrongStream {
+        /// The stream.
+        stream: Stream,
+        /// Where the communicator computes.
+        device: Device,
+    },
+    /// The mover cannot be used in this call.
+    #[error("the mover cannot be used in this call: {why}")]
+    MoverUnusable {
+        /// Why not.
+        why: &'static str,
+    },
+    /// A transfer leads outside the workspace.
+    #[error("transfer {index} of the program leads outside the workspace: {what} = {value}, limit {limit}")]
+    BadTransfer {
+        /// Its index.
+        index: usize,
+        /// Which of its fields.
+        what: &'static str,
+        /// The value.
+        value: u64,
+        /// The limit, exclusive for indices, inclusive for bytes.
+        limit: u64,
+    },
+    /// Earlier calls did not finish in time.
+    #[error("earlier calls did not finish within the deadline")]
+    NotDrained,
+    /// The driver refused a call.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was asked.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+impl From<Disagreed> for TransportError {
+    fn from(disagreed: Disagreed) -> Self {
+        match disagreed {
+            Disagreed::Control(error) => Self::Control(error),
+            Disagreed::Refused { rank, reason } => Self::PeerFailed { rank, reason },
+        }
+    }
+}
+
+impl Push<'_> {
+    /// Checks that every transfer lies in the workspace of `world` ranks.
+    pub(crate) fn check(&self, rank: Rank, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        for (index, t) in self.transfers.iter().enumerate() {
+            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let end = (u64::from(t.row) + u64::from(t.rows)).checked_mul(self.row_bytes);
+            let inside = end.filter(|&end| end <= self.place_bytes);
+            let filled = (u64::from(t.place) + 1).checked_mul(self.place_bytes);
+            if t.dest >= world || t.dest == rank.get() {
+                return bad("dest", u64::from(t.dest), u64::from(world));
+            } else if t.raise >= size.signals {
+                return bad("raise", u64::from(t.raise), u64::from(size.signals));
+            } else if inside.is_none() {
+                return bad("end of the rows", end.unwrap_or(u64::MAX), self.place_bytes);
+            } else if filled.is_none_or(|filled| filled > size.half_bytes) {
+                return bad("end of the place", filled.unwrap_or(u64::MAX), size.half_bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Epochs that ranks compare before they replace the workspace.
+pub(crate) fn same_epoch(epochs: &[Epoch]) -> Result<(), TransportError> {
+    if epochs.windows(2).all(|pair| pair[0] == pair[1]) {
+        return Ok(());
+    }
+    let values: Vec<String> = epochs.iter().enumerate().map(|(rank, epoch)| format!("{epoch} on rank {rank}")).collect();
+    Err(TransportError::Disagreement { what: "number of the next call", values: values.join(", ") })
+}

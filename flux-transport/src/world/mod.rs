@@ -1,0 +1,100 @@
+//! A rank's place in a launch: who it is, how many there are, how it meets the others.
+//!
+//! Invariant: as long as a [`World`] or a communicator made from it lives, the rank is present to its peers. The last one to go says goodbye, unless
+//! its thread is panicking: then the peers lose the rank, as they would lose a process that dies.
+
+mod error;
+
+pub use error::WorldError;
+
+use crate::control::{ControlPlane, Launch, LocalControl};
+use flux_core::{Rank, WorldSize};
+use std::sync::Arc;
+
+/// One rank's view of a launch.
+#[derive(Debug)]
+pub struct World {
+    membership: Arc<Membership>,
+}
+
+/// Says goodbye when nobody needs the rank's peers any more.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    control: Arc<dyn ControlPlane>,
+    local_rank: u32,
+}
+
+impl World {
+    /// The rank that a launcher has made this process: torchrun's variables (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, ...), or those of flux's own
+    /// launcher. Waits for the other ranks.
+    ///
+    /// # Errors
+    /// [`WorldError::NoLauncher`] where there is no launcher; others name the variable, or the ranks that did not come.
+    pub fn from_env() -> Result<Self, WorldError> {
+        crate::bootstrap::from_env()
+    }
+
+    /// `n` ranks as threads of this process, by rank: move each into its thread.
+    ///
+    /// # Errors
+    /// [`WorldError::Size`] if `n` is 0 or above [`MAX_WORLD`](flux_core::rank::MAX_WORLD).
+    pub fn local(n: u32) -> Result<Vec<Self>, WorldError> {
+        let world = WorldSize::new(n).ok_or(WorldError::Size { size: n })?;
+        Ok(LocalControl::world_of(world).into_iter().map(|end| Self::new(end.rank().get(), Arc::new(end))).collect())
+    }
+
+    /// A world of one rank.
+    pub fn single() -> Self {
+        const ONE: WorldSize = WorldSize::new(1).expect("1 is a world size");
+        Self::new(0, Arc::new(LocalControl::world_of(ONE).remove(0)))
+    }
+
+    /// A rank over a control plane. `local_rank` numbers the ranks of this machine, and so its devices.
+    pub(crate) fn new(local_rank: u32, control: Arc<dyn ControlPlane>) -> Self {
+        Self { membership: Arc::new(Membership { control, local_rank }) }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.control().rank()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> WorldSize {
+        self.control().world()
+    }
+
+    /// This rank's number among those of its machine: the device that it uses unless told otherwise.
+    pub fn local_rank(&self) -> u32 {
+        self.membership.local_rank
+    }
+
+    /// What the ranks are.
+    pub fn launch(&self) -> Launch {
+        self.control().kind()
+    }
+
+    /// This rank's end of the control plane.
+    pub fn control(&self) -> &dyn ControlPlane {
+        self.membership.control()
+    }
+
+    /// Another handle to the same rank.
+    pub(crate) fn share(&self) -> Self {
+        Self { membership: Arc::clone(&self.membership) }
+    }
+}
+
+impl Membership {
+    fn control(&self) -> &dyn ControlPlane {
+        &*self.control
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.control.goodbye();
+        }
+    }
+}

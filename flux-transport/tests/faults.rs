@@ -1,0 +1,240 @@
+//! Ranks that are late, gone or panicking: who is named, how fast, and that nothing hangs.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod common;
+
+use common::{Words, each_rank, options};
+use flux_core::Rank;
+use flux_core::layout::WorkspaceSize;
+use flux_core::program::Transfer;
+use flux_core::signal::Epoch;
+use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Stream, TransportError, Wait, World};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 4096, signals: 8, counters: 2 };
+const SECOND: Duration = Duration::from_secs(1);
+
+fn connect(world: &World) -> Communicator {
+    Communicator::connect_blocking(world, options(SIZE)).unwrap()
+}
+
+/// An executor that waits for `signal` of `peer` in the next call; says how long it took to fail.
+fn wait_in_vain(comm: &Communicator, signal: u32, peer: u32) -> Duration {
+    let call = match comm.begin(Stream::Host) {
+        Ok(call) => call,
+        // a peer was so fast that it is known before the call
+        Err(TransportError::Broken { .. }) => return Duration::ZERO,
+        Err(other) => panic!("{other}"),
+    };
+    let words = Words::new(call.memory(), comm.rank(), comm.world_size());
+    let start = Instant::now();
+    words.wait(&words.open(), signal, Rank::new(peer)).unwrap_err();
+    call.finish().unwrap();
+    start.elapsed()
+}
+
+#[test]
+fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
+    each_rank(3, |world| {
+        let deadline = Duration::from_millis(200);
+        let comm = Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap();
+        if world.rank().get() == 0 {
+            let took = wait_in_vain(&comm, 5, 2);
+            assert!((deadline..SECOND).contains(&took), "{took:?}");
+            let fault = comm.status().unwrap_err();
+            match &fault {
+                Fault::Timeout { rank, peer, wait: Wait::Signal, signal: 5, expected, seen, epoch, .. } => {
+                    assert_eq!((rank.get(), peer.get()), (0, 2));
+                    assert_eq!((*expected, *seen, *epoch), (Epoch::FIRST, 0, Epoch::FIRST));
+                }
+                other => panic!("{other}"),
+            }
+            comm.abort(77);
+            assert_eq!(comm.status(), Err(fault.clone()), "the first fault is the fault");
+            match comm.begin(Stream::Host) {
+                Err(TransportError::Broken { fault: again }) => assert_eq!(again, fault),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_host_step_is_named() {
+    let late = Barrier::new(3);
+    each_rank(3, |world| {
+        let comm = Communicator::connect_blocking(&world, Options { deadline: Duration::from_millis(300), ..options(SIZE) }).unwrap();
+        if world.rank().get() != 1 {
+            match comm.barrier().unwrap_err() {
+                TransportError::Control(ControlError::Timeout { missing, .. }) => assert_eq!(missing, [Rank::new(1)]),
+                other => panic!("{other}"),
+            }
+        }
+        late.wait();
+    });
+}
+
+#[test]
+fn a_rank_that_panics_is_lost_to_all_within_a_second() {
+    let connected = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for world in World::local(4).unwrap() {
+            let connected = &connected;
+            scope.spawn(move || {
+                let rank = world.rank().get();
+                let comm = connect(&world);
+                connected.wait();
+                if rank == 2 {
+                    std::thread::sleep(Duration::from_millis(50));
+                    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                        let _both = (comm, world);
+                        std::panic::resume_unwind(Box::new("a rank's panic"));
+                    }));
+                    assert!(panic.is_err());
+                    return;
+                }
+                // one in a call, one in a step of the control plane, one at rest
+                match rank {
+                    0 => assert!(wait_in_vain(&comm, 0, 2) < SECOND),
+                    1 => {
+                        let start = Instant::now();
+                        let error = comm.barrier().unwrap_err();
+                        assert!(matches!(error, TransportError::Control(ControlError::PeerLost { rank }) if rank.get() == 2), "{error}");
+                        assert!(start.elapsed() < SECOND);
+                    }
+                    _ => std::thread::sleep(Duration::from_millis(300)),
+                }
+                match comm.status().unwrap_err() {
+                    Fault::PeerLost { rank, .. } => assert_eq!(rank.get(), 2),
+                    other => panic!("{other}"),
+                }
+                assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::PeerLost { .. } })));
+                assert!(comm.reserve(WorkspaceSize { signals: 100, ..SIZE }).is_err());
+            });
+        }
+    });
+}
+
+#[test]
+fn a_communicator_dropped_by_a_panic_is_lost_though_its_world_lives() {
+    each_rank(2, |world| {
+        let comm = connect(&world);
+        if world.rank().get() == 1 {
+            std::thread::sleep(Duration::from_millis(50));
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                let _dropped = comm;
+                std::panic::resume_unwind(Box::new("a rank's panic"));
+            }));
+            assert!(panic.is_err());
+            world.control().barrier(Instant::now() + 20 * SECOND).unwrap();
+        } else {
+            assert!(wait_in_vain(&comm, 0, 1) < SECOND);
+            assert!(matches!(comm.status(), Err(Fault::PeerLost { rank, .. }) if rank.get() == 1));
+            comm.barrier().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_in_good_order_is_no_loss() {
+    let left = Barrier::new(2);
+    std::thread::scope(|scope| {
+        for world in World::local(2).unwrap() {
+            let left = &left;
+            scope.spawn(move || {
+                let comm = connect(&world);
+                if world.rank().get() == 0 {
+                    drop((comm, world));
+                    left.wait();
+                } else {
+                    left.wait();
+                    assert_eq!(comm.status(), Ok(()));
+                    let error = comm.barrier().unwrap_err();
+                    assert!(matches!(error, TransportError::Control(ControlError::PeerLeft { rank }) if rank.get() == 0), "{error}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn an_abort_ends_the_waits_of_all_ranks() {
+    each_rank(3, |world| {
+        let comm = connect(&world);
+        if world.rank().get() == 1 {
+            std::thread::sleep(Duration::from_millis(50));
+            comm.abort(42);
+        } else {
+            assert!(wait_in_vain(&comm, 0, 1) < SECOND);
+        }
+        match comm.status().unwrap_err() {
+            Fault::Aborted { rank, reason, .. } => assert_eq!((rank.get(), reason), (1, 42)),
+            other => panic!("{other}"),
+        }
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_broken_communicator_is_replaced_on_the_same_world() {
+    each_rank(2, |world| {
+        for round in 0..3 {
+            let comm = connect(&world);
+            if world.rank().get() == 0 {
+                comm.abort(1 + round);
+            }
+            assert!(wait_until(|| comm.status().is_err()));
+            assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { .. })));
+        }
+        assert_eq!(connect(&world).status(), Ok(()));
+    });
+}
+
+fn wait_until(done: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + 10 * SECOND;
+    while !done() && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    done()
+}
+
+#[test]
+fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
+    each_rank(2, |world| {
+        let comm = connect(&world);
+        let rank = world.rank().get();
+        let x = [rank; 16];
+        let transfer = Transfer { dest: 1 - rank, rows: 1, ..Transfer::default() };
+        let mut call = comm.begin(Stream::Host).unwrap();
+        // SAFETY: `x` outlives the call.
+        unsafe { call.push(x.as_ptr().expose_provenance() as u64, 64, 64, 64, &[transfer]) }.unwrap();
+        assert!(!call.copy_engine_usable(), "once in a call");
+        // SAFETY: as above.
+        let again = unsafe { call.push(x.as_ptr().expose_provenance() as u64, 64, 64, 64, &[transfer]) };
+        assert!(matches!(again, Err(TransportError::MoverUnusable { .. })));
+        drop(call);
+        assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { .. } })));
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_connect_fails_all() {
+    for bad in [Duration::ZERO, Duration::MAX] {
+        each_rank(3, |world| {
+            let deadline = if world.rank().get() == 1 { bad } else { Duration::from_secs(20) };
+            let start = Instant::now();
+            match (world.rank().get(), Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap_err()) {
+                (1, ConnectError::Deadline { deadline, .. }) => assert_eq!(deadline, bad),
+                (_, ConnectError::PeerFailed { rank, reason }) => {
+                    assert_eq!(rank.get(), 1);
+                    assert!(reason.ends_with("it must be positive and at most 86400s"), "{reason}");
+                }
+                (_, other) => panic!("{other}"),
+            }
+            assert!(start.elapsed() < SECOND);
+        });
+    }
+}
