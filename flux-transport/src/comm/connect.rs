@@ -10,13 +10,16 @@ use crate::{Options, Select, Transport, World};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Longer waits are a mistake, and their ends could not be computed.
+const MAX_DEADLINE: Duration = Duration::from_hours(24);
 
 /// Connects on this thread.
 pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, ConnectError> {
     let selected = select(options);
     let offer = selected.as_ref().map(|select| terms(*select, options));
-    let deadline = Instant::now() + options.deadline;
+    let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
     let answers = agree(world.control(), &offer, deadline);
     let selected = selected?;
     let answers: Vec<String> = answers?.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
@@ -39,8 +42,8 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
 
 /// What this rank asks for: the options', or where they leave it open what `FLUX_TRANSPORT` names.
 fn select(options: &Options) -> Result<Select, ConnectError> {
-    if options.deadline.is_zero() {
-        return Err(ConnectError::NoDeadline);
+    if options.deadline.is_zero() || options.deadline > MAX_DEADLINE {
+        return Err(ConnectError::Deadline { deadline: options.deadline, limit: MAX_DEADLINE });
     }
     match std::env::var("FLUX_TRANSPORT") {
         Ok(name) if options.select == Select::Auto && !name.is_empty() => Ok(name.parse()?),

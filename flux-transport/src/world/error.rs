@@ -2,6 +2,8 @@
 
 use flux_core::rank::MAX_WORLD;
 
+use crate::bootstrap::BootstrapError;
+
 /// Why a rank could not find its place.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -17,4 +19,16 @@ pub enum WorldError {
         /// The size asked for.
         size: u32,
     },
+    /// A launcher's variables are wrong, or the ranks did not meet.
+    #[error(transparent)]
+    Bootstrap(BootstrapError),
+}
+
+impl From<BootstrapError> for WorldError {
+    fn from(error: BootstrapError) -> Self {
+        match error {
+            BootstrapError::NoLauncher => Self::NoLauncher,
+            error => Self::Bootstrap(error),
+        }
+    }
 }

@@ -1,0 +1,136 @@
+//! What can go wrong before the ranks have met.
+//!
+//! Invariant: whatever one rank did wrong, every rank that is there gets the same variant, naming both sides.
+
+use std::io;
+use std::path::PathBuf;
+
+use flux_core::{Rank, WorldSize};
+
+/// Why the ranks did not meet.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// The environment names no launcher.
+    #[error("no launcher: neither FLUX_RANK nor RANK is set; start with `flux-bench launch --ranks N -- PROGRAM` or torchrun")]
+    NoLauncher,
+    /// Some variables of a launcher's family are set and others are not.
+    #[error("half a launcher: {} set, {} not set; set all or none of them", .set.join(", "), .missing.join(", "))]
+    HalfSet {
+        /// The variables that are set.
+        set: Vec<&'static str>,
+        /// The variables of the same family that are not.
+        missing: Vec<&'static str>,
+    },
+    /// A variable does not hold what it should.
+    #[error("{variable} = {value:?} is not {wanted}")]
+    Variable {
+        /// Its name.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        wanted: String,
+    },
+    /// The ranks are spread over several hosts.
+    #[error("LOCAL_WORLD_SIZE = {local} but WORLD_SIZE = {world}: several hosts are not supported yet")]
+    SeveralHosts {
+        /// Ranks on this host.
+        local: u32,
+        /// Ranks in all.
+        world: u32,
+    },
+    /// The rendezvous directory is not a private directory of this user.
+    #[error("rendezvous directory {}: {problem}", .path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it, and what it should be.
+        problem: String,
+    },
+    /// The path of the rendezvous socket does not fit into a socket address.
+    #[error("the path of the rendezvous socket, {}, has {length} bytes, the limit is {limit}: use a shorter directory", .path.display())]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: usize,
+        /// The most bytes it may have.
+        limit: usize,
+    },
+    /// Two processes were started with the same rank.
+    #[error("rank {rank} was started twice: process {first} and process {second}")]
+    DuplicateRank {
+        /// The rank.
+        rank: Rank,
+        /// Process id of the first, as it sees itself.
+        first: u32,
+        /// Process id of the second, as it sees itself.
+        second: u32,
+    },
+    /// A rank was started for another world size than rank 0.
+    #[error("rank {rank} was started with a world size of {world}, rank 0 with {expected}")]
+    WorldMismatch {
+        /// The rank that differs.
+        rank: Rank,
+        /// Its world size.
+        world: u32,
+        /// Rank 0's.
+        expected: u32,
+    },
+    /// A rank runs another version of this library than rank 0.
+    #[error("rank {rank} runs flux {version}, rank 0 runs {expected}")]
+    VersionMismatch {
+        /// The rank that differs.
+        rank: Rank,
+        /// Its version, with the protocol's where that differs.
+        version: String,
+        /// Rank 0's.
+        expected: String,
+    },
+    /// The socket belongs to another launch.
+    #[error("the rendezvous socket belongs to another launch than rank {rank}'s")]
+    OtherLaunch {
+        /// This rank.
+        rank: Rank,
+    },
+    /// Not all ranks came before the deadline.
+    #[error("the deadline passed while {step}; not seen: rank {}", names(.missing))]
+    Timeout {
+        /// What was being done.
+        step: &'static str,
+        /// The ranks not seen.
+        missing: Vec<Rank>,
+    },
+    /// Rank 0 could not connect the ranks, for a reason of its own.
+    #[error("rank 0 could not connect the ranks: {0}")]
+    RankZero(io::Error),
+    /// Rank 0 sent what this version does not send.
+    #[error("protocol error: {0}")]
+    Protocol(String),
+    /// A system call failed.
+    #[error("{step}: {source}")]
+    Io {
+        /// What was being done.
+        step: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl BootstrapError {
+    /// Wraps a system call's error with what was being done.
+    pub(crate) fn io(step: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |errno| Self::Io { step, source: errno.into() }
+    }
+}
+
+/// "1, 3" for a message.
+fn names(ranks: &[Rank]) -> String {
+    ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The ranks in `mask` below `world`.
+pub(crate) fn ranks_in(mask: u64, world: WorldSize) -> Vec<Rank> {
+    world.ranks().filter(|rank| mask >> rank.get() & 1 == 1).collect()
+}

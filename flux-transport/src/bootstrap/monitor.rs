@@ -1,0 +1,199 @@
+//! The one reader of a rank's connections.
+//!
+//! Invariant: every byte from a peer is read by the monitor's thread, as soon as it comes; callers only take whole frames out of the inbox. So
+//! nobody races for a frame, a sender never waits for a peer that is busy elsewhere, and a peer's end is seen when it happens, not when
+//! somebody next listens. A peer has at most [`AHEAD`] frames in the inbox.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use flux_core::Rank;
+use rustix::net::Shutdown;
+
+use super::frame::{self, Kind, MAX_FRAME};
+use super::socket::{self, Message, Received};
+use crate::control::{Notice, Watcher};
+
+/// A peer that took part in a step can have sent its frame of the next one, and no more: it then waits for ours.
+const AHEAD: usize = 2;
+
+/// A frame that came.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub(super) kind: Kind,
+    pub(super) sequence: u64,
+    pub(super) body: Vec<u8>,
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+/// How a peer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// With a goodbye.
+    Left,
+    /// Without.
+    Lost,
+    /// By breaking the protocol; its connection is closed.
+    Broke(String),
+}
+
+/// What came of one peer.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    pub(super) frames: VecDeque<Arrived>,
+    pub(super) end: Option<End>,
+}
+
+/// What came of all peers, by rank, and who wants to hear of ends.
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) peers: Vec<Peer>,
+    pub(super) watchers: Vec<Weak<Watcher>>,
+}
+
+impl Inbox {
+    /// Who watches, without those that are gone.
+    fn watching(&mut self) -> Vec<Arc<Watcher>> {
+        self.watchers.retain(|watcher| watcher.strong_count() > 0);
+        self.watchers.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// The connections, shared by callers, who write, and the monitor, who reads.
+pub(super) struct Shared {
+    pub(super) rank: Rank,
+    /// By rank, none to itself.
+    pub(super) sockets: Vec<Option<OwnedFd>>,
+    /// Becomes readable when the monitor is to stop.
+    pub(super) stop: OwnedFd,
+    inbox: Mutex<Inbox>,
+    pub(super) changed: Condvar,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(rank: Rank, sockets: Vec<Option<OwnedFd>>, stop: OwnedFd) -> Self {
+        let peers = sockets.iter().map(|_| Peer::default()).collect();
+        let inbox = Mutex::new(Inbox { peers, watchers: Vec::new() });
+        Self { rank, sockets, stop, inbox, changed: Condvar::new() }
+    }
+
+    /// No code that can panic runs under this lock, so what it guards is whole even when it is marked as poisoned.
+    pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The peers' sockets.
+    pub(super) fn peers(&self) -> impl Iterator<Item = (Rank, &OwnedFd)> {
+        (0..).map(Rank::new).zip(&self.sockets).filter_map(|(rank, socket)| Some((rank, socket.as_ref()?)))
+    }
+
+    /// Records a peer's end, of which each has one, and tells who wants to know. Watchers are called outside the lock: they may take their
+    /// time, and may use the plane.
+    fn end(&self, rank: Rank, end: End) {
+        let lost = end != End::Left;
+        if let End::Broke(detail) = &end {
+            tracing::warn!(%rank, detail, "a peer broke the protocol");
+        }
+        let mut inbox = self.inbox();
+        inbox.peers[rank.index()].end = Some(end);
+        self.changed.notify_all();
+        // Under the same lock as the end: who starts to watch sees either the end or this call, never both.
+        let watchers = inbox.watching();
+        drop(inbox);
+        if lost {
+            for watcher in watchers {
+                watcher(Notice::Lost(rank));
+            }
+        }
+    }
+
+    /// Reads until told to stop.
+    pub(super) fn monitor(&self) {
+        let mut open: Vec<(Rank, BorrowedFd<'_>)> = self.peers().map(|(rank, socket)| (rank, socket.as_fd())).collect();
+        let mut buffer = vec![0; MAX_FRAME];
+        loop {
+            let mut watched: Vec<_> = open.iter().map(|(_, socket)| socket::readable(socket)).collect();
+            watched.push(socket::readable(&self.stop));
+            if let Err(errno) = socket::wait(&mut watched, None) {
+                open.drain(..).for_each(|(rank, _)| self.end(rank, End::Broke(format!("its connection cannot be watched: {errno}"))));
+                return;
+            }
+            let mut ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready.pop() == Some(true) {
+                return;
+            }
+            let mut ready = ready.into_iter();
+            open.retain(|&(rank, socket)| {
+                ready.next() != Some(true)
+                    || match self.read(rank, socket, &mut buffer) {
+                        None => true,
+                        Some(end) => {
+                            // A peer that talks nonsense is cut off, and sees this rank's end in turn.
+                            if matches!(end, End::Broke(_)) {
+                                let _ = rustix::net::shutdown(socket, Shutdown::Both);
+                            }
+                            self.end(rank, end);
+                            false
+                        }
+                    }
+            });
+        }
+    }
+
+    /// Reads what there is from one peer; its end, if it came to one.
+    fn read(&self, rank: Rank, socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<End> {
+        loop {
+            match socket::receive(socket, buffer) {
+                Ok(Received::Message(Message { length, descriptors })) => {
+                    if let Some(end) = self.take(rank, &buffer[..length], descriptors) {
+                        return Some(end);
+                    }
+                }
+                Ok(Received::Nothing) => return None,
+                Ok(Received::End) => return Some(End::Lost),
+                Ok(Received::Oversized) => return Some(End::Broke("a message that is too long or has too many descriptors".to_owned())),
+                Err(errno) => return Some(End::Broke(format!("its connection cannot be read: {errno}"))),
+            }
+        }
+    }
+
+    fn take(&self, rank: Rank, bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<End> {
+        let (header, body) = match frame::decode(bytes) {
+            Ok(frame) => frame,
+            Err(detail) => return Some(End::Broke(detail)),
+        };
+        let (said, came) = (usize::from(header.descriptors), descriptors.len());
+        if said != came || (came > 0 && header.kind != Kind::Descriptors) {
+            return Some(End::Broke(format!("a frame ({}) that says {said} descriptors with {came}", header.kind.name())));
+        }
+        match header.kind {
+            Kind::Goodbye => return Some(End::Left),
+            Kind::Abort => match body.try_into().map(u32::from_le_bytes) {
+                Ok(reason) if reason != 0 => {
+                    let watchers = self.inbox().watching();
+                    for watcher in watchers {
+                        watcher(Notice::Aborted { by: rank, reason });
+                    }
+                }
+                _ => return Some(End::Broke("an abort without a reason".to_owned())),
+            },
+            Kind::Exchange | Kind::Descriptors | Kind::Barrier => {
+                let mut inbox = self.inbox();
+                let frames = &mut inbox.peers[rank.index()].frames;
+                if frames.len() == AHEAD {
+                    return Some(End::Broke(format!("it runs ahead: {AHEAD} steps that this rank has not taken, and one more")));
+                }
+                frames.push_back(Arrived { kind: header.kind, sequence: header.sequence, body: body.to_vec(), descriptors });
+                self.changed.notify_all();
+            }
+        }
+        None
+    }
+}

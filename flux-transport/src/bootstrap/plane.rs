@@ -1,0 +1,237 @@
+//! The control plane of ranks that are processes.
+//!
+//! Invariant: step `s` of a rank sends one frame numbered `s` to every peer and takes the one numbered `s` from each; a frame of another kind
+//! or number means that the ranks are out of step. After a failed step this end takes no more: a late frame can never pass for a later
+//! step's.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use flux_core::{Rank, WorldSize};
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+
+use super::error::BootstrapError;
+use super::frame::{Header, Kind, MAX_BODY};
+use super::monitor::{Arrived, End, Shared};
+use super::rendezvous::Mesh;
+use super::socket::{self, MAX_DESCRIPTORS};
+use crate::control::{ControlError, ControlPlane, Launch, Notice, Watcher};
+
+/// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
+const PARTING: Duration = Duration::from_millis(100);
+
+/// One process's end.
+#[derive(Debug)]
+pub(super) struct ProcessControl {
+    world: WorldSize,
+    shared: Arc<Shared>,
+    turn: Mutex<Turn>,
+    said_goodbye: AtomicBool,
+    monitor: Option<JoinHandle<()>>,
+}
+
+/// Where this rank is in the sequence of steps.
+#[derive(Debug, Default)]
+struct Turn {
+    step: u64,
+    failed: bool,
+}
+
+impl ProcessControl {
+    /// Starts the monitor over the connections.
+    pub(super) fn start(mesh: Mesh) -> Result<Self, BootstrapError> {
+        let Mesh { rank, world, sockets } = mesh;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(BootstrapError::io("making the descriptor that stops the monitor"))?;
+        let shared = Arc::new(Shared::new(rank, sockets, stop));
+        let theirs = Arc::clone(&shared);
+        let monitor = std::thread::Builder::new()
+            .name("flux-control".to_owned())
+            .spawn(move || theirs.monitor())
+            .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
+        Ok(Self { world, shared, turn: Mutex::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
+    }
+
+    /// This rank's fault.
+    fn own_fault(&self, detail: String) -> ControlError {
+        ControlError::Protocol { rank: self.shared.rank, detail }
+    }
+
+    /// One step: the peers' frames by rank, none for this rank.
+    fn step(&self, kind: Kind, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Option<Arrived>>, ControlError> {
+        // Refused before anything is sent: the ranks are still in step.
+        if body.len() > MAX_BODY {
+            return Err(self.own_fault(format!("a payload of {} bytes is too long for an exchange, the limit is {MAX_BODY}", body.len())));
+        }
+        let descriptors = u8::try_from(fds.len()).ok().filter(|&count| usize::from(count) <= MAX_DESCRIPTORS);
+        let Some(descriptors) = descriptors else {
+            return Err(self.own_fault(format!("{} descriptors are too many for an exchange, the limit is {MAX_DESCRIPTORS}", fds.len())));
+        };
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if turn.failed {
+            let detail = "an earlier step of this rank failed, so it is out of step with its peers: connect a new world";
+            return Err(self.own_fault(detail.to_owned()));
+        }
+        if self.said_goodbye.load(Ordering::Relaxed) {
+            return Err(self.own_fault("it has said goodbye and takes no further steps".to_owned()));
+        }
+        let header = Header { kind, descriptors, sequence: turn.step };
+        turn.step += 1;
+        let frames = self.send_all(header, body, fds, deadline).and_then(|()| self.collect(header, deadline));
+        turn.failed = frames.is_err();
+        frames
+    }
+
+    fn send_all(&self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), ControlError> {
+        let bytes = header.encode(body.len());
+        // The next rank first: not all ranks write to rank 0 at once.
+        let (before, after): (Vec<_>, Vec<_>) = self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
+        for (rank, socket) in after.into_iter().chain(before) {
+            match socket::send(socket.as_fd(), &[&bytes, body], fds, deadline) {
+                Ok(()) => {}
+                Err(Errno::TIMEDOUT) => return Err(self.timeout(header.kind, |peer| peer == rank)),
+                // It ended without this step; how, the monitor reads now.
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(self.how_ended(rank, deadline)),
+                Err(errno) => return Err(ControlError::Io { step: header.kind.name(), source: errno.into() }),
+            }
+        }
+        Ok(())
+    }
+
+    fn timeout(&self, kind: Kind, missing: impl Fn(Rank) -> bool) -> ControlError {
+        ControlError::Timeout { step: kind.name(), missing: self.world.ranks().filter(|&rank| missing(rank)).collect() }
+    }
+
+    fn how_ended(&self, rank: Rank, deadline: Instant) -> ControlError {
+        let inbox = self.shared.inbox();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let open = |inbox: &mut super::monitor::Inbox| inbox.peers[rank.index()].end.is_none();
+        let (inbox, _) = self.shared.changed.wait_timeout_while(inbox, left, open).unwrap_or_else(PoisonError::into_inner);
+        ended(rank, inbox.peers[rank.index()].end.as_ref().unwrap_or(&End::Lost))
+    }
+
+    /// Takes one frame of every peer.
+    fn collect(&self, header: Header, deadline: Instant) -> Result<Vec<Option<Arrived>>, ControlError> {
+        let mut frames: Vec<Option<Arrived>> = self.world.ranks().map(|_| None).collect();
+        let mut inbox = self.shared.inbox();
+        loop {
+            let mut missing = false;
+            for (rank, _) in self.shared.peers() {
+                let place = &mut frames[rank.index()];
+                if place.is_some() {
+                    continue;
+                }
+                let peer = &mut inbox.peers[rank.index()];
+                if let Some(frame) = peer.frames.pop_front() {
+                    if (frame.kind, frame.sequence) != (header.kind, header.sequence) {
+                        let [theirs, ours] = [(frame.kind, frame.sequence), (header.kind, header.sequence)]
+                            .map(|(kind, sequence)| format!("step {sequence} ({})", kind.name()));
+                        let detail = format!("it is at {theirs}, rank {} is at {ours}", self.shared.rank);
+                        return Err(ControlError::Protocol { rank, detail });
+                    }
+                    *place = Some(frame);
+                } else if let Some(end) = &peer.end {
+                    return Err(ended(rank, end));
+                } else {
+                    missing = true;
+                }
+            }
+            if !missing {
+                return Ok(frames);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self.timeout(header.kind, |rank| rank != self.shared.rank && frames[rank.index()].is_none()));
+            }
+            inbox = self.shared.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// To every peer that still takes it.
+    fn part(&self, kind: Kind, body: &[u8]) {
+        let bytes = Header { kind, descriptors: 0, sequence: 0 }.encode(body.len());
+        let deadline = Instant::now() + PARTING;
+        for (rank, socket) in self.shared.peers() {
+            if let Err(error) = socket::send(socket.as_fd(), &[&bytes, body], &[], deadline) {
+                tracing::debug!(%rank, %error, "did not hear the {}", kind.name());
+            }
+        }
+    }
+}
+
+fn ended(rank: Rank, end: &End) -> ControlError {
+    match end {
+        End::Left => ControlError::PeerLeft { rank },
+        End::Lost => ControlError::PeerLost { rank },
+        End::Broke(detail) => ControlError::Protocol { rank, detail: detail.clone() },
+    }
+}
+
+impl ControlPlane for ProcessControl {
+    fn rank(&self) -> Rank {
+        self.shared.rank
+    }
+
+    fn world(&self) -> WorldSize {
+        self.world
+    }
+
+    fn kind(&self) -> Launch {
+        Launch::Processes
+    }
+
+    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
+        let frames = self.step(Kind::Exchange, payload, &[], deadline)?;
+        Ok(frames.into_iter().map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body)).collect())
+    }
+
+    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+        let frames = self.step(Kind::Descriptors, &[], fds, deadline)?;
+        Ok(frames.into_iter().map(|frame| frame.map_or_else(Vec::new, |frame| frame.descriptors)).collect())
+    }
+
+    fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
+        self.step(Kind::Barrier, &[], &[], deadline).map(drop)
+    }
+
+    fn watch(&self, watcher: Weak<Watcher>) {
+        let mut inbox = self.shared.inbox();
+        inbox.watchers.push(Weak::clone(&watcher));
+        let lost: Vec<Rank> =
+            self.world.ranks().filter(|rank| inbox.peers[rank.index()].end.as_ref().is_some_and(|end| *end != End::Left)).collect();
+        drop(inbox);
+        if let Some(watcher) = watcher.upgrade() {
+            for rank in lost {
+                watcher(Notice::Lost(rank));
+            }
+        }
+    }
+
+    fn goodbye(&self) {
+        if !self.said_goodbye.swap(true, Ordering::Relaxed) {
+            self.part(Kind::Goodbye, &[]);
+        }
+    }
+
+    fn abort_peers(&self, reason: u32) {
+        self.part(Kind::Abort, &reason.to_le_bytes());
+    }
+}
+
+impl Drop for ProcessControl {
+    fn drop(&mut self) {
+        // The counter of a fresh eventfd takes one write of one without fail.
+        let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
+        if let Some(monitor) = self.monitor.take()
+            // A watcher can hold the last reference: then this is the monitor's thread, which ends when the watcher returns.
+            && monitor.thread().id() != std::thread::current().id()
+            && monitor.join().is_err()
+        {
+            tracing::error!("the monitor of the control plane panicked");
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Starting the ranks of a program as processes of this host.
+//!
+//! Invariant: when [`Launcher::run`] returns, no process that it started runs any more and its directory is gone. When the launcher itself is
+//! killed, the kernel kills the ranks.
+//!
+//! Each rank leads a process group of its own, so what it starts ends with it, and a terminal's interrupt reaches it once, by way of the
+//! launcher.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use flux_core::{Rank, WorldSize};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use signal_hook::SigId;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::bootstrap::{FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE, runtime_directory};
+
+/// How often the ranks and the signals are looked at: ends are seen this late at most.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A program to be started once per rank.
+///
+/// ```
+/// use flux_core::WorldSize;
+/// use flux_transport::launch::{Launcher, exit_code};
+/// let launcher = Launcher::new(WorldSize::new(2).unwrap(), "sh").args(["-c", "exit $FLUX_RANK"]);
+/// assert_eq!(exit_code(launcher.run()?), 1);
+/// # Ok::<(), flux_transport::launch::LaunchError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    ranks: WorldSize,
+    program: OsString,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    grace: Duration,
+}
+
+/// Why the ranks did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// There is no room for the rendezvous.
+    #[error("cannot make a private directory in {}: {source}", .within.display())]
+    Directory {
+        /// Where it was to be.
+        within: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The program does not start.
+    #[error("cannot start {program:?} as rank {rank}: {source}")]
+    Start {
+        /// The program.
+        program: OsString,
+        /// The rank.
+        rank: Rank,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The launcher cannot look after its ranks.
+    #[error("{step}: {source}")]
+    Io {
+        /// What was being done.
+        step: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl Launcher {
+    /// `ranks` processes of `program`.
+    pub fn new(ranks: WorldSize, program: impl Into<OsString>) -> Self {
+        Self { ranks, program: program.into(), args: Vec::new(), env: Vec::new(), grace: Duration::from_secs(5) }
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Adds a variable to the environment, which is otherwise this process's.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// How long ranks that are told to end may take before they are killed; 5 s if not said.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Starts the ranks and waits for all of them: the status of the first that failed, or success.
+    ///
+    /// When one fails, the others get SIGTERM, and SIGKILL after the grace time. SIGINT and SIGTERM of this process go to the ranks as they
+    /// are; a second one kills. The ranks share stdout and stderr with this process, as they are; their stdin is empty.
+    ///
+    /// # Errors
+    /// See [`LaunchError`]; ranks that had started are killed.
+    pub fn run(&self) -> Result<ExitStatus, LaunchError> {
+        let signals = Signals::catch().map_err(|source| LaunchError::Io { step: "catching SIGINT and SIGTERM", source })?;
+        let directory = Directory::make(&runtime_directory(&|name| std::env::var_os(name)))?;
+        let mut group = Group { ranks: Vec::new(), grace: self.grace, stopping: None, first_failure: None };
+        for rank in self.ranks.ranks() {
+            let start = |source| LaunchError::Start { program: self.program.clone(), rank, source };
+            let child = self.command(rank, &directory.path).spawn().map_err(start)?;
+            let pid = Pid::from_child(&child);
+            group.ranks.push(Running { child, pid, rank });
+        }
+        while !group.ranks.is_empty() {
+            if let Some(signal) = signals.take() {
+                group.stop(signal);
+            }
+            group.reap().map_err(|source| LaunchError::Io { step: "waiting for the ranks", source })?;
+            std::thread::sleep(LOOK);
+        }
+        Ok(group.first_failure.unwrap_or_default())
+    }
+
+    fn command(&self, rank: Rank, rendezvous: &Path) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .env(FLUX_RANK, rank.to_string())
+            .env(FLUX_WORLD_SIZE, self.ranks.to_string())
+            .env(FLUX_LOCAL_RANK, rank.to_string())
+            .env(FLUX_RENDEZVOUS, rendezvous)
+            .stdin(Stdio::null())
+            .process_group(0);
+        let launcher = rustix::process::getpid();
+        let die_with_parent = move || {
+            // Sent when the thread that started the rank ends: `run` stays on one thread for as long as its ranks live.
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The launcher may have died before the line above.
+            if rustix::process::getppid() == Some(launcher) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+        };
+        // SAFETY: between fork and exec the closure makes two system calls that are async-signal-safe; it allocates nothing, takes no lock and
+        // touches no memory but a copied process id and the error that it returns by value.
+        unsafe { command.pre_exec(die_with_parent) };
+        command
+    }
+}
+
+/// The exit code that stands for a status: its own, or 128 + the signal that ended the process, as a shell says it.
+pub fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    u8::try_from(code).unwrap_or(1)
+}
+
+struct Running {
+    child: Child,
+    pid: Pid,
+    rank: Rank,
+}
+
+/// The ranks that run; dropped, it kills them.
+struct Group {
+    ranks: Vec<Running>,
+    grace: Duration,
+    /// When the ranks are killed, once they were told to end.
+    stopping: Option<Instant>,
+    first_failure: Option<ExitStatus>,
+}
+
+impl Group {
+    /// Tells all ranks to end; told twice, kills them.
+    fn stop(&mut self, signal: Signal) {
+        if self.stopping.is_some() {
+            self.stopping = Some(Instant::now());
+        } else {
+            self.stopping = Some(Instant::now() + self.grace);
+            self.signal_all(signal);
+        }
+    }
+
+    fn signal_all(&self, signal: Signal) {
+        for running in &self.ranks {
+            signal_group(running.pid, signal);
+        }
+    }
+
+    /// Takes the ranks that have ended, and ends the others if one failed or if their time is over.
+    fn reap(&mut self) -> io::Result<()> {
+        let mut at = 0;
+        while let Some(running) = self.ranks.get_mut(at) {
+            // Only looked at, not yet reaped: as long as the process is there, nobody else can have its id or its group's.
+            let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            let Some(status) = rustix::process::waitid(WaitId::Pid(running.pid), look)? else {
+                at += 1;
+                continue;
+            };
+            let failed = status.exit_status() != Some(0);
+            if failed || self.stopping.is_some() {
+                signal_group(running.pid, Signal::KILL);
+            }
+            let status = running.child.wait()?;
+            let rank = running.rank;
+            self.ranks.remove(at);
+            if failed && self.first_failure.is_none() {
+                tracing::debug!(%rank, %status, "the first rank to fail");
+                self.first_failure = Some(status);
+                if self.stopping.is_none() {
+                    self.stop(Signal::TERM);
+                }
+            }
+        }
+        if self.stopping.is_some_and(|end| end <= Instant::now()) {
+            self.signal_all(Signal::KILL);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal_all(Signal::KILL);
+        for running in &mut self.ranks {
+            if let Err(error) = running.child.wait() {
+                tracing::warn!(rank = %running.rank, %error, "cannot wait for a rank that was killed");
+            }
+        }
+    }
+}
+
+/// To a group whose leader is not reaped, so that the id is still its own.
+fn signal_group(leader: Pid, signal: Signal) {
+    if let Err(error) = rustix::process::kill_process_group(leader, signal) {
+        tracing::debug!(%error, "a group of processes is gone already");
+    }
+}
+
+/// The private directory of one launch, removed with all that is in it.
+struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    fn make(within: &Path) -> Result<Self, LaunchError> {
+        let failed = |errno: rustix::io::Errno| LaunchError::Directory { within: within.to_owned(), source: errno.into() };
+        let mut random = [0_u8; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(failed)?;
+        let path = within.join(format!("flux-launch-{:016x}", u64::from_ne_bytes(random)));
+        rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(failed)?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "left behind");
+        }
+    }
+}
+
+/// SIGINT and SIGTERM, noted while a launch runs; before and after they do what they do by default.
+struct Signals {
+    noted: [(Signal, Arc<AtomicBool>, SigId); 2],
+}
+
+/// Launches of this process that run now, and the flag that lets the signals end the process when there are none.
+static RUNNING: Mutex<Option<(usize, Arc<AtomicBool>)>> = Mutex::new(None);
+
+impl Signals {
+    fn catch() -> io::Result<Self> {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.is_none() {
+            let idle = Arc::new(AtomicBool::new(true));
+            for signal in [SIGINT, SIGTERM] {
+                signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
+            }
+            *running = Some((0, idle));
+        }
+        let note = |signal, number| {
+            let flag = Arc::new(AtomicBool::new(false));
+            signal_hook::flag::register(number, Arc::clone(&flag)).map(|id| (signal, flag, id))
+        };
+        let noted = [note(Signal::INT, SIGINT)?, note(Signal::TERM, SIGTERM)?];
+        if let Some((count, idle)) = running.as_mut() {
+            *count += 1;
+            idle.store(false, Ordering::SeqCst);
+        }
+        Ok(Self { noted })
+    }
+
+    /// A signal that came since last asked.
+    fn take(&self) -> Option<Signal> {
+        self.noted.iter().find(|(_, flag, _)| flag.swap(false, Ordering::SeqCst)).map(|(signal, ..)| *signal)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, idle)) = running.as_mut() {
+            *count -= 1;
+            idle.store(*count == 0, Ordering::SeqCst);
+        }
+        for (_, _, id) in &self.noted {
+            signal_hook::low_level::unregister(*id);
+        }
+    }
+}
