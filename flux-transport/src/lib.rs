@@ -27,7 +27,6 @@ mod fault;
 mod host;
 pub mod launch;
 pub mod nccl;
-#[expect(dead_code, reason = "the communicator takes the transport from here")]
 pub mod nvlink;
 mod options;
 mod transport;

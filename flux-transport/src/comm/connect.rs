@@ -6,6 +6,7 @@ use super::health::Health;
 use super::{Communicator, ConnectError};
 use crate::control::agree;
 use crate::host::Host;
+use crate::nvlink::{Members, NvLink, NvLinkError};
 use crate::{Options, Select, Transport, World};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,10 +28,17 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
         let values: Vec<String> = answers.iter().enumerate().map(|(rank, answer)| format!("rank {rank}: {answer}")).collect();
         return Err(ConnectError::Disagreement { what: "options", values: values.join("; ") });
     }
-    let (transport, why): (Box<dyn Transport>, &str) = match selected {
-        Select::Host => (Box::new(Host::connect(world, options)?), "asked for"),
-        Select::NvLink => return Err(ConnectError::Unusable { select: selected, why: "this build has no nvlink transport".to_owned() }),
-        Select::Auto => (Box::new(Host::connect(world, options)?), "chosen: no rank has a CUDA device of its own"),
+    let (transport, why): (Box<dyn Transport>, String) = match selected {
+        Select::Host => (Box::new(Host::connect(world, options)?), "asked for".to_owned()),
+        Select::NvLink => (Box::new(NvLink::connect(world, options, Members::meet(world, options)?)?), "asked for".to_owned()),
+        Select::Auto => match Members::meet(world, options) {
+            Ok(members) => {
+                let why = "chosen: every rank has a CUDA device of its own that reaches all others".to_owned();
+                (Box::new(NvLink::connect(world, options, members)?), why)
+            }
+            Err(NvLinkError::Control(error)) => return Err(error.into()),
+            Err(error) => (Box::new(Host::connect(world, options)?), format!("chosen: {error}")),
+        },
     };
     let explanation = format!("{} ({why})", transport.explain());
     tracing::info!(rank = world.rank().get(), "{explanation}");
