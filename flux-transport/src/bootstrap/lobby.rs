@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::directory::Listener;
 use super::error::BootstrapError;
-use super::hello::{HELLO_BYTES, Hello, PROTOCOL, Refusal, Reply};
+use super::hello::{GIVING_UP, HELLO_BYTES, Hello, PROTOCOL, Refusal, Reply};
 use super::socket::{self, Received};
 
 /// Connections that have not said who they are, at a time; one more, and the oldest goes.
@@ -55,15 +55,15 @@ pub(super) fn gather(own: Hello, world: WorldSize, listener: &Listener, deadline
         if lobby.verdict.is_none() && lobby.missing() == 0 {
             return lobby.deal();
         }
+        if lobby.verdict.is_none() && Instant::now() >= deadline {
+            lobby.refuse(Refusal::Missing { ranks: lobby.missing() });
+        }
         if let Some(refusal) = lobby.verdict {
             end = end.min(Instant::now() + LINGER);
-            if lobby.told == all(world) || Instant::now() >= end {
+            // Time is up for the missing, so nobody waits to tell them.
+            if matches!(refusal, Refusal::Missing { .. }) || lobby.told == all(world) || Instant::now() >= end {
                 return Err(refusal.into_error(Rank::new(0), world));
             }
-        } else if Instant::now() >= deadline {
-            let refusal = Refusal::Missing { ranks: lobby.missing() };
-            lobby.refuse(refusal);
-            return Err(refusal.into_error(Rank::new(0), world));
         }
         lobby.round(listener.as_fd(), end)?;
     }
@@ -94,12 +94,16 @@ impl Lobby {
         socket::wait(&mut watched, Some(until)).map_err(BootstrapError::io("waiting for ranks"))?;
         let mut ready = watched.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>().into_iter();
 
-        let gone: Vec<usize> = here.into_iter().filter(|_| ready.next() == Some(true)).collect();
-        // A member has nothing to say: it died, gave up, or is no rank of ours.
-        for &rank in &gone {
+        // A member has nothing to say but that its time is over; else it died, or is no rank of ours.
+        let spoke: Vec<usize> = here.into_iter().filter(|_| ready.next() == Some(true)).collect();
+        if spoke.iter().any(|&rank| self.gives_up(rank)) {
+            self.refuse(Refusal::Missing { ranks: self.missing() });
+            return Ok(());
+        }
+        for &rank in &spoke {
             self.members[rank] = None;
         }
-        if !gone.is_empty() {
+        if !spoke.is_empty() {
             self.tell_missing();
         }
         // Those who spoke first, so that strangers that push in below cost them nothing.
@@ -112,6 +116,12 @@ impl Lobby {
             self.open_door(listener)?;
         }
         Ok(())
+    }
+
+    fn gives_up(&self, rank: usize) -> bool {
+        let mut buffer = [0; GIVING_UP.len()];
+        let received = self.members[rank].as_ref().map(|member| socket::receive(member.socket.as_fd(), &mut buffer));
+        matches!(received, Some(Ok(Received::Message(_)))) && buffer == GIVING_UP
     }
 
     /// Lets in who waits outside.
@@ -189,9 +199,11 @@ impl Lobby {
         self.refuse(refusal);
     }
 
-    fn pid_of(&mut self, rank: u32) -> Option<u32> {
-        let member = self.members.get_mut(rank as usize)?.as_ref()?;
-        Some(member.pid)
+    /// The process that is here as a rank. One whose connection has just ended is not: it may be the one that comes again.
+    fn pid_of(&self, rank: u32) -> Option<u32> {
+        let member = self.members.get(rank as usize)?.as_ref()?;
+        let silent = matches!(socket::receive(member.socket.as_fd(), &mut [0; GIVING_UP.len()]), Ok(Received::Nothing));
+        silent.then_some(member.pid)
     }
 
     /// The verdict, for all who are here and for all who come.
