@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bootstrap_common::{ample, assert_empty, private};
 use flux_core::{Rank, WorldSize};
-use flux_transport::bootstrap::BootstrapError;
+use flux_transport::bootstrap::{BootstrapError, join};
 use flux_transport::control::Notice;
 use flux_transport::launch::{LaunchError, Launcher, exit_code};
 use flux_transport::{ControlError, Launch, World, WorldError};
@@ -187,7 +187,15 @@ fn processes_with_the_same_rank_both_hear_of_the_other() {
     });
     let mut children = [&names[0], &names[1]].map(|notes| start("meets nobody", notes, Some((1, 3, directory.path()))));
     // Rank 0 is this process.
-    let error = flux_transport::bootstrap::join(&bootstrap_common::environment(directory.path(), 0, 3), ample()).unwrap_err();
+    let of = |rank| bootstrap_common::environment(directory.path(), rank, 3);
+    let error = std::thread::scope(|scope| {
+        // Rank 2 comes when the others have heard it: before, the group could form with one of the two.
+        scope.spawn(|| {
+            noted(&names[0], "error");
+            assert!(matches!(join(&of(2), ample()), Err(BootstrapError::DuplicateRank { .. })));
+        });
+        join(&of(0), ample()).unwrap_err()
+    });
     let BootstrapError::DuplicateRank { rank, first, second } = error else { panic!("{error}") };
     assert_eq!(rank, Rank::new(1));
     let (mut told, mut pids) = ([first, second], children.each_ref().map(Child::id));
