@@ -3,10 +3,14 @@
 //! Invariant: nothing here knows which transport is in use. A kernel and the executor alike see addresses, signals and a
 //! [`TileProgram`](flux_core::program::TileProgram).
 
+pub mod aot;
+pub mod cache;
 pub mod cpu;
 pub mod cuda;
 pub mod element;
 pub mod harness;
+pub mod inspect;
+pub mod nvrtc;
 pub mod sources;
 pub mod variant;
 

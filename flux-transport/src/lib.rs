@@ -4,19 +4,18 @@
 //! peer, in a kernel or here, ends with data, a deadline, a loss or an abort. Nothing here knows what a GEMM is.
 //!
 //! ```
-//! use flux_transport::{Communicator, Options, World};
+//! use flux_transport::{Communicator, ConnectError, Select, World};
 //! let worlds = World::local(2)?;
 //! std::thread::scope(|scope| {
-//!     for world in worlds {
-//!         scope.spawn(move || {
-//!             let comm = Communicator::connect_blocking(&world, Options::default())?;
-//!             assert_eq!(comm.world_size().get(), 2);
-//!             comm.barrier()?;
-//!             Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-//!         });
-//!     }
-//! });
-//! # Ok::<(), flux_transport::WorldError>(())
+//!     let rank = |world| {
+//!         let comm = Communicator::connect_blocking(&world, Select::Host.into())?;
+//!         assert_eq!(comm.world_size().get(), 2);
+//!         Ok::<(), ConnectError>(())
+//!     };
+//!     let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || rank(world))).collect();
+//!     ranks.into_iter().try_for_each(|rank| rank.join().expect("no rank panics"))
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 pub mod bootstrap;
@@ -28,7 +27,6 @@ mod fault;
 mod host;
 pub mod launch;
 pub mod nccl;
-#[expect(dead_code, reason = "the communicator takes the transport from here")]
 pub mod nvlink;
 mod options;
 mod transport;

@@ -222,17 +222,19 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
 
 #[test]
 fn a_rank_that_cannot_connect_fails_all() {
-    each_rank(3, |world| {
-        let deadline = if world.rank().get() == 1 { Duration::ZERO } else { Duration::from_secs(20) };
-        let start = Instant::now();
-        let error = Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap_err();
-        match (world.rank().get(), error) {
-            (1, ConnectError::NoDeadline) => {}
-            (_, ConnectError::PeerFailed { rank, reason }) => {
-                assert_eq!((rank.get(), reason.as_str()), (1, "deadline = 0: it must be positive"));
+    for bad in [Duration::ZERO, Duration::MAX] {
+        each_rank(3, |world| {
+            let deadline = if world.rank().get() == 1 { bad } else { Duration::from_secs(20) };
+            let start = Instant::now();
+            match (world.rank().get(), Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap_err()) {
+                (1, ConnectError::Deadline { deadline, .. }) => assert_eq!(deadline, bad),
+                (_, ConnectError::PeerFailed { rank, reason }) => {
+                    assert_eq!(rank.get(), 1);
+                    assert!(reason.ends_with("it must be positive and at most 86400s"), "{reason}");
+                }
+                (_, other) => panic!("{other}"),
             }
-            (_, other) => panic!("{other}"),
-        }
-        assert!(start.elapsed() < SECOND);
-    });
+            assert!(start.elapsed() < SECOND);
+        });
+    }
 }

@@ -9,6 +9,7 @@ mod common;
 use common::{each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_transport::{Communicator, Stream};
+use std::time::{Duration, Instant};
 
 /// Threads, open descriptors and resident KiB of this process.
 fn usage() -> (u64, usize, u64) {
@@ -38,12 +39,19 @@ fn cycle(rounds: u32) {
 
 #[test]
 fn two_hundred_communicators_leave_nothing_behind() {
+    let threads = usage().0;
     cycle(5);
-    let (threads, descriptors, kib) = usage();
+    let (_, descriptors, kib) = usage();
     cycle(100);
+    // a scope waits for its threads' results; the system takes a moment longer to forget them
+    let end = Instant::now() + Duration::from_secs(10);
+    while usage().0 > threads && Instant::now() < end {
+        std::thread::yield_now();
+    }
     let (threads_after, descriptors_after, kib_after) = usage();
     assert_eq!(threads_after, threads);
     assert_eq!(descriptors_after, descriptors);
-    // Each communicator of a rank initialises 128 KiB of pads: 200 of 4 ranks left behind would be 100 MiB.
-    assert!(kib_after < kib + (16 << 10), "{kib} KiB before, {kib_after} KiB after");
+    // A cycle of 4 ranks touches three pads of 125 to 250 KiB each: 100 of them left behind would be 200 MiB. What the allocator keeps
+    // for later is well below a quarter of it.
+    assert!(kib_after < kib + (50 << 10), "{kib} KiB before, {kib_after} KiB after");
 }

@@ -6,6 +6,7 @@
 //! ```
 
 use crate::cargo::{artifacts, cargo, check, commit, root};
+use crate::kernels;
 use anyhow::{Context, ensure};
 use std::ffi::OsString;
 use std::fs;
@@ -51,6 +52,8 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     let runner = dist.join("gpu-ci");
     fs::write(&runner, RUNNER)?;
     fs::set_permissions(&runner, fs::Permissions::from_mode(0o755))?;
+
+    kernels::compile(Some(&dist.join("cubins")))?;
 
     let bytes = folder_bytes(&dist)?;
     println!("{}: {:.1} MiB of {LIMIT_MIB}, {} test binaries: {}", dist.display(), mib(bytes), names.len(), names.join(" "));

@@ -6,10 +6,12 @@
 
 mod cargo;
 mod dist;
+mod kernels;
 mod test;
 
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Development tasks of flux", version)]
@@ -33,6 +35,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Compile every kernel, without a GPU, and print its registers, spills, stack and shared memory; fails where one spills
+    Kernels {
+        /// Where the cubins go [default: `cubins` in the target folder]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
     Dist,
     /// Build `dist/` and run its checks on this machine's GPUs
@@ -52,6 +60,7 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Bench { args } => cargo::flux_bench("bench", &args),
         Task::Test { args } => test::run(&args),
+        Task::Kernels { out } => kernels::compile(out.as_deref()),
         Task::Dist => dist::build().map(drop),
         Task::GpuCi { args } => dist::gpu_ci(&args),
         Task::Doctor => cargo::flux_bench("doctor", &[]),

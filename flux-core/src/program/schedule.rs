@@ -44,14 +44,16 @@ pub struct Schedule {
 /// Largest piece of a shard that one signal announces by default: a copy engine pushes pieces of 4 MiB at 264 GB/s and of 32 MiB
 /// at 368 of 393 (one pair of H200), so 8 MiB costs little rate and lets a reader start after a fraction of a large shard.
 const PIECE_BYTES: u64 = 8 << 20;
-/// Workers that should all have a tile: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
+/// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
 const WORKERS: u64 = 128;
+/// Tiles to choose from, with the time of one step of a tile relative to its area: unsplit, on an H200, 128x128 takes 1 % more.
+const TILES: [(TileShape, u64); 3] =
+    [(TileShape::new(128, 256, 64), 100), (TileShape::new(128, 192, 64), 100), (TileShape::new(128, 128, 64), 101)];
 
 impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
     ///
-    /// - Tile: 128x256x64, which moves the fewest bytes through shared memory for its work; 128x128x64 where a shard has at most
-    ///   128 rows or where there would be fewer tiles than SMs.
+    /// - Tile: the one of 128x256x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 8 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2.
     ///
@@ -65,9 +67,11 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        let wide = TileShape::new(128, 256, 64);
-        let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, wide).tiles();
-        let tile = if problem.m_shard() <= 128 || tiles < WORKERS { TileShape::new(128, 128, 64) } else { wide };
+        let time = |&(tile, cost): &(TileShape, u64)| {
+            let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles();
+            tiles.div_ceil(WORKERS) * u64::from(tile.m) * u64::from(tile.n) * cost
+        };
+        let tile = TILES.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0);
         let chunk = match problem.op() {
             OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
             OpKind::AllGatherGemm => {
@@ -123,11 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn small_problems_get_small_tiles() {
-        let small = TileShape::new(128, 128, 64);
-        assert_eq!(heuristic(OpKind::AllGatherGemm, 1024, 49152, 12288).tile, small, "128 rows in a shard");
-        assert_eq!(heuristic(OpKind::GemmReduceScatter, 2048, 512, 4096).tile, small, "32 wide tiles for 128 SMs");
-        assert_eq!(heuristic(OpKind::GemmReduceScatter, 2048, 12288, 49152).tile, TileShape::new(128, 256, 64));
+    fn tiles_make_the_shortest_waves() {
+        let tile = |op, m, n, k| heuristic(op, m, n, k).tile.n;
+        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 49152, 12288), 256, "12 whole waves");
+        assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 12288, 49152), 256, "6 whole waves");
+        assert_eq!(tile(OpKind::AllGatherGemm, 1024, 49152, 12288), 192, "2 whole waves, where 256 columns make 1.5");
+        assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
     }
 
     #[test]

@@ -4,19 +4,23 @@
 
 use super::health::Health;
 use super::{Communicator, ConnectError};
-use crate::control::agree;
+use crate::control::{Launch, agree};
 use crate::host::Host;
+use crate::nvlink::{Members, NvLink, NvLinkError};
 use crate::{Options, Select, Transport, World};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Longer waits are a mistake, and their ends could not be computed.
+const MAX_DEADLINE: Duration = Duration::from_hours(24);
 
 /// Connects on this thread.
 pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, ConnectError> {
-    let selected = select(options);
+    let selected = select(options, std::env::var("FLUX_TRANSPORT").ok().as_deref());
     let offer = selected.as_ref().map(|select| terms(*select, options));
-    let deadline = Instant::now() + options.deadline;
+    let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
     let answers = agree(world.control(), &offer, deadline);
     let selected = selected?;
     let answers: Vec<String> = answers?.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
@@ -24,10 +28,21 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
         let values: Vec<String> = answers.iter().enumerate().map(|(rank, answer)| format!("rank {rank}: {answer}")).collect();
         return Err(ConnectError::Disagreement { what: "options", values: values.join("; ") });
     }
-    let (transport, why): (Box<dyn Transport>, &str) = match selected {
-        Select::Host => (Box::new(Host::connect(world, options)?), "asked for"),
-        Select::NvLink => return Err(ConnectError::Unusable { select: selected, why: "this build has no nvlink transport".to_owned() }),
-        Select::Auto => (Box::new(Host::connect(world, options)?), "chosen: no rank has a CUDA device of its own"),
+    let (transport, why): (Box<dyn Transport>, String) = match selected {
+        Select::Host => (Box::new(Host::connect(world, options)?), "asked for".to_owned()),
+        Select::NvLink => (Box::new(NvLink::connect(world, options, Members::meet(world, options)?)?), "asked for".to_owned()),
+        Select::Auto => match Members::meet(world, options) {
+            Ok(members) => {
+                let why = "chosen: every rank has a CUDA device of its own that reaches all others".to_owned();
+                (Box::new(NvLink::connect(world, options, members)?), why)
+            }
+            Err(NvLinkError::Control(error)) => return Err(error.into()),
+            Err(error) if world.launch() == Launch::Processes => {
+                let why = format!("nvlink: {error}; host: it connects threads of one process, and the ranks are processes");
+                return Err(ConnectError::Unusable { select: selected, why });
+            }
+            Err(error) => (Box::new(Host::connect(world, options)?), format!("chosen, as nvlink cannot be used: {error}")),
+        },
     };
     let explanation = format!("{} ({why})", transport.explain());
     tracing::info!(rank = world.rank().get(), "{explanation}");
@@ -38,12 +53,12 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
 }
 
 /// What this rank asks for: the options', or where they leave it open what `FLUX_TRANSPORT` names.
-fn select(options: &Options) -> Result<Select, ConnectError> {
-    if options.deadline.is_zero() {
-        return Err(ConnectError::NoDeadline);
+fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectError> {
+    if options.deadline.is_zero() || options.deadline > MAX_DEADLINE {
+        return Err(ConnectError::Deadline { deadline: options.deadline, limit: MAX_DEADLINE });
     }
-    match std::env::var("FLUX_TRANSPORT") {
-        Ok(name) if options.select == Select::Auto && !name.is_empty() => Ok(name.parse()?),
+    match variable {
+        Some(name) if options.select == Select::Auto && !name.is_empty() => Ok(name.parse()?),
         _ => Ok(options.select),
     }
 }
@@ -87,4 +102,60 @@ pub(super) async fn connect_apart(world: World, options: Options) -> Result<Comm
         )
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::{Environment, join};
+    use std::ffi::OsString;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn in_processes(select: Select) -> Vec<ConnectError> {
+        let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+        let path = directory.path();
+        let rank = |rank: u32| {
+            let set = [
+                ("FLUX_RANK", OsString::from(rank.to_string())),
+                ("FLUX_WORLD_SIZE", "2".into()),
+                ("FLUX_LOCAL_RANK", rank.to_string().into()),
+                ("FLUX_RENDEZVOUS", path.as_os_str().to_owned()),
+            ];
+            let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
+            connect(&World::new(rank, control), &select.into()).unwrap_err()
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn processes_are_refused_by_the_host_transport_and_told_why_nothing_else_works() {
+        for error in in_processes(Select::Host) {
+            assert!(matches!(error, ConnectError::HostNeedsThreads { .. }), "{error}");
+        }
+        if crate::cuda::available().is_ok() {
+            return; // nvlink may work here; its own tests say
+        }
+        for error in in_processes(Select::Auto) {
+            let text = error.to_string();
+            assert!(matches!(error, ConnectError::Unusable { select: Select::Auto, .. }), "{text}");
+            assert!(text.contains("nvlink: ") && text.contains("driver") && text.contains("host: "), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_variable_decides_only_where_the_options_do_not() {
+        let selected = |select: Select, variable| super::select(&select.into(), variable).map_err(|error| error.to_string());
+        assert_eq!(selected(Select::Auto, Some("host")), Ok(Select::Host));
+        assert_eq!(selected(Select::NvLink, Some("host")), Ok(Select::NvLink));
+        for nothing in [None, Some("")] {
+            assert_eq!(selected(Select::Auto, nothing), Ok(Select::Auto));
+        }
+        let error = selected(Select::Auto, Some("pigeon")).unwrap_err();
+        assert!(error.starts_with("FLUX_TRANSPORT: `pigeon`"), "{error}");
+    }
 }

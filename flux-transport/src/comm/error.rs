@@ -4,6 +4,7 @@ use crate::control::{ControlError, Disagreed};
 use crate::cuda::CudaError;
 use crate::{ParseSelectError, Select, TransportError};
 use flux_core::{Rank, WorldSize};
+use std::time::Duration;
 
 /// Why there is no communicator. If one rank fails, all do.
 #[derive(Debug, thiserror::Error)]
@@ -50,9 +51,14 @@ pub enum ConnectError {
     /// `FLUX_TRANSPORT` names no transport.
     #[error("FLUX_TRANSPORT: {0}")]
     Variable(#[from] ParseSelectError),
-    /// The deadline is 0, so nothing can be waited for.
-    #[error("deadline = 0: it must be positive")]
-    NoDeadline,
+    /// The deadline is none.
+    #[error("deadline = {deadline:?}: it must be positive and at most {limit:?}")]
+    Deadline {
+        /// The deadline asked for.
+        deadline: Duration,
+        /// The longest.
+        limit: Duration,
+    },
     /// The driver refused a call.
     #[error(transparent)]
     Cuda(#[from] CudaError),

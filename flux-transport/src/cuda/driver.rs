@@ -108,7 +108,7 @@ fn start() -> Result<Driver, Unavailable> {
                 library = Some(found);
                 break;
             }
-            Err(error) if reason.is_empty() => reason = error.to_string(),
+            Err(error) if reason.is_empty() => reason = crate::cuda::loader_words(&error),
             Err(_) => {}
         }
     }

@@ -147,7 +147,7 @@ fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
         match unsafe { libloading::Library::new(&path) } {
             Ok(library) => return Library::bind(path, library),
             Err(error) => {
-                reason = error.to_string();
+                reason = crate::cuda::loader_words(&error);
                 tried.push(path.display().to_string());
             }
         }

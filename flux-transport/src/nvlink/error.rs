@@ -3,12 +3,14 @@
 //! Invariant: a collective step fails on all ranks or on none: the rank where it failed has its own error, the others a
 //! [`NvLinkError::Peer`] that names it and repeats its words.
 
-use super::plan::TransferError;
+use crate::control::Disagreed;
 use crate::cuda::{CudaError, DeviceUuid};
+use crate::{ConnectError, ControlError, Select, TransportError};
+use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
 
 /// What went wrong, and between whom.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvLinkError {
     /// The driver refused, on this rank.
@@ -18,7 +20,7 @@ pub enum NvLinkError {
     #[error("rank {peer} failed: {reason}")]
     Peer {
         /// The rank.
-        peer: u32,
+        peer: Rank,
         /// Its error.
         reason: String,
     },
@@ -85,21 +87,56 @@ pub enum NvLinkError {
         peer: u32,
     },
     /// The control connections failed.
-    #[error("control plane: {reason}")]
-    Control {
-        /// What happened.
-        reason: String,
-    },
-    /// A push that does not fit the workspace.
     #[error(transparent)]
-    Transfer(#[from] TransferError),
-    /// A captured push, or one after a capture, has nobody to carry it.
-    #[error("a push into a captured graph, or after one was captured on this communicator, needs a mover kernel")]
-    NoCaptureMover,
-    /// The mover kernel did not start.
-    #[error("mover kernel: {reason}")]
-    Launch {
-        /// What the launch failed with.
-        reason: String,
+    Control(#[from] ControlError),
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was asked.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
     },
+}
+
+impl From<Disagreed> for NvLinkError {
+    fn from(disagreed: Disagreed) -> Self {
+        match disagreed {
+            Disagreed::Control(error) => Self::Control(error),
+            Disagreed::Refused { rank, reason } => Self::Peer { peer: rank, reason },
+        }
+    }
+}
+
+impl From<NvLinkError> for ConnectError {
+    fn from(error: NvLinkError) -> Self {
+        let why = error.to_string();
+        match error {
+            NvLinkError::SameDevice { .. }
+            | NvLinkError::NoPeerAccess { .. }
+            | NvLinkError::NotProven { .. }
+            | NvLinkError::Cuda(CudaError::Unavailable(_) | CudaError::NoSuchDevice { .. } | CudaError::Unsupported { .. }) => {
+                Self::Unusable { select: Select::NvLink, why }
+            }
+            other => TransportError::from(other).into(),
+        }
+    }
+}
+
+impl From<NvLinkError> for TransportError {
+    fn from(error: NvLinkError) -> Self {
+        let reason = error.to_string();
+        match error {
+            NvLinkError::Cuda(error) => Self::Cuda(error),
+            NvLinkError::Control(error) => Self::Control(error),
+            NvLinkError::Io { what, source } => Self::Io { what, source },
+            NvLinkError::Peer { peer, reason } => Self::PeerFailed { rank: peer, reason },
+            NvLinkError::Disagreement { .. } => Self::Disagreement { what: "workspace", values: reason },
+            NvLinkError::Message { peer }
+            | NvLinkError::SameDevice { peer, .. }
+            | NvLinkError::NoPeerAccess { peer, .. }
+            | NvLinkError::NotProven { peer, .. }
+            | NvLinkError::Withdrawn { peer } => Self::PeerFailed { rank: Rank::new(peer), reason },
+        }
+    }
 }

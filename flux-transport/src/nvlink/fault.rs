@@ -38,11 +38,6 @@ impl FaultBlock {
         let _ = self.word().compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// The reason given to [`Self::abort`], 0 before.
-    pub(super) fn aborted(&self) -> u32 {
-        self.word().load(Ordering::Acquire)
-    }
-
     fn word(&self) -> &AtomicU32 {
         // SAFETY: in bounds and aligned; on the host this word is only touched through here.
         unsafe { AtomicU32::from_ptr(self.block.host().byte_add(host_size(ABORT_OFFSET)).cast()) }

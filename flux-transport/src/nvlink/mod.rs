@@ -15,7 +15,6 @@ mod collective;
 mod error;
 mod fault;
 mod lane;
-mod link;
 mod mover;
 mod offer;
 mod order;
@@ -26,6 +25,8 @@ mod shared;
 mod transport;
 mod workspace;
 
+pub(crate) use collective::Members;
+pub(crate) use transport::NvLink;
+
 pub use error::NvLinkError;
 pub use mover::{CaptureMover, MoverJob};
-pub use plan::{Shard, TransferError};

@@ -8,16 +8,16 @@
 
 use super::lane::Lane;
 use super::order::Mode;
-use super::plan::{Plan, Shard};
+use super::plan::copies;
+use crate::Push;
 use crate::cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size, write_value_async};
 use flux_core::layout::{WorkspaceSize, control};
-use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
 use std::error::Error;
 
 /// A kernel that carries transfers where copy engines cannot: it reads the epoch from the control block.
 ///
-/// For each transfer, in order: copy the rows from `shard.x` to `data[dest] + half + place * place_bytes + row * row_bytes`, with `half`
+/// For each transfer, in order: copy the rows from `push.x` to `data[dest] + half + place * place_bytes + row * row_bytes`, with `half`
 /// the half of the epoch, then store the epoch with release order at system scope into the signal `raise` of `pads[dest]`; after the
 /// last, store the epoch into `pushed` of the control block.
 pub trait CaptureMover: Send + Sync {
@@ -36,10 +36,8 @@ pub trait CaptureMover: Send + Sync {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct MoverJob<'a> {
-    /// The caller's shard.
-    pub shard: Shard,
-    /// The transfers, as the program lists them.
-    pub transfers: &'a [Transfer],
+    /// The caller's shard and the transfers, as the program lists them.
+    pub push: Push<'a>,
     /// Address of each rank's data region, by rank.
     pub data: &'a [u64],
     /// Address of each rank's pad, by rank.
@@ -82,23 +80,23 @@ impl Lanes {
 /// Enqueues a push by copy engines on `lane`, for the call with number `epoch`.
 ///
 /// # Safety
-/// `lane` is forked from the caller's stream; the shard's rows are mapped for `device` and stay so until the lane is joined; the addresses are
+/// The push was checked; `lane` is forked from the caller's stream; the shard's rows are mapped for `device` and stay so until the lane is joined; the addresses are
 /// those of the current workspace; the epoch in the control block is `epoch` when the lane gets there.
 pub(super) unsafe fn by_copy_engine(
     device: &CudaDevice,
     lane: &Lane,
-    plan: &Plan<'_>,
+    push: &Push<'_>,
     at: Addresses<'_>,
     epoch: Epoch,
 ) -> Result<(), CudaError> {
     let half = epoch.half() as u64 * at.size.half_stride();
     let _current = device.enter()?;
-    for copy in plan.copies(half, at.data, at.pads) {
+    for copy in copies(push, half, at.data, at.pads) {
         let (rows, row_bytes, pitch) = (host_size(copy.rows), host_size(copy.row_bytes), host_size(copy.pitch));
         if copy.rows == 0 || copy.row_bytes == 0 {
             // Nothing to carry; the signal still says so.
         } else if copy.dense() {
-            // SAFETY: `Plan` checked the destination against the workspace; the caller promised the source.
+            // SAFETY: the push was checked against the workspace; the caller promised the source.
             unsafe { copy_async(device, copy.to, copy.from, rows * row_bytes, lane.raw()) }?;
         } else {
             // SAFETY: as above.

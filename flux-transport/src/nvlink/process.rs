@@ -4,29 +4,34 @@
 //! containers that count their processes alike.
 
 use super::error::NvLinkError;
+use std::io;
 use std::sync::OnceLock;
 
 /// This process's token.
 pub(super) fn token() -> Result<[u8; 16], NvLinkError> {
-    static TOKEN: OnceLock<Result<[u8; 16], NvLinkError>> = OnceLock::new();
-    TOKEN.get_or_init(make).clone()
-}
-
-fn make() -> Result<[u8; 16], NvLinkError> {
-    let mut token = [0; 16];
-    let no_token = |reason: String| NvLinkError::Control { reason: format!("no random bytes for this process's token: {reason}") };
-    match rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()) {
-        Ok(16) => Ok(token),
-        Ok(_) => Err(no_token("too few".to_owned())),
-        Err(error) => Err(no_token(error.to_string())),
+    static TOKEN: OnceLock<[u8; 16]> = OnceLock::new();
+    if let Some(token) = TOKEN.get() {
+        return Ok(*token);
     }
+    let mut token = [0; 16];
+    let read = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()).map_err(io::Error::from);
+    let source = match read {
+        // Of two threads that come here at once, one's token stays.
+        Ok(16) => return Ok(*TOKEN.get_or_init(|| token)),
+        Ok(_) => io::Error::from(io::ErrorKind::UnexpectedEof),
+        Err(error) => error,
+    };
+    Err(NvLinkError::Io { what: "random bytes for a token of this process", source })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::token;
+
     #[test]
     fn a_process_has_one_token() {
-        assert_eq!(super::token(), std::thread::spawn(super::token).join().unwrap());
-        assert_ne!(super::token().unwrap(), [0; 16]);
+        let other = std::thread::spawn(|| token().unwrap()).join().unwrap();
+        assert_eq!(token().unwrap(), other);
+        assert_ne!(other, [0; 16]);
     }
 }

@@ -6,6 +6,7 @@
 use super::lane::Lane;
 use super::offer::{Offer, shared_bytes};
 use super::shared::{Peer, Shared};
+use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
 use flux_core::layout::{WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
@@ -116,6 +117,11 @@ impl Workspace {
     /// Address of the control block.
     pub(super) fn control(&self) -> u64 {
         self.control.address()
+    }
+
+    /// What an executor needs to know of it, with the rank's fault block.
+    pub(super) fn view(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
+        WorkspaceView { data: self.data.clone(), pads: self.pads.clone(), control: self.control(), fault, size: self.size, deadline_ns }
     }
 
     /// The epoch of the next call, read from the device, which must be idle.

@@ -1,0 +1,66 @@
+//! `flux-kernels compile --out DIR`: compiles every kernel ahead of time, which needs no GPU, and says what each takes.
+//!
+//! Exit status: 0, or 1 when something does not compile, spills, uses local memory or serializes `wgmma`, or 3 when there is no NVRTC.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers there")]
+
+use flux_kernels::cache::AheadError;
+use flux_kernels::inspect::Report;
+use flux_kernels::nvrtc::{CompileError, Nvrtc};
+use flux_kernels::{aot, variant};
+use std::path::Path;
+use std::process::ExitCode;
+
+const NO_NVRTC: u8 = 3;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [task, option, folder] = &args[..]
+        && task == "compile"
+        && option == "--out"
+    {
+        return compile(Path::new(folder));
+    }
+    eprintln!("usage: flux-kernels compile --out DIR");
+    ExitCode::FAILURE
+}
+
+fn compile(folder: &Path) -> ExitCode {
+    let reports = match aot::compile_all(folder) {
+        Ok(reports) => reports,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let missing = matches!(error, AheadError::Compile(CompileError::Unavailable(_)));
+            return if missing { ExitCode::from(NO_NVRTC) } else { ExitCode::FAILURE };
+        }
+    };
+    print(&reports);
+    for warning in reports.iter().flat_map(|report| &report.warnings) {
+        println!("{warning}");
+    }
+    let defects: Vec<String> = reports.iter().flat_map(Report::defects).collect();
+    for defect in &defects {
+        eprintln!("error: {defect}");
+    }
+    if let Ok(nvrtc) = Nvrtc::get() {
+        println!("{} cubins in {}, by NVRTC {} ({})", reports.len(), folder.display(), nvrtc.version(), nvrtc.path().display());
+    }
+    if defects.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// One line for each function; bytes, and shared memory with what a launch of the fused kernel adds.
+fn print(reports: &[Report]) {
+    let variants = variant::all();
+    let width = reports.iter().flat_map(|r| &r.functions).map(|f| f.function.len()).max().unwrap_or(0);
+    println!(
+        "{:width$} {:>9} {:>12} {:>11} {:>6} {:>14} {:>14} {:>12}",
+        "kernel", "registers", "spill stores", "spill loads", "stack", "static shared", "launch shared", "instructions"
+    );
+    for f in reports.iter().flat_map(|report| &report.functions) {
+        let launch = variants.iter().find(|variant| variant.entry() == f.function).map_or(0, variant::Variant::shared_bytes);
+        println!(
+            "{:width$} {:>9} {:>12} {:>11} {:>6} {:>14} {:>14} {:>12}",
+            f.function, f.registers, f.spill_store_bytes, f.spill_load_bytes, f.stack_bytes, f.shared_bytes, launch, f.instructions
+        );
+    }
+}

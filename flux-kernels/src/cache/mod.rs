@@ -1,0 +1,209 @@
+//! Cubins: compiled ahead of time, cached on disk, or compiled now.
+//!
+//! Invariant: a file in the cache is complete from the moment it has its name: it is written under another one, flushed and renamed, so any
+//! number of processes may share the folder, and the last to write wins with the same content. What does not check out is compiled again.
+
+mod entry;
+
+use crate::inspect::Report;
+use crate::nvrtc::{Arch, CompileError, Compiled, KernelSource, Nvrtc, Version};
+use crate::sources::Source;
+use entry::{Entry, Key};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Where a cubin came from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// A file compiled ahead of time.
+    AheadOfTime(PathBuf),
+    /// A file in the cache.
+    Cached(PathBuf),
+    /// The compiler, now.
+    Compiled,
+}
+
+/// A cubin and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cubin {
+    /// The image that the driver loads.
+    pub image: Vec<u8>,
+    /// What the compiler said.
+    pub log: String,
+    /// The compiler's version.
+    pub version: Version,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+/// Where cubins are looked for and kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cubins {
+    /// Folders of cubins compiled ahead of time, consulted in order.
+    pub ahead_of_time: Vec<PathBuf>,
+    /// Folder of the cache; without one every call compiles.
+    pub cache: Option<PathBuf>,
+}
+
+impl Cubins {
+    /// As the environment says: ahead of time `FLUX_CUBIN_DIR`, then `cubins` beside the executable; the cache in `FLUX_CACHE_DIR`, else in
+    /// `flux` of the user's cache folder.
+    pub fn from_env() -> Self {
+        let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("cubins")));
+        let user = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache"))).map(|cache| cache.join("flux"));
+        Self {
+            ahead_of_time: folder("FLUX_CUBIN_DIR").into_iter().chain(beside).collect(),
+            cache: folder("FLUX_CACHE_DIR").or_else(user).map(|cache| cache.join("cubins")),
+        }
+    }
+
+    /// The cubin of a source, compiled with the library of this process if it has to be.
+    ///
+    /// A cache that cannot be read or written costs time only, and is reported as a warning.
+    ///
+    /// # Errors
+    /// As [`Nvrtc::get`] and [`Nvrtc::compile`].
+    pub fn get(&self, source: &KernelSource<'_>) -> Result<Cubin, CompileError> {
+        if let Some(cubin) = self.ahead_of_time(source) {
+            return Ok(cubin);
+        }
+        let nvrtc = Nvrtc::get()?;
+        self.cached(source, nvrtc.version(), || nvrtc.compile(source))
+    }
+
+    /// The file compiled ahead of time for a source, whatever version compiled it.
+    fn ahead_of_time(&self, source: &KernelSource<'_>) -> Option<Cubin> {
+        let key = Key::of(source);
+        let file = key.file_name(source.name, None);
+        let found = self.ahead_of_time.iter().find_map(|folder| read(&folder.join(&file), &key).map(|entry| (folder.join(&file), entry)));
+        if found.is_none() {
+            tracing::debug!(file, folders = ?self.ahead_of_time, "not compiled ahead of time");
+        }
+        found.map(|(path, entry)| Cubin::new(entry, Origin::AheadOfTime(path)))
+    }
+
+    /// The cached cubin of a source as `version` compiles it; where there is none, what `compile` returns, which is then kept.
+    ///
+    /// # Errors
+    /// Those of `compile`.
+    pub fn cached(
+        &self,
+        source: &KernelSource<'_>,
+        version: Version,
+        compile: impl FnOnce() -> Result<Compiled, CompileError>,
+    ) -> Result<Cubin, CompileError> {
+        let key = Key::of(source);
+        let path = self.cache.as_ref().map(|folder| folder.join(key.file_name(source.name, Some(version))));
+        if let Some((path, entry)) = path.as_ref().and_then(|path| Some((path, read(path, &key)?)))
+            && entry.version == version
+        {
+            return Ok(Cubin::new(entry, Origin::Cached(path.clone())));
+        }
+        let Compiled { cubin, log, .. } = compile()?;
+        let entry = Entry { image: cubin, log, version };
+        if let Some(path) = &path
+            && let Err(error) = write(path, &entry.encode(&key))
+        {
+            tracing::warn!(path = %path.display(), %error, "the cubin is not cached, the next process compiles it again");
+        }
+        Ok(Cubin::new(entry, Origin::Compiled))
+    }
+
+    /// Compiles a source into `folder` under the name by which [`Self::get`] finds it ahead of time, and returns the file and what was compiled.
+    pub(crate) fn compile_ahead(source: &KernelSource<'_>, folder: &Path) -> Result<(PathBuf, Report), AheadError> {
+        let nvrtc = Nvrtc::get().map_err(CompileError::from)?;
+        let Compiled { cubin, log, report } = nvrtc.compile(source)?;
+        let key = Key::of(source);
+        let path = folder.join(key.file_name(source.name, None));
+        let entry = Entry { image: cubin, log, version: nvrtc.version() };
+        write(&path, &entry.encode(&key)).map_err(|error| AheadError::Write { path: path.clone(), reason: error.to_string() })?;
+        Ok((path, report))
+    }
+}
+
+/// The cubin of one of our sources, from wherever it can be had: [`Cubins::from_env`], [`Cubins::get`].
+///
+/// # Errors
+/// As [`Cubins::get`].
+pub fn cubin(source: &Source, arch: Arch) -> Result<Cubin, CompileError> {
+    Cubins::from_env().get(&KernelSource::ours(source, arch))
+}
+
+/// Why a cubin was not compiled ahead of time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AheadError {
+    /// It does not compile.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// Its file cannot be written.
+    #[error("cannot write {}: {reason}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+}
+
+impl Cubin {
+    fn new(entry: Entry, origin: Origin) -> Self {
+        let Entry { image, log, version } = entry;
+        Self { image, log, version, origin }
+    }
+}
+
+/// The entry of `key` in a file; `None` where there is no such file, or none that checks out.
+fn read(path: &Path, key: &Key) -> Option<Entry> {
+    match std::fs::read(path) {
+        Ok(file) => {
+            let entry = Entry::decode(file, key);
+            entry.inspect_err(|reason| tracing::warn!(path = %path.display(), reason, "a cubin on disk does not check out")).ok()
+        }
+        Err(error) => {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(path = %path.display(), %error, "a cubin on disk cannot be read");
+            }
+            None
+        }
+    }
+}
+
+/// Puts a file in place whole, or not at all.
+fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    std::fs::create_dir_all(folder)?;
+    // As any file that is created, by the umask; a temporary file would be its owner's alone.
+    let permissions = std::fs::Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
+    file.write_all(content)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    // The rename itself lasts once the folder is on disk.
+    std::fs::File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: KernelSource<'_> = KernelSource { name: "kernel", text: "text", headers: &[], options: &[], arch: Arch::Sm90a };
+
+    #[test]
+    fn a_cubin_compiled_ahead_of_time_is_found_without_a_compiler_and_by_this_source_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = Key::of(&SOURCE);
+        let entry = Entry { image: b"image".to_vec(), log: String::new(), version: Version { major: 13, minor: 0 } };
+        let path = dir.path().join("second").join(key.file_name(SOURCE.name, None));
+        write(&path, &entry.encode(&key)).unwrap();
+        let cubins = Cubins { ahead_of_time: vec![dir.path().join("first"), dir.path().join("second")], cache: None };
+
+        let cubin = cubins.get(&SOURCE).unwrap();
+        assert_eq!((&cubin.image[..], &cubin.origin), (&b"image"[..], &Origin::AheadOfTime(path.clone())));
+        assert_eq!(cubins.ahead_of_time(&KernelSource { text: "changed", ..SOURCE }), None);
+        std::fs::write(path, "damage").unwrap();
+        assert_eq!(cubins.ahead_of_time(&SOURCE), None);
+    }
+}

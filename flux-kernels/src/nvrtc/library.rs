@@ -1,0 +1,145 @@
+//! The table of NVRTC entry points.
+//!
+//! Invariant: a [`Library`] exists only with every entry point found, of a version that knows `sm_90a`, and with its builtins loaded; it stays
+//! loaded for the life of the process.
+
+use super::search;
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+
+/// The first version that compiles for `sm_90a`.
+const OLDEST: Version = Version { major: 12, minor: 0 };
+
+/// Version of an NVRTC library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// As in CUDA 13.0: 13.
+    pub major: u32,
+    /// As in CUDA 13.0: 0.
+    pub minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// There is no NVRTC that can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no NVRTC (the CUDA run-time compiler) is usable here; tried {}. Install one with `pip install 'nvidia-cuda-nvrtc==13.0.*'` or a \
+     CUDA toolkit, or set FLUX_NVRTC_LIB to libnvrtc.so.13, or FLUX_CUBIN_DIR to a folder of cubins compiled ahead of time",
+    tried.join("; ")
+)]
+pub struct NvrtcUnavailable {
+    /// Each library that was tried, and what was wrong with it.
+    pub tried: Vec<String>,
+}
+
+macro_rules! table {
+    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?) -> $result:ty;)*) => {
+        /// The entry points; programs are opaque pointers, here `usize`.
+        pub(super) struct Library {
+            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $result,)*
+            pub(super) path: PathBuf,
+            pub(super) version: Version,
+            /// With its builtins. Never unloaded: the library has threads and destructors of its own.
+            _loaded: ManuallyDrop<(libloading::Library, Option<libloading::Library>)>,
+        }
+
+        impl Library {
+            fn bind(path: &Path, library: libloading::Library, version: Version) -> Result<Self, String> {
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the type is the entry point's declaration in nvrtc.h (opaque pointers as `usize`, the result
+                        // enum as an integer, which have the same representation); `_loaded` keeps it loaded for ever.
+                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol) };
+                        *symbol.map_err(|error| reason(&error))?
+                    },)*
+                    path: path.to_path_buf(),
+                    version,
+                    _loaded: ManuallyDrop::new((library, builtins(path, version))),
+                })
+            }
+        }
+    };
+}
+
+table! {
+    error_string = b"nvrtcGetErrorString\0" (c_int) -> *const c_char;
+    create = b"nvrtcCreateProgram\0"
+        (*mut usize, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+    destroy = b"nvrtcDestroyProgram\0" (*mut usize) -> c_int;
+    compile = b"nvrtcCompileProgram\0" (usize, c_int, *const *const c_char) -> c_int;
+    log_size = b"nvrtcGetProgramLogSize\0" (usize, *mut usize) -> c_int;
+    log = b"nvrtcGetProgramLog\0" (usize, *mut c_char) -> c_int;
+    cubin_size = b"nvrtcGetCUBINSize\0" (usize, *mut usize) -> c_int;
+    cubin = b"nvrtcGetCUBIN\0" (usize, *mut c_char) -> c_int;
+}
+
+impl Library {
+    /// The first library among the candidates that can be used.
+    pub(super) fn find() -> Result<Self, NvrtcUnavailable> {
+        let executable = std::env::current_exe().ok();
+        let mut tried = Vec::new();
+        for path in search::candidates(|key| std::env::var_os(key), executable.as_deref()) {
+            match Self::open(&path) {
+                Ok(library) => {
+                    tracing::debug!(path = %path.display(), version = %library.version, "NVRTC loaded");
+                    return Ok(library);
+                }
+                Err(reason) => tried.push(format!("{} ({reason})", path.display())),
+            }
+        }
+        Err(NvrtcUnavailable { tried })
+    }
+
+    /// This library.
+    pub(super) fn open(path: &Path) -> Result<Self, String> {
+        // SAFETY: NVRTC's initialisers are made to run in any process at any time.
+        let library = unsafe { libloading::Library::new(path) }.map_err(|error| reason(&error))?;
+        let version = version(&library)?;
+        if version < OLDEST {
+            return Err(format!("version {version} is older than {OLDEST}, the first that compiles for sm_90a"));
+        }
+        Self::bind(path, library, version)
+    }
+
+    /// A result in words.
+    pub(super) fn text(&self, code: c_int) -> String {
+        // SAFETY: returns a static, terminated string for every code.
+        unsafe { CStr::from_ptr((self.error_string)(code)) }.to_string_lossy().into_owned()
+    }
+}
+
+fn version(library: &libloading::Library) -> Result<Version, String> {
+    // SAFETY: the type is the entry point's declaration in nvrtc.h; it is called while `library` is borrowed, so loaded.
+    let entry = unsafe { library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0") };
+    let entry = entry.map_err(|error| reason(&error))?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both out pointers are valid.
+    match unsafe { entry(&raw mut major, &raw mut minor) } {
+        0 => Ok(Version { major: major.unsigned_abs(), minor: minor.unsigned_abs() }),
+        code => Err(format!("nvrtcVersion failed ({code})")),
+    }
+}
+
+/// The library of builtins that lies beside. NVRTC opens it by its bare name, which the loader finds neither in a wheel nor in a folder that only a
+/// variable names, unless it is loaded already.
+fn builtins(nvrtc: &Path, version: Version) -> Option<libloading::Library> {
+    let folder = nvrtc.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+    let path = folder.join(format!("libnvrtc-builtins.so.{version}"));
+    // SAFETY: as for NVRTC; the library is data with trivial initialisers.
+    let loaded = unsafe { libloading::Library::new(&path) };
+    // A toolkit may keep them where the loader finds them; where not, the compiler's log says so.
+    loaded.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "NVRTC's builtins are not beside it")).ok()
+}
+
+/// What the loader said.
+fn reason(error: &libloading::Error) -> String {
+    use std::error::Error;
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}

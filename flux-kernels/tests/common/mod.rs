@@ -1,0 +1,246 @@
+//! A world of ranks on one GPU, without any transport: every rank has its own memory and stream, and its share of the multiprocessors.
+
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use flux_core::layout::{self, WorkspaceSize, control};
+use flux_core::program::{Schedule, TileProgram};
+use flux_core::signal::Epoch;
+use flux_core::{OpKind, Problem};
+use flux_kernels::Variant;
+use flux_kernels::cache;
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, launch};
+use flux_kernels::harness::{Fill, Harness, Seeds, VerifyReport, Window};
+use flux_kernels::nvrtc::Arch;
+use std::sync::Arc;
+
+/// Device memory, freed on drop.
+pub(crate) struct Memory(pub(crate) u64);
+
+impl Memory {
+    pub(crate) fn new(bytes: u64) -> Self {
+        // SAFETY: a context is current in every test; the memory is initialised before it is read.
+        Self(unsafe { result::malloc_sync(bytes.max(16) as usize) }.expect("device memory"))
+    }
+
+    pub(crate) fn words(bytes: u64, value: u32) -> Self {
+        let this = Self::new(bytes);
+        // SAFETY: the range was just allocated.
+        unsafe { sys::cuMemsetD32_v2(this.0, value, (bytes / 4) as usize) }.result().expect("memset");
+        this
+    }
+
+    pub(crate) fn write(&self, offset: u64, words: &[u32]) {
+        // SAFETY: tests write inside of what they allocated.
+        unsafe { result::memcpy_htod_sync(self.0 + offset, words) }.expect("copy");
+    }
+
+    pub(crate) fn read<T: Copy + Default>(&self, offset: u64, count: usize) -> Vec<T> {
+        let mut to = vec![T::default(); count];
+        // SAFETY: tests read inside of what they allocated.
+        unsafe { result::memcpy_dtoh_sync(&mut to, self.0 + offset) }.expect("copy");
+        to
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new`, freed once.
+        let _ = unsafe { result::free_sync(self.0) };
+    }
+}
+
+/// The device, or a printed reason to skip.
+pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
+    // SAFETY: opening the driver's library runs its initialisers, as any CUDA program does.
+    if let Err(reason) = unsafe { libloading::Library::new("libcuda.so.1") } {
+        println!("{test}: skipped, no CUDA driver on this machine: {reason}");
+        return None;
+    }
+    let Ok(context) = CudaContext::new(0) else {
+        println!("{test}: skipped, the driver offers no device 0");
+        return None;
+    };
+    context.bind_to_thread().expect("context");
+    Some(context)
+}
+
+fn cubin(source: &flux_kernels::sources::Source) -> Vec<u8> {
+    cache::cubin(source, Arch::Sm90a).expect("a cubin").image
+}
+
+struct RankState {
+    program: DeviceProgram,
+    stream: Arc<CudaStream>,
+    x: Memory,
+    w: Memory,
+    y: Memory,
+    control: Memory,
+    fault: Memory,
+}
+
+/// Ranks that share the device.
+pub(crate) struct World {
+    pub(crate) problem: Problem,
+    kernel: Kernel,
+    harness: Harness,
+    ranks: Vec<RankState>,
+    data: Vec<Memory>,
+    pads: Vec<Memory>,
+    size: WorkspaceSize,
+    pub(crate) movers: u32,
+    pub(crate) deadline_ns: u64,
+    epoch: Epoch,
+}
+
+impl World {
+    pub(crate) fn new(context: &Arc<CudaContext>, problem: Problem, schedule: &Schedule, first: Epoch) -> Self {
+        let variant = Variant::of(problem.op(), problem.dtype(), schedule).expect("a variant");
+        let kernel = Kernel::load(variant, &cubin(&variant.source())).expect("the kernel loads");
+        let harness = Harness::load(&cubin(&flux_kernels::sources::harness())).expect("the harness loads");
+        let programs: Vec<_> = problem.world().ranks().map(|r| TileProgram::build(&problem, r, schedule).expect("a program")).collect();
+        let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
+        let bytes = |s: flux_core::problem::Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
+        let ranks: Vec<_> = programs
+            .into_iter()
+            .map(|program| {
+                let control = Memory::words(control::bytes(size.counters), 0);
+                control.write(control::EPOCH, &[first.get()]);
+                RankState {
+                    program: DeviceProgram::upload(program).expect("an upload"),
+                    stream: context.new_stream().expect("a stream"),
+                    x: Memory::new(bytes(problem.x_shape())),
+                    w: Memory::new(bytes(problem.w_shape())),
+                    y: Memory::new(bytes(problem.y_shape())),
+                    control,
+                    fault: Memory::words(layout::FAULT_BYTES, 0),
+                }
+            })
+            .collect();
+        let data = ranks.iter().map(|_| Memory::words(size.data_bytes(), u32::MAX)).collect();
+        let pads = ranks.iter().map(|_| Memory::words(layout::pad_bytes(size.signals), first.before(1).get())).collect();
+        context.synchronize().expect("initialised");
+        let movers = u32::from(problem.op() == OpKind::AllGatherGemm && ranks.len() > 1) * 2;
+        Self { problem, kernel, harness, ranks, data, pads, size, movers, deadline_ns: 10_000_000_000, epoch: first }
+    }
+
+    fn raw(&self, rank: usize) -> usize {
+        self.ranks[rank].stream.cu_stream() as usize
+    }
+
+    /// Fills every rank's operands and poisons its result and the halves that the next call uses.
+    pub(crate) fn prepare(&self, seeds: Seeds, fill: Fill) {
+        let p = &self.problem;
+        for (i, rank) in self.ranks.iter().enumerate() {
+            let r = p.world().ranks().nth(i).expect("a rank");
+            let (x0, w0) = match p.op() {
+                OpKind::AllGatherGemm => ((r.get() * p.m_shard(), 0), (r.get() * p.n_local(), 0)),
+                OpKind::GemmReduceScatter => ((0, r.get() * p.k_local()), (0, r.get() * p.k_local())),
+            };
+            let window = |m: &Memory, s: flux_core::problem::Shape, at: (u32, u32)| Window {
+                address: m.0,
+                row_stride: u64::from(s.cols),
+                row0: at.0,
+                col0: at.1,
+                rows: s.rows,
+                cols: s.cols,
+            };
+            let stream = self.raw(i);
+            let y = p.y_shape();
+            // SAFETY: the windows are this rank's whole buffers.
+            unsafe {
+                self.harness.fill(window(&rank.x, p.x_shape(), x0), seeds.x, fill, p.dtype(), stream).expect("fill");
+                self.harness.fill(window(&rank.w, p.w_shape(), w0), seeds.w, fill, p.dtype(), stream).expect("fill");
+                self.harness.poison(rank.y.0, u64::from(y.rows) * u64::from(y.cols) * 2, stream).expect("poison");
+                let half = self.data[i].0 + self.epoch.half() as u64 * self.size.half_stride();
+                self.harness.poison(half, self.size.half_bytes, stream).expect("poison");
+            }
+        }
+        self.synchronize();
+    }
+
+    /// Enqueues one rank's call.
+    pub(crate) fn enqueue(&self, i: usize) {
+        let rank = &self.ranks[i];
+        let p = &self.problem;
+        let workers = self.kernel.multiprocessors() / self.ranks.len() as u32 - self.movers;
+        let matrix = |m: &Memory, s: flux_core::problem::Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
+        let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
+        let args = LaunchArgs {
+            x: matrix(&rank.x, p.x_shape()),
+            w: matrix(&rank.w, p.w_shape()),
+            y: matrix(&rank.y, p.y_shape()),
+            data: &addresses(&self.data),
+            pads: &addresses(&self.pads),
+            control: rank.control.0,
+            fault: rank.fault.0,
+            half_stride: self.size.half_stride(),
+            deadline_ns: self.deadline_ns,
+            await_pushed: false,
+            workers,
+            movers: self.movers,
+            stream: self.raw(i),
+        };
+        // SAFETY: all memory belongs to this world and outlives the launch.
+        unsafe { launch(&self.kernel, &rank.program, &args) }.expect("a launch");
+    }
+
+    /// Delays one rank's stream.
+    pub(crate) fn delay(&self, i: usize, ns: u64) {
+        self.harness.spin(ns, self.raw(i)).expect("a spin");
+    }
+
+    pub(crate) fn synchronize(&self) {
+        for rank in &self.ranks {
+            rank.stream.synchronize().expect("the stream ends");
+        }
+    }
+
+    /// One call on all ranks, to its end.
+    pub(crate) fn call(&mut self) {
+        for i in 0..self.ranks.len() {
+            self.enqueue(i);
+        }
+        self.synchronize();
+        self.epoch = self.epoch.next();
+    }
+
+    /// Milliseconds of one rank's call, each of `count` times.
+    pub(crate) fn time(&mut self, count: usize) -> Vec<f32> {
+        let context = Arc::clone(self.ranks[0].stream.context());
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        (0..count)
+            .map(|_| {
+                let (a, b) = (context.new_event(flags).expect("event"), context.new_event(flags).expect("event"));
+                a.record(&self.ranks[0].stream).expect("record");
+                self.call();
+                b.record(&self.ranks[0].stream).expect("record");
+                a.elapsed_ms(&b).expect("elapsed")
+            })
+            .collect()
+    }
+
+    pub(crate) fn verify(&self, seeds: Seeds, fill: Fill) -> Vec<VerifyReport> {
+        let p = &self.problem;
+        p.world()
+            .ranks()
+            .map(|r| {
+                let y = (self.ranks[r.index()].y.0, u64::from(p.y_shape().cols));
+                // SAFETY: `y` is this rank's result.
+                unsafe { self.harness.verify(p, r, y, seeds, fill, self.raw(r.index())) }.expect("verify")
+            })
+            .collect()
+    }
+
+    pub(crate) fn result(&self, i: usize) -> Vec<u16> {
+        let y = self.problem.y_shape();
+        self.ranks[i].y.read(0, y.rows as usize * y.cols as usize)
+    }
+
+    pub(crate) fn epoch(&self, i: usize) -> u32 {
+        self.ranks[i].control.read(control::EPOCH, 1)[0]
+    }
+
+    pub(crate) fn fault(&self, i: usize) -> layout::FaultRecord {
+        let words: Vec<u32> = self.ranks[i].fault.read(0, 16);
+        bytemuck::pod_read_unaligned(bytemuck::cast_slice(&words))
+    }
+}

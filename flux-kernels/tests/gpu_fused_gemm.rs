@@ -1,0 +1,144 @@
+//! The fused kernel on one GPU: ranks share the device, so that both ops, the movers and the close of a call run without a transport.
+
+#![allow(clippy::print_stdout, reason = "a skipped test says why, a rate is there to be read")]
+
+mod common;
+
+use common::{World, device};
+use cudarc::driver::CudaContext;
+use flux_core::layout::fault;
+use flux_core::program::{Chunk, Schedule};
+use flux_core::signal::Epoch;
+use flux_core::tile::Raster;
+use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_kernels::harness::{Fill, Seeds, VerifyReport};
+use std::sync::Arc;
+
+const TILES: [TileShape; 4] =
+    [TileShape::new(128, 256, 64), TileShape::new(256, 128, 64), TileShape::new(128, 192, 64), TileShape::new(128, 128, 64)];
+const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+
+fn problem(op: OpKind, m_shard: usize, n: usize, k: usize, dtype: DType, world: u32) -> Problem {
+    let world = WorldSize::new(world).expect("a world");
+    let w = world.index();
+    let (n, k) = match op {
+        OpKind::AllGatherGemm => (n * w, k),
+        OpKind::GemmReduceScatter => (n, k * w),
+    };
+    Problem::new(op, m_shard * w, n, k, dtype, world).expect("a problem")
+}
+
+fn schedule(tile: TileShape, chunk: Chunk) -> Schedule {
+    Schedule { tile, chunk, raster: Raster::RowGroups(8) }
+}
+
+type Case = (usize, usize, usize, u32, Chunk);
+
+/// Three calls of every variant, with new data each, integers compared for equality.
+fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
+    for op in OPS {
+        for dtype in [DType::Bf16, DType::F16] {
+            for tile in TILES {
+                for &(m, n, k, world, chunk) in cases {
+                    let p = problem(op, m, n, k, dtype, world);
+                    let mut w = World::new(context, p, &schedule(tile, chunk), Epoch::FIRST);
+                    for (call, fill) in [(1, Fill::SmallInts), (2, Fill::Uniform), (3, Fill::SmallInts)] {
+                        let seeds = Seeds { x: 7 * call, w: 1000 + call };
+                        w.prepare(seeds, fill);
+                        w.call();
+                        for (rank, report) in w.verify(seeds, fill).iter().enumerate() {
+                            let fault = w.fault(rank);
+                            assert!(report.passed(), "{p} {tile} {chunk} call {call} {fill:?} rank {rank}: {report:?} {fault:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Also what `compute-sanitizer memcheck` is run on: it serialises launches, so ranks that await each other would time out under it.
+#[test]
+fn alone_every_variant_is_right() {
+    let Some(context) = device("alone_every_variant_is_right") else { return };
+    check_all_variants(&context, &[(256, 512, 256, 1, Chunk::Shard), (129, 328, 200, 1, Chunk::Shard)]);
+}
+
+#[test]
+fn together_every_variant_is_right_on_whole_and_ragged_tiles() {
+    let Some(context) = device("together_every_variant_is_right_on_whole_and_ragged_tiles") else { return };
+    let cases = [
+        (256, 512, 512, 2, Chunk::Shard),
+        (129, 328, 200, 3, Chunk::Tiles(1)),
+        (264, 520, 72, 4, Chunk::Tiles(2)),
+        (8, 264, 1048, 8, Chunk::Tiles(3)),
+    ];
+    check_all_variants(&context, &cases);
+}
+
+#[test]
+fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
+    let Some(context) = device("results_are_the_same_bits_in_every_run_whatever_rank_is_late") else { return };
+    for op in OPS {
+        let p = problem(op, 384, 768, 512, DType::Bf16, 4);
+        let mut w = World::new(&context, p, &schedule(TILES[0], Chunk::Tiles(1)), Epoch::new(u32::MAX - 5));
+        let seeds = Seeds { x: 3, w: 4 };
+        w.prepare(seeds, Fill::Uniform);
+        w.call();
+        let first: Vec<_> = (0..4).map(|r| w.result(r)).collect();
+        for late in 0..12 {
+            w.prepare(seeds, Fill::Uniform);
+            w.delay(late % 4, 300_000);
+            w.call();
+            for (rank, bits) in first.iter().enumerate() {
+                assert!(w.result(rank) == *bits, "{op} rank {rank} differs with rank {} late", late % 4);
+            }
+        }
+        // Thirteen calls from six before the wrap.
+        assert_eq!(w.epoch(0), 7, "{op}");
+    }
+}
+
+#[test]
+fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
+    let Some(context) = device("missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable") else { return };
+    for op in OPS {
+        let p = problem(op, 256, 512, 256, DType::Bf16, 2);
+        let mut w = World::new(&context, p, &schedule(TILES[0], Chunk::Shard), Epoch::FIRST);
+        w.deadline_ns = 50_000_000;
+        w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
+        w.enqueue(0);
+        w.synchronize();
+        let record = w.fault(0);
+        assert_eq!((record.state, record.code, record.wait, record.rank, record.peer), (1, fault::TIMEOUT, fault::SIGNAL, 0, 1), "{op}");
+        assert_eq!(w.epoch(0), 1, "a failed call does not advance the epoch");
+        // The context still works: a new world, complete, is right.
+        let mut w = World::new(&context, p, &schedule(TILES[0], Chunk::Shard), Epoch::FIRST);
+        let seeds = Seeds { x: 5, w: 6 };
+        w.prepare(seeds, Fill::SmallInts);
+        w.call();
+        assert!(w.verify(seeds, Fill::SmallInts).iter().all(VerifyReport::passed), "{op}");
+    }
+}
+
+#[test]
+fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
+    let Some(context) = device("unsplit_gemm_at_the_reference_shapes_prints_its_rate") else { return };
+    for (op, n, k) in [(OpKind::AllGatherGemm, 6144, 12288), (OpKind::GemmReduceScatter, 12288, 6144)] {
+        let p = problem(op, 8192, n, k, DType::Bf16, 1);
+        for tile in TILES {
+            for raster in [Raster::RowGroups(8), Raster::RowGroups(16)] {
+                let mut w = World::new(&context, p, &Schedule { tile, chunk: Chunk::Shard, raster }, Epoch::FIRST);
+                let seeds = Seeds { x: 1, w: 2 };
+                w.prepare(seeds, Fill::Uniform);
+                w.time(5);
+                let mut ms = w.time(15);
+                ms.sort_by(f32::total_cmp);
+                let rate = p.flop_per_rank() as f64 / f64::from(ms[7]) / 1e9;
+                println!("{p} tile {tile} {raster:?}: {:.4} ms, {rate:.0} TFLOP/s", ms[7]);
+                let report = w.verify(seeds, Fill::Uniform)[0];
+                assert!(report.passed(), "{report:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What can go wrong with an op: when it is built ([`BuildError`]) and when it is called ([`CallError`]).
+//!
+//! Invariant: an error that is not a fault leaves everything as it was; the communicator and the op can be used again. Each names the
+//! value, the limit and what to do.
+
+use crate::tensor::{Layout, Location};
+use flux_core::problem::Shape;
+use flux_core::program::ScheduleError;
+use flux_core::{OpKind, ProblemError, Rank, WorldSize};
+use flux_kernels::cpu::ExecuteError;
+use flux_kernels::cuda::LaunchError;
+use flux_kernels::nvrtc::CompileError;
+use flux_kernels::variant::NoSuchTile;
+use flux_transport::cuda::CudaError;
+use flux_transport::{Fault, TransportError};
+
+/// Why an op was not built; after any of them all ranks have left the build.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The shape cannot be executed on this world.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The schedule does not suit the shape.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// There is nobody to do the work, or too many.
+    #[error("{name} = {value}: at least 1 and at most {max} can run at once on {place}")]
+    Workers {
+        /// The builder's option.
+        name: &'static str,
+        /// What was asked for.
+        value: u32,
+        /// Most that the device runs at once.
+        max: u32,
+        /// The device.
+        place: Location,
+    },
+    /// No kernel has been written for this tile.
+    #[error(transparent)]
+    NoKernel(#[from] NoSuchTile),
+    /// The kernels do not run on this device.
+    #[error("the device has compute capability {}.{}, the kernels need {}.{}", found.0, found.1, needed.0, needed.1)]
+    Compute {
+        /// Major and minor number of the device.
+        found: (u32, u32),
+        /// What they are compiled for.
+        needed: (u32, u32),
+    },
+    /// The ranks do not build the same op. The same on every rank.
+    #[error("the ranks build different ops: {requests}; build the same ops with the same options, in the same order, on every rank")]
+    Disagreement {
+        /// Which ranks ask for what.
+        requests: Requests,
+    },
+    /// This rank could have built the op, but another could not.
+    #[error("rank {rank} could not build the op: {reason}")]
+    Peer {
+        /// The first rank that failed.
+        rank: Rank,
+        /// Its error.
+        reason: String,
+    },
+    /// The kernel could not be compiled.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The kernel could not be loaded, or its program not be put on the device.
+    #[error("the kernel could not be prepared: {0}")]
+    Load(#[from] LaunchError),
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] CudaError),
+    /// The host executor does not take the program.
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
+    /// The communicator could not agree or grow its workspace.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+}
+
+/// What each group of ranks asked for, ordered by rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requests(pub Vec<(Vec<Rank>, String)>);
+
+impl std::fmt::Display for Requests {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, (ranks, request)) in self.0.iter().enumerate() {
+            let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+            let (separator, plural) = (if i == 0 { "" } else { "; " }, if ranks.len() == 1 { "" } else { "s" });
+            write!(f, "{separator}rank{plural} {} `{request}`", ranks.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a call was refused or failed.
+///
+/// Bad operands and streams are found before anything is launched: the communicator is as before, and a good call works. After
+/// [`CallError::Launch`] and [`CallError::Fault`] it is broken, and [`status`](crate::AllGatherGemm::status) says so.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// An operand has another shape than the op.
+    #[error("{operand} is [{}, {}], but {op} of this shape takes [{}, {}] on each of {world} ranks", found.rows, found.cols, expected.rows, expected.cols)]
+    Shape {
+        /// `x`, `w` or `y`.
+        operand: &'static str,
+        /// The op.
+        op: OpKind,
+        /// Number of ranks.
+        world: WorldSize,
+        /// What it takes.
+        expected: Shape,
+        /// What was given.
+        found: Layout,
+    },
+    /// An operand is on another device than the communicator.
+    #[error("{operand} is in {found}, but this rank's communicator works on {expected}: copy it there")]
+    Location {
+        /// `x`, `w` or `y`.
+        operand: &'static str,
+        /// Where the communicator works.
+        expected: Location,
+        /// Where the operand is.
+        found: Location,
+    },
+    /// The output shares memory with an input.
+    #[error("y ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): y needs memory of its own", y.start, y.end, input.start, input.end)]
+    Overlap {
+        /// `x` or `w`.
+        operand: &'static str,
+        /// Addresses of `y`.
+        y: std::ops::Range<u64>,
+        /// Addresses of the input.
+        input: std::ops::Range<u64>,
+    },
+    /// An operand's earlier uses were awaited on another stream than the call's.
+    #[error("the view of {operand} was made for stream {view:#x}, the call is on stream {call:#x}: make the view for the call's stream")]
+    ViewStream {
+        /// `x`, `w` or `y`.
+        operand: &'static str,
+        /// Handle of the view's stream.
+        view: usize,
+        /// Handle of the call's stream.
+        call: usize,
+    },
+    /// The memory is not what its description says.
+    #[error("{operand} at {address:#x} is not device memory: the driver does not know it ({code})")]
+    NotDeviceMemory {
+        /// `x`, `w` or `y`.
+        operand: &'static str,
+        /// Its address.
+        address: u64,
+        /// The driver's error code.
+        code: i32,
+    },
+    /// The communicator does not take the call: an earlier fault has broken it, or the stream is of another device than it works on.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The kernel could not be launched.
+    #[error("the kernel could not be launched: {0}; the communicator is broken, rebuild it on every rank")]
+    Launch(LaunchError),
+    /// The host executor did not take the call.
+    #[error(transparent)]
+    Execute(ExecuteError),
+    /// A wait of this rank failed; `y` is undefined and the communicator is broken until rebuilt.
+    #[error("{0}")]
+    Fault(Fault),
+}

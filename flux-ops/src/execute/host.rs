@@ -1,0 +1,104 @@
+//! The CPU executor, on threads of this process.
+//!
+//! Invariant: a call returns when `y` is written, or with the fault that ended it.
+
+use super::Hands;
+use crate::error::{BuildError, CallError};
+use crate::fused::Operands;
+use crate::tensor::{Location, View};
+use flux_core::layout::gather_place_bytes;
+use flux_core::program::TileProgram;
+use flux_kernels::Element;
+use flux_kernels::cpu::{CpuArgs, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_transport::{Communicator, Stream};
+use std::num::NonZeroUsize;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Most worker threads of one rank.
+const MAX_WORKERS: u32 = 256;
+
+/// A program with the buffers that walking it takes.
+#[derive(Debug)]
+pub(crate) struct HostExecutor<T> {
+    workers: NonZeroUsize,
+    executor: Mutex<Executor<T>>,
+}
+
+impl<T: Element> HostExecutor<T> {
+    pub(super) fn prepare(program: TileProgram, hands: Hands) -> Result<Self, BuildError> {
+        let workers = match hands.workers {
+            Some(value) => usize::try_from(value)
+                .ok()
+                .filter(|_| value <= MAX_WORKERS)
+                .and_then(NonZeroUsize::new)
+                .ok_or(BuildError::Workers { name: "workers", value, max: MAX_WORKERS, place: Location::Host })?,
+            None => share_of_cores(program.problem.world().index()),
+        };
+        let executor = Executor::new(program, workers)?;
+        Ok(Self { workers, executor: Mutex::new(executor) })
+    }
+
+    pub(super) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+        // A panic in an earlier call leaves buffers that the next one fills before it reads them.
+        let mut executor = self.executor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut call = comm.begin(stream)?;
+        let program = executor.program();
+        let place = gather_place_bytes(&program.problem);
+        // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
+        unsafe { call.push(operands.x.address, operands.x.row_bytes::<T>(), operands.x.payload_bytes::<T>(), place, &program.transfers) }?;
+        let memory = call.memory();
+        let deadline = Duration::from_nanos(memory.deadline_ns);
+        // SAFETY: the communicator owns this workspace for as long as the call lives, gives every rank of it this layout, and only lets calls
+        // and their movers touch it, one call of a rank at a time. That the ranks' programs are of one schedule was agreed when the op was built.
+        let memory = unsafe { HostMemory::new(&memory.data, &memory.pads, memory.control, memory.fault, memory.size, deadline) };
+        // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was checked for, and that `y` overlaps neither.
+        let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
+        let done = executor.run(CpuArgs { x, w, y, memory, await_pushed: call.pushes() });
+        let finished = call.finish();
+        match done {
+            Ok(()) => Ok(finished?),
+            Err(error) => Err(fault_of(comm, error)),
+        }
+    }
+
+    pub(super) fn explain(&self) -> String {
+        format!("CPU executor, {} worker thread(s)", self.workers)
+    }
+}
+
+/// The ranks of a host communicator share this machine's cores.
+fn share_of_cores(ranks: usize) -> NonZeroUsize {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    NonZeroUsize::new(cores / ranks.max(1)).unwrap_or(NonZeroUsize::MIN)
+}
+
+/// The fault that the transport has recorded for a failed call; the executor's own words where it has none.
+fn fault_of(comm: &Communicator, error: ExecuteError) -> CallError {
+    match comm.status() {
+        Err(fault) => CallError::Fault(fault),
+        Ok(()) => CallError::Execute(error),
+    }
+}
+
+fn first(view: &View) -> usize {
+    // An address that a pointer of this process was exposed as.
+    usize::try_from(view.address).unwrap_or_default()
+}
+
+/// # Safety
+/// The view is of host memory that is readable, and not written, for `'a`.
+unsafe fn rows<'a, T>(view: &View) -> Rows<'a, T> {
+    let memory = with_exposed_provenance::<T>(first(view));
+    // SAFETY: as promised, for all of the layout's span, which the view's memory was checked to hold; aligned, since to 16 bytes.
+    Rows { elements: unsafe { std::slice::from_raw_parts(memory, view.layout.span()) }, stride: view.layout.row_stride }
+}
+
+/// # Safety
+/// The view is of host memory that nothing else accesses for `'a`.
+unsafe fn rows_mut<'a, T>(view: &View) -> RowsMut<'a, T> {
+    let memory = with_exposed_provenance_mut::<T>(first(view));
+    // SAFETY: as in `rows`.
+    RowsMut { elements: unsafe { std::slice::from_raw_parts_mut(memory, view.layout.span()) }, stride: view.layout.row_stride }
+}

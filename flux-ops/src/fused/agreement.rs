@@ -1,0 +1,57 @@
+//! How the ranks make sure that they build the same op.
+//!
+//! Invariant: either all ranks go on, or all leave with an error that says which ranks asked for what.
+
+use crate::error::{BuildError, Requests};
+use flux_core::Rank;
+use flux_transport::Communicator;
+
+/// Compares what the ranks ask for; collective.
+///
+/// # Errors
+/// [`BuildError::Disagreement`], the same on every rank.
+pub(super) fn same_request(comm: &Communicator, request: &str) -> Result<(), BuildError> {
+    let requests = group(&comm.exchange(request.as_bytes())?);
+    if requests.0.len() == 1 { Ok(()) } else { Err(BuildError::Disagreement { requests }) }
+}
+
+/// Tells the others whether this rank can go on; collective. Returns `mine` where every rank can.
+///
+/// # Errors
+/// This rank's own error, or [`BuildError::Peer`] with that of the first rank that has one.
+pub(super) fn all_ready<V>(comm: &Communicator, mine: Result<V, BuildError>) -> Result<V, BuildError> {
+    let reason = mine.as_ref().err().map_or_else(String::new, ToString::to_string);
+    let reasons = comm.exchange(reason.as_bytes())?;
+    let value = mine?;
+    match (0..).map(Rank::new).zip(&reasons).find(|(_, reason)| !reason.is_empty()) {
+        Some((rank, reason)) => Err(BuildError::Peer { rank, reason: String::from_utf8_lossy(reason).into_owned() }),
+        None => Ok(value),
+    }
+}
+
+fn group(requests: &[Vec<u8>]) -> Requests {
+    let mut groups: Vec<(Vec<Rank>, String)> = Vec::new();
+    for (rank, request) in (0..).map(Rank::new).zip(requests) {
+        let request = String::from_utf8_lossy(request);
+        match groups.iter_mut().find(|(_, known)| *known == request) {
+            Some((ranks, _)) => ranks.push(rank),
+            None => groups.push((vec![rank], request.into_owned())),
+        }
+    }
+    Requests(groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disagreeing_ranks_are_named_with_what_they_asked_for() {
+        let requests = group(&[b"m=8".to_vec(), b"m=8".to_vec(), b"m=16".to_vec(), b"m=8".to_vec()]);
+        assert_eq!(
+            BuildError::Disagreement { requests }.to_string(),
+            "the ranks build different ops: ranks 0, 1, 3 `m=8`; rank 2 `m=16`; \
+             build the same ops with the same options, in the same order, on every rank"
+        );
+    }
+}

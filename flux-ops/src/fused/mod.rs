@@ -1,0 +1,138 @@
+//! What the two ops share: from a request to a running program.
+//!
+//! Invariant: an op exists only when every rank of the communicator has built the same one, and the communicator's workspace holds it.
+
+mod agreement;
+mod validate;
+
+pub(crate) use validate::Operands;
+
+use crate::error::{BuildError, CallError};
+use crate::execute::{Executor, Hands, location};
+use crate::tensor::{Location, TensorMut, TensorRef};
+use flux_core::layout::WorkspaceSize;
+use flux_core::program::{Schedule, TileProgram};
+use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_kernels::Element;
+use flux_transport::{Communicator, Fault, Stream};
+use std::fmt;
+
+/// What a builder has been told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) op: OpKind,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) dtype: DType,
+    pub(crate) schedule: Option<Schedule>,
+    pub(crate) hands: Hands,
+}
+
+impl Request {
+    pub(crate) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
+        Self { op, m, n, k, dtype, schedule: None, hands: Hands::default() }
+    }
+
+    /// The program of `rank`, with the problem and the schedule that it is of.
+    fn program(&self, rank: Rank, world: WorldSize) -> Result<(TileProgram, Schedule), BuildError> {
+        let problem = Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?;
+        let schedule = self.schedule.unwrap_or_else(|| Schedule::heuristic(&problem));
+        Ok((TileProgram::build(&problem, rank, &schedule)?, schedule))
+    }
+
+    pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
+        Ok(self.program(Rank::new(0), world)?.0.workspace())
+    }
+}
+
+/// The text that the ranks compare: all that must be the same on every rank. How many workers a rank has is its own business.
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, m, n, k, dtype, schedule, hands: _ } = self;
+        write!(f, "{op} m={m} n={n} k={k} {dtype}, ")?;
+        match schedule {
+            Some(schedule) => write!(f, "{schedule}")?,
+            None => f.write_str("default schedule")?,
+        }
+        write!(f, ", flux {}", env!("CARGO_PKG_VERSION"))
+    }
+}
+
+/// A built op of either kind.
+#[derive(Debug)]
+pub(crate) struct FusedOp<T> {
+    comm: Communicator,
+    problem: Problem,
+    schedule: Schedule,
+    chosen: bool,
+    size: WorkspaceSize,
+    location: Location,
+    executor: Executor<T>,
+}
+
+impl<T: Element> FusedOp<T> {
+    /// Collective: agrees with the other ranks, prepares the executor, then grows the workspace.
+    pub(crate) fn build(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
+        // First of all, so that bad input on one rank does not leave the others waiting, and so that whatever the ranks had launched before is
+        // launched on all of them by the time a module is loaded, which may have to wait for it.
+        agreement::same_request(comm, &request.to_string())?;
+        let op = agreement::all_ready(comm, Self::prepare(request, comm))?;
+        comm.reserve(op.size)?;
+        tracing::debug!(rank = %comm.rank(), "{}", op.explain());
+        Ok(op)
+    }
+
+    fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
+        let (program, schedule) = request.program(comm.rank(), comm.world_size())?;
+        let (problem, size) = (program.problem, program.workspace());
+        let executor = Executor::prepare(comm, program, &schedule, request.hands)?;
+        let chosen = request.schedule.is_some();
+        Ok(Self { comm: comm.clone(), problem, schedule, chosen, size, location: location(comm), executor })
+    }
+
+    pub(crate) fn forward(
+        &self,
+        x: &TensorRef<'_, T>,
+        w: &TensorRef<'_, T>,
+        y: &mut TensorMut<'_, T>,
+        stream: Stream,
+    ) -> Result<(), CallError> {
+        let operands = Operands { x: x.view(), w: w.view(), y: y.view() };
+        operands.check::<T>(&self.problem, self.location)?;
+        if let Some(stream) = stream.raw() {
+            operands.check_stream(stream)?;
+        }
+        self.executor.run(&self.comm, &operands, stream)
+    }
+
+    pub(crate) fn status(&self) -> Result<(), Fault> {
+        self.comm.status()
+    }
+
+    pub(crate) const fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    pub(crate) const fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    pub(crate) const fn workspace(&self) -> WorkspaceSize {
+        self.size
+    }
+
+    pub(crate) fn explain(&self) -> String {
+        let Self { comm, problem, schedule, size, .. } = self;
+        let origin = if self.chosen { "chosen by the caller" } else { "heuristic" };
+        format!(
+            "{problem}, rank {} of {}\n  plan: {schedule} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
+            comm.rank(),
+            problem.world(),
+            self.executor.explain(),
+            size.total_bytes(),
+            comm.workspace_size().total_bytes(),
+            comm.explain().replace('\n', "\n  "),
+        )
+    }
+}

@@ -1,0 +1,124 @@
+//! What is checked of a call's operands before anything is launched.
+//!
+//! Invariant: operands that passed have the problem's shapes, lie where the communicator works, and the output shares no byte with an input.
+
+use crate::error::CallError;
+use crate::tensor::{Location, View};
+use flux_core::Problem;
+
+/// The operands of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operands {
+    pub(crate) x: View,
+    pub(crate) w: View,
+    pub(crate) y: View,
+}
+
+impl Operands {
+    /// Each operand with its name, in the order of the call.
+    pub(crate) fn named(&self) -> [(&'static str, &View); 3] {
+        [("x", &self.x), ("w", &self.w), ("y", &self.y)]
+    }
+
+    /// Checks shapes, locations and overlap; `T` is the element type.
+    pub(crate) fn check<T>(&self, problem: &Problem, location: Location) -> Result<(), CallError> {
+        let shapes = [problem.x_shape(), problem.w_shape(), problem.y_shape()];
+        for ((operand, view), expected) in self.named().into_iter().zip(shapes) {
+            let found = view.layout;
+            if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
+                return Err(CallError::Shape { operand, op: problem.op(), world: problem.world(), expected, found });
+            }
+            if view.location != location {
+                return Err(CallError::Location { operand, expected: location, found: view.location });
+            }
+        }
+        let y = self.y.bytes::<T>();
+        for (operand, view) in [("x", &self.x), ("w", &self.w)] {
+            let input = view.bytes::<T>();
+            if y.start < input.end && input.start < y.end {
+                return Err(CallError::Overlap { operand, y, input });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that views which order their memory's uses do so on the call's stream.
+    pub(crate) fn check_stream(&self, call: usize) -> Result<(), CallError> {
+        for (operand, view) in self.named() {
+            if let Some(view) = view.ordered_on.filter(|&view| view != call) {
+                return Err(CallError::ViewStream { operand, view, call });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Layout;
+    use flux_core::{DType, OpKind, WorldSize};
+    use half::bf16;
+
+    const HERE: Location = Location::Cuda(1);
+
+    fn view(address: u64, rows: usize, cols: usize) -> View {
+        View { address, layout: Layout::dense(rows, cols), location: HERE, ordered_on: None, claimed: false }
+    }
+
+    fn problem() -> Problem {
+        let world = WorldSize::new(2).unwrap();
+        Problem::new(OpKind::AllGatherGemm, 8, 32, 64, DType::Bf16, world).unwrap()
+    }
+
+    fn good() -> Operands {
+        Operands { x: view(0x1000, 4, 64), w: view(0x2000, 16, 64), y: view(0x3000, 8, 16) }
+    }
+
+    fn refused(operands: Operands) -> String {
+        operands.check::<bf16>(&problem(), HERE).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn operands_of_the_problem_pass() {
+        good().check::<bf16>(&problem(), HERE).unwrap();
+        // Back to back: y begins where w ends.
+        let w_end = good().w.bytes::<bf16>().end;
+        Operands { y: view(w_end, 8, 16), ..good() }.check::<bf16>(&problem(), HERE).unwrap();
+    }
+
+    #[test]
+    fn a_wrong_shape_names_operand_and_shapes() {
+        assert_eq!(
+            refused(Operands { x: view(0x1000, 8, 64), ..good() }),
+            "x is [8, 64], but ag_gemm of this shape takes [4, 64] on each of 2 ranks"
+        );
+        assert!(refused(Operands { w: view(0x2000, 16, 56), ..good() }).starts_with("w is [16, 56]"));
+        assert!(refused(Operands { y: view(0x3000, 4, 16), ..good() }).starts_with("y is [4, 16]"));
+    }
+
+    #[test]
+    fn memory_of_another_device_is_refused() {
+        let w = View { location: Location::Cuda(0), ..good().w };
+        let text = refused(Operands { w, ..good() });
+        assert_eq!(text, "w is in CUDA device 0, but this rank's communicator works on CUDA device 1: copy it there");
+        let y = View { location: Location::Host, ..good().y };
+        assert!(refused(Operands { y, ..good() }).starts_with("y is in host memory"));
+    }
+
+    #[test]
+    fn an_output_that_shares_one_byte_with_an_input_is_refused() {
+        let w_end = good().w.bytes::<bf16>().end;
+        assert!(refused(Operands { y: view(w_end - 2, 8, 16), ..good() }).contains("overlaps w"));
+        assert!(refused(Operands { y: view(0x1000, 8, 16), ..good() }).contains("overlaps x"));
+    }
+
+    #[test]
+    fn a_view_ordered_on_another_stream_is_refused() {
+        let x = View { ordered_on: Some(0x10), ..good().x };
+        let operands = Operands { x, ..good() };
+        operands.check_stream(0x10).unwrap();
+        let text = operands.check_stream(0x20).unwrap_err().to_string();
+        assert_eq!(text, "the view of x was made for stream 0x10, the call is on stream 0x20: make the view for the call's stream");
+    }
+}

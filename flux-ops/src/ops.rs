@@ -1,0 +1,224 @@
+//! The two operations as a caller sees them.
+//!
+//! Invariant: these are names, shapes and documentation; what they do is `FusedOp`.
+
+use crate::error::{BuildError, CallError};
+use crate::fused::{FusedOp, Request};
+use crate::tensor::{TensorMut, TensorRef};
+use flux_core::layout::WorkspaceSize;
+use flux_core::program::Schedule;
+use flux_core::{OpKind, Problem, WorldSize};
+use flux_kernels::Element;
+use flux_transport::{Communicator, Fault, Stream};
+use std::marker::PhantomData;
+
+/// Options of an op; [`AllGatherGemm::builder`] and [`GemmReduceScatter::builder`] start one.
+#[derive(Debug)]
+#[must_use = "a builder does nothing until build is called"]
+pub struct Builder<Op> {
+    request: Request,
+    op: PhantomData<fn() -> Op>,
+}
+
+impl<Op> Builder<Op> {
+    fn new(request: Request) -> Self {
+        Self { request, op: PhantomData }
+    }
+
+    /// How the problem is cut and ordered, in place of the heuristic's choice. The same on every rank.
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
+        self.request.schedule = Some(schedule);
+        self
+    }
+
+    /// Workers on this rank, in place of as many as the device runs at once: CTAs of the kernel, or threads of the host executor.
+    /// They may differ between ranks and do not change the result.
+    pub fn workers(mut self, workers: u32) -> Self {
+        self.request.hands.workers = Some(workers);
+        self
+    }
+
+    /// CTAs of the kernel that push this rank's shard to the others in every call (AllGather-GEMM on CUDA), in place of copy engines. Copy engines
+    /// leave all multiprocessors to the GEMM, but cost time per chunk, and cannot be used in a captured call: there 8 CTAs push unless told otherwise.
+    pub fn movers(mut self, movers: u32) -> Self {
+        self.request.hands.movers = Some(movers);
+        self
+    }
+
+    /// What the op will need of a communicator of `world` ranks: the same on all of them, and known before anything is taken.
+    /// A communicator holds the largest of its ops, not the sum.
+    ///
+    /// # Errors
+    /// [`BuildError::Problem`] or [`BuildError::Schedule`], as [`build`](Builder::<AllGatherGemm<half::bf16>>::build) would find.
+    pub fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
+        self.request.workspace(world)
+    }
+}
+
+/// `y[m, n/W] = gather(x[m/W, k]) * transpose(w[n/W, k])`: each rank gives its rows of `x`, and gets all rows of its columns of `y`.
+///
+/// The column-parallel Linear layer of a tensor-parallel model. `m`, `n` and `k` are global, `W` is the number of ranks; all operands are row-major.
+///
+/// ```
+/// use flux_ops::{AllGatherGemm, TensorMut, TensorRef};
+/// use flux_transport::{Communicator, Select, Stream, World};
+/// use half::bf16;
+///
+/// let (m, n, k) = (4, 16, 8);
+/// let comm = Communicator::connect_blocking(&World::single(), Select::Host.into())?;
+/// let op = AllGatherGemm::<bf16>::builder(m, n, k).build(&comm)?;
+/// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
+/// op.forward(
+///     &TensorRef::host(&x, (m, k))?,
+///     &TensorRef::host(&w, (n, k))?,
+///     &mut TensorMut::host(&mut y, (m, n))?,
+///     Stream::Host,
+/// )?;
+/// assert!(y.iter().all(|&y| y == bf16::from_f32(8.0)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct AllGatherGemm<T> {
+    fused: FusedOp<T>,
+}
+
+/// `y[m/W, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n, k/W]))`: each rank gives all rows of its part of the inner
+/// dimension, and gets its rows of the sum.
+///
+/// The row-parallel Linear layer of a tensor-parallel model. Partial sums travel in the operands' type, are added in fp32 in the order of the
+/// ranks, and the sum is rounded once, so the result is the same bits in every run.
+///
+/// Used as [`AllGatherGemm`] is.
+#[derive(Debug)]
+pub struct GemmReduceScatter<T> {
+    fused: FusedOp<T>,
+}
+
+impl<T: Element> AllGatherGemm<T> {
+    /// Starts an op of global extents: `m` and `n` are divisible by the number of ranks, `n/W` and `k` by 8.
+    pub fn builder(m: usize, n: usize, k: usize) -> Builder<Self> {
+        Builder::new(Request::new(OpKind::AllGatherGemm, m, n, k, T::DTYPE))
+    }
+
+    /// Computes `y` from this rank's `x` and `w`. Collective: every rank makes the same calls in the same order.
+    ///
+    /// - `x`: `[m/W, k]`, this rank's rows. `w`: `[n/W, k]`, this rank's columns of the output. `y`: `[m, n/W]`, overwritten. Row strides are
+    ///   multiples of 8 elements.
+    /// - `stream`: on CUDA, of the communicator's device. The call is put on it and returns: nothing is allocated, the host waits for nothing,
+    ///   and the stream may be in capture. Calls of one communicator run in the order in which they are made, whatever streams they are on.
+    ///   On the host transport the call returns when it is done.
+    ///
+    /// # Errors
+    /// [`CallError`]: bad operands are refused before anything is launched. What goes wrong on the device later is found by [`Self::status`].
+    pub fn forward(
+        &self,
+        x: &TensorRef<'_, T>,
+        w: &TensorRef<'_, T>,
+        y: &mut TensorMut<'_, T>,
+        stream: impl Into<Stream>,
+    ) -> Result<(), CallError> {
+        self.fused.forward(x, w, y, stream.into())
+    }
+
+    /// Whether a call made so far is known to have failed; reads host memory, waits for nothing.
+    ///
+    /// # Errors
+    /// The fault that broke the communicator: results since then are undefined, and it must be rebuilt on every rank.
+    pub fn status(&self) -> Result<(), Fault> {
+        self.fused.status()
+    }
+
+    /// The problem: shapes of every operand on one rank.
+    pub const fn problem(&self) -> &Problem {
+        self.fused.problem()
+    }
+
+    /// The schedule in use.
+    pub const fn schedule(&self) -> &Schedule {
+        self.fused.schedule()
+    }
+
+    /// What the op needs of the communicator's workspace.
+    pub const fn workspace(&self) -> WorkspaceSize {
+        self.fused.workspace()
+    }
+
+    /// The plan, the executor, the workspace and the transport, for people.
+    pub fn explain(&self) -> String {
+        self.fused.explain()
+    }
+}
+
+impl<T: Element> GemmReduceScatter<T> {
+    /// Starts an op of global extents: `m` and `k` are divisible by the number of ranks, `n` and `k/W` by 8.
+    pub fn builder(m: usize, n: usize, k: usize) -> Builder<Self> {
+        Builder::new(Request::new(OpKind::GemmReduceScatter, m, n, k, T::DTYPE))
+    }
+
+    /// Computes this rank's rows of the sum over all ranks. Collective: every rank makes the same calls in the same order.
+    ///
+    /// - `x`: `[m, k/W]`. `w`: `[n, k/W]`. `y`: `[m/W, n]`, overwritten. Row strides are multiples of 8 elements.
+    /// - `stream`: as for [`AllGatherGemm::forward`].
+    ///
+    /// # Errors
+    /// As [`AllGatherGemm::forward`].
+    pub fn forward(
+        &self,
+        x: &TensorRef<'_, T>,
+        w: &TensorRef<'_, T>,
+        y: &mut TensorMut<'_, T>,
+        stream: impl Into<Stream>,
+    ) -> Result<(), CallError> {
+        self.fused.forward(x, w, y, stream.into())
+    }
+
+    /// Whether a call made so far is known to have failed; see [`AllGatherGemm::status`].
+    ///
+    /// # Errors
+    /// The fault that broke the communicator.
+    pub fn status(&self) -> Result<(), Fault> {
+        self.fused.status()
+    }
+
+    /// The problem: shapes of every operand on one rank.
+    pub const fn problem(&self) -> &Problem {
+        self.fused.problem()
+    }
+
+    /// The schedule in use.
+    pub const fn schedule(&self) -> &Schedule {
+        self.fused.schedule()
+    }
+
+    /// What the op needs of the communicator's workspace.
+    pub const fn workspace(&self) -> WorkspaceSize {
+        self.fused.workspace()
+    }
+
+    /// The plan, the executor, the workspace and the transport, for people.
+    pub fn explain(&self) -> String {
+        self.fused.explain()
+    }
+}
+
+impl<T: Element> Builder<AllGatherGemm<T>> {
+    /// Builds the op; collective, and drains what was launched on `comm` before.
+    ///
+    /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it, and a captured call does not follow.
+    ///
+    /// # Errors
+    /// [`BuildError`]. After one, every rank has left the build with an error, and `comm` can be used unless it is the transport's.
+    pub fn build(self, comm: &Communicator) -> Result<AllGatherGemm<T>, BuildError> {
+        Ok(AllGatherGemm { fused: FusedOp::build(self.request, comm)? })
+    }
+}
+
+impl<T: Element> Builder<GemmReduceScatter<T>> {
+    /// Builds the op; as [`AllGatherGemm`]'s.
+    ///
+    /// # Errors
+    /// [`BuildError`], as there.
+    pub fn build(self, comm: &Communicator) -> Result<GemmReduceScatter<T>, BuildError> {
+        Ok(GemmReduceScatter { fused: FusedOp::build(self.request, comm)? })
+    }
+}

@@ -1,0 +1,65 @@
+//! Why memory cannot be viewed as an operand.
+
+use super::{ALIGNMENT, Layout, MAX_SPAN, ROW_MULTIPLE};
+use flux_core::DType;
+
+/// Why a view of memory cannot be an operand; each names the value and the limit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TensorError {
+    /// An extent is zero.
+    #[error("{name} = 0: a view has at least one row and one column")]
+    Empty {
+        /// `rows` or `cols`.
+        name: &'static str,
+    },
+    /// Rows overlap each other.
+    #[error("row stride {row_stride} is below the {cols} columns of a row: rows would overlap")]
+    RowStrideShort {
+        /// Elements between rows.
+        row_stride: usize,
+        /// Elements of a row.
+        cols: usize,
+    },
+    /// Rows do not start on 16-byte borders.
+    #[error("row stride {row_stride} is not a multiple of {ROW_MULTIPLE} elements (16 bytes): pad the rows or copy to a dense tensor")]
+    RowStrideAlignment {
+        /// Elements between rows.
+        row_stride: usize,
+    },
+    /// The view is beyond what bulk tensor loads address.
+    #[error("{rows} rows of stride {row_stride} span more than the limit of {MAX_SPAN} elements")]
+    TooLarge {
+        /// Rows.
+        rows: usize,
+        /// Elements between rows.
+        row_stride: usize,
+    },
+    /// There is less memory than the layout says.
+    #[error("a view of {layout} needs {needed} elements, but the memory behind it has {available}")]
+    TooShort {
+        /// What was asked for.
+        layout: Layout,
+        /// Elements from its first to its last.
+        needed: usize,
+        /// Elements that are there.
+        available: usize,
+    },
+    /// The pointer is null.
+    #[error("the pointer is null: an operand needs memory")]
+    Null,
+    /// The first element is not on a 16-byte border.
+    #[error("address {address:#x} is not a multiple of {ALIGNMENT} bytes: start the view on a 16-byte border (8 elements)")]
+    Misaligned {
+        /// The address.
+        address: u64,
+    },
+    /// The memory holds another element type than the view.
+    #[error("the memory holds {found}, the view is of {expected}: convert it, or use the op of that element type")]
+    DType {
+        /// Element type of the view.
+        expected: DType,
+        /// Element type that the description of the memory names.
+        found: DType,
+    },
+}

@@ -1,0 +1,91 @@
+//! Extents of a row-major view.
+//!
+//! Invariant: a layout that passed [`Layout::check`] has every row on a 16-byte border of its first element and spans less than 2^40
+//! bytes, which is what a bulk tensor load can address.
+
+use super::TensorError;
+
+/// Elements by which a row stride must be divisible: 16 bytes.
+pub const ROW_MULTIPLE: usize = 8;
+/// Bytes by which the first element's address must be divisible.
+pub const ALIGNMENT: u64 = 16;
+/// Most elements that `rows * row_stride` may come to: 2^40 bytes.
+pub const MAX_SPAN: usize = 1 << 39;
+
+/// Rows, columns and row stride of a row-major matrix, in elements.
+///
+/// ```
+/// use flux_ops::Layout;
+/// assert_eq!(Layout::from((4, 64)), Layout::dense(4, 64));
+/// assert_eq!(Layout::strided(4, 64, 72).span(), 3 * 72 + 64);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Rows.
+    pub rows: usize,
+    /// Columns: consecutive elements of a row.
+    pub cols: usize,
+    /// Elements from the start of a row to the start of the next.
+    pub row_stride: usize,
+}
+
+impl Layout {
+    /// Rows that follow each other without a gap.
+    pub const fn dense(rows: usize, cols: usize) -> Self {
+        Self { rows, cols, row_stride: cols }
+    }
+
+    /// Rows of `cols` elements that start `row_stride` elements apart.
+    pub const fn strided(rows: usize, cols: usize, row_stride: usize) -> Self {
+        Self { rows, cols, row_stride }
+    }
+
+    /// Elements from the first to the last, both included; zero for an empty layout. Saturates instead of overflowing.
+    pub const fn span(&self) -> usize {
+        match self.rows.checked_sub(1) {
+            Some(before_last) if self.cols > 0 => before_last.saturating_mul(self.row_stride).saturating_add(self.cols),
+            _ => 0,
+        }
+    }
+
+    /// Whether a kernel can address this layout over `available` elements from `address` on.
+    pub(super) fn check(&self, address: u64, available: usize) -> Result<(), TensorError> {
+        for (name, value) in [("rows", self.rows), ("cols", self.cols)] {
+            if value == 0 {
+                return Err(TensorError::Empty { name });
+            }
+        }
+        if self.row_stride < self.cols {
+            return Err(TensorError::RowStrideShort { row_stride: self.row_stride, cols: self.cols });
+        }
+        if !self.row_stride.is_multiple_of(ROW_MULTIPLE) {
+            return Err(TensorError::RowStrideAlignment { row_stride: self.row_stride });
+        }
+        if self.rows.saturating_mul(self.row_stride) > MAX_SPAN {
+            return Err(TensorError::TooLarge { rows: self.rows, row_stride: self.row_stride });
+        }
+        if self.span() > available {
+            return Err(TensorError::TooShort { layout: *self, needed: self.span(), available });
+        }
+        if address == 0 {
+            return Err(TensorError::Null);
+        }
+        if !address.is_multiple_of(ALIGNMENT) {
+            return Err(TensorError::Misaligned { address });
+        }
+        Ok(())
+    }
+}
+
+impl From<(usize, usize)> for Layout {
+    /// A dense `(rows, cols)`.
+    fn from((rows, cols): (usize, usize)) -> Self {
+        Self::dense(rows, cols)
+    }
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "[{}, {}] with row stride {}", self.rows, self.cols, self.row_stride)
+    }
+}

@@ -1,0 +1,217 @@
+//! Operands: borrowed views of row-major matrices in host or device memory.
+//!
+//! Invariant: a view that exists is well formed by itself: its layout fits the memory that it borrows, its first element and its rows lie
+//! on 16-byte borders. How it fits an op (shape, location, stream, overlap) is checked by each call, before anything is launched.
+
+mod error;
+mod layout;
+#[cfg(test)]
+mod tests;
+
+pub use error::TensorError;
+pub use layout::{ALIGNMENT, Layout, MAX_SPAN, ROW_MULTIPLE};
+
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+use flux_core::DType;
+use flux_kernels::Element;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Where a view's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Location {
+    /// Memory of this process.
+    Host,
+    /// Memory of the CUDA device with this ordinal in this process.
+    Cuda(u32),
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host memory"),
+            Self::Cuda(ordinal) => write!(f, "CUDA device {ordinal}"),
+        }
+    }
+}
+
+/// What another framework says of a tensor: the input of [`TensorRef::from_raw`] and [`TensorMut::from_raw`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawTensor {
+    /// Address of the first element.
+    pub address: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Where the memory is.
+    pub location: Location,
+    /// Extents, in elements.
+    pub layout: Layout,
+    /// Elements that may be accessed from `address` on.
+    pub available: usize,
+}
+
+/// What a call needs to know of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct View {
+    pub(crate) address: u64,
+    pub(crate) layout: Layout,
+    pub(crate) location: Location,
+    /// Handle of the stream on which earlier uses were awaited, where the memory tracks its uses.
+    pub(crate) ordered_on: Option<usize>,
+    /// Whether the location is the caller's claim alone.
+    pub(crate) claimed: bool,
+}
+
+impl View {
+    fn from_raw<T: Element>(raw: RawTensor) -> Result<Self, TensorError> {
+        if raw.dtype != T::DTYPE {
+            return Err(TensorError::DType { expected: T::DTYPE, found: raw.dtype });
+        }
+        raw.layout.check(raw.address, raw.available)?;
+        Ok(Self { address: raw.address, layout: raw.layout, location: raw.location, ordered_on: None, claimed: true })
+    }
+
+    fn host<T>(first: *const T, available: usize, layout: Layout) -> Result<Self, TensorError> {
+        // Exposed: an executor makes slices from the address again.
+        let address = first.expose_provenance() as u64;
+        layout.check(address, available)?;
+        Ok(Self { address, layout, location: Location::Host, ordered_on: None, claimed: false })
+    }
+
+    fn cuda(address: u64, available: usize, owner: &CudaStream, stream: &CudaStream, layout: Layout) -> Result<Self, TensorError> {
+        layout.check(address, available)?;
+        let ordinal = u32::try_from(owner.context().ordinal()).unwrap_or(u32::MAX);
+        let ordered_on = Some(stream.cu_stream().addr());
+        Ok(Self { address, layout, location: Location::Cuda(ordinal), ordered_on, claimed: false })
+    }
+
+    /// Bytes from a row to the next.
+    pub(crate) fn row_bytes<T>(&self) -> u64 {
+        (self.layout.row_stride * size_of::<T>()) as u64
+    }
+
+    /// Bytes of a row's elements.
+    pub(crate) fn payload_bytes<T>(&self) -> u64 {
+        (self.layout.cols * size_of::<T>()) as u64
+    }
+
+    /// Bytes from the first element to behind the last.
+    pub(crate) fn bytes<T>(&self) -> std::ops::Range<u64> {
+        self.address..self.address + (self.layout.span() * size_of::<T>()) as u64
+    }
+}
+
+/// A matrix that a call reads: `[rows, cols]`, row-major, each row contiguous.
+///
+/// ```
+/// use flux_ops::{Layout, TensorRef};
+/// use half::bf16;
+/// let memory = vec![bf16::ONE; 4 * 72];
+/// let dense = TensorRef::host(&memory, (4, 72))?;
+/// let left_part = TensorRef::host(&memory, Layout::strided(4, 64, 72))?;
+/// assert_eq!((dense.layout().cols, left_part.layout().cols), (72, 64));
+/// # Ok::<(), flux_ops::TensorError>(())
+/// ```
+#[derive(Debug)]
+pub struct TensorRef<'a, T> {
+    view: View,
+    // Dropped with the view, after the call: records the use in the event that guards the memory.
+    _used: Option<SyncOnDrop<'a>>,
+    memory: PhantomData<&'a [T]>,
+}
+
+/// A matrix that a call writes: `[rows, cols]`, row-major, each row contiguous. Elements between rows are left alone.
+#[derive(Debug)]
+pub struct TensorMut<'a, T> {
+    view: View,
+    // As in `TensorRef`.
+    _used: Option<SyncOnDrop<'a>>,
+    memory: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T: Element> TensorRef<'a, T> {
+    /// A view of host memory.
+    ///
+    /// # Errors
+    /// [`TensorError`], as on every constructor: an empty layout, a row stride that is too short or no multiple of 8, a slice that is shorter
+    /// than the layout says, an address that is not a multiple of 16.
+    pub fn host(memory: &'a [T], layout: impl Into<Layout>) -> Result<Self, TensorError> {
+        let view = View::host(memory.as_ptr(), memory.len(), layout.into())?;
+        Ok(Self { view, _used: None, memory: PhantomData })
+    }
+
+    /// A view of device memory that cudarc owns, read on `stream`, which must be the stream of the call.
+    ///
+    /// Where cudarc tracks uses, `stream` is made to wait here for what was written on others, and the view's end records the read.
+    /// Tracking adds events of its own, so memory that is used in a captured graph must be allocated with tracking off.
+    pub fn cuda<S: DevicePtr<T>>(memory: &'a S, layout: impl Into<Layout>, stream: &'a CudaStream) -> Result<Self, TensorError> {
+        let (address, used) = memory.device_ptr(stream);
+        let view = View::cuda(address, memory.len(), memory.stream(), stream, layout.into())?;
+        Ok(Self { view, _used: Some(used), memory: PhantomData })
+    }
+
+    /// A view of memory that another framework owns.
+    ///
+    /// # Safety
+    /// `raw.available` elements from `raw.address` on must be readable at `raw.location` until the call that uses the view has finished on its
+    /// stream, and nothing may write them in the meantime.
+    pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
+        Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
+    }
+}
+
+impl<'a, T: Element> TensorMut<'a, T> {
+    /// A view of host memory.
+    ///
+    /// # Errors
+    /// As [`TensorRef::host`].
+    pub fn host(memory: &'a mut [T], layout: impl Into<Layout>) -> Result<Self, TensorError> {
+        let view = View::host(memory.as_mut_ptr(), memory.len(), layout.into())?;
+        Ok(Self { view, _used: None, memory: PhantomData })
+    }
+
+    /// A view of device memory that cudarc owns, written on `stream`; see [`TensorRef::cuda`].
+    pub fn cuda<S: DevicePtrMut<T>>(memory: &'a mut S, layout: impl Into<Layout>, stream: &'a CudaStream) -> Result<Self, TensorError> {
+        let (available, owner) = (memory.len(), std::sync::Arc::clone(memory.stream()));
+        let (address, used) = memory.device_ptr_mut(stream);
+        let view = View::cuda(address, available, &owner, stream, layout.into())?;
+        Ok(Self { view, _used: Some(used), memory: PhantomData })
+    }
+
+    /// A view of memory that another framework owns.
+    ///
+    /// # Safety
+    /// `raw.available` elements from `raw.address` on must be writable at `raw.location` until the call that uses the view has finished on its
+    /// stream, and nothing else may access them in the meantime.
+    pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
+        Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
+    }
+}
+
+impl<T> TensorRef<'_, T> {
+    /// Extents, in elements.
+    pub const fn layout(&self) -> Layout {
+        self.view.layout
+    }
+    /// Where the memory is.
+    pub const fn location(&self) -> Location {
+        self.view.location
+    }
+    pub(crate) const fn view(&self) -> View {
+        self.view
+    }
+}
+
+impl<T> TensorMut<'_, T> {
+    /// Extents, in elements.
+    pub const fn layout(&self) -> Layout {
+        self.view.layout
+    }
+    /// Where the memory is.
+    pub const fn location(&self) -> Location {
+        self.view.location
+    }
+    pub(crate) const fn view(&self) -> View {
+        self.view
+    }
+}

@@ -1,0 +1,79 @@
+//! Every malformed view is refused, with the value and the limit in the text.
+
+use super::*;
+use half::{bf16, f16};
+
+/// 16-byte aligned room for `len` elements, as any allocator gives for blocks of this size.
+fn memory(len: usize) -> Vec<bf16> {
+    vec![bf16::ZERO; len]
+}
+
+#[test]
+fn well_formed_views_report_their_layout() {
+    let mut m = memory(4 * 72);
+    let x = TensorRef::host(&m, Layout::strided(4, 64, 72)).unwrap();
+    assert_eq!((x.layout(), x.location()), (Layout::strided(4, 64, 72), Location::Host));
+    assert_eq!(x.view().bytes::<bf16>().end - x.view().address, (3 * 72 + 64) * 2);
+    drop(x);
+    let y = TensorMut::host(&mut m, (4, 72)).unwrap();
+    assert_eq!(y.layout(), Layout::dense(4, 72));
+}
+
+#[test]
+fn the_last_row_needs_no_padding_behind_it() {
+    let m = memory(3 * 72 + 64);
+    assert!(TensorRef::host(&m, Layout::strided(4, 64, 72)).is_ok());
+    let one_less = TensorRef::host(&m[..3 * 72 + 63], Layout::strided(4, 64, 72)).unwrap_err();
+    assert_eq!(one_less, TensorError::TooShort { layout: Layout::strided(4, 64, 72), needed: 280, available: 279 });
+}
+
+#[test]
+fn malformed_views_are_refused_with_value_and_limit() {
+    let m = memory(64 * 64);
+    let table = [
+        (Layout::dense(0, 64), "rows = 0"),
+        (Layout::dense(64, 0), "cols = 0"),
+        (Layout::strided(8, 64, 56), "row stride 56 is below the 64 columns"),
+        (Layout::strided(8, 60, 60), "row stride 60 is not a multiple of 8"),
+        (Layout::dense(65, 64), "needs 4160 elements, but the memory behind it has 4096"),
+        (Layout::strided(usize::MAX, 64, 64), "limit of 549755813888 elements"),
+        (Layout::strided(2, 64, usize::MAX - 7), "limit of 549755813888 elements"),
+    ];
+    for (layout, text) in table {
+        let error = TensorRef::host(&m, layout).unwrap_err().to_string();
+        assert!(error.contains(text), "{layout}: {error}");
+    }
+}
+
+#[test]
+fn a_misaligned_view_is_refused_and_names_its_address() {
+    let mut m = memory(256);
+    let odd = &mut m[1..];
+    let address = odd.as_ptr().addr() as u64;
+    assert_eq!(TensorRef::host(odd, (2, 64)).unwrap_err(), TensorError::Misaligned { address });
+    assert_eq!(TensorMut::host(odd, (2, 64)).unwrap_err(), TensorError::Misaligned { address });
+}
+
+#[test]
+fn raw_memory_is_checked_against_its_own_description() {
+    let m = memory(256);
+    let raw = RawTensor {
+        address: m.as_ptr().addr() as u64,
+        dtype: DType::Bf16,
+        location: Location::Host,
+        layout: Layout::dense(4, 64),
+        available: 256,
+    };
+    // SAFETY: `raw` describes `m`, which outlives every view here.
+    let view = |raw| unsafe { TensorRef::<bf16>::from_raw(raw) };
+    assert!(view(raw).is_ok());
+    assert_eq!(view(RawTensor { address: 0, ..raw }).unwrap_err(), TensorError::Null);
+    assert!(matches!(view(RawTensor { available: 255, ..raw }).unwrap_err(), TensorError::TooShort { needed: 256, available: 255, .. }));
+    // SAFETY: as above.
+    let other = unsafe { TensorRef::<f16>::from_raw(raw) }.unwrap_err();
+    assert_eq!(other, TensorError::DType { expected: DType::F16, found: DType::Bf16 });
+    assert_eq!(
+        view(RawTensor { dtype: DType::F16, ..raw }).unwrap_err().to_string(),
+        "the memory holds fp16, the view is of bf16: convert it, or use the op of that element type"
+    );
+}

@@ -1,0 +1,86 @@
+//! The same tests for every machine: ranks as threads, on the host transport or on GPUs.
+#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+#![allow(unreachable_pub, clippy::missing_panics_doc, reason = "shared by test binaries, not published")]
+
+pub mod case;
+pub mod machine;
+pub mod suite;
+
+pub use case::{Case, Values};
+pub use machine::{Machine, Node};
+
+use flux_core::OpKind;
+use flux_core::program::Schedule;
+use flux_kernels::Element;
+use flux_ops::{AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, TensorMut, TensorRef};
+use flux_transport::{Communicator, Fault, Stream};
+
+/// Both operations.
+pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+
+/// What a builder is told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Plan {
+    pub schedule: Option<Schedule>,
+    pub workers: Option<u32>,
+    pub movers: Option<u32>,
+}
+
+impl Plan {
+    fn tell<Op>(self, mut builder: Builder<Op>) -> Builder<Op> {
+        if let Some(schedule) = self.schedule {
+            builder = builder.schedule(schedule);
+        }
+        if let Some(workers) = self.workers {
+            builder = builder.workers(workers);
+        }
+        if let Some(movers) = self.movers {
+            builder = builder.movers(movers);
+        }
+        builder
+    }
+}
+
+/// An op of either kind.
+#[derive(Debug)]
+pub enum AnyOp<T> {
+    Ag(AllGatherGemm<T>),
+    Rs(GemmReduceScatter<T>),
+}
+
+impl<T: Element> AnyOp<T> {
+    pub fn build(op: OpKind, [m, n, k]: [usize; 3], plan: Plan, comm: &Communicator) -> Result<Self, BuildError> {
+        match op {
+            OpKind::AllGatherGemm => plan.tell(AllGatherGemm::builder(m, n, k)).build(comm).map(Self::Ag),
+            OpKind::GemmReduceScatter => plan.tell(GemmReduceScatter::builder(m, n, k)).build(comm).map(Self::Rs),
+        }
+    }
+
+    pub fn of(case: &Case<T>, plan: Plan, node: &Node) -> Self {
+        let p = &case.problem;
+        let plan = Plan { workers: plan.workers.or(node.workers), ..plan };
+        Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], plan, &node.comm).unwrap()
+    }
+
+    pub fn forward(&self, x: &TensorRef<'_, T>, w: &TensorRef<'_, T>, y: &mut TensorMut<'_, T>, stream: Stream) -> Result<(), CallError> {
+        match self {
+            Self::Ag(op) => op.forward(x, w, y, stream),
+            Self::Rs(op) => op.forward(x, w, y, stream),
+        }
+    }
+
+    pub fn status(&self) -> Result<(), Fault> {
+        match self {
+            Self::Ag(op) => op.status(),
+            Self::Rs(op) => op.status(),
+        }
+    }
+
+    pub fn explain(&self) -> String {
+        match self {
+            Self::Ag(op) => op.explain(),
+            Self::Rs(op) => op.explain(),
+        }
+    }
+}

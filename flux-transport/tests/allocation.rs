@@ -1,0 +1,68 @@
+//! A call allocates nothing, neither on the caller's thread nor on the mover's, once it has seen its program.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod common;
+
+use common::{Words, each_rank, options};
+use flux_core::layout::WorkspaceSize;
+use flux_core::program::Transfer;
+use flux_transport::{Communicator, Stream};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The system's allocator, counting what all threads take.
+struct Counting;
+
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_call_allocates_nothing() {
+    const CHUNKS: u32 = 3000;
+    let size = WorkspaceSize { half_bytes: u64::from(CHUNKS) * 16, signals: CHUNKS, counters: 0 };
+    let aligned = Barrier::new(2);
+    each_rank(2, |world| {
+        let comm = Communicator::connect_blocking(&world, options(size)).unwrap();
+        let rank = comm.rank().get();
+        let x = vec![0u8; CHUNKS as usize * 16];
+        let transfer = |row| Transfer { dest: 1 - rank, row, rows: 1, raise: row, ..Transfer::default() };
+        let transfers: Vec<Transfer> = (0..CHUNKS).map(transfer).collect();
+        let words = Words::new(comm.begin(Stream::Host).unwrap().memory(), comm.rank(), comm.world_size());
+        let one = || {
+            let mut call = comm.begin(Stream::Host).unwrap();
+            // SAFETY: `x` outlives the call.
+            unsafe { call.push(x.as_ptr().expose_provenance() as u64, 16, 16, size.half_bytes, &transfers) }.unwrap();
+            words.leave(words.open(), call.pushes()).unwrap();
+            call.finish().unwrap();
+            comm.status().unwrap();
+        };
+        one();
+        aligned.wait();
+        let before = TAKEN.load(Ordering::Relaxed);
+        aligned.wait();
+        for _ in 0..20 {
+            one();
+        }
+        aligned.wait();
+        assert_eq!(TAKEN.load(Ordering::Relaxed), before);
+        aligned.wait();
+    });
+}

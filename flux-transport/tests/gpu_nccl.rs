@@ -1,0 +1,47 @@
+//! NCCL's collectives over all devices of the machine, each rank a thread, against sums made on the host.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod gpu_support;
+
+use flux_transport::cuda::{CudaDevice, SideStream};
+use flux_transport::nccl::{self, Comm, ElementType, UniqueId};
+use gpu_support::{Buffer, devices, on_threads, pattern, read_words, skip};
+use std::time::Duration;
+
+#[test]
+fn collectives_of_all_devices_give_the_sums_of_the_host() {
+    const WORDS: usize = 1 << 12;
+    let Some(world) = devices("gpu_nccl", 1) else { return };
+    if let Err(why) = nccl::available() {
+        skip("gpu_nccl", &why);
+        return;
+    }
+    let id = UniqueId::new().unwrap();
+    on_threads(world, |rank| {
+        let device = CudaDevice::open(rank).unwrap();
+        let comm = Comm::join(&device, id, rank, world, Duration::from_mins(1)).unwrap();
+        let stream = SideStream::new(&device).unwrap();
+        let blocks = world as usize;
+        let input = pattern(rank + 1, WORDS * blocks);
+        let from = Buffer::from_words(&device, &input);
+        let gathered = Buffer::new(&device, 4 * WORDS * blocks);
+        let scattered = Buffer::new(&device, 4 * WORDS);
+        let reduced = Buffer::new(&device, 4 * WORDS * blocks);
+        let kind = ElementType::U32;
+        // SAFETY: the buffers have the sizes that the collectives need and outlive the reads below, which synchronise.
+        unsafe {
+            comm.all_gather(from.address, gathered.address, WORDS, kind, stream.raw()).unwrap();
+            comm.reduce_scatter(from.address, scattered.address, WORDS, kind, stream.raw()).unwrap();
+            comm.all_reduce(from.address, reduced.address, WORDS * blocks, kind, stream.raw()).unwrap();
+        }
+        stream.synchronize().unwrap();
+        comm.status().unwrap();
+        let all: Vec<Vec<u32>> = (0..world).map(|peer| pattern(peer + 1, WORDS * blocks)).collect();
+        let sum: Vec<u32> = (0..WORDS * blocks).map(|i| all.iter().fold(0_u32, |acc, words| acc.wrapping_add(words[i]))).collect();
+        let expected: Vec<u32> = all.iter().flat_map(|words| words[..WORDS].to_vec()).collect();
+        assert_eq!(read_words(&device, gathered.address, WORDS * blocks), expected);
+        let own = rank as usize * WORDS;
+        assert_eq!(read_words(&device, scattered.address, WORDS), sum[own..own + WORDS]);
+        assert_eq!(read_words(&device, reduced.address, WORDS * blocks), sum);
+    });
+}

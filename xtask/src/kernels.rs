@@ -1,0 +1,90 @@
+//! Compiling every kernel, which needs no GPU. Fails where one spills, uses local memory or has its wgmma instructions serialized.
+//!
+//! Where the machine has no NVRTC, its wheel is fetched once into `nvrtc/` of the target folder.
+
+use crate::cargo::{cargo, check, root};
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The version that the GPU hosts' driver suits; the wheel has 90 MB.
+const WHEEL: &str = "nvidia-cuda-nvrtc==13.0.*";
+/// The library inside the unpacked wheel.
+const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
+/// How `flux-kernels` says that it found no NVRTC.
+const NO_NVRTC: i32 = 3;
+
+/// Compiles every kernel into `out`, `cubins/` of the target folder unless given, and prints what each takes.
+pub(crate) fn compile(out: Option<&Path>) -> anyhow::Result<()> {
+    let target = target_folder()?;
+    let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
+    let fetched = target.join("nvrtc");
+    let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());
+    if !named && fetched.join(LIBRARY).is_file() {
+        return check(compiler(&out, Some(&fetched)));
+    }
+    // That there is no NVRTC is no error yet: what it says of that is kept back.
+    let mut first = compiler(&out, None);
+    let done = first.stdout(Stdio::inherit()).stderr(Stdio::piped()).output().context("cannot start cargo")?;
+    if done.status.code() == Some(NO_NVRTC) && !named {
+        fetch(&fetched)?;
+        return check(compiler(&out, Some(&fetched)));
+    }
+    eprint!("{}", String::from_utf8_lossy(&done.stderr));
+    ensure!(done.status.success(), "compiling the kernels failed: {}", done.status);
+    Ok(())
+}
+
+/// The program that compiles, with the fetched NVRTC or the machine's.
+fn compiler(out: &Path, fetched: Option<&Path>) -> Command {
+    let mut run = cargo();
+    run.args(["run", "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
+    run.args(["--package", "flux-kernels", "--bin", "flux-kernels", "--", "compile", "--out"]).arg(out);
+    if let Some(fetched) = fetched {
+        run.env("FLUX_NVRTC_LIB", fetched.join(LIBRARY));
+    }
+    run
+}
+
+/// Fetches the wheel and unpacks it into `folder`, which is whole once it has its name.
+fn fetch(folder: &Path) -> anyhow::Result<()> {
+    let parent = folder.parent().context("the target folder has no parent")?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    let scratch = tempfile::tempdir_in(parent).with_context(|| format!("cannot write to {}", parent.display()))?;
+    let (wheels, unpacked) = (scratch.path().join("wheels"), scratch.path().join("nvrtc"));
+    println!("no NVRTC here: fetching {WHEEL} (90 MB) into {}", folder.display());
+
+    let mut download = python();
+    download.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]).arg(&wheels).arg(WHEEL);
+    check(download).context("the wheel cannot be fetched: name an NVRTC of this machine in FLUX_NVRTC_LIB")?;
+
+    let wheel = fs::read_dir(&wheels)?.next().context("pip has downloaded nothing")??.path();
+    let mut unpack = python();
+    unpack.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked);
+    check(unpack)?;
+    ensure!(unpacked.join(LIBRARY).is_file(), "{} holds no {LIBRARY}", wheel.display());
+
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot replace {}", folder.display()))?;
+    }
+    fs::rename(&unpacked, folder).with_context(|| format!("cannot move the wheel's files to {}", folder.display()))
+}
+
+fn python() -> Command {
+    Command::new("python3")
+}
+
+/// Where cargo builds this workspace.
+fn target_folder() -> anyhow::Result<PathBuf> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        target_directory: PathBuf,
+    }
+    let mut metadata = cargo();
+    metadata.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(root().join("Cargo.toml"));
+    let out = metadata.output().context("cannot start cargo metadata")?;
+    ensure!(out.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&out.stderr));
+    Ok(serde_json::from_slice::<Metadata>(&out.stdout).context("cargo metadata wrote no metadata")?.target_directory)
+}
