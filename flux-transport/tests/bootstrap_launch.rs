@@ -112,11 +112,12 @@ fn sees_a_death() {
 /// A rank with a child of its own, for ever.
 fn waits() {
     let world = World::from_env().unwrap();
-    let child = Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
     note(&format!("pids-{}", world.rank()), &format!("{} {}", std::process::id(), child.id()));
-    std::thread::sleep(Duration::from_secs(1000));
+    child.wait().unwrap();
 }
 
+#[expect(clippy::exit, reason = "the launch's status is this process's")]
 fn launches() {
     let status = rank_launcher("waits", 3, &PathBuf::from(std::env::var_os(NOTES).unwrap())).run().unwrap();
     std::process::exit(exit_code(status).into());
