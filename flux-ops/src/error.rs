@@ -6,7 +6,12 @@
 use crate::tensor::{Layout, Location};
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
-use flux_core::{OpKind, ProblemError, Rank, TileShape, WorldSize};
+use flux_core::{OpKind, ProblemError, Rank, WorldSize};
+use flux_kernels::cpu::ExecuteError;
+use flux_kernels::cuda::LaunchError;
+use flux_kernels::nvrtc::CompileError;
+use flux_kernels::variant::NoSuchTile;
+use flux_transport::cuda::CudaError;
 use flux_transport::{Fault, TransportError};
 
 /// Why an op was not built; after any of them all ranks have left the build.
@@ -32,12 +37,15 @@ pub enum BuildError {
         place: Location,
     },
     /// No kernel has been written for this tile.
-    #[error("no kernel has tiles of {tile}: choose one of {available}")]
-    NoKernel {
-        /// What the schedule asks for.
-        tile: TileShape,
-        /// Tiles of the kernels that there are.
-        available: String,
+    #[error(transparent)]
+    NoKernel(#[from] NoSuchTile),
+    /// The kernels do not run on this device.
+    #[error("the device has compute capability {}.{}, the kernels need {}.{}", found.0, found.1, needed.0, needed.1)]
+    Compute {
+        /// Major and minor number of the device.
+        found: (u32, u32),
+        /// What they are compiled for.
+        needed: (u32, u32),
     },
     /// The ranks do not build the same op. The same on every rank.
     #[error("the ranks build different ops: {requests}; build the same ops with the same options, in the same order, on every rank")]
@@ -53,9 +61,18 @@ pub enum BuildError {
         /// Its error.
         reason: String,
     },
-    /// The kernel could not be compiled, loaded or given its program.
+    /// The kernel could not be compiled.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The kernel could not be loaded, or its program not be put on the device.
     #[error("the kernel could not be prepared: {0}")]
-    Kernel(String),
+    Load(#[from] LaunchError),
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] CudaError),
+    /// The host executor does not take the program.
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
     /// The communicator could not agree or grow its workspace.
     #[error(transparent)]
     Transport(#[from] TransportError),
@@ -128,21 +145,24 @@ pub enum CallError {
         call: usize,
     },
     /// The memory is not what its description says.
-    #[error("{operand} at {address:#x} is not device memory: {reason}")]
+    #[error("{operand} at {address:#x} is not device memory: the driver does not know it ({code})")]
     NotDeviceMemory {
         /// `x`, `w` or `y`.
         operand: &'static str,
         /// Its address.
         address: u64,
-        /// What the driver says.
-        reason: String,
+        /// The driver's error code.
+        code: i32,
     },
     /// The communicator does not take the call: an earlier fault has broken it, or the stream is of another device than it works on.
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// The kernel could not be launched.
     #[error("the kernel could not be launched: {0}; the communicator is broken, rebuild it on every rank")]
-    Launch(String),
+    Launch(LaunchError),
+    /// The host executor did not take the call.
+    #[error(transparent)]
+    Execute(ExecuteError),
     /// A wait of this rank failed; `y` is undefined and the communicator is broken until rebuilt.
     #[error("{0}")]
     Fault(Fault),

@@ -38,6 +38,13 @@ impl<Op> Builder<Op> {
         self
     }
 
+    /// CTAs of the kernel that push this rank's shard to the others in every call (AllGather-GEMM on CUDA), in place of copy engines. Copy engines
+    /// leave all multiprocessors to the GEMM, but cost time per chunk, and cannot be used in a captured call: there 8 CTAs push unless told otherwise.
+    pub fn movers(mut self, movers: u32) -> Self {
+        self.request.hands.movers = Some(movers);
+        self
+    }
+
     /// What the op will need of a communicator of `world` ranks: the same on all of them, and known before anything is taken.
     /// A communicator holds the largest of its ops, not the sum.
     ///

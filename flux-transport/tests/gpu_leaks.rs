@@ -4,11 +4,11 @@
 mod gpu_support;
 
 use gpu_support::memory::options;
-use gpu_support::{devices, with_ranks};
+use gpu_support::{linked_devices, with_ranks};
 
 #[test]
 fn two_hundred_communicators_leave_the_memory_as_it_was() {
-    let Some(count) = devices("gpu_leaks", 1) else { return };
+    let Some(count) = linked_devices("gpu_leaks", 1) else { return };
     let world = count.min(2);
     let cycle = || {
         with_ranks(world, options(1), |this| {

@@ -51,7 +51,7 @@ fn two_ranks_on_one_device_are_refused_unless_asked_for() {
 
 #[test]
 fn growth_keeps_the_epoch_and_maps_new_memory_everywhere() {
-    let Some(count) = devices("gpu_memory", 1) else { return };
+    let Some(count) = linked_devices("gpu_memory", 1) else { return };
     let world = count.min(2);
     with_ranks(world, options(u32::MAX), |this| {
         let old = this.view();
@@ -77,7 +77,7 @@ fn growth_keeps_the_epoch_and_maps_new_memory_everywhere() {
 
 #[test]
 fn a_growth_beyond_the_device_leaves_the_workspace_as_it_was() {
-    let Some(count) = devices("gpu_memory", 1) else { return };
+    let Some(count) = linked_devices("gpu_memory", 1) else { return };
     let world = count.min(2);
     with_ranks(world, options(3), |this| {
         let view = this.view();

@@ -36,7 +36,7 @@ impl<T: Element> HostExecutor<T> {
                 .ok_or(BuildError::Workers { name: "workers", value, max: MAX_WORKERS, place: Location::Host })?,
             None => share_of_cores(program.problem.world().index()),
         };
-        let executor = Executor::new(program, workers).map_err(|e| BuildError::Kernel(e.to_string()))?;
+        let executor = Executor::new(program, workers)?;
         Ok(Self { workers, executor: Mutex::new(executor) })
     }
 
@@ -59,7 +59,7 @@ impl<T: Element> HostExecutor<T> {
         let finished = call.finish();
         match done {
             Ok(()) => Ok(finished?),
-            Err(error) => Err(fault_of(comm, &error)),
+            Err(error) => Err(fault_of(comm, error)),
         }
     }
 
@@ -75,10 +75,10 @@ fn share_of_cores(ranks: usize) -> NonZeroUsize {
 }
 
 /// The fault that the transport has recorded for a failed call; the executor's own words where it has none.
-fn fault_of(comm: &Communicator, error: &ExecuteError) -> CallError {
+fn fault_of(comm: &Communicator, error: ExecuteError) -> CallError {
     match comm.status() {
         Err(fault) => CallError::Fault(fault),
-        Ok(()) => CallError::Launch(error.to_string()),
+        Ok(()) => CallError::Execute(error),
     }
 }
 

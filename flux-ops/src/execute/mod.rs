@@ -2,12 +2,14 @@
 //!
 //! Invariant: everything that can fail for lack of something (a library, memory, a kernel) fails when an executor is made, not when it runs.
 
+mod cuda;
 mod host;
 
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::Location;
-use flux_core::program::TileProgram;
+use cuda::CudaExecutor;
+use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Stream};
 use host::HostExecutor;
@@ -17,12 +19,15 @@ use host::HostExecutor;
 pub(crate) struct Hands {
     /// Threads of the host executor, or CTAs of the kernel.
     pub(crate) workers: Option<u32>,
+    /// CTAs that push the shard in every call, in place of copy engines. The host's mover is a thread whatever this says.
+    pub(crate) movers: Option<u32>,
 }
 
 /// One rank's program, ready to run.
 #[derive(Debug)]
 pub(crate) enum Executor<T> {
     Host(HostExecutor<T>),
+    Cuda(CudaExecutor),
 }
 
 /// Where `comm` works.
@@ -32,10 +37,10 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 
 impl<T: Element> Executor<T> {
     /// Makes everything that running `program` takes, but the workspace.
-    pub(crate) fn prepare(comm: &Communicator, program: TileProgram, hands: Hands) -> Result<Self, BuildError> {
+    pub(crate) fn prepare(comm: &Communicator, program: TileProgram, schedule: &Schedule, hands: Hands) -> Result<Self, BuildError> {
         match location(comm) {
             Location::Host => HostExecutor::prepare(program, hands).map(Self::Host),
-            Location::Cuda(_) => Err(BuildError::Kernel("kernels are not loaded by this build".to_owned())),
+            Location::Cuda(ordinal) => CudaExecutor::prepare(ordinal, program, schedule, hands).map(Self::Cuda),
         }
     }
 
@@ -43,6 +48,7 @@ impl<T: Element> Executor<T> {
     pub(crate) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
         match self {
             Self::Host(host) => host.run(comm, operands, stream),
+            Self::Cuda(cuda) => cuda.run::<T>(comm, operands, stream),
         }
     }
 
@@ -50,6 +56,7 @@ impl<T: Element> Executor<T> {
     pub(crate) fn explain(&self) -> String {
         match self {
             Self::Host(host) => host.explain(),
+            Self::Cuda(cuda) => cuda.explain(),
         }
     }
 }

@@ -86,7 +86,7 @@ impl<T: Element> FusedOp<T> {
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
         let (program, schedule) = request.program(comm.rank(), comm.world_size())?;
         let (problem, size) = (program.problem, program.workspace());
-        let executor = Executor::prepare(comm, program, request.hands)?;
+        let executor = Executor::prepare(comm, program, &schedule, request.hands)?;
         let chosen = request.schedule.is_some();
         Ok(Self { comm: comm.clone(), problem, schedule, chosen, size, location: location(comm), executor })
     }

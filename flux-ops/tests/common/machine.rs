@@ -67,14 +67,7 @@ impl Machine {
         let worlds = World::local(ranks).unwrap();
         std::thread::scope(|scope| {
             let (options, body) = (&options, &body);
-            let rank = move |world: World| {
-                let node = self.node(&world, ranks, options);
-                let result = body(&node);
-                // Ranks leave together; in a test that breaks the communicator they cannot.
-                let _ = node.comm.barrier();
-                result
-            };
-            let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || rank(world))).collect();
+            let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || body(&self.node(&world, ranks, options)))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         })
     }

@@ -13,7 +13,7 @@ pub use machine::{Machine, Node};
 use flux_core::OpKind;
 use flux_core::program::Schedule;
 use flux_kernels::Element;
-use flux_ops::{AllGatherGemm, BuildError, CallError, GemmReduceScatter, TensorMut, TensorRef};
+use flux_ops::{AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, TensorMut, TensorRef};
 use flux_transport::{Communicator, Fault, Stream};
 
 /// Both operations.
@@ -24,6 +24,22 @@ pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 pub struct Plan {
     pub schedule: Option<Schedule>,
     pub workers: Option<u32>,
+    pub movers: Option<u32>,
+}
+
+impl Plan {
+    fn tell<Op>(self, mut builder: Builder<Op>) -> Builder<Op> {
+        if let Some(schedule) = self.schedule {
+            builder = builder.schedule(schedule);
+        }
+        if let Some(workers) = self.workers {
+            builder = builder.workers(workers);
+        }
+        if let Some(movers) = self.movers {
+            builder = builder.movers(movers);
+        }
+        builder
+    }
 }
 
 /// An op of either kind.
@@ -36,26 +52,8 @@ pub enum AnyOp<T> {
 impl<T: Element> AnyOp<T> {
     pub fn build(op: OpKind, [m, n, k]: [usize; 3], plan: Plan, comm: &Communicator) -> Result<Self, BuildError> {
         match op {
-            OpKind::AllGatherGemm => {
-                let mut builder = AllGatherGemm::builder(m, n, k);
-                if let Some(schedule) = plan.schedule {
-                    builder = builder.schedule(schedule);
-                }
-                if let Some(workers) = plan.workers {
-                    builder = builder.workers(workers);
-                }
-                builder.build(comm).map(Self::Ag)
-            }
-            OpKind::GemmReduceScatter => {
-                let mut builder = GemmReduceScatter::builder(m, n, k);
-                if let Some(schedule) = plan.schedule {
-                    builder = builder.schedule(schedule);
-                }
-                if let Some(workers) = plan.workers {
-                    builder = builder.workers(workers);
-                }
-                builder.build(comm).map(Self::Rs)
-            }
+            OpKind::AllGatherGemm => plan.tell(AllGatherGemm::builder(m, n, k)).build(comm).map(Self::Ag),
+            OpKind::GemmReduceScatter => plan.tell(GemmReduceScatter::builder(m, n, k)).build(comm).map(Self::Rs),
         }
     }
 

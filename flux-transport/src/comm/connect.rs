@@ -4,7 +4,7 @@
 
 use super::health::Health;
 use super::{Communicator, ConnectError};
-use crate::control::agree;
+use crate::control::{Launch, agree};
 use crate::host::Host;
 use crate::nvlink::{Members, NvLink, NvLinkError};
 use crate::{Options, Select, Transport, World};
@@ -18,7 +18,7 @@ const MAX_DEADLINE: Duration = Duration::from_hours(24);
 
 /// Connects on this thread.
 pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, ConnectError> {
-    let selected = select(options);
+    let selected = select(options, std::env::var("FLUX_TRANSPORT").ok().as_deref());
     let offer = selected.as_ref().map(|select| terms(*select, options));
     let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
     let answers = agree(world.control(), &offer, deadline);
@@ -37,7 +37,11 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
                 (Box::new(NvLink::connect(world, options, members)?), why)
             }
             Err(NvLinkError::Control(error)) => return Err(error.into()),
-            Err(error) => (Box::new(Host::connect(world, options)?), format!("chosen: {error}")),
+            Err(error) if world.launch() == Launch::Processes => {
+                let why = format!("nvlink: {error}; host: it connects threads of one process, and the ranks are processes");
+                return Err(ConnectError::Unusable { select: selected, why });
+            }
+            Err(error) => (Box::new(Host::connect(world, options)?), format!("chosen, as nvlink cannot be used: {error}")),
         },
     };
     let explanation = format!("{} ({why})", transport.explain());
@@ -49,12 +53,12 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
 }
 
 /// What this rank asks for: the options', or where they leave it open what `FLUX_TRANSPORT` names.
-fn select(options: &Options) -> Result<Select, ConnectError> {
+fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectError> {
     if options.deadline.is_zero() || options.deadline > MAX_DEADLINE {
         return Err(ConnectError::Deadline { deadline: options.deadline, limit: MAX_DEADLINE });
     }
-    match std::env::var("FLUX_TRANSPORT") {
-        Ok(name) if options.select == Select::Auto && !name.is_empty() => Ok(name.parse()?),
+    match variable {
+        Some(name) if options.select == Select::Auto && !name.is_empty() => Ok(name.parse()?),
         _ => Ok(options.select),
     }
 }
@@ -98,4 +102,60 @@ pub(super) async fn connect_apart(world: World, options: Options) -> Result<Comm
         )
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::{Environment, join};
+    use std::ffi::OsString;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn in_processes(select: Select) -> Vec<ConnectError> {
+        let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+        let path = directory.path();
+        let rank = |rank: u32| {
+            let set = [
+                ("FLUX_RANK", OsString::from(rank.to_string())),
+                ("FLUX_WORLD_SIZE", "2".into()),
+                ("FLUX_LOCAL_RANK", rank.to_string().into()),
+                ("FLUX_RENDEZVOUS", path.as_os_str().to_owned()),
+            ];
+            let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
+            connect(&World::new(rank, control), &select.into()).unwrap_err()
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn processes_are_refused_by_the_host_transport_and_told_why_nothing_else_works() {
+        for error in in_processes(Select::Host) {
+            assert!(matches!(error, ConnectError::HostNeedsThreads { .. }), "{error}");
+        }
+        if crate::cuda::available().is_ok() {
+            return; // nvlink may work here; its own tests say
+        }
+        for error in in_processes(Select::Auto) {
+            let text = error.to_string();
+            assert!(matches!(error, ConnectError::Unusable { select: Select::Auto, .. }), "{text}");
+            assert!(text.contains("nvlink: ") && text.contains("driver") && text.contains("host: "), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_variable_decides_only_where_the_options_do_not() {
+        let selected = |select: Select, variable| super::select(&select.into(), variable).map_err(|error| error.to_string());
+        assert_eq!(selected(Select::Auto, Some("host")), Ok(Select::Host));
+        assert_eq!(selected(Select::NvLink, Some("host")), Ok(Select::NvLink));
+        for nothing in [None, Some("")] {
+            assert_eq!(selected(Select::Auto, nothing), Ok(Select::Auto));
+        }
+        let error = selected(Select::Auto, Some("pigeon")).unwrap_err();
+        assert!(error.starts_with("FLUX_TRANSPORT: `pigeon`"), "{error}");
+    }
 }

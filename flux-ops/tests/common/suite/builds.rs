@@ -1,0 +1,106 @@
+//! Building is collective: all ranks get the op, or all get an error.
+
+use super::{AnyOp, Case, Machine, call, defaults, ragged};
+use crate::common::{OPS, Plan, Values};
+use flux_core::Rank;
+use flux_core::program::{Chunk, Schedule};
+use flux_core::tile::Raster;
+use flux_ops::BuildError;
+use half::bf16;
+
+/// What the ranks were told differs: all of them hear who asked for what, and can still build the right op.
+pub fn ranks_that_disagree_are_told_so(machine: Machine) {
+    for world in machine.worlds(&[2, 3]) {
+        let case = Case::<bf16>::new(OPS[0], ragged(machine, OPS[0], world), world, Values::Integers, 29);
+        let expected = case.expected();
+        machine.run(world, defaults, |node| {
+            let odd = node.rank.get() == 1;
+            let texts = node.comm.exchange(
+                AnyOp::<bf16>::build(
+                    OPS[0],
+                    [if odd { 64 } else { 32 } * world as usize, 8 * world as usize, 8],
+                    Plan::default(),
+                    &node.comm,
+                )
+                .map_err(|e| match e {
+                    BuildError::Disagreement { .. } => e.to_string(),
+                    other => panic!("{other}"),
+                })
+                .unwrap_err()
+                .as_bytes(),
+            );
+            let texts = texts.unwrap();
+            assert!(texts.iter().all(|text| *text == texts[0]), "the ranks were told different things");
+            let text = String::from_utf8(texts[0].clone()).unwrap();
+            assert!(text.contains(&format!("rank 1 `ag_gemm m={}", 64 * world)), "{text}");
+
+            let op = AnyOp::of(&case, Plan::default(), node);
+            case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), "after a disagreement");
+        });
+    }
+}
+
+/// Shapes and options that cannot be: the same typed error on every rank.
+pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
+    for world in machine.worlds(&[1, 3]) {
+        let w = world as usize;
+        machine.run(world, defaults, |node| {
+            let refused = |op, shape, plan| AnyOp::<bf16>::build(op, shape, plan, &node.comm).unwrap_err().to_string();
+            let shape_refused = |op, shape| refused(op, shape, Plan::default());
+            assert!(shape_refused(OPS[0], [0, 8 * w, 8]).starts_with("m = 0"));
+            assert!(shape_refused(OPS[1], [8 * w, 0, 8 * w]).starts_with("n = 0"));
+            assert!(shape_refused(OPS[0], [8 * w, 8 * w, 0]).starts_with("k = 0"));
+            assert!(shape_refused(OPS[0], [8 * w, 8 * w, 12]).starts_with("k = 12 per rank is not a multiple of 8"));
+            assert!(shape_refused(OPS[1], [8 * w, 20, 8 * w]).starts_with("n = 20 per rank is not a multiple of 8"));
+            assert!(shape_refused(OPS[1], [1 << 30, 8, 8 * w]).starts_with("m = 1073741824 is above the limit"));
+            if w > 1 {
+                assert!(shape_refused(OPS[0], [8 * w + 1, 8 * w, 8]).contains("not divisible by the world size 3: pad m to 27"));
+                assert!(shape_refused(OPS[1], [8 * w, 8, 8 * w + 8]).starts_with("k = 32 is not divisible by the world size 3"));
+            }
+            let good = Schedule { tile: machine.tiles()[0], chunk: Chunk::Shard, raster: Raster::RowsFastest };
+            let bad = Schedule { chunk: Chunk::Tiles(0), ..good };
+            assert!(refused(OPS[0], [8 * w, 8 * w, 8], Plan { schedule: Some(bad), ..Plan::default() }).starts_with("chunk = 0"));
+            assert!(refused(OPS[0], [8 * w, 8 * w, 8], Plan { workers: Some(0), ..Plan::default() }).starts_with("workers = 0"));
+            assert!(AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], Plan::default(), &node.comm).is_ok());
+        });
+    }
+}
+
+/// One rank fails where the others do not: they are told which, and why.
+pub fn a_rank_that_cannot_build_is_named_to_the_others(machine: Machine) {
+    for world in machine.worlds(&[2, 3]) {
+        machine.run(world, defaults, |node| {
+            let plan = Plan { workers: (node.rank.get() == 1).then_some(0), ..Plan::default() };
+            let shape = [8 * world as usize, 8 * world as usize, 8];
+            match AnyOp::<bf16>::build(OPS[0], shape, plan, &node.comm).unwrap_err() {
+                BuildError::Workers { value: 0, .. } => assert_eq!(node.rank.get(), 1),
+                BuildError::Peer { rank, reason } => {
+                    assert!(node.rank.get() != 1 && rank == Rank::new(1) && reason.starts_with("workers = 0"), "{reason}");
+                }
+                other => panic!("{other}"),
+            }
+            assert!(AnyOp::<bf16>::build(OPS[0], shape, Plan::default(), &node.comm).is_ok());
+        });
+    }
+}
+
+/// What a builder says before the build is what the op and the communicator then have.
+pub fn the_workspace_is_known_before_it_is_taken(machine: Machine) {
+    for world in machine.worlds(&[1, 4]) {
+        machine.run(world, defaults, |node| {
+            let w = world as usize;
+            let builder = flux_ops::GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w);
+            let before = builder.workspace(node.comm.world_size()).unwrap();
+            let op = builder.build(&node.comm).unwrap();
+            assert_eq!(op.workspace(), before);
+            let held = node.comm.workspace_size();
+            assert_eq!(held.max(before), held);
+            // All peers' partial tiles, in two halves: 128x128 tiles of 2-byte elements.
+            assert_eq!(before.half_bytes, (w as u64 - 1) * 256 * 512 * 2);
+            let explained = op.explain();
+            for part in ["gemm_rs m=", "tile ", "worker", "workspace: ", "bytes"] {
+                assert!(explained.contains(part), "`{part}` is missing in: {explained}");
+            }
+        });
+    }
+}

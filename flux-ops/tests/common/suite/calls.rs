@@ -1,0 +1,145 @@
+//! Calls after one another: several ops, changing data, late ranks, operands inside larger matrices, a rank that never comes.
+
+use super::{AnyOp, Case, Machine, call, defaults, ragged};
+use crate::common::{OPS, Plan, Values};
+use flux_core::problem::Shape;
+use flux_core::{OpKind, Rank};
+use flux_ops::{CallError, Layout};
+use flux_transport::{Fault, Options};
+use half::{bf16, f16};
+use std::sync::Barrier;
+use std::time::Duration;
+
+/// Two ops of different kind and size, call by call, on one communicator and so in one workspace.
+pub fn ops_share_a_communicator_and_its_workspace(machine: Machine) {
+    for world in machine.worlds(&[1, 2, 3]) {
+        let shapes = |op| match op {
+            OpKind::AllGatherGemm => [40 * world as usize, 24 * world as usize, 64],
+            OpKind::GemmReduceScatter => [136 * world as usize, 144, 24 * world as usize],
+        };
+        let cases = |op| -> Vec<_> {
+            let case = |seed| Case::<bf16>::new(op, shapes(op), world, Values::Integers, seed);
+            (0..4).map(case).map(|case| (case.expected(), case)).collect()
+        };
+        let (ag, rs) = (cases(OPS[0]), cases(OPS[1]));
+        machine.run(world, defaults, |node| {
+            let small = AnyOp::of(&ag[0].1, Plan::default(), node);
+            let first = call(&small, &ag[0].1, node).unwrap();
+            ag[0].1.assert_equal(&ag[0].0, node.rank, &first, "before the workspace grew");
+            // Growing it moves it.
+            let large = AnyOp::of(&rs[0].1, Plan::default(), node);
+            for round in 0..12 {
+                for (op, cases) in [(&small, &ag), (&large, &rs), (&large, &rs)] {
+                    let (expected, case) = &cases[round % cases.len()];
+                    case.assert_equal(expected, node.rank, &call(op, case, node).unwrap(), &format!("round {round}"));
+                }
+            }
+        });
+    }
+}
+
+/// `calls` calls in a row on the same buffers with changing data, each result compared.
+pub fn many_calls_in_a_row(machine: Machine, calls: usize) {
+    for world in machine.worlds(&[2, 8]) {
+        for op in OPS {
+            let w = world as usize;
+            let shape = if op == OPS[0] { [16 * w, 8 * w, 16] } else { [16 * w, 16, 8 * w] };
+            let cases: Vec<_> =
+                (0..5).map(|seed| Case::<f16>::new(op, shape, world, Values::Integers, seed)).map(|case| (case.expected(), case)).collect();
+            machine.run(world, defaults, |node| {
+                let op = AnyOp::of(&cases[0].1, Plan::default(), node);
+                for i in 0..calls {
+                    let (expected, case) = &cases[i % cases.len()];
+                    case.assert_equal(expected, node.rank, &call(&op, case, node).unwrap(), &format!("call {i}"));
+                }
+                op.status().unwrap();
+            });
+        }
+    }
+}
+
+/// Each rank in turn comes late.
+pub fn a_late_rank_is_waited_for(machine: Machine) {
+    for world in machine.worlds(&[3, 4]) {
+        for op in OPS {
+            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 17);
+            let expected = case.expected();
+            machine.run(world, defaults, |node| {
+                let op = AnyOp::of(&case, Plan::default(), node);
+                for late in 0..3 * world {
+                    if node.rank.get() == late % world {
+                        std::thread::sleep(Duration::from_millis(u64::from(7 + 13 * late % 31)));
+                    }
+                    case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &format!("rank {} late", late % world));
+                }
+            });
+        }
+    }
+}
+
+/// Operands inside larger matrices; what lies between the rows of `y` stays.
+pub fn row_strides_are_honoured(machine: Machine) {
+    for world in machine.worlds(&[1, 2, 3]) {
+        for op in OPS {
+            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 19);
+            let expected = case.expected();
+            machine.run(world, defaults, |node| {
+                let strided = |s: Shape, gap| Layout::strided(s.rows as usize, s.cols as usize, s.cols as usize + gap);
+                let (p, mark) = (&case.problem, bf16::from_f32(-77.0));
+                let spread = |dense: &[bf16], layout: Layout| {
+                    let rows = dense.chunks_exact(layout.cols);
+                    rows.flat_map(|row| row.iter().copied().chain((layout.cols..layout.row_stride).map(|_| mark))).collect::<Vec<_>>()
+                };
+                let (lx, lw, ly) = (strided(p.x_shape(), 8), strided(p.w_shape(), 24), strided(p.y_shape(), 16));
+                let x = node.upload(&spread(&case.x(node.rank), lx));
+                let w = node.upload(&spread(&case.w(node.rank), lw));
+                let mut y = node.upload(&vec![mark; ly.rows * ly.row_stride]);
+                let op = AnyOp::of(&case, Plan::default(), node);
+                op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+                let y = node.download(&y);
+                let dense: Vec<_> = y.chunks_exact(ly.row_stride).flat_map(|row| &row[..ly.cols]).copied().collect();
+                case.assert_equal(&expected, node.rank, &dense, "strided");
+                assert!(y.chunks_exact(ly.row_stride).all(|row| row[ly.cols..].iter().all(|&e| e == mark)), "written between rows");
+            });
+        }
+    }
+}
+
+/// A rank never calls: every other gets a timeout that names it, and afterwards the communicator takes no call.
+pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
+    for world in machine.worlds(&[2, 3]) {
+        for op in OPS {
+            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 31);
+            // Ranks stay until all have seen their fault: one that leaves is a fault of another kind.
+            let together = Barrier::new(world as usize);
+            // Builds have the same deadline, and on a device load a kernel.
+            let deadline = Duration::from_millis(if machine == Machine::Host { 400 } else { 5000 });
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
+            machine.run(
+                world,
+                |options: &mut Options| options.deadline = deadline,
+                |node| {
+                    let op = AnyOp::of(&case, Plan::default(), node);
+                    call(&op, &case, node).unwrap();
+                    together.wait();
+                    if node.rank.get() != 1 {
+                        let fault = match call(&op, &case, node) {
+                            Err(CallError::Fault(fault)) => fault,
+                            // On CUDA the call returns before the device gives up.
+                            Ok(_) => op.status().unwrap_err(),
+                            Err(other) => panic!("{other}"),
+                        };
+                        match fault {
+                            Fault::Timeout { rank, peer, .. } => assert_eq!((rank, peer), (node.rank, Rank::new(1)), "{fault}"),
+                            other => panic!("{other}"),
+                        }
+                        assert!(op.status().is_err());
+                        let refused = call(&op, &case, node).unwrap_err();
+                        assert!(matches!(refused, CallError::Transport(_)), "{refused}");
+                    }
+                    together.wait();
+                },
+            );
+        }
+    }
+}

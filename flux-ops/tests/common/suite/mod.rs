@@ -1,0 +1,53 @@
+//! What must hold on every machine. Each function of the parts is one test; the binaries give them their machine.
+
+mod builds;
+mod calls;
+mod refusals;
+mod results;
+
+pub use builds::*;
+pub use calls::*;
+pub use refusals::*;
+pub use results::*;
+
+use super::{AnyOp, Case, Machine, Node};
+use flux_core::OpKind;
+use flux_core::problem::Shape;
+use flux_kernels::Element;
+use flux_ops::{CallError, Layout};
+use flux_transport::Options;
+use half::{bf16, f16};
+
+/// Elements of the tests: on the host and on a device.
+pub trait Number: Element + cudarc::driver::DeviceRepr {}
+impl Number for bf16 {}
+impl Number for f16 {}
+
+pub fn defaults(_: &mut Options) {}
+
+/// Extents for a world: a row block of 128 and one of a single row in each shard, tails of columns and of the inner dimension. On GPUs, where
+/// the tests are optimised, several column blocks and pipeline stages too.
+pub fn ragged(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
+    let w = world as usize;
+    match (op, machine) {
+        (OpKind::AllGatherGemm, Machine::Host) => [129 * w, 40 * w, 72],
+        (OpKind::GemmReduceScatter, Machine::Host) => [129 * w, 136, 24 * w],
+        (OpKind::AllGatherGemm, Machine::Gpus(_)) => [129 * w, 328 * w, 456],
+        (OpKind::GemmReduceScatter, Machine::Gpus(_)) => [129 * w, 584, 392 * w],
+    }
+}
+
+/// Dense layouts of a rank's operands.
+pub fn layouts<T: Number>(case: &Case<T>) -> (Layout, Layout, Layout) {
+    let dense = |s: Shape| Layout::dense(s.rows as usize, s.cols as usize);
+    (dense(case.problem.x_shape()), dense(case.problem.w_shape()), dense(case.problem.y_shape()))
+}
+
+/// One call on fresh buffers.
+pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec<T>, CallError> {
+    let (lx, lw, ly) = layouts(case);
+    let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
+    let mut y = node.poisoned(ly.span());
+    op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream())?;
+    Ok(node.download(&y))
+}

@@ -1,0 +1,90 @@
+//! The numbers: exact where they can be, within the derived bound elsewhere, and always the same bits.
+
+use super::{AnyOp, Case, Machine, Number, call, defaults, ragged};
+use crate::common::{OPS, Plan, Values};
+use flux_core::program::{Chunk, Schedule};
+use flux_core::tile::Raster;
+use half::{bf16, f16};
+
+const WORLDS: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
+
+fn equals_the_exact_result<T: Number>(machine: Machine) {
+    for world in machine.worlds(&WORLDS) {
+        for op in OPS {
+            let case = Case::<T>::new(op, ragged(machine, op, world), world, Values::Integers, u64::from(world));
+            let expected = case.expected();
+            machine.run(world, defaults, |node| {
+                let op = AnyOp::of(&case, Plan::default(), node);
+                let y = call(&op, &case, node).unwrap();
+                case.assert_equal(&expected, node.rank, &y, &op.explain());
+                op.status().unwrap();
+            });
+        }
+    }
+}
+
+pub fn bf16_integers_give_the_exact_result(machine: Machine) {
+    equals_the_exact_result::<bf16>(machine);
+}
+
+pub fn f16_integers_give_the_exact_result(machine: Machine) {
+    equals_the_exact_result::<f16>(machine);
+}
+
+fn stays_within_the_bound<T: Number>(machine: Machine) {
+    for world in machine.worlds(&[1, 3, 4]) {
+        for op in OPS {
+            let case = Case::<T>::new(op, ragged(machine, op, world), world, Values::Reals, 7);
+            let expected = case.expected();
+            machine.run(world, defaults, |node| {
+                let op = AnyOp::of(&case, Plan::default(), node);
+                case.assert_close(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+            });
+        }
+    }
+}
+
+pub fn random_numbers_stay_within_the_derived_bound(machine: Machine) {
+    stays_within_the_bound::<bf16>(machine);
+    stays_within_the_bound::<f16>(machine);
+}
+
+/// Chunks and rasters, on shards of three by three tiles, the last ones ragged.
+pub fn no_schedule_changes_a_bit(machine: Machine) {
+    for world in machine.worlds(&[1, 2, 3, 5]) {
+        for (op, tile) in OPS.into_iter().flat_map(|op| machine.tiles().into_iter().map(move |tile| (op, tile))) {
+            let (w, m, n) = (world as usize, 2 * tile.m as usize + 1, 2 * tile.n as usize + 8);
+            let shape = if op == OPS[0] { [m * w, n * w, 72] } else { [m * w, n, 40 * w] };
+            let case = Case::<bf16>::new(op, shape, world, Values::Reals, 11);
+            let expected = case.expected();
+            machine.run(world, defaults, |node| {
+                let mut first: Option<Vec<bf16>> = None;
+                for chunk in [Chunk::Shard, Chunk::Tiles(1), Chunk::Tiles(2), Chunk::Tiles(4)] {
+                    for raster in [Raster::RowsFastest, Raster::ColumnsFastest, Raster::RowGroups(2)] {
+                        let plan = Plan { schedule: Some(Schedule { tile, chunk, raster }), ..Plan::default() };
+                        let op = AnyOp::of(&case, plan, node);
+                        let y = call(&op, &case, node).unwrap();
+                        case.assert_close(&expected, node.rank, &y, &op.explain());
+                        let first = first.get_or_insert_with(|| y.clone());
+                        assert!(*first == y, "other bits with {}", op.explain());
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// The same inputs on two communicators, with one worker and with several.
+pub fn runs_give_the_same_bits(machine: Machine) {
+    for world in machine.worlds(&[2, 4]) {
+        for op in OPS {
+            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Reals, 13);
+            let run = |workers| {
+                let plan = Plan { workers: Some(workers), ..Plan::default() };
+                machine.run(world, defaults, |node| call(&AnyOp::of(&case, plan, node), &case, node).unwrap())
+            };
+            let first = run(1);
+            assert!(first == run(1) && first == run(3), "{}: bits differ between runs", case.problem);
+        }
+    }
+}

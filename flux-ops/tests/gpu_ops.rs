@@ -1,0 +1,137 @@
+//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, movers inside the kernel).
+//!
+//! Ranks are threads with a GPU each; on a machine with one GPU they share it. Where there is none, one line says why all are skipped.
+#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+
+mod common;
+
+use common::suite::{self, Number};
+use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use flux_core::OpKind;
+use flux_transport::cuda;
+use half::bf16;
+use std::io::Write;
+use std::sync::Once;
+
+/// The GPUs, or why there are none to test on.
+fn find() -> Result<Machine, String> {
+    cuda::available().map_err(|why| why.to_string())?;
+    let count = cuda::device_count().map_err(|e| e.to_string())?;
+    for ordinal in 0..count {
+        let info = cuda::device_info(ordinal).map_err(|e| e.to_string())?;
+        if info.compute != (9, 0) {
+            return Err(format!("{} has compute capability {}.{}, the kernels need 9.0", info.name, info.compute.0, info.compute.1));
+        }
+    }
+    Ok(Machine::Gpus(count))
+}
+
+/// Runs a test where it can run.
+fn on_gpus(test: impl FnOnce(Machine)) {
+    static SAID: Once = Once::new();
+    match find() {
+        Ok(machine) => test(machine),
+        // Past the capture of a test's output, so that it is seen.
+        Err(why) => SAID.call_once(|| std::io::stderr().write_all(format!("\ngpu_ops: skipped, {why}\n").as_bytes()).unwrap_or_default()),
+    }
+}
+
+macro_rules! suite {
+    ($($name:ident),* $(,)?) => {
+        $(#[test]
+        fn $name() {
+            on_gpus(suite::$name);
+        })*
+    };
+}
+
+suite!(
+    bf16_integers_give_the_exact_result,
+    f16_integers_give_the_exact_result,
+    random_numbers_stay_within_the_derived_bound,
+    no_schedule_changes_a_bit,
+    runs_give_the_same_bits,
+    ops_share_a_communicator_and_its_workspace,
+    a_late_rank_is_waited_for,
+    row_strides_are_honoured,
+    a_refused_call_launches_nothing,
+    ranks_that_disagree_are_told_so,
+    what_cannot_be_built_is_refused_on_every_rank,
+    a_rank_that_cannot_build_is_named_to_the_others,
+    a_rank_that_never_calls_is_named_by_the_others,
+    the_workspace_is_known_before_it_is_taken,
+);
+
+#[test]
+fn ten_thousand_calls_in_a_row() {
+    on_gpus(|machine| suite::many_calls_in_a_row(machine, 10_000));
+}
+
+/// The kernel's own movers bring the same bytes as copy engines.
+#[test]
+fn movers_in_the_kernel_change_no_bit() {
+    on_gpus(|machine| {
+        for world in machine.worlds(&[2, 4, 8]) {
+            let w = world as usize;
+            let case = Case::<bf16>::new(OpKind::AllGatherGemm, [300 * w, 264 * w, 456], world, Values::Integers, 37);
+            let expected = case.expected();
+            machine.run(world, suite::defaults, |node| {
+                for movers in [None, Some(1), Some(8), None, Some(5)] {
+                    let op = AnyOp::of(&case, Plan { movers, ..Plan::default() }, node);
+                    for _ in 0..3 {
+                        case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), &op.explain());
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A call is captured once and replayed on changing inputs, with eager calls in between.
+#[test]
+fn a_replayed_graph_gives_the_bits_of_eager_calls() {
+    on_gpus(|machine| {
+        for world in machine.worlds(&[1, 2, 4, 8]) {
+            for op in OPS {
+                let w = world as usize;
+                let shape = if op == OPS[0] { [257 * w, 136 * w, 456] } else { [257 * w, 392, 136 * w] };
+                let cases: Vec<_> = (0..4).map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed)).collect();
+                machine.run(world, suite::defaults, |node| replay(node, &cases));
+            }
+        }
+    });
+}
+
+/// Each rank captures its own part; the ranks' replays meet on the devices.
+fn replay<T: Number>(node: &Node, cases: &[Case<T>]) {
+    let stream = node.cuda_stream().unwrap();
+    // SAFETY: every buffer of this rank is used on this one stream. A tracked buffer would bring events from outside into the capture.
+    unsafe { stream.context().disable_event_tracking() };
+    let op = AnyOp::of(&cases[0], Plan::default(), node);
+    let eager: Vec<Vec<T>> = cases.iter().map(|case| suite::call(&op, case, node).unwrap()).collect();
+
+    let (lx, lw, ly) = suite::layouts(&cases[0]);
+    let (mut x, mut w) = (node.poisoned::<T>(lx.span()), node.poisoned::<T>(lw.span()));
+    let mut y = node.poisoned::<T>(ly.span());
+    let poison = node.download(&y);
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).unwrap().expect("a captured call");
+
+    for i in 0..20 {
+        let (case, eager_bits) = (&cases[i % cases.len()], &eager[i % cases.len()]);
+        node.write(&mut x, &case.x(node.rank));
+        node.write(&mut w, &case.w(node.rank));
+        node.write(&mut y, &poison);
+        graph.launch().unwrap();
+        assert!(node.download(&y) == *eager_bits, "rank {}: replay {i} of {} differs from the eager call", node.rank, case.problem);
+        if i % 3 == 0 {
+            let other = (i + 1) % cases.len();
+            let y = suite::call(&op, &cases[other], node).unwrap();
+            assert!(y == eager[other], "rank {}: the eager call after replay {i} differs", node.rank);
+        }
+    }
+    op.status().unwrap();
+}
