@@ -7,10 +7,23 @@
 #![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]
 
 pub mod atomic_file;
+pub mod bench;
+pub mod cli;
 pub mod data;
+pub mod doctor;
+pub mod gpu;
 pub mod gpu_ci;
+pub mod launch;
+pub mod links;
+pub mod machine;
+pub mod memory;
+pub mod op;
 pub mod operands;
+pub mod ranks;
 pub mod reference;
 pub mod report;
+pub mod run;
 pub mod shapes;
+pub mod site;
+pub mod soak;
 pub mod stats;

@@ -1,2 +1,5 @@
-//! .
-fn main() {}
+//! The program `flux-bench`; see the library.
+
+fn main() -> std::process::ExitCode {
+    flux_bench::cli::main()
+}

@@ -78,7 +78,7 @@ pub struct Row {
     pub overlap_efficiency: Option<f64>,
     /// Rate of one rank in the fused op, of the median.
     pub tflops: f64,
-    /// Largest deviation from an fp64 reference over the whole output, in units of the output's root mean square.
+    /// Largest deviation from an fp64 reference over the whole output, in units of the reference's largest element.
     pub max_rel_err: f64,
     /// Whether random data stayed within the derived bound and integer data were exact, over the whole output on every rank.
     pub verified: bool,

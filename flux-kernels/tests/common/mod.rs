@@ -6,8 +6,10 @@ use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Variant;
+use flux_kernels::cache;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, launch};
 use flux_kernels::harness::{Fill, Harness, Seeds, VerifyReport, Window};
+use flux_kernels::nvrtc::Arch;
 use std::sync::Arc;
 
 /// Device memory, freed on drop.
@@ -61,9 +63,8 @@ pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
     Some(context)
 }
 
-pub(crate) fn cubin(source: &flux_kernels::sources::Source) -> Vec<u8> {
-    let dir = std::env::var("FLUX_CUBIN_DIR").expect("FLUX_CUBIN_DIR");
-    std::fs::read(std::path::Path::new(&dir).join(format!("{}.cubin", source.name))).expect("a cubin")
+fn cubin(source: &flux_kernels::sources::Source) -> Vec<u8> {
+    cache::cubin(source, Arch::Sm90a).expect("a cubin").image
 }
 
 struct RankState {

@@ -12,7 +12,7 @@ pub use error::ConnectError;
 
 use crate::control::{Notice, Watcher, agree};
 use crate::fault::reason;
-use crate::{Capabilities, Device, Fault, Options, Select, Stream, TransportError, TransportKind, World};
+use crate::{Capabilities, Device, Fault, Options, Select, Stream, TransportError, TransportKind, WorkspaceView, World};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
 use health::Health;
@@ -119,6 +119,11 @@ impl Communicator {
     /// What the workspace holds now.
     pub fn workspace_size(&self) -> WorkspaceSize {
         self.inner.health.transport().view().size
+    }
+
+    /// The workspace as this rank reaches it, for checks that look into it between calls; growth replaces it.
+    pub fn workspace(&self) -> Arc<WorkspaceView> {
+        self.inner.health.transport().view()
     }
 
     /// Makes the workspace hold at least `size`; it never shrinks. Collective: all ranks ask for the same, between the same calls. Calls before

@@ -1,0 +1,185 @@
+//! The contenders on GPUs: cuBLASLt, NCCL, one after the other, and the fused op.
+//!
+//! Invariant: a sample is the time between two events on the rank's stream. Before the first, a one-word all-reduce has lined the ranks up on
+//! their devices and a spinning kernel has given the host time to enqueue what is timed, so launch cost is hidden alike for all contenders.
+
+use super::measure::{Contender, Lane, slowest};
+use crate::gpu::Gpu;
+use crate::gpu::cublas::Gemm;
+use crate::memory::Buffer;
+use crate::op::FusedOp;
+use crate::operands::elements;
+use crate::operands::{w_window, x_window, y_window};
+use crate::site::{OperandSet, Site};
+use crate::stats::Span;
+use anyhow::{Context, bail};
+use flux_core::{OpKind, Problem};
+use flux_kernels::Element;
+use flux_transport::cuda::DeviceBlock;
+use flux_transport::nccl::{Comm, ElementType};
+use std::time::{Duration, Instant};
+
+/// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one reads.
+pub(super) const SETS: usize = 3;
+/// Least time for which the spinning kernel holds the stream.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// One rank's contenders.
+pub(super) struct GpuLane<'a, T> {
+    site: &'a Site,
+    gpu: &'a Gpu,
+    nccl: &'a Comm,
+    op: &'a FusedOp<T>,
+    sets: &'a mut [OperandSet<T>],
+    gemm: Gemm,
+    /// AllGather-GEMM: the gathered `x`. GEMM-ReduceScatter: the partial sums of all rows.
+    between: DeviceBlock,
+    word: DeviceBlock,
+    spin: Duration,
+}
+
+impl<'a, T: Element> GpuLane<'a, T> {
+    /// The contenders of `op`, on filled operand sets. Collective: the ranks choose one GEMM algorithm.
+    pub(super) fn new(site: &'a Site, nccl: &'a Comm, op: &'a FusedOp<T>, sets: &'a mut [OperandSet<T>]) -> anyhow::Result<Self> {
+        let gpu = site.gpu().context("this rank has no GPU")?;
+        let problem = op.problem();
+        let between = match problem.op() {
+            OpKind::AllGatherGemm => problem.m() as usize * problem.k() as usize,
+            OpKind::GemmReduceScatter => problem.m() as usize * problem.n() as usize,
+        };
+        let between = gpu.alloc(between * size_of::<T>())?;
+        let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
+        let word = gpu.alloc(4)?;
+        gpu.upload(&word, &[0; 4])?;
+        let mut lane = Self { site, gpu, nccl, op, sets, gemm, between, word, spin: SPIN };
+        // The GEMM of AllGather-GEMM reads what the collective has gathered: real data, as its speed depends on them.
+        lane.comm(0)?;
+        lane.choose_algorithm()?;
+        lane.choose_spin()?;
+        Ok(lane)
+    }
+
+    /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
+    fn choose_algorithm(&mut self) -> anyhow::Result<()> {
+        let mut best = (f64::INFINITY, 0);
+        // Equal devices have equal candidates; should they not, all must still run as many collectives.
+        let counts = self.site.comm().exchange(&(self.gemm.candidates() as u64).to_le_bytes())?;
+        let common = counts.iter().map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize).min().unwrap_or(0);
+        for candidate in 0..common {
+            self.gemm.choose(candidate);
+            let mut spans = Vec::new();
+            for round in 0..8 {
+                let span = self.sample(Contender::Gemm, round)?;
+                if round >= 3 {
+                    spans.push(span);
+                }
+            }
+            let median = slowest(self.site.comm(), &spans)?.median;
+            if median < best.0 {
+                best = (median, candidate);
+            }
+        }
+        self.gemm.choose(best.1);
+        Ok(())
+    }
+
+    /// Spins for longer than the slowest rank takes to enqueue the contender that takes it longest.
+    fn choose_spin(&mut self) -> anyhow::Result<()> {
+        let mut longest = Duration::ZERO;
+        for round in 0..6 {
+            for contender in Contender::ALL {
+                self.site.comm().barrier()?;
+                let start = Instant::now();
+                self.launch(contender, round)?;
+                // The first rounds load what is loaded lazily.
+                if round >= 3 {
+                    longest = longest.max(start.elapsed());
+                }
+                self.gpu.synchronize()?;
+            }
+        }
+        let mine = (longest.as_nanos() as u64).to_le_bytes();
+        let all = self.site.comm().exchange(&mine)?;
+        let longest = all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().unwrap_or(0);
+        self.spin = SPIN.max(Duration::from_nanos(longest + longest / 2));
+        Ok(())
+    }
+
+    fn launch(&mut self, contender: Contender, round: usize) -> anyhow::Result<()> {
+        let set = round % self.sets.len();
+        match (contender, self.op.problem().op()) {
+            (Contender::Op, _) => self.site.forward(self.op, &mut self.sets[set]),
+            (Contender::Gemm, _) => self.gemm(set),
+            (Contender::Comm, _) => self.comm(set),
+            (Contender::Serial, OpKind::AllGatherGemm) => {
+                self.comm(set)?;
+                self.gemm(set)
+            }
+            (Contender::Serial, OpKind::GemmReduceScatter) => {
+                self.gemm(set)?;
+                self.comm(set)
+            }
+        }
+    }
+
+    fn gemm(&self, set: usize) -> anyhow::Result<()> {
+        let set = &self.sets[set];
+        let (x, y) = match self.op.problem().op() {
+            OpKind::AllGatherGemm => (self.between.address(), address(&set.y)?),
+            OpKind::GemmReduceScatter => (address(&set.x)?, self.between.address()),
+        };
+        self.gpu.device().bind()?;
+        // SAFETY: the operands have the shapes that the GEMM was made for (`new`), and everything of this rank is on this one stream.
+        unsafe { self.gemm.launch(x, address(&set.w)?, y, self.gpu.raw_stream())? };
+        Ok(())
+    }
+
+    fn comm(&self, set: usize) -> anyhow::Result<()> {
+        let problem = self.op.problem();
+        let of = ElementType::from(problem.dtype());
+        let (set, stream) = (&self.sets[set], self.gpu.raw_stream());
+        let shard = |window| elements(window);
+        match problem.op() {
+            OpKind::AllGatherGemm => {
+                let count = shard(x_window(problem, self.site.rank()));
+                // SAFETY: `x` holds a shard and `between` one for every rank; all on this one stream.
+                unsafe { self.nccl.all_gather(address(&set.x)?, self.between.address(), count, of, stream)? };
+            }
+            OpKind::GemmReduceScatter => {
+                let count = shard(y_window(problem, self.site.rank()));
+                // SAFETY: `between` holds all rows and `y` a shard of them; all on this one stream.
+                unsafe { self.nccl.reduce_scatter(self.between.address(), address(&set.y)?, count, of, stream)? };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Element> Lane for GpuLane<'_, T> {
+    fn sample(&mut self, contender: Contender, round: usize) -> anyhow::Result<Span> {
+        let (word, stream) = (self.word.address(), self.gpu.raw_stream());
+        // SAFETY: one word of this rank's memory, on its one stream.
+        unsafe { self.nccl.all_reduce(word, word, 1, ElementType::U32, stream)? };
+        self.gpu.spin(self.spin)?;
+        let gpu = self.gpu;
+        let end = gpu.time(|| self.launch(contender, round))?;
+        Ok(Span { start: 0.0, end })
+    }
+}
+
+/// Bytes of device memory that a row takes on one rank, the workspace left out.
+pub(super) fn device_bytes(problem: &Problem) -> u64 {
+    let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, flux_core::Rank::new(0))) as u64);
+    let between = match problem.op() {
+        OpKind::AllGatherGemm => u64::from(problem.m()) * u64::from(problem.k()),
+        OpKind::GemmReduceScatter => u64::from(problem.m()) * u64::from(problem.n()),
+    };
+    (windows.iter().sum::<u64>() * SETS as u64 + between) * problem.dtype().bytes() as u64
+}
+
+fn address<T>(buffer: &Buffer<T>) -> anyhow::Result<u64> {
+    match buffer {
+        Buffer::Cuda { block, .. } => Ok(block.address()),
+        Buffer::Host(_) => bail!("host memory on a rank that works on a device"),
+    }
+}

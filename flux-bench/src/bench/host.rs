@@ -1,0 +1,146 @@
+//! The contenders on the host: the same executor for the fused op and for the GEMM alone, plain copies for the collectives.
+//!
+//! Invariant: all contenders use the same number of threads, one rank's share of the cores, so a ratio of two times compares schedules. The times
+//! themselves say nothing about GPUs.
+
+use super::measure::{Contender, Lane};
+use crate::memory::{Buffer, HostBuffer};
+use crate::op::FusedOp;
+use crate::operands::{Operands, elements, x_window};
+use crate::site::{OperandSet, Site};
+use crate::stats::Span;
+use anyhow::{Context, bail};
+use flux_core::{OpKind, Problem, WorldSize};
+use flux_kernels::Element;
+use flux_transport::{Communicator, Options, Select, World};
+use std::sync::{Arc, RwLock};
+use std::time::Instant;
+
+/// What the ranks of one row show each other: the collectives of the serial path, among threads, read it.
+#[derive(Debug)]
+pub(super) struct Shared<T> {
+    /// By rank: the shard of `x` (AllGather-GEMM) or all rows of partial sums (GEMM-ReduceScatter).
+    shown: Vec<RwLock<HostBuffer<T>>>,
+    /// All ranks read one clock.
+    origin: Instant,
+}
+
+impl<T: Element> Shared<T> {
+    pub(super) fn new(problem: &Problem) -> Arc<Self> {
+        let elements = match problem.op() {
+            OpKind::AllGatherGemm => elements(x_window(problem, flux_core::Rank::new(0))),
+            OpKind::GemmReduceScatter => problem.m() as usize * problem.n() as usize,
+        };
+        let shown = problem.world().ranks().map(|_| RwLock::new(HostBuffer::new(elements))).collect();
+        Arc::new(Self { shown, origin: Instant::now() })
+    }
+}
+
+/// One rank's contenders.
+pub(super) struct HostLane<'a, T> {
+    site: &'a Site,
+    op: &'a FusedOp<T>,
+    set: &'a mut OperandSet<T>,
+    shared: Arc<Shared<T>>,
+    /// One rank's whole part as a problem of a world of one, on a communicator of its own.
+    gemm: FusedOp<T>,
+    gemm_site: Site,
+    gemm_set: OperandSet<T>,
+}
+
+impl<'a, T: Element> HostLane<'a, T> {
+    /// The contenders of `op`, on the operands that `set` holds.
+    pub(super) fn new(
+        site: &'a Site,
+        op: &'a FusedOp<T>,
+        set: &'a mut OperandSet<T>,
+        shared: Arc<Shared<T>>,
+        workers: u32,
+    ) -> anyhow::Result<Self> {
+        let problem = *op.problem();
+        let alone = WorldSize::new(1).context("a world of one")?;
+        let (m, n, k) = (problem.m() as usize, problem.n_local() as usize, problem.k_local() as usize);
+        let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), alone)?;
+        let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
+        let gemm = FusedOp::build(&part, &comm, Some(workers))?;
+        let gemm_site = Site::new(comm)?;
+        let mut gemm_set = gemm_site.operand_set(&part)?;
+        // The same amount of the same kind of data; which numbers they are changes nothing about the time.
+        let Some(held) = set.holds else { bail!("the operands must be filled first") };
+        gemm_site.fill(&mut gemm_set, Operands { problem: part, ..held })?;
+        if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (problem.op(), &set.x) {
+            shared.shown[site.rank().index()].write().map_err(|_| poisoned())?.elements_mut().copy_from_slice(x.elements());
+        }
+        Ok(Self { site, op, set, shared, gemm, gemm_site, gemm_set })
+    }
+
+    fn gemm(&mut self) -> anyhow::Result<()> {
+        self.gemm_site.forward(&self.gemm, &mut self.gemm_set)
+    }
+
+    /// Every rank's shard, in rank order, into the GEMM's `x`.
+    fn all_gather(&mut self) -> anyhow::Result<()> {
+        let Buffer::Host(gathered) = &mut self.gemm_set.x else { bail!("not host memory") };
+        let shard = gathered.elements().len() / self.shared.shown.len();
+        for (to, from) in gathered.elements_mut().chunks_exact_mut(shard).zip(&self.shared.shown) {
+            to.copy_from_slice(from.read().map_err(|_| poisoned())?.elements());
+        }
+        Ok(())
+    }
+
+    /// The own rows of every rank's partial sums, added in rank order in fp32 and rounded once, into `y`.
+    fn reduce_scatter(&mut self) -> anyhow::Result<()> {
+        let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
+        let rows = y.elements().len();
+        let first = rows * self.site.rank().index();
+        let mut sum = vec![0.0_f32; rows];
+        let mut wide = vec![0.0_f32; rows];
+        for from in &self.shared.shown {
+            T::widen(&from.read().map_err(|_| poisoned())?.elements()[first..][..rows], &mut wide);
+            sum.iter_mut().zip(&wide).for_each(|(sum, part)| *sum += part);
+        }
+        T::narrow(&sum, y.elements_mut());
+        Ok(())
+    }
+
+    /// Makes the GEMM's result what the other ranks read.
+    fn show_partials(&mut self) -> anyhow::Result<()> {
+        let Buffer::Host(y) = &mut self.gemm_set.y else { bail!("not host memory") };
+        std::mem::swap(&mut *self.shared.shown[self.site.rank().index()].write().map_err(|_| poisoned())?, y);
+        Ok(())
+    }
+
+    fn serial(&mut self) -> anyhow::Result<()> {
+        match self.op.problem().op() {
+            OpKind::AllGatherGemm => {
+                self.all_gather()?;
+                self.gemm()
+            }
+            OpKind::GemmReduceScatter => {
+                self.gemm()?;
+                self.show_partials()?;
+                self.site.comm().barrier()?;
+                self.reduce_scatter()
+            }
+        }
+    }
+}
+
+impl<T: Element> Lane for HostLane<'_, T> {
+    fn sample(&mut self, contender: Contender, _round: usize) -> anyhow::Result<Span> {
+        self.site.comm().barrier()?;
+        let start = self.shared.origin.elapsed().as_secs_f64() * 1e3;
+        match (contender, self.op.problem().op()) {
+            (Contender::Gemm, _) => self.gemm()?,
+            (Contender::Comm, OpKind::AllGatherGemm) => self.all_gather()?,
+            (Contender::Comm, OpKind::GemmReduceScatter) => self.reduce_scatter()?,
+            (Contender::Serial, _) => self.serial()?,
+            (Contender::Op, _) => self.site.forward(self.op, self.set)?,
+        }
+        Ok(Span { start, end: self.shared.origin.elapsed().as_secs_f64() * 1e3 })
+    }
+}
+
+fn poisoned() -> anyhow::Error {
+    anyhow::anyhow!("another rank panicked")
+}

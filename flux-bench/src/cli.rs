@@ -1,0 +1,84 @@
+//! The command line.
+//!
+//! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
+
+use crate::{bench, doctor, gpu_ci, launch, links, run, soak};
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Benchmarks, verification and runs of flux.
+#[derive(Debug, Parser)]
+#[command(name = "flux-bench", version, about)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Verify and measure both ops beside the unfused path
+    Bench(bench::Args),
+    /// Run an op on operands from a safetensors file
+    Run(run::Args),
+    /// Start a program once for every rank, as processes of this machine
+    Launch(launch::Args),
+    /// Check both ops over a matrix of hard shapes, with late ranks and poisoned memory
+    Soak(soak::Args),
+    /// Measure what the links between GPUs, and to the host, do
+    Links(links::Args),
+    /// Say what this machine has, which transports can work on it, and why others cannot
+    Doctor,
+    /// Run the checks that `cargo xtask dist` has packed for a GPU host
+    GpuCi(gpu_ci::Args),
+}
+
+/// Does what the command line says.
+pub fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FLUX_LOG").unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match act(Cli::parse().command) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("flux-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The exit status: of a launch that of its ranks, else 0 or 1.
+fn act(command: Command) -> anyhow::Result<u8> {
+    match command {
+        Command::Bench(args) => bench::run(&args).map(status),
+        Command::Run(args) => run::run(&args).map(|()| 0),
+        Command::Launch(args) => launch::run(&args),
+        Command::Soak(args) => soak::run(&args).map(status),
+        Command::Links(args) => links::run(&args).map(|()| 0),
+        Command::Doctor => {
+            doctor::run();
+            Ok(0)
+        }
+        Command::GpuCi(args) => gpu_ci::run(&args).map(status),
+    }
+}
+
+fn status(right: bool) -> u8 {
+    u8::from(!right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lists_are_separated_by_commas() {
+        let words = ["flux-bench", "bench", "--ms", "512,1024", "--shapes", "gpt3,llama70b", "--ops", "ag_gemm"];
+        let Command::Bench(args) = Cli::parse_from(words).command else { panic!("not a bench") };
+        assert_eq!((args.ms, args.shapes.len(), args.ops.len()), (vec![512, 1024], 2, 1));
+    }
+}

@@ -1,0 +1,19 @@
+//! The baseline GEMM: cuBLASLt, with an algorithm chosen by timing.
+
+mod gemm;
+mod library;
+
+pub use gemm::Gemm;
+pub use library::CublasError;
+
+use std::path::PathBuf;
+
+/// Whether this process has a cuBLASLt: the file it came from and its version, `10000 * major + 100 * minor + patch`.
+///
+/// # Errors
+/// [`CublasError`] says what was tried.
+pub fn available() -> Result<(PathBuf, usize), CublasError> {
+    let library = library::library()?;
+    // SAFETY: takes nothing and reads a constant.
+    Ok((library.path.clone(), unsafe { (library.version)() }))
+}

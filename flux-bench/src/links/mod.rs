@@ -1,0 +1,83 @@
+//! What this machine's links do: the figures that schedules are chosen by.
+//!
+//! Invariant: a figure is the median of repeated runs of one movement, between events on the streams that carry it; where several devices move
+//! at once it is the slowest one's, from when the first began.
+
+mod measures;
+mod rig;
+
+use crate::report;
+use anyhow::Context;
+use flux_transport::cuda;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Arguments of `flux-bench links`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Write the table to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Runs of each movement
+    #[arg(long, default_value_t = 20)]
+    pub samples: usize,
+}
+
+/// One measured movement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Link {
+    /// What moves, and how.
+    pub movement: String,
+    /// Bytes that one device moves; 0 for a signal.
+    pub bytes: u64,
+    /// Median, in microseconds.
+    pub us: f64,
+    /// Rate of one device, in GB/s (10^9); absent for a signal.
+    pub gb_per_s: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct LinkTable {
+    schema: u32,
+    device: String,
+    gpus: u32,
+    commit: String,
+    date: String,
+    command: String,
+    rows: Vec<Link>,
+}
+
+/// Measures, prints, writes.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    cuda::available().context("links are measured between GPUs")?;
+    if let Some(path) = &args.json {
+        crate::atomic_file::check(path)?;
+    }
+    let rigs = rig::open_all()?;
+    let machine = crate::machine::describe(true, rigs.len() as u32);
+    println!("{}, {} GPUs\n", machine.device, machine.gpus);
+    let mut rows = Vec::new();
+    measures::all(&rigs, args.samples.max(1), &mut |link: Link| {
+        let rate = link.gb_per_s.map_or_else(String::new, |r| format!("{r:8.1} GB/s"));
+        println!("{:<64} {:>10}  {:>10.2} us  {rate}", link.movement, size(link.bytes), link.us);
+        rows.push(link);
+    })?;
+    if let Some(path) = &args.json {
+        let (device, gpus) = (machine.device, machine.gpus);
+        let (commit, date, command) = (report::commit(), report::now(), report::command_line());
+        let table = LinkTable { schema: report::SCHEMA, device, gpus, commit, date, command, rows };
+        crate::atomic_file::write(path, |w| {
+            serde_json::to_writer_pretty(&mut *w, &table)?;
+            w.write_all(b"\n")
+        })?;
+    }
+    Ok(())
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        b if b < 1 << 20 => format!("{} KiB", b >> 10),
+        b => format!("{} MiB", b >> 20),
+    }
+}

@@ -1,0 +1,104 @@
+//! Devices made ready for moving bytes between them.
+//!
+//! Invariant: every device's `outbox` and `inbox` can be read and written by every other, and nothing else uses them.
+
+use crate::gpu::{Gpu, kernels};
+use anyhow::{Context, bail};
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use flux_kernels::harness::Links;
+use flux_transport::cuda::{self, CudaDevice, DeviceBlock, PinnedBlock};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of an inbox and of an outbox: what one device moves at most in one go.
+pub(super) const BOX: usize = 256 << 20;
+/// How long the streams are held while the host enqueues what is timed.
+const HOLD: Duration = Duration::from_micros(300);
+
+/// One device.
+pub(super) struct Rig {
+    pub(super) gpu: Gpu,
+    pub(super) links: Links,
+    pub(super) outbox: DeviceBlock,
+    pub(super) inbox: DeviceBlock,
+    pub(super) staging: PinnedBlock,
+    pub(super) lanes: Vec<Lane>,
+}
+
+/// A stream with a timed end and beginning.
+pub(super) struct Lane {
+    pub(super) stream: Arc<CudaStream>,
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl Lane {
+    pub(super) fn raw(&self) -> usize {
+        self.stream.cu_stream().addr()
+    }
+}
+
+/// Opens every device and lets each reach the others.
+pub(super) fn open_all() -> anyhow::Result<Vec<Rig>> {
+    let count = cuda::device_count()?;
+    let devices = (0..count).map(CudaDevice::open).collect::<Result<Vec<_>, _>>()?;
+    for (from, to) in devices.iter().flat_map(|f| devices.iter().map(move |t| (f, t))).filter(|(f, t)| f.ordinal() != t.ordinal()) {
+        if !cuda::can_access_peer(from.ordinal(), to.ordinal())? {
+            bail!("GPU {} cannot access memory of GPU {}: there is no direct link to measure", from.ordinal(), to.ordinal());
+        }
+        from.bind()?;
+        // SAFETY: both contexts are retained; `from`'s is current.
+        match unsafe { sys::cuCtxEnablePeerAccess(to.context().cu_ctx(), 0) } {
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+            code => bail!("GPU {} may not access GPU {}: {code:?}", from.ordinal(), to.ordinal()),
+        }
+    }
+    devices.iter().map(|device| Rig::open(device, devices.len().max(2) - 1)).collect()
+}
+
+impl Rig {
+    fn open(device: &CudaDevice, lanes: usize) -> anyhow::Result<Self> {
+        let gpu = Gpu::open(device)?;
+        let links = Links::load(&kernels::links(device)?)?;
+        let timed = || device.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        let lane = || anyhow::Ok(Lane { stream: device.context().new_stream()?, start: timed()?, end: timed()? });
+        let lanes = (0..lanes).map(|_| lane()).collect::<anyhow::Result<_>>()?;
+        let (outbox, inbox) = (gpu.alloc(BOX)?, gpu.alloc(BOX)?);
+        Ok(Self { links, outbox, inbox, staging: PinnedBlock::new(device, BOX).context("pinned memory")?, lanes, gpu })
+    }
+}
+
+/// Runs a movement once on `lanes` lanes of each of `rigs`, and returns the slowest lane's microseconds.
+pub(super) fn once(rigs: &[&Rig], lanes: usize, movement: &dyn Fn(usize, &Rig, usize, &Lane) -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    // The streams wait until everything is enqueued, on whichever device.
+    for rig in rigs {
+        rig.gpu.spin(HOLD)?;
+        let held = rig.gpu.record_event()?;
+        for lane in &rig.lanes[..lanes] {
+            lane.stream.wait(&held)?;
+        }
+    }
+    for (device, rig) in rigs.iter().enumerate() {
+        rig.gpu.device().bind()?;
+        for (number, lane) in rig.lanes[..lanes].iter().enumerate() {
+            lane.start.record(&lane.stream)?;
+            movement(device, rig, number, lane)?;
+            lane.end.record(&lane.stream)?;
+        }
+    }
+    let mut slowest = 0.0_f64;
+    for lane in rigs.iter().flat_map(|rig| &rig.lanes[..lanes]) {
+        slowest = slowest.max(f64::from(lane.start.elapsed_ms(&lane.end)?) * 1e3);
+    }
+    Ok(slowest)
+}
+
+/// Copies by a copy engine, on a lane's stream.
+///
+/// # Safety
+/// Both ranges are memory of rigs, or pinned, and nothing else writes or reads them meanwhile.
+pub(super) unsafe fn copy(lane: &Lane, to: u64, from: u64, bytes: usize) -> anyhow::Result<()> {
+    // SAFETY: the caller's promise; one address space covers all devices and pinned memory.
+    unsafe { result::memcpy_dtod_async(to, from, bytes, lane.stream.cu_stream())? };
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! What this machine is, as reports name it, and which devices ranks work on.
+
+use anyhow::bail;
+use flux_core::Rank;
+use flux_transport::{Options, Select, cuda, nccl};
+
+/// A machine's part of a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Name of the GPUs, or `host` with the number of cores.
+    pub device: String,
+    /// GPUs in use.
+    pub gpus: u32,
+    /// Version of the GPU driver.
+    pub driver: Option<String>,
+    /// Version of CUDA that the driver supports.
+    pub cuda: Option<String>,
+    /// Version of NCCL.
+    pub nccl: Option<String>,
+}
+
+/// Cores that this process may use.
+pub fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
+}
+
+/// GPUs that this process sees; 0 without CUDA.
+pub fn gpu_count() -> u32 {
+    cuda::device_count().unwrap_or(0)
+}
+
+/// Whether ranks of a transport work on GPUs here.
+///
+/// # Errors
+/// GPUs are asked for where there are none.
+pub fn uses_gpus(select: Select) -> anyhow::Result<bool> {
+    match select {
+        Select::Host => Ok(false),
+        Select::Auto => Ok(gpu_count() > 0),
+        _ if gpu_count() > 0 => Ok(true),
+        _ => match cuda::available() {
+            Err(why) => bail!("transport {select} needs GPUs: {why}"),
+            Ok(()) => bail!("transport {select} needs GPUs: this process sees none"),
+        },
+    }
+}
+
+/// Options of a rank: ranks are dealt over the GPUs in order, `ranks_per_gpu` to each.
+pub fn options(select: Select, rank: Rank, ranks_per_gpu: u32) -> Options {
+    let mut options = Options::from(select);
+    if gpu_count() > 0 && select != Select::Host {
+        options.device = Some(rank.get() / ranks_per_gpu.max(1));
+        options.shared_device = ranks_per_gpu > 1;
+    }
+    options
+}
+
+/// Names the machine on which `ranks` ranks ran.
+pub fn describe(on_gpus: bool, ranks: u32) -> Machine {
+    if !on_gpus {
+        let device = format!("host ({ranks} ranks as threads on {} cores)", cores());
+        return Machine { device, gpus: 0, driver: None, cuda: None, nccl: None };
+    }
+    Machine {
+        device: cuda::device_info(0).map_or_else(|e| e.to_string(), |info| info.name),
+        gpus: ranks.min(gpu_count()),
+        driver: driver(),
+        cuda: cuda::driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
+        nccl: nccl::version().ok().map(|v| format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)),
+    }
+}
+
+/// The driver's own version, which only the kernel module tells without a library of its own: the first word with dots.
+fn driver() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    driver_of(&text)
+}
+
+fn driver_of(text: &str) -> Option<String> {
+    let version = |w: &&str| w.contains('.') && w.chars().all(|c| c.is_ascii_digit() || c == '.');
+    text.lines().next()?.split_whitespace().find(version).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::driver_of;
+
+    #[test]
+    fn the_driver_is_found_in_the_modules_text() {
+        let text =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (x)  Thu\nGCC version:  gcc 12.3.0\n";
+        assert_eq!(driver_of(text).as_deref(), Some("580.159.03"));
+        assert_eq!(driver_of("nothing here"), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! Either fused op, chosen by the problem.
+
+use anyhow::bail;
+use flux_core::program::Schedule;
+use flux_core::{OpKind, Problem};
+use flux_kernels::Element;
+use flux_ops::{AllGatherGemm, CallError, GemmReduceScatter, TensorMut, TensorRef};
+use flux_transport::{Communicator, Fault, Stream};
+
+/// A built op.
+#[derive(Debug)]
+pub enum FusedOp<T> {
+    /// AllGather-GEMM.
+    AllGather(AllGatherGemm<T>),
+    /// GEMM-ReduceScatter.
+    ReduceScatter(GemmReduceScatter<T>),
+}
+
+impl<T: Element> FusedOp<T> {
+    /// Builds `problem` on `comm`, whose world it is for; collective. `workers` of the executor where they are not its own choice.
+    ///
+    /// # Errors
+    /// What the op's `build` says.
+    pub fn build(problem: &Problem, comm: &Communicator, workers: Option<u32>) -> anyhow::Result<Self> {
+        if problem.dtype() != T::DTYPE {
+            bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
+        }
+        let (m, n, k) = (problem.m() as usize, problem.n() as usize, problem.k() as usize);
+        Ok(match problem.op() {
+            OpKind::AllGatherGemm => {
+                let builder = AllGatherGemm::builder(m, n, k);
+                Self::AllGather(if let Some(workers) = workers { builder.workers(workers) } else { builder }.build(comm)?)
+            }
+            OpKind::GemmReduceScatter => {
+                let builder = GemmReduceScatter::builder(m, n, k);
+                Self::ReduceScatter(if let Some(workers) = workers { builder.workers(workers) } else { builder }.build(comm)?)
+            }
+        })
+    }
+
+    /// The op's `forward`.
+    ///
+    /// # Errors
+    /// What the op says.
+    pub fn forward(&self, x: &TensorRef<'_, T>, w: &TensorRef<'_, T>, y: &mut TensorMut<'_, T>, stream: Stream) -> Result<(), CallError> {
+        match self {
+            Self::AllGather(op) => op.forward(x, w, y, stream),
+            Self::ReduceScatter(op) => op.forward(x, w, y, stream),
+        }
+    }
+
+    /// The op's `status`.
+    ///
+    /// # Errors
+    /// The fault that broke the communicator.
+    pub fn status(&self) -> Result<(), Fault> {
+        match self {
+            Self::AllGather(op) => op.status(),
+            Self::ReduceScatter(op) => op.status(),
+        }
+    }
+
+    /// The problem.
+    pub fn problem(&self) -> &Problem {
+        match self {
+            Self::AllGather(op) => op.problem(),
+            Self::ReduceScatter(op) => op.problem(),
+        }
+    }
+
+    /// The schedule in use.
+    pub fn schedule(&self) -> &Schedule {
+        match self {
+            Self::AllGather(op) => op.schedule(),
+            Self::ReduceScatter(op) => op.schedule(),
+        }
+    }
+}

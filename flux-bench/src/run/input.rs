@@ -1,0 +1,199 @@
+//! The operands of a run, from a safetensors file.
+//!
+//! Invariant: an [`Input`] that exists has `x` of `[m, k]` and `w` of `[n, k]`, both of one 16-bit type, whole.
+
+use flux_core::DType;
+use safetensors::{Dtype, SafeTensors};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Why a file cannot be an input.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// The file cannot be read.
+    #[error("{} cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The file is not safetensors, or is damaged or cut short.
+    #[error("{} is not a whole safetensors file: {reason}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A tensor is missing.
+    #[error("{} has no tensor {name:?}; it has {found}", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// `x` or `w`.
+        name: &'static str,
+        /// The names that it has.
+        found: String,
+    },
+    /// A tensor has the wrong number of dimensions.
+    #[error("tensor {name:?} has the shape {shape:?}: a matrix is needed")]
+    NotAMatrix {
+        /// `x` or `w`.
+        name: &'static str,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// A tensor has another element type.
+    #[error("tensor {name:?} holds {dtype}: BF16 or F16 is needed, the same in both")]
+    Type {
+        /// `x` or `w`.
+        name: &'static str,
+        /// Its type.
+        dtype: String,
+    },
+    /// The inner dimensions differ.
+    #[error("x is [{m}, {k_x}] and w is [{n}, {k_w}]: both need the same number of columns, as y = x * transpose(w)")]
+    Mismatch {
+        /// Rows of `x`.
+        m: usize,
+        /// Columns of `x`.
+        k_x: usize,
+        /// Rows of `w`.
+        n: usize,
+        /// Columns of `w`.
+        k_w: usize,
+    },
+}
+
+/// The operands, as bytes of elements in the file's order: row-major, little-endian.
+#[derive(Debug)]
+pub struct Input {
+    /// Rows of `x`.
+    pub m: usize,
+    /// Rows of `w`.
+    pub n: usize,
+    /// Columns of both.
+    pub k: usize,
+    /// Element type of both.
+    pub dtype: DType,
+    file: Vec<u8>,
+    x: std::ops::Range<usize>,
+    w: std::ops::Range<usize>,
+}
+
+impl Input {
+    /// Reads and checks a file.
+    pub fn read(path: &Path) -> Result<Self, InputError> {
+        let mut file = Vec::new();
+        let read = File::open(path).and_then(|mut f| f.read_to_end(&mut file));
+        read.map_err(|source| InputError::Read { path: path.to_owned(), source })?;
+        Self::parse(path, file)
+    }
+
+    fn parse(path: &Path, file: Vec<u8>) -> Result<Self, InputError> {
+        let tensors = SafeTensors::deserialize(&file).map_err(|e| InputError::Damaged { path: path.to_owned(), reason: e.to_string() })?;
+        let (m, k_x, x_type, x) = matrix(path, &file, &tensors, "x")?;
+        let (n, k_w, w_type, w) = matrix(path, &file, &tensors, "w")?;
+        if x_type != w_type {
+            return Err(InputError::Type { name: "w", dtype: format!("{w_type}, x {x_type}") });
+        }
+        if k_x != k_w {
+            return Err(InputError::Mismatch { m, k_x, n, k_w });
+        }
+        Ok(Self { m, n, k: k_x, dtype: x_type, x, w, file })
+    }
+
+    /// Elements of `x`, `[m, k]`.
+    pub fn x<T: bytemuck::Pod>(&self) -> Vec<T> {
+        elements(&self.file[self.x.clone()])
+    }
+
+    /// Elements of `w`, `[n, k]`.
+    pub fn w<T: bytemuck::Pod>(&self) -> Vec<T> {
+        elements(&self.file[self.w.clone()])
+    }
+}
+
+/// Bytes of the file, which lie on any border, as elements.
+fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
+    let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+    bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
+    elements
+}
+
+type Matrix = (usize, usize, DType, std::ops::Range<usize>);
+
+fn matrix(path: &Path, file: &[u8], tensors: &SafeTensors<'_>, name: &'static str) -> Result<Matrix, InputError> {
+    let Ok(tensor) = tensors.tensor(name) else {
+        let found = tensors.names().iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
+        let found = if found.is_empty() { "none".to_owned() } else { found };
+        return Err(InputError::Missing { path: path.to_owned(), name, found });
+    };
+    let &[rows, cols] = tensor.shape() else {
+        return Err(InputError::NotAMatrix { name, shape: tensor.shape().to_vec() });
+    };
+    let dtype = match tensor.dtype() {
+        Dtype::BF16 => DType::Bf16,
+        Dtype::F16 => DType::F16,
+        other => return Err(InputError::Type { name, dtype: format!("{other:?}") }),
+    };
+    // Where the tensor's bytes lie in the file that the view borrows.
+    let start = tensor.data().as_ptr().addr() - file.as_ptr().addr();
+    Ok((rows, cols, dtype, start..start + tensor.data().len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::tensor::TensorView;
+
+    fn file(tensors: &[(&str, Dtype, &[usize])]) -> Vec<u8> {
+        let data = vec![0; 1 << 12];
+        let views = tensors.iter().map(|&(name, dtype, shape)| {
+            let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            (name, TensorView::new(dtype, shape.to_vec(), &data[..bytes]).unwrap())
+        });
+        safetensors::serialize(views, None).unwrap()
+    }
+
+    fn parse(file: Vec<u8>) -> Result<Input, InputError> {
+        Input::parse(Path::new("in.safetensors"), file)
+    }
+
+    #[test]
+    fn a_good_file_gives_the_extents_and_the_elements() {
+        let input = parse(file(&[("x", Dtype::F16, &[4, 16]), ("w", Dtype::F16, &[24, 16])])).unwrap();
+        assert_eq!((input.m, input.n, input.k, input.dtype), (4, 24, 16, DType::F16));
+        assert_eq!((input.x::<half::f16>().len(), input.w::<half::f16>().len()), (64, 384));
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_or_damaged_is_refused() {
+        let good = file(&[("x", Dtype::BF16, &[4, 16]), ("w", Dtype::BF16, &[24, 16])]);
+        for length in [0, 7, 8, 40, good.len() - 1] {
+            assert!(matches!(parse(good[..length].to_vec()), Err(InputError::Damaged { .. })), "{length} bytes");
+        }
+        let mut longer = good.clone();
+        longer.push(0);
+        assert!(matches!(parse(longer), Err(InputError::Damaged { .. })));
+        for byte in [0, 7, 9, 20] {
+            let mut damaged = good.clone();
+            damaged[byte] ^= 0x55;
+            assert!(parse(damaged).is_err(), "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named_with_their_values() {
+        let message = |tensors: &[(&str, Dtype, &[usize])]| parse(file(tensors)).unwrap_err().to_string();
+        let x: (&str, Dtype, &[usize]) = ("x", Dtype::BF16, &[4, 16]);
+        assert_eq!(message(&[x]), r#"in.safetensors has no tensor "w"; it has "x""#);
+        assert!(message(&[x, ("w", Dtype::BF16, &[24, 8])]).contains("x is [4, 16] and w is [24, 8]"));
+        assert!(message(&[x, ("w", Dtype::F16, &[24, 16])]).contains("holds fp16, x bf16"));
+        assert!(message(&[x, ("w", Dtype::F32, &[24, 16])]).contains("holds F32"));
+        assert!(message(&[x, ("w", Dtype::BF16, &[24 * 16])]).contains("[384]"));
+    }
+}

@@ -1,0 +1,120 @@
+//! `flux-bench run`: an op on real operands from a file, sharded over ranks as a model's layer would be.
+//!
+//! Invariant: either the output file is there, whole, or there is none and the exit status says so.
+
+mod input;
+
+pub use input::{Input, InputError};
+
+use crate::atomic_file;
+use crate::data::Window;
+use crate::machine;
+use crate::op::FusedOp;
+use crate::operands::{elements, w_window, x_window, y_window};
+use crate::ranks;
+use crate::site::Site;
+use anyhow::Context;
+use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_kernels::Element;
+use flux_transport::{Communicator, Select, World};
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use std::path::PathBuf;
+
+/// Arguments of `flux-bench run`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// ag-gemm or gemm-rs
+    #[arg(value_parser = crate::bench::parse_op)]
+    pub op: OpKind,
+    /// Ranks, as threads of this process
+    #[arg(long, default_value_t = 1)]
+    pub ranks: u32,
+    /// auto, host or nvlink
+    #[arg(long, default_value = "auto")]
+    pub transport: Select,
+    /// Safetensors file with the global `x` [m, k] and `w` [n, k], both BF16 or both F16
+    #[arg(long, value_name = "FILE")]
+    pub input: PathBuf,
+    /// Safetensors file for `y` [m, n], replaced where it is there
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// Reads, computes, assembles, writes.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    atomic_file::check(&args.output)?;
+    let input = Input::read(&args.input)?;
+    let world =
+        WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {}", args.ranks, flux_core::rank::MAX_WORLD))?;
+    let problem = Problem::new(args.op, input.m, input.n, input.k, input.dtype, world)?;
+    machine::uses_gpus(args.transport)?;
+    let (y, dtype) = match input.dtype {
+        DType::Bf16 => (compute::<bf16>(&problem, args.transport, &input)?, Dtype::BF16),
+        DType::F16 => (compute::<f16>(&problem, args.transport, &input)?, Dtype::F16),
+    };
+    drop(input);
+    let view = TensorView::new(dtype, vec![problem.m() as usize, problem.n() as usize], &y)?;
+    let file = safetensors::serialize([("y", view)], None)?;
+    atomic_file::write(&args.output, |w| w.write_all(&file))?;
+    println!("{problem}: y [{}, {}] written to {}", problem.m(), problem.n(), args.output.display());
+    Ok(())
+}
+
+/// The global `y`, as bytes.
+fn compute<T: Element>(problem: &Problem, select: Select, input: &Input) -> anyhow::Result<Vec<u8>> {
+    let (x, w) = (input.x::<T>(), input.w::<T>());
+    let k = problem.k() as usize;
+    let body = |world: &World| {
+        let comm = Communicator::connect_blocking(world, machine::options(select, world.rank(), 1))?;
+        let site = Site::new(comm)?;
+        let op = FusedOp::<T>::build(problem, site.comm(), None)?;
+        let mut set = site.operand_set(problem)?;
+        site.upload(&mut set.x, &cut(&x, k, x_window(problem, site.rank())))?;
+        site.upload(&mut set.w, &cut(&w, k, w_window(problem, site.rank())))?;
+        site.forward(&op, &mut set)?;
+        site.sync(&op)?;
+        site.download(&set.y)
+    };
+    let parts = ranks::on_threads(World::local(problem.world().get())?, body)?;
+    let n = problem.n() as usize;
+    let mut y = vec![T::from_f32(0.0); problem.m() as usize * n];
+    for (rank, part) in problem.world().ranks().zip(&parts) {
+        paste(&mut y, n, y_window(problem, rank), part);
+    }
+    Ok(bytemuck::cast_slice(&y).to_vec())
+}
+
+/// A window's elements, dense, out of a matrix of `cols` columns.
+fn cut<T: Copy>(from: &[T], cols: usize, window: Window) -> Vec<T> {
+    let mut part = Vec::with_capacity(elements(window));
+    for row in from.chunks_exact(cols).skip(window.row0 as usize).take(window.rows as usize) {
+        part.extend_from_slice(&row[window.col0 as usize..][..window.cols as usize]);
+    }
+    part
+}
+
+/// The inverse of [`cut`].
+fn paste<T: Copy>(to: &mut [T], cols: usize, window: Window, part: &[T]) {
+    let rows = to.chunks_exact_mut(cols).skip(window.row0 as usize);
+    for (row, line) in rows.zip(part.chunks_exact(window.cols as usize)) {
+        row[window.col0 as usize..][..window.cols as usize].copy_from_slice(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_can_be_pasted_back() {
+        let from: Vec<u32> = (0..6 * 10).collect();
+        let mut to = vec![0; 60];
+        for (row0, col0) in [(0, 0), (0, 5), (3, 0), (3, 5)] {
+            let window = Window { row0, col0, rows: 3, cols: 5 };
+            paste(&mut to, 10, window, &cut(&from, 10, window));
+        }
+        assert_eq!(to, from);
+    }
+}

@@ -1,0 +1,119 @@
+//! The correctness matrix: every shape that is hard, on integer data that must come out exact, with the memory poisoned, ranks delayed, and runs repeated.
+//!
+//! Invariant: a case passes only if every checked output, over all its elements on every rank, was exact or within its derived bound.
+//!
+//! Three phases a case:
+//! - **apart**: before each call the outputs and the whole workspace are filled with NaN and the ranks meet, so nothing can be right by what an
+//!   earlier call left behind;
+//! - **in a row**: calls follow each other with nothing between them, with new data each and one rank after the other delayed, so ranks are as
+//!   far apart as the protocol lets them be; some of the results are checked, the last among them;
+//! - **again**: the same random data with other delays must give the same bits.
+
+mod cases;
+mod phases;
+
+pub use cases::{Case, matrix};
+
+use crate::launch;
+use crate::machine;
+use crate::ranks;
+use crate::site::Site;
+use anyhow::ensure;
+use flux_core::DType;
+use flux_transport::{Communicator, Select, World, WorldError};
+use half::{bf16, f16};
+use phases::Soaked;
+use std::time::Instant;
+
+/// Arguments of `flux-bench soak`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Ranks; as many as there are GPUs times --ranks-per-gpu, or 8 on the host, where it is left out
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<u32>,
+    /// auto, host or nvlink
+    #[arg(long, default_value = "auto")]
+    pub transport: Select,
+    /// Calls in a row at each shape
+    #[arg(long, default_value_t = 64)]
+    pub calls: u64,
+    /// Few calls, and no shape of a whole model
+    #[arg(long)]
+    pub quick: bool,
+    /// Ranks as processes, one each, instead of threads of this one
+    #[arg(long)]
+    pub processes: bool,
+    /// Ranks on each GPU, to check large worlds on few GPUs; needs threads
+    #[arg(long, default_value_t = 1, value_name = "RANKS")]
+    pub ranks_per_gpu: u32,
+    /// Only the cases whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Seed of data and delays
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the ranks.
+pub fn run(args: &Args) -> anyhow::Result<bool> {
+    match World::from_env() {
+        Ok(world) => return soak_rank(args, &world),
+        Err(WorldError::NoLauncher) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let on_gpus = machine::uses_gpus(args.transport)?;
+    let tp = args.tp.unwrap_or(if on_gpus { machine::gpu_count() * args.ranks_per_gpu } else { 8 });
+    if args.processes {
+        return as_processes(tp);
+    }
+    let passed = ranks::on_threads(World::local(tp)?, |world| soak_rank(args, world))?;
+    Ok(passed.into_iter().all(|p| p))
+}
+
+/// The same command as one process a rank.
+fn as_processes(tp: u32) -> anyhow::Result<bool> {
+    let words = std::env::args_os().skip(1).filter(|word| word != "--processes");
+    let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(words).collect();
+    Ok(launch::run(&launch::Args { ranks: tp, program })? == 0)
+}
+
+/// One rank's part; every rank learns whether all ranks passed.
+fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
+    let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.rank(), args.ranks_per_gpu))?;
+    let site = Site::new(comm)?;
+    let comm = site.comm();
+    let first = comm.rank().get() == 0;
+    let cases = matrix(comm.world_size(), !args.quick && site.gpu().is_some())?;
+    let wanted: Vec<&Case> = cases.iter().filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only))).collect();
+    ensure!(!wanted.is_empty(), "no case has {:?} in its name", args.only.as_deref().unwrap_or_default());
+    if first {
+        println!("{}\n{} cases", comm.explain(), wanted.len());
+    }
+    let mut passed = true;
+    for case in wanted {
+        let start = Instant::now();
+        let soaked = match case.problem.dtype() {
+            DType::Bf16 => phases::soak::<bf16>(&site, case, args)?,
+            DType::F16 => phases::soak::<f16>(&site, case, args)?,
+        };
+        let all = exchange(comm, soaked)?;
+        passed &= all.passed();
+        if first {
+            let word = if all.passed() { "passed" } else { "FAILED" };
+            println!("{word}  {:<44} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
+        }
+    }
+    Ok(passed)
+}
+
+/// What all ranks found, on every rank.
+fn exchange(comm: &Communicator, mine: Soaked) -> anyhow::Result<Soaked> {
+    let all = comm.exchange(&serde_json::to_vec(&mine)?)?;
+    let mut sum = mine;
+    for (rank, bytes) in all.iter().enumerate() {
+        if rank != comm.rank().index() {
+            sum = sum.merge(serde_json::from_slice(bytes)?);
+        }
+    }
+    Ok(sum)
+}

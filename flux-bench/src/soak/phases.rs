@@ -1,0 +1,160 @@
+//! The three phases of a case, on one rank.
+
+use super::{Args, Case};
+use crate::data::{self, Fill};
+use crate::op::FusedOp;
+use crate::operands::Operands;
+use crate::reference::{Verdict, Violation};
+use crate::site::{OperandSet, Site};
+use anyhow::Context;
+use flux_kernels::Element;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// What a case has shown, on one rank or on all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Soaked {
+    calls: u64,
+    checked: u64,
+    violations: u64,
+    first: Option<(u32, u32, u32)>,
+    max_rel_err: f64,
+    differing: u64,
+}
+
+impl Soaked {
+    pub(super) fn passed(&self) -> bool {
+        self.violations == 0 && self.differing == 0 && self.checked > 0
+    }
+
+    /// Both; calls are collective, so they are counted once.
+    pub(super) fn merge(self, other: Self) -> Self {
+        Self {
+            calls: self.calls.max(other.calls),
+            checked: self.checked + other.checked,
+            violations: self.violations + other.violations,
+            first: self.first.or(other.first),
+            max_rel_err: self.max_rel_err.max(other.max_rel_err),
+            differing: self.differing + other.differing,
+        }
+    }
+
+    fn add(&mut self, verdict: Verdict) {
+        self.checked += 1;
+        self.violations += verdict.violations;
+        self.first = self.first.or(verdict.first.map(|Violation { rank, row, col }| (rank, row, col)));
+        self.max_rel_err = self.max_rel_err.max(verdict.max_rel_err());
+    }
+}
+
+impl fmt::Display for Soaked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { calls, checked, violations, first, max_rel_err, differing } = self;
+        write!(f, "{calls} calls, {checked} outputs checked, max_rel_err {max_rel_err:.1e}")?;
+        if let Some((rank, row, col)) = first {
+            write!(f, ", {violations} wrong elements, the first at row {row}, column {col} of rank {rank}")?;
+        }
+        if *differing > 0 {
+            write!(f, ", {differing} outputs differ between equal runs")?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs a case's phases on this rank; collective.
+pub(super) fn soak<T: Element>(site: &Site, case: &Case, args: &Args) -> anyhow::Result<Soaked> {
+    let workers = site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| gpu.device().info().sms / args.ranks_per_gpu);
+    let op = FusedOp::<T>::build(&case.problem, site.comm(), workers)?;
+    let mut sets = [site.operand_set(&case.problem)?, site.operand_set(&case.problem)?];
+    let mut soaked = Soaked::default();
+    let few = args.quick || case.heavy;
+    let rank = Rank { site, op: &op, seed: args.seed };
+    rank.apart(&mut sets[0], if few { 3 } else { 8 }, &mut soaked).context("calls apart")?;
+    rank.in_a_row(&mut sets, if few { args.calls.min(16) } else { args.calls }, &mut soaked).context("calls in a row")?;
+    rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
+    Ok(soaked)
+}
+
+struct Rank<'a, T> {
+    site: &'a Site,
+    op: &'a FusedOp<T>,
+    seed: u64,
+}
+
+/// Longest delay of a rank: longer than any of these calls takes on a GPU.
+const LONGEST_NS: u64 = 3_000_000;
+
+impl<T: Element> Rank<'_, T> {
+    fn operands(&self, call: u64, fill: Fill) -> Operands {
+        Operands::new(*self.op.problem(), self.seed, call, fill)
+    }
+
+    /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed.
+    fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
+        let turn = call / 4 % u64::from(self.op.problem().world().get());
+        let random = data::seed(self.seed, pattern, call);
+        if turn == u64::from(self.site.rank().get()) && random.is_multiple_of(2) {
+            self.site.delay(Duration::from_nanos(random / 2 % LONGEST_NS))?;
+        }
+        Ok(())
+    }
+
+    fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut Soaked) -> anyhow::Result<()> {
+        for call in 0..calls {
+            self.site.fill(set, self.operands(call, Fill::SmallInts))?;
+            self.site.poison(&mut set.y)?;
+            // SAFETY: every rank has met the others after its last call, and meets them below before the next.
+            unsafe { self.site.poison_workspace()? };
+            self.site.sync(self.op)?;
+            self.site.comm().barrier()?;
+            self.delay(call, 10)?;
+            self.site.forward(self.op, set)?;
+            self.site.sync(self.op)?;
+            soaked.calls += 1;
+            soaked.add(self.site.verify(set)?);
+            self.site.comm().barrier()?;
+        }
+        Ok(())
+    }
+
+    fn in_a_row(&self, sets: &mut [OperandSet<T>; 2], calls: u64, soaked: &mut Soaked) -> anyhow::Result<()> {
+        for call in 0..calls {
+            let set = &mut sets[(call % 2) as usize];
+            self.site.fill(set, self.operands(1000 + call, Fill::SmallInts))?;
+            self.site.poison(&mut set.y)?;
+            self.delay(call, 11)?;
+            self.site.forward(self.op, set)?;
+            soaked.calls += 1;
+            // Ranks check different calls, so that checking does not bring them back into step.
+            if (call + u64::from(self.site.rank().get())) % 8 == 0 || call + 2 >= calls {
+                soaked.add(self.site.verify(set)?);
+            }
+        }
+        self.site.sync(self.op)
+    }
+
+    fn again(&self, set: &mut OperandSet<T>, soaked: &mut Soaked) -> anyhow::Result<()> {
+        let mut bits: Option<Vec<T>> = None;
+        for run in 0..4 {
+            self.site.fill(set, self.operands(1 << 40, Fill::Uniform))?;
+            self.site.poison(&mut set.y)?;
+            // Calls of a turn, so that in each run another rank is late.
+            self.delay(4 * u64::from(run), 12 + run)?;
+            self.site.forward(self.op, set)?;
+            self.site.sync(self.op)?;
+            soaked.calls += 1;
+            let now = self.site.download(&set.y)?;
+            match &bits {
+                None => soaked.add(self.site.verify(set)?),
+                Some(before) => soaked.differing += u64::from(bytes(before) != bytes(&now)),
+            }
+            bits = Some(now);
+        }
+        Ok(())
+    }
+}
+
+fn bytes<T: Element>(bits: &[T]) -> &[u8] {
+    bytemuck::cast_slice(bits)
+}

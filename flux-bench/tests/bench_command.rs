@@ -1,0 +1,74 @@
+//! `flux-bench bench` and `soak` on the host: what they print and write, and their exit status.
+
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
+use flux_bench::report::Report;
+use std::process::{Command, Output};
+
+fn flux_bench(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(words).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn the_host_bench_verifies_both_ops_and_writes_what_it_prints() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("host.json");
+    let json = path.to_str().unwrap();
+    let done =
+        flux_bench(&["bench", "--transport", "host", "--tp", "4", "--ms", "16", "--shapes", "gpt3/128", "--samples", "3", "--json", json]);
+    assert!(done.status.success(), "{}", text(&done));
+    let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!((report.schema, report.gpus, report.transport.as_str(), report.rows.len()), (1, 0, "host", 2));
+    assert!(report.device.starts_with("host (4 ranks as threads on "), "{}", report.device);
+    for row in &report.rows {
+        assert!(row.verified && row.max_rel_err > 0.0, "{row:?}");
+        assert_eq!((row.m, row.tp, row.samples), (16, 4, 3));
+        for times in [row.t_op_ms, row.t_gemm_ms, row.t_comm_ms, row.t_serial_ms] {
+            assert!(0.0 < times.p10 && times.p10 <= times.median && times.median <= times.p90, "{times:?}");
+        }
+        assert!(text(&done).contains(&row.op), "{}", text(&done));
+    }
+}
+
+#[test]
+fn a_shape_that_no_world_can_split_is_refused() {
+    let done = flux_bench(&["bench", "--transport", "host", "--tp", "5", "--ms", "16"]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done).contains("is not divisible by the world size 5"), "{}", text(&done));
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let done = flux_bench(&["bench", "--transport", "host", "--json", "/no/such/folder/b.json"]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done).contains("a file cannot be created in"), "{}", text(&done));
+}
+
+#[test]
+fn the_soak_passes_on_the_host() {
+    let done = flux_bench(&["soak", "--transport", "host", "--tp", "3", "--quick", "--only", "least"]);
+    assert!(done.status.success(), "{}", text(&done));
+    assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 4, "{}", text(&done));
+}
+
+#[test]
+fn a_soak_of_nothing_is_a_failure() {
+    let done = flux_bench(&["soak", "--transport", "host", "--tp", "2", "--only", "no such case"]);
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done));
+}
+
+#[test]
+fn a_launch_gives_each_rank_its_number_and_reports_a_failure() {
+    let done =
+        flux_bench(&["launch", "--ranks", "3", "--", "sh", "-c", "echo rank $FLUX_RANK of $FLUX_WORLD_SIZE, NVLS $NCCL_NVLS_ENABLE"]);
+    assert!(done.status.success(), "{}", text(&done));
+    for rank in 0..3 {
+        assert!(text(&done).contains(&format!("rank {rank} of 3, NVLS 0\n")), "{}", text(&done));
+    }
+    let failed = flux_bench(&["launch", "--ranks", "2", "--", "sh", "-c", "exit $((FLUX_RANK * 7))"]);
+    assert_eq!(failed.status.code(), Some(7), "{}", text(&failed));
+}
