@@ -4,10 +4,11 @@
 
 mod support;
 
-use flux_core::program::{Chunk, Schedule};
+use flux_core::layout::WorkspaceSize;
+use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
-use flux_core::{OpKind, Problem, TileShape, WorldSize};
+use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_kernels::cpu::{CpuArgs, Executor, Rows, RowsMut};
 use half::{bf16, f16};
@@ -16,7 +17,7 @@ use std::num::NonZeroUsize;
 use std::sync::Barrier;
 use std::time::Duration;
 use support::oracle::{Global, Numbers};
-use support::{Member, alone, run};
+use support::{Member, Memory, alone, run};
 
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 const NO_PAUSE: Duration = Duration::ZERO;
@@ -160,6 +161,38 @@ fn strided_operands_are_read_and_written_in_place() {
     assert!(y.chunks(24 + PAD).all(|row| row[24..] == [mark; PAD]), "the columns beyond y were written");
     let dense: Vec<bf16> = y.chunks(24 + PAD).flat_map(|row| row[..24].to_vec()).collect();
     global.verify_exact(0, &dense);
+}
+
+#[test]
+fn operations_of_different_sizes_take_turns_on_one_workspace() {
+    const WORLD: u32 = 3;
+    let schedule = schedule(8, 16, Chunk::Tiles(1));
+    let problems = [
+        problem::<bf16>(OPS[0], WORLD, 33, 40, 48),
+        problem::<bf16>(OPS[1], WORLD, 9, 24, 16),
+        problem::<bf16>(OPS[0], WORLD, 7, 16, 8),
+        problem::<bf16>(OPS[1], WORLD, 40, 56, 24),
+    ];
+    let sizes = problems.map(|problem| TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().workspace());
+    let size = sizes.into_iter().reduce(WorkspaceSize::max).unwrap();
+    let memory = Memory::new(WORLD, size, Epoch::new(u32::MAX - 5));
+    let globals: Vec<Global<bf16>> = (0..24).map(|call| Global::new(problems[call % 4], call as u64, Numbers::unit)).collect();
+    std::thread::scope(|scope| {
+        for rank in 0..WORLD {
+            let (memory, globals) = (&memory, &globals);
+            scope.spawn(move || {
+                let mut members = problems.map(|problem| {
+                    let program = TileProgram::build(&problem, Rank::new(rank), &schedule).unwrap();
+                    let executor = Executor::new(program, NonZeroUsize::MIN).unwrap();
+                    Member { rank, memory, executor, deadline: Duration::from_secs(10) }
+                });
+                for (call, global) in globals.iter().enumerate() {
+                    let (x, w) = global.shard(rank);
+                    global.verify_exact(rank, &members[call % 4].call(&x, &w, NO_PAUSE).unwrap());
+                }
+            });
+        }
+    });
 }
 
 fn schedules() -> impl Strategy<Value = Schedule> {

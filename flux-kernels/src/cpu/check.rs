@@ -11,8 +11,9 @@ use std::collections::HashSet;
 pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {
     let mut stored = HashSet::new();
     for (index, item) in program.items.iter().enumerate() {
-        item_fault(program, item, &mut stored)
-            .map_or(Ok(()), |what| Err(ExecuteError::Program { rank: program.rank.get(), item: index, what }))?;
+        if let Some(what) = item_fault(program, item, &mut stored) {
+            return Err(ExecuteError::Program { rank: program.rank.get(), item: index, what });
+        }
     }
     Ok(())
 }

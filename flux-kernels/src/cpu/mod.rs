@@ -69,14 +69,6 @@ pub struct Executor<T> {
     others: Vec<Scratch<T>>,
 }
 
-/// Executes `program` once; who calls more often keeps an [`Executor`].
-///
-/// # Errors
-/// As [`Executor::new`] and [`Executor::run`].
-pub fn execute<T: Element>(program: TileProgram, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-    Executor::new(program, NonZeroUsize::MIN)?.run(args)
-}
-
 impl<T: Element> Executor<T> {
     /// Checks the program and takes the buffers: operands in fp32 (`w` once, a shard of A for each worker) and a tile for each worker.
     ///

@@ -94,6 +94,9 @@ impl Hello {
     }
 }
 
+/// What a rank says when its deadline passes before the others have come: no group forms any more.
+pub(super) const GIVING_UP: [u8; 8] = *b"fluxgone";
+
 /// What rank 0 answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reply {

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use flux_core::{Rank, WorldSize};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::directory::Listener;
 use super::error::BootstrapError;
-use super::hello::{HELLO_BYTES, Hello, PROTOCOL, Refusal, Reply};
+use super::hello::{GIVING_UP, HELLO_BYTES, Hello, PROTOCOL, Refusal, Reply};
 use super::socket::{self, Received};
 
 /// Connections that have not said who they are, at a time; one more, and the oldest goes.
@@ -52,18 +52,19 @@ pub(super) fn gather(own: Hello, world: WorldSize, listener: &Listener, deadline
     let mut lobby = Lobby { own, world, members, strangers: VecDeque::new(), verdict: None, told: 0 };
     let mut end = deadline;
     loop {
+        lobby.sweep();
         if lobby.verdict.is_none() && lobby.missing() == 0 {
             return lobby.deal();
         }
+        if lobby.verdict.is_none() && Instant::now() >= deadline {
+            lobby.refuse(Refusal::Missing { ranks: lobby.missing() });
+        }
         if let Some(refusal) = lobby.verdict {
             end = end.min(Instant::now() + LINGER);
-            if lobby.told == all(world) || Instant::now() >= end {
+            // Time is up for the missing, so nobody waits to tell them.
+            if matches!(refusal, Refusal::Missing { .. }) || lobby.told == all(world) || Instant::now() >= end {
                 return Err(refusal.into_error(Rank::new(0), world));
             }
-        } else if Instant::now() >= deadline {
-            let refusal = Refusal::Missing { ranks: lobby.missing() };
-            lobby.refuse(refusal);
-            return Err(refusal.into_error(Rank::new(0), world));
         }
         lobby.round(listener.as_fd(), end)?;
     }
@@ -86,22 +87,14 @@ impl Lobby {
             self.strangers.pop_front();
         }
         let until = self.strangers.front().map_or(end, |stranger| stranger.until.min(end));
-        let here: Vec<usize> = (0..self.members.len()).filter(|&rank| self.members[rank].is_some()).collect();
+        // Members only so that their end wakes this up: the sweep finds it.
         let members = self.members.iter().flatten().map(|member| &member.socket);
         let strangers = self.strangers.iter().map(|stranger| &stranger.socket);
-        let mut watched: Vec<_> = members.chain(strangers).map(socket::readable).collect();
-        watched.push(rustix::event::PollFd::from_borrowed_fd(listener, PollFlags::IN));
+        let mut watched: Vec<_> = strangers.map(socket::readable).collect();
+        watched.push(PollFd::from_borrowed_fd(listener, PollFlags::IN));
+        watched.extend(members.map(socket::readable));
         socket::wait(&mut watched, Some(until)).map_err(BootstrapError::io("waiting for ranks"))?;
         let mut ready = watched.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>().into_iter();
-
-        let gone: Vec<usize> = here.into_iter().filter(|_| ready.next() == Some(true)).collect();
-        // A member has nothing to say: it died, gave up, or is no rank of ours.
-        for &rank in &gone {
-            self.members[rank] = None;
-        }
-        if !gone.is_empty() {
-            self.tell_missing();
-        }
         // Those who spoke first, so that strangers that push in below cost them nothing.
         let (spoke, silent) = self.strangers.drain(..).partition::<VecDeque<_>, _>(|_| ready.next() == Some(true));
         self.strangers = silent;
@@ -112,6 +105,31 @@ impl Lobby {
             self.open_door(listener)?;
         }
         Ok(())
+    }
+
+    /// Finds who of the members is here no more. Asked before anything is concluded from who is here: a rank that died may come again before
+    /// its end was noticed otherwise.
+    fn sweep(&mut self) {
+        let mut gone = false;
+        for rank in 1..self.members.len() {
+            let Some(member) = &self.members[rank] else { continue };
+            let mut buffer = [0; GIVING_UP.len()];
+            match socket::receive(member.socket.as_fd(), &mut buffer) {
+                Ok(Received::Nothing) => {}
+                Ok(Received::Message(_)) if buffer == GIVING_UP => {
+                    self.refuse(Refusal::Missing { ranks: self.missing() });
+                    return;
+                }
+                // It died, or it is no rank of ours: they have nothing else to say.
+                _ => {
+                    self.members[rank] = None;
+                    gone = true;
+                }
+            }
+        }
+        if gone {
+            self.tell_missing();
+        }
     }
 
     /// Lets in who waits outside.
@@ -160,6 +178,7 @@ impl Lobby {
 
     fn judge(&mut self, hello: Hello, socket: OwnedFd) {
         let Hello { protocol, rank, world, pid, nonce, version } = hello;
+        self.sweep();
         if let Some(refusal) = self.verdict {
             self.answer(&socket, Reply::Refused(refusal));
             self.mark_told(rank);
@@ -189,9 +208,8 @@ impl Lobby {
         self.refuse(refusal);
     }
 
-    fn pid_of(&mut self, rank: u32) -> Option<u32> {
-        let member = self.members.get_mut(rank as usize)?.as_ref()?;
-        Some(member.pid)
+    fn pid_of(&self, rank: u32) -> Option<u32> {
+        Some(self.members.get(rank as usize)?.as_ref()?.pid)
     }
 
     /// The verdict, for all who are here and for all who come.

@@ -235,3 +235,6 @@ impl Drop for ProcessControl {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::directory::{Listener, open_private, socket_path};
 use super::environment::Environment;
 use super::error::{BootstrapError, ranks_in};
-use super::hello::{Hello, PROTOCOL, REPLY_BYTES, Reply, Version};
+use super::hello::{GIVING_UP, Hello, PROTOCOL, REPLY_BYTES, Reply, Version};
 use super::plane::ProcessControl;
 use super::socket::{self, Received};
 use super::{WAITING_FOR_RANKS, lobby};
@@ -131,6 +131,8 @@ impl UnixRendezvous {
         loop {
             let io = BootstrapError::io("listening to rank 0");
             if socket::wait(&mut [socket::readable(socket)], Some(deadline)).map_err(BootstrapError::io("listening to rank 0"))? == 0 {
+                // So that all ranks hear now who is missing; if rank 0 is gone itself, there is nobody to tell.
+                let _ = socket::send(socket.as_fd(), &[&GIVING_UP], &[], deadline);
                 return Ok(None);
             }
             let message = match socket::receive(socket.as_fd(), &mut buffer).map_err(io)? {

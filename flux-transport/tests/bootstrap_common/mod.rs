@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
+pub(crate) mod knock;
+
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;

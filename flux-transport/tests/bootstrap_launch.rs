@@ -1,0 +1,307 @@
+//! Real processes: the launcher, and ranks that die.
+//!
+//! A process that this test starts is this test's own program again, told by `FLUX_TEST_ROLE` what to be.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
+
+mod bootstrap_common;
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bootstrap_common::{ample, assert_empty, private};
+use flux_core::{Rank, WorldSize};
+use flux_transport::bootstrap::{BootstrapError, join};
+use flux_transport::control::Notice;
+use flux_transport::launch::{LaunchError, Launcher, exit_code};
+use flux_transport::{ControlError, Launch, World, WorldError};
+use rustix::process::{Pid, Signal};
+
+const ROLE: &str = "FLUX_TEST_ROLE";
+/// Where a process notes what the test asks for, a file each.
+const NOTES: &str = "FLUX_TEST_NOTES";
+
+/// The entry of the processes that the tests start; without a role, a test of nothing but that.
+#[test]
+fn as_the_role_says() {
+    let Some(role) = std::env::var_os(ROLE) else { return };
+    match role.to_str().unwrap() {
+        "exchange" => exchange(),
+        "sees a death" => sees_a_death(),
+        "waits" => waits(),
+        "launches" => launches(),
+        "meets nobody" => note("error", &format!("{:?}", World::from_env().unwrap_err())),
+        role => panic!("no such role: {role}"),
+    }
+}
+
+fn note(name: &str, text: &str) {
+    let path = PathBuf::from(std::env::var_os(NOTES).unwrap());
+    // Under its name only when it is whole.
+    let part = path.join(format!("{name}.part"));
+    std::fs::write(&part, text).unwrap();
+    std::fs::rename(part, path.join(name)).unwrap();
+}
+
+fn noted(notes: &Path, name: &str) -> String {
+    let deadline = ample();
+    loop {
+        if let Ok(text) = std::fs::read_to_string(notes.join(name)) {
+            return text;
+        }
+        assert!(Instant::now() < deadline, "no note {name}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn exchange() {
+    let world = World::from_env().unwrap();
+    let control = world.control();
+    let own = world.rank().get();
+    assert_eq!((world.launch(), world.local_rank()), (Launch::Processes, own));
+    let got = control.exchange(&own.to_le_bytes(), ample()).unwrap();
+    let expected: Vec<_> = world.size().ranks().map(|rank| rank.get().to_le_bytes()).collect();
+    assert_eq!(got, expected);
+    // A file without a name, written by one process and read and written by the others.
+    let mut file = File::from(rustix::fs::memfd_create("flux-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    write!(file, "of {own}").unwrap();
+    for (rank, mut fds) in control.exchange_fds(&[file.as_fd()], ample()).unwrap().into_iter().enumerate() {
+        let Some(fd) = fds.pop() else {
+            assert_eq!(rank, own as usize);
+            continue;
+        };
+        let mut theirs = File::from(fd);
+        let mut text = String::new();
+        // By one of them: all who hold the file share its offset.
+        if own == (rank as u32 + 1) % world.size().get() {
+            theirs.rewind().unwrap();
+            theirs.read_to_string(&mut text).unwrap();
+            assert_eq!(text, format!("of {rank}"));
+            write!(theirs, ", seen by {own}").unwrap();
+        }
+    }
+    control.barrier(ample()).unwrap();
+    file.rewind().unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, format!("of {own}, seen by {}", (own + 1) % world.size().get()));
+    control.barrier(ample()).unwrap();
+}
+
+fn sees_a_death() {
+    let world = World::from_env().unwrap();
+    let (sender, heard) = std::sync::mpsc::channel();
+    let sender = std::sync::Mutex::new(sender);
+    let watcher: std::sync::Arc<flux_transport::control::Watcher> =
+        std::sync::Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap_or_default());
+    world.control().watch(std::sync::Arc::downgrade(&watcher));
+    world.control().barrier(ample()).unwrap();
+    note(&format!("ready-{}", world.rank()), "");
+    if world.rank() == Rank::new(1) {
+        std::thread::sleep(Duration::from_secs(1000));
+    }
+    let error = world.control().barrier(ample()).unwrap_err();
+    assert!(matches!(error, ControlError::PeerLost { rank } if rank == Rank::new(1)), "{error}");
+    assert_eq!(heard.recv_timeout(Duration::from_secs(1)), Ok(Notice::Lost(Rank::new(1))));
+}
+
+/// A rank with a child of its own, for ever.
+fn waits() {
+    let world = World::from_env().unwrap();
+    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+    note(&format!("pids-{}", world.rank()), &format!("{} {}", std::process::id(), child.id()));
+    child.wait().unwrap();
+}
+
+#[expect(clippy::exit, reason = "the launch's status is this process's")]
+fn launches() {
+    let status = rank_launcher("waits", 3, &PathBuf::from(std::env::var_os(NOTES).unwrap())).run().unwrap();
+    std::process::exit(exit_code(status).into());
+}
+
+fn rank_launcher(role: &str, ranks: u32, notes: &Path) -> Launcher {
+    Launcher::new(WorldSize::new(ranks).unwrap(), std::env::current_exe().unwrap())
+        .args(["--exact", "as_the_role_says", "--nocapture"])
+        .env(ROLE, role)
+        .env(NOTES, notes)
+}
+
+/// A process of this program with a role; with `rank` of a world, as a launcher would start it.
+fn start(role: &str, notes: &Path, rank: Option<(u32, u32, &Path)>) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "as_the_role_says", "--nocapture"]).env(ROLE, role).env(NOTES, notes).env("XDG_RUNTIME_DIR", notes);
+    if let Some((rank, world, directory)) = rank {
+        command.env("FLUX_RANK", rank.to_string()).env("FLUX_LOCAL_RANK", rank.to_string());
+        command.env("FLUX_WORLD_SIZE", world.to_string()).env("FLUX_RENDEZVOUS", directory);
+    }
+    command.stdout(Stdio::null()).spawn().unwrap()
+}
+
+/// Whether a process runs; one that is dead and not yet reaped by who adopted it does not.
+fn runs(pid: i32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let state = stat.rsplit_once(')').unwrap().1.trim_start().chars().next().unwrap();
+    !matches!(state, 'Z' | 'X')
+}
+
+fn shell(ranks: u32, script: &str) -> Launcher {
+    Launcher::new(WorldSize::new(ranks).unwrap(), "sh").args(["-c", script])
+}
+
+#[test]
+fn launched_ranks_meet_exchange_and_pass_descriptors_both_ways() {
+    for ranks in [2, 5] {
+        let notes = private();
+        let status = rank_launcher("exchange", ranks, notes.path()).run().unwrap();
+        assert!(status.success(), "{ranks} ranks: {status}");
+    }
+}
+
+#[test]
+fn a_killed_rank_is_seen_by_the_others_within_a_second() {
+    let (notes, directory) = (private(), private());
+    let mut children: Vec<_> = (0..4).map(|rank| start("sees a death", notes.path(), Some((rank, 4, directory.path())))).collect();
+    for rank in 0..4 {
+        noted(notes.path(), &format!("ready-{rank}"));
+    }
+    let killed = Instant::now();
+    children[1].kill().unwrap();
+    for (rank, child) in children.iter_mut().enumerate() {
+        let status = child.wait().unwrap();
+        assert!(killed.elapsed() < Duration::from_secs(1), "rank {rank} after {:?}", killed.elapsed());
+        assert_eq!(status.success(), rank != 1, "rank {rank}: {status}");
+    }
+    assert_empty(directory.path());
+}
+
+#[test]
+fn processes_with_the_same_rank_both_hear_of_the_other() {
+    let (notes, directory) = (private(), private());
+    let names = ["a", "b"].map(|name| {
+        let own = notes.path().join(name);
+        std::fs::create_dir(&own).unwrap();
+        own
+    });
+    let mut children = [&names[0], &names[1]].map(|notes| start("meets nobody", notes, Some((1, 3, directory.path()))));
+    // Rank 0 is this process.
+    let of = |rank| bootstrap_common::environment(directory.path(), rank, 3);
+    let error = std::thread::scope(|scope| {
+        // Rank 2 comes when the others have heard it: before, the group could form with one of the two.
+        scope.spawn(|| {
+            noted(&names[0], "error");
+            assert!(matches!(join(&of(2), ample()), Err(BootstrapError::DuplicateRank { .. })));
+        });
+        join(&of(0), ample()).unwrap_err()
+    });
+    let BootstrapError::DuplicateRank { rank, first, second } = error else { panic!("{error}") };
+    assert_eq!(rank, Rank::new(1));
+    let (mut told, mut pids) = ([first, second], children.each_ref().map(Child::id));
+    told.sort_unstable();
+    pids.sort_unstable();
+    assert_eq!(told, pids);
+    for (child, name) in children.iter_mut().zip(&names) {
+        assert!(child.wait().unwrap().success());
+        assert!(noted(name, "error").contains(&format!("first: {first}, second: {second}")));
+    }
+}
+
+#[test]
+fn a_process_without_a_launcher_has_none() {
+    // The tests themselves run without one.
+    assert!(matches!(World::from_env(), Err(WorldError::NoLauncher)));
+}
+
+#[test]
+fn the_first_failure_is_the_launchs_and_ends_the_others() {
+    let began = Instant::now();
+    let status = shell(4, "if [ $FLUX_RANK = 2 ]; then exit 7; fi; exec sleep 1000").run().unwrap();
+    assert_eq!(exit_code(status), 7);
+    let status = shell(4, "if [ $FLUX_RANK = 3 ]; then kill -9 $$; fi; exec sleep 1000").run().unwrap();
+    assert_eq!(exit_code(status), 128 + 9);
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+#[test]
+fn ranks_that_do_not_listen_are_killed_after_the_grace_time() {
+    let began = Instant::now();
+    let grace = Duration::from_millis(300);
+    let script = "if [ $FLUX_RANK = 1 ]; then sleep 0.2; exit 3; fi; trap '' TERM; while true; do sleep 0.01; done";
+    let status = shell(2, script).grace(grace).run().unwrap();
+    assert_eq!(exit_code(status), 3);
+    assert!(began.elapsed() > grace && began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
+fn ranks_have_their_variables_no_input_and_a_private_directory() {
+    let notes = private();
+    let script = "read -r line && exit 9; echo $FLUX_RANK $FLUX_LOCAL_RANK $FLUX_WORLD_SIZE $(stat -c %a $FLUX_RENDEZVOUS) $1 \
+                  > $FLUX_TEST_NOTES/$FLUX_RANK; echo $FLUX_RENDEZVOUS > $FLUX_TEST_NOTES/directory-$FLUX_RANK";
+    let status = shell(2, script).args(["sh", "argument"]).env(NOTES, notes.path()).run().unwrap();
+    assert!(status.success(), "{status}");
+    for rank in 0..2 {
+        assert_eq!(noted(notes.path(), &rank.to_string()), format!("{rank} {rank} 2 700 argument\n"));
+        let directory = noted(notes.path(), &format!("directory-{rank}"));
+        assert_eq!(directory, noted(notes.path(), "directory-0"));
+        assert!(!Path::new(directory.trim_end()).exists());
+    }
+}
+
+#[test]
+fn a_program_that_does_not_start_is_named() {
+    let error = Launcher::new(WorldSize::new(2).unwrap(), "/no/such/program").run().unwrap_err();
+    assert!(matches!(&error, LaunchError::Start { rank, .. } if *rank == Rank::new(0)), "{error}");
+    assert!(error.to_string().contains("/no/such/program"), "{error}");
+}
+
+/// The launcher in a process of its own, with ranks that wait: it, the ranks, and what the ranks started.
+fn launch_waiting(notes: &Path) -> (Child, Vec<i32>, Vec<i32>) {
+    let launcher = start("launches", notes, None);
+    let pids: Vec<Vec<i32>> =
+        (0..3).map(|rank| noted(notes, &format!("pids-{rank}")).split(' ').map(|pid| pid.parse().unwrap()).collect()).collect();
+    assert!(pids.iter().flatten().all(|&pid| runs(pid)));
+    (launcher, pids.iter().map(|pids| pids[0]).collect(), pids.iter().map(|pids| pids[1]).collect())
+}
+
+#[test]
+fn a_signal_to_the_launcher_ends_ranks_and_what_they_started() {
+    for (signal, code) in [(Signal::TERM, 128 + 15), (Signal::INT, 128 + 2)] {
+        let notes = private();
+        let (mut launcher, ranks, theirs) = launch_waiting(notes.path());
+        rustix::process::kill_process(Pid::from_child(&launcher), signal).unwrap();
+        assert_eq!(launcher.wait().unwrap().code(), Some(code));
+        // Reaped by the launcher itself; what they started, by whoever adopts it.
+        assert!(!ranks.iter().any(|&pid| runs(pid)));
+        assert!(gone_within(&theirs, Duration::from_secs(1)));
+        let left: Vec<_> = std::fs::read_dir(notes.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(left.iter().all(|name| name.to_str().unwrap().starts_with("pids-")), "{left:?}");
+    }
+}
+
+#[test]
+fn a_killed_launcher_takes_its_ranks_with_it() {
+    let notes = private();
+    let (mut launcher, ranks, theirs) = launch_waiting(notes.path());
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let gone = gone_within(&ranks, Duration::from_secs(1));
+    // The kernel tells only the ranks; this test cleans up after them.
+    for pid in theirs {
+        let _ = rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+    }
+    assert!(gone, "{ranks:?}");
+}
+
+fn gone_within(pids: &[i32], time: Duration) -> bool {
+    let deadline = Instant::now() + time;
+    while pids.iter().any(|&pid| runs(pid)) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
