@@ -8,6 +8,7 @@ pub use step::{Outcome, Step};
 
 use crate::atomic_file::{self, WriteError};
 use crate::report;
+use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -51,7 +52,15 @@ pub struct Summary {
 }
 
 /// Runs the steps, prints the summary, writes `gpu-ci.json`, and says whether all passed.
+///
+/// # Errors
+/// No GPU: tests that skip themselves would pass.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
+    flux_transport::cuda::available().context("gpu-ci checks GPUs")?;
+    check(args)
+}
+
+fn check(args: &Args) -> anyhow::Result<bool> {
     let out = args.out.as_ref().unwrap_or(&args.dist);
     let logs = out.join("logs");
     std::fs::create_dir_all(&logs)?;
@@ -92,6 +101,11 @@ fn plan(args: &Args, out: &Path) -> anyhow::Result<Vec<(String, Command)>> {
     }
     steps.push(("soak-threads".to_owned(), program(&["soak", "--quick"])));
     steps.push(("soak-processes".to_owned(), program(&["soak", "--quick", "--processes"])));
+    let gpus = crate::machine::gpu_count();
+    if matches!(gpus, 1 | 2 | 4) && args.tp.is_none() {
+        // A world of 8 on fewer GPUs.
+        steps.push(("soak-shared".to_owned(), program(&["soak", "--quick", "--ranks-per-gpu", &(8 / gpus).to_string()])));
+    }
     let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
     bench.arg(out.join("bench.json"));
     steps.push(("bench".to_owned(), bench));
@@ -153,9 +167,9 @@ mod tests {
     #[test]
     fn a_failing_test_fails_the_whole_and_the_steps_after_it_still_run() {
         let (folder, args) = dist();
-        assert!(run(&args).unwrap());
+        assert!(check(&args).unwrap());
         script(&folder.path().join("tests/gpu_bad"), "echo why; exit 1");
-        assert!(!run(&args).unwrap());
+        assert!(!check(&args).unwrap());
         let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
         let summary: Summary = serde_json::from_str(&json).unwrap();
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).collect();
@@ -168,6 +182,6 @@ mod tests {
     #[test]
     fn a_filter_that_matches_nothing_is_no_success() {
         let (_folder, args) = dist();
-        assert!(!run(&Args { only: Some("no such step".into()), ..args }).unwrap());
+        assert!(!check(&Args { only: Some("no such step".into()), ..args }).unwrap());
     }
 }
