@@ -57,16 +57,16 @@ pub struct Summary {
 /// No GPU: tests that skip themselves would pass.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     flux_transport::cuda::available().context("gpu-ci checks GPUs")?;
-    check(args)
+    check(args, crate::machine::gpu_count())
 }
 
-fn check(args: &Args) -> anyhow::Result<bool> {
+fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let out = args.out.as_ref().unwrap_or(&args.dist);
     let logs = out.join("logs");
     std::fs::create_dir_all(&logs)?;
     let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
     let mut steps = Vec::new();
-    for (name, command) in plan(args, out)?.into_iter().filter(|(name, _)| wanted(name)) {
+    for (name, command) in plan(args, out, gpus)?.into_iter().filter(|(name, _)| wanted(name)) {
         eprintln!("gpu-ci: {name}");
         let step = Step::run(&name, command, Duration::from_secs(args.limit), &logs.join(format!("{name}.log")));
         eprintln!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status);
@@ -80,7 +80,7 @@ fn check(args: &Args) -> anyhow::Result<bool> {
 }
 
 /// The steps' names and command lines.
-fn plan(args: &Args, out: &Path) -> anyhow::Result<Vec<(String, Command)>> {
+fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Command)>> {
     let program = |words: &[&str]| {
         let mut command = command(args, args.dist.join("flux-bench").as_os_str());
         command.args(words);
@@ -101,10 +101,14 @@ fn plan(args: &Args, out: &Path) -> anyhow::Result<Vec<(String, Command)>> {
     }
     steps.push(("soak-threads".to_owned(), program(&["soak", "--quick"])));
     steps.push(("soak-processes".to_owned(), program(&["soak", "--quick", "--processes"])));
-    let gpus = crate::machine::gpu_count();
     if matches!(gpus, 1 | 2 | 4) && args.tp.is_none() {
         // A world of 8 on fewer GPUs.
         steps.push(("soak-shared".to_owned(), program(&["soak", "--quick", "--ranks-per-gpu", &(8 / gpus).to_string()])));
+    }
+    if gpus > 1 {
+        let mut links = command(args, args.dist.join("flux-bench").as_os_str());
+        links.args(["links", "--json"]).arg(out.join("links.json"));
+        steps.push(("links".to_owned(), links));
     }
     let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
     bench.arg(out.join("bench.json"));
@@ -167,13 +171,13 @@ mod tests {
     #[test]
     fn a_failing_test_fails_the_whole_and_the_steps_after_it_still_run() {
         let (folder, args) = dist();
-        assert!(check(&args).unwrap());
+        assert!(check(&args, 2).unwrap());
         script(&folder.path().join("tests/gpu_bad"), "echo why; exit 1");
-        assert!(!check(&args).unwrap());
+        assert!(!check(&args, 2).unwrap());
         let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
         let summary: Summary = serde_json::from_str(&json).unwrap();
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["doctor", "gpu_bad", "gpu_good", "soak-threads", "soak-processes", "bench"]);
+        assert_eq!(names, ["doctor", "gpu_bad", "gpu_good", "soak-threads", "soak-processes", "soak-shared", "links", "bench"]);
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);
@@ -182,6 +186,6 @@ mod tests {
     #[test]
     fn a_filter_that_matches_nothing_is_no_success() {
         let (_folder, args) = dist();
-        assert!(!check(&Args { only: Some("no such step".into()), ..args }).unwrap());
+        assert!(!check(&Args { only: Some("no such step".into()), ..args }, 2).unwrap());
     }
 }
