@@ -65,7 +65,7 @@ struct Params {
     Fault* fault;
     u64 half_stride;       // bytes between the halves of a data region
     u64 deadline_ns;       // of one wait
-    u64 x;                 // the caller's x, for the movers
+    u64 x;                 // the caller's x, for the mover
     u64 x_row_bytes;       // distance of its rows
     u64 row_bytes;         // bytes of a row that are moved, and distance of rows in a gather buffer
     u64 place_bytes;       // distance of places in a gather buffer
@@ -74,9 +74,10 @@ struct Params {
     u32 item_count, transfer_count;
     u32 k_steps;           // pipeline stages along k of one tile
     u32 slots_per_source;
-    u32 movers;            // the first CTAs of the grid move the caller's shard
-    u32 await_pushed;      // the copy engines read the caller's x; the call ends when they have
-    u32 reserved[6];
+    u32 await_pushed;      // copy engines read the caller's x; the call ends when they have
+    u32 push_gap_ns;       // between pieces that the mover pushes, from the second destination on
+    u32 send_gap_ns;       // between pieces of a partial tile
+    u32 reserved[5];
 };
 static_assert(sizeof(Params) == 1024, "params.rs");
 

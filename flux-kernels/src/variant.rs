@@ -48,6 +48,8 @@ impl Variant {
     /// Threads of a CTA: a warpgroup of producer and storer, and two consumers.
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
+    const MOVER_RING: u32 = 4;
+    const MOVER_PIECE: u32 = 4096;
 
     /// The variant for a schedule.
     ///
@@ -76,11 +78,13 @@ impl Variant {
         self.tile
     }
 
-    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, and room to align to 1024.
+    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, the mover's ring, barriers, and room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
         let out = self.tile.m * self.tile.n * 2;
-        self.stages * stage + out + (2 * self.stages + 2 * Self::CONSUMERS) * 8 + 1024
+        let ring = if matches!(self.op, OpKind::AllGatherGemm) { Self::MOVER_RING } else { 0 };
+        let barriers = 2 * self.stages + 2 * Self::CONSUMERS + ring;
+        self.stages * stage + out + ring * Self::MOVER_PIECE + barriers * 8 + 1024
     }
 
     /// Name of the kernel's entry point.

@@ -11,6 +11,7 @@ use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_kernels::cuda::Pace;
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use std::sync::Arc;
 
@@ -87,6 +88,7 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
         w.call();
         let first: Vec<_> = (0..4).map(|r| w.result(r)).collect();
         for late in 0..12 {
+            w.pace = Pace { push_gap_ns: 500 * (late as u32 % 3), send_gap_ns: 700 * (late as u32 % 2) };
             w.prepare(seeds, Fill::Uniform);
             w.delay(late % 4, 300_000);
             w.call();

@@ -25,10 +25,8 @@ pub enum BuildError {
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
     /// There is nobody to do the work, or too many.
-    #[error("{name} = {value}: at least 1 and at most {max} can run at once on {place}")]
+    #[error("workers = {value}: at least 1 and at most {max} can run at once on {place}")]
     Workers {
-        /// The builder's option.
-        name: &'static str,
         /// What was asked for.
         value: u32,
         /// Most that the device runs at once.

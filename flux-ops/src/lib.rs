@@ -13,6 +13,7 @@ mod ops;
 pub mod tensor;
 
 pub use error::{BuildError, CallError, Requests};
+pub use execute::Push;
 pub use flux_kernels::Element;
 pub use half::{bf16, f16};
 pub use ops::{AllGatherGemm, Builder, GemmReduceScatter};

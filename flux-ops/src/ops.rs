@@ -3,6 +3,7 @@
 //! Invariant: these are names, shapes and documentation; what they do is `FusedOp`.
 
 use crate::error::{BuildError, CallError};
+use crate::execute::Push;
 use crate::fused::{FusedOp, Request};
 use crate::tensor::{TensorMut, TensorRef};
 use flux_core::layout::WorkspaceSize;
@@ -38,10 +39,9 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// CTAs of the kernel that push this rank's shard to the others in every call (AllGather-GEMM on CUDA), in place of copy engines. Copy engines
-    /// leave all multiprocessors to the GEMM, but cost time per chunk, and cannot be used in a captured call: there 8 CTAs push unless told otherwise.
-    pub fn movers(mut self, movers: u32) -> Self {
-        self.request.hands.movers = Some(movers);
+    /// Who pushes this rank's shard to the others (AllGather-GEMM on CUDA), in place of [`Push::Kernel`]. It may differ between ranks.
+    pub fn push(mut self, push: Push) -> Self {
+        self.request.hands.push = push;
         self
     }
 

@@ -1,4 +1,4 @@
-//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, movers inside the kernel).
+//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, two ways to push).
 //!
 //! Ranks are threads with a GPU each; on a machine with one GPU they share it. Where there is none, one line says why all are skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
@@ -9,6 +9,7 @@ use common::suite::{self, Number};
 use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
+use flux_ops::Push;
 use flux_transport::cuda;
 use half::bf16;
 use std::io::Write;
@@ -68,17 +69,18 @@ fn ten_thousand_calls_in_a_row() {
     on_gpus(|machine| suite::many_calls_in_a_row(machine, 10_000));
 }
 
-/// The kernel's own movers bring the same bytes as copy engines.
+/// Copy engines bring the same bytes as the kernel's own movers, and ranks need not agree on either.
 #[test]
-fn movers_in_the_kernel_change_no_bit() {
+fn whoever_pushes_changes_no_bit() {
     on_gpus(|machine| {
         for world in machine.worlds(&[2, 4, 8]) {
             let w = world as usize;
             let case = Case::<bf16>::new(OpKind::AllGatherGemm, [300 * w, 264 * w, 456], world, Values::Integers, 37);
             let expected = case.expected();
             machine.run(world, suite::defaults, |node| {
-                for movers in [None, Some(1), Some(8), None, Some(5)] {
-                    let op = AnyOp::of(&case, Plan { movers, ..Plan::default() }, node);
+                let mixed = if node.rank.get() % 2 == 0 { Push::Kernel } else { Push::CopyEngine };
+                for push in [Push::Kernel, Push::CopyEngine, mixed, Push::Kernel] {
+                    let op = AnyOp::of(&case, Plan { push, ..Plan::default() }, node);
                     for _ in 0..3 {
                         case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), &op.explain());
                     }

@@ -28,7 +28,7 @@ proptest! {
         let shape = if op == 0 { [m * w, 8 * n * w, 8 * k] } else { [m * w, 8 * n, 8 * k * w] };
         let case = Case::<bf16>::new(OPS[op], shape, world, Values::Integers, u64::from(seed));
         let expected = case.expected();
-        let plan = Plan { schedule: Some(schedule), workers: Some(workers), movers: None };
+        let plan = Plan { schedule: Some(schedule), workers: Some(workers), ..Plan::default() };
         Machine::Host.run(world, defaults, |node| {
             let op = AnyOp::of(&case, plan, node);
             for _ in 0..3 {

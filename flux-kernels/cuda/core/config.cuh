@@ -37,10 +37,15 @@ struct Config {
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
 
-    // Dynamic shared memory: stages, output buffers, barriers; from a 1024-byte border, as the swizzle needs.
+    // What the mover has in flight: 132 CTAs with a ring of this size saturate the links.
+    static constexpr u32 kMoverPiece = 4096;
+    static constexpr u32 kMoverRing = ReduceScatter ? 0 : 4;
+
+    // Dynamic shared memory: stages, output buffers, the mover's ring, barriers; from a 1024-byte border, as the swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
-    static constexpr u32 kBarrierOffset = kOutOffset + kOutBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers;
+    static constexpr u32 kMoverOffset = kOutOffset + kOutBytes;
+    static constexpr u32 kBarrierOffset = kMoverOffset + kMoverRing * kMoverPiece;
+    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + kMoverRing;
     static constexpr u32 kSharedBytes = kBarrierOffset + kBarriers * 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
 };
@@ -59,6 +64,11 @@ struct Shared {
     __device__ __forceinline__ u32 empty(u32 stage) const { return full(C::kStages + stage); }
     // Completed when a consumer's 128 threads have written its output buffer.
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
+    // The mover's pieces, by their number in the call, and what completes when one is loaded.
+    __device__ __forceinline__ u32 mover(u32 piece) const { return base + C::kMoverOffset + piece % C::kMoverRing * C::kMoverPiece; }
+    __device__ __forceinline__ u32 moved(u32 piece) const {
+        return full(2 * C::kStages + 2 * C::kConsumers + piece % C::kMoverRing);
+    }
     // Completed when the storer's copies have read it.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };

@@ -1,4 +1,4 @@
-// The persistent kernel: each CTA is a mover or a worker; a worker's warps are producer, storer and two consumers.
+// The persistent kernel: the warps of every CTA are a producer, a storer, a mover and two consumers of four warps each.
 #pragma once
 #include "core/close.cuh"
 #include "core/config.cuh"
@@ -20,16 +20,6 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     // Read by every CTA before its ticket, so before the last one advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
 
-    static_assert(Mover::kSharedBytes <= C::kSharedBytes - 1024, "movers");
-    if (blockIdx.x < p.movers) {
-        if constexpr (!C::kReduceScatter) {
-            if (threadIdx.x == 0) Mover{p, smem.base, epoch, blockIdx.x}.run();
-        }
-        __syncthreads();
-        if (warp == 0) close_call(p, epoch);
-        return;
-    }
-
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < C::kStages; ++s) {
             ptx::mbarrier_init(smem.full(s), 1);
@@ -39,6 +29,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_full(c), 128);
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
+        for (u32 i = 0; i < C::kMoverRing; ++i) ptx::mbarrier_init(smem.moved(i), 1);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
         ptx::prefetch_tensor_map(&p.b);
@@ -46,13 +37,17 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
 
-    const Walk walk{blockIdx.x - p.movers, gridDim.x - p.movers, p.item_count};
+    const Walk walk{blockIdx.x, gridDim.x, p.item_count};
     if (warpgroup == 0) {
         ptx::release_registers<C::kProducerRegisters>();
         if (warp == 0) {
             if (ptx::elect_one()) Producer<C>{p, smem, epoch}.run(walk);
         } else if (warp == 1) {
             if (ptx::elect_one()) Storer<C>{p, smem, epoch}.run(walk);
+        } else if (warp == 2) {
+            if constexpr (!C::kReduceScatter) {
+                if (ptx::elect_one()) Mover<C>{p, smem, epoch}.run(blockIdx.x, gridDim.x);
+            }
         }
         __syncwarp();
     } else {

@@ -9,6 +9,9 @@ namespace flux {
 
 template <class C>
 struct Storer {
+    static constexpr u32 kPiece = 4096;  // of a send with gaps
+    static_assert(C::kOutBytesPerConsumer % kPiece == 0, "pieces");
+
     const Params& p;
     const Shared<C> smem;
     const u32 epoch;
@@ -30,7 +33,17 @@ struct Storer {
 
     __device__ __forceinline__ void send(const WorkItem& item, u32 consumer) const {
         const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * C::kOutBytes;
-        ptx::bulk_store(slot + consumer * C::kOutBytesPerConsumer, smem.out(consumer), C::kOutBytesPerConsumer);
+        const u64 dst = slot + consumer * C::kOutBytesPerConsumer;
+        if (p.send_gap_ns == 0) {
+            ptx::bulk_store(dst, smem.out(consumer), C::kOutBytesPerConsumer);
+            return;
+        }
+        // CTAs finish their tiles nearly together: in pieces with gaps the link stays free of bursts, which slow the GEMM's own loads.
+        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += kPiece) {
+            ptx::bulk_store(dst + offset, smem.out(consumer) + offset, kPiece);
+            ptx::bulk_commit();
+            ptx::sleep_ns(p.send_gap_ns);
+        }
     }
 
     // Announces the item to its owner, once its chunk is complete.

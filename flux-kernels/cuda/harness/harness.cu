@@ -22,10 +22,12 @@ struct VerifyParams {
     u64 report;
     u32 row0, col0;
     u32 rows, cols;
-    u32 k, segment;  // the inner product is summed in segments of this length, each rounded to 16 bits where there are several
+    u32 k, segment;  // the inner product is summed in segments of this length, each rounded to 16 bits where there are several,
+    u32 own;         // but for this one
     u32 fill, bf16;
+    u32 reserved;
 };
-static_assert(sizeof(VerifyParams) == 72, "harness.rs");
+static_assert(sizeof(VerifyParams) == 80, "harness.rs");
 
 struct VerifyReport {
     u64 violations;
@@ -69,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 
     double sum[4][4] = {}, segment[4][4] = {};
     float magnitude[4][4] = {}, partials[4][4] = {};
+    const u32 own_begin = p.own * p.segment, own_end = own_begin + p.segment;
     u32 in_segment = 0;
     for (u32 c0 = 0; c0 < p.k; c0 += kStep) {
         __syncthreads();
@@ -106,8 +109,13 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 j = 0; j < 4; ++j) {
-                        sum[i][j] += segment[i][j];
-                        if (p.segment < p.k) partials[i][j] += fabsf(static_cast<float>(segment[i][j]));
+                        double part = segment[i][j];
+                        if (c0 + c >= own_end || c0 + c < own_begin) {
+                            partials[i][j] += fabsf(static_cast<float>(part));
+                            // Integer partials are exact in fp32, so their rounding is known; that of others is what the bound allows for.
+                            if (fill == Fill::kSmallInts) part = widen(bf16, round_to(bf16, static_cast<float>(part)));
+                        }
+                        sum[i][j] += part;
                         segment[i][j] = 0.0;
                     }
                 }

@@ -34,13 +34,11 @@ pub enum LaunchError {
         /// The kernel.
         kernel: String,
     },
-    /// There are no workers, or more CTAs than may be resident at once.
-    #[error("{ctas} CTAs ({workers} workers) were asked for: at least 1 worker and at most {limit} CTAs run at once on this device")]
+    /// There are no CTAs, or more than may be resident at once.
+    #[error("{ctas} CTAs were asked for: at least 1 and at most {limit} run at once on this device")]
     Grid {
-        /// CTAs asked for, movers included.
+        /// CTAs asked for.
         ctas: u32,
-        /// Workers among them.
-        workers: u32,
         /// Multiprocessors of the device.
         limit: u32,
     },

@@ -59,6 +59,15 @@ pub struct Matrix {
     pub row_bytes: u64,
 }
 
+/// Gaps in the traffic of a CTA, which keep the links free of bursts. Zero sends as fast as the link takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// Nanoseconds between 4 KiB pieces of the caller's shard, from the second destination on.
+    pub push_gap_ns: u32,
+    /// Nanoseconds between 4 KiB pieces of a partial tile.
+    pub send_gap_ns: u32,
+}
+
 /// The operands, the memory and the place of one launch. Shapes are those of the program's problem.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchArgs<'a> {
@@ -82,10 +91,12 @@ pub struct LaunchArgs<'a> {
     pub deadline_ns: u64,
     /// Whether a mover outside of the kernel reads `x` and reports the end of it in the control block.
     pub await_pushed: bool,
-    /// CTAs that compute.
+    /// CTAs.
     pub workers: u32,
-    /// CTAs that push the caller's shard to the peers; 0 where another mover does.
-    pub movers: u32,
+    /// Whether the kernel itself pushes the caller's shard to the peers; not where another mover does.
+    pub push: bool,
+    /// How traffic is spread.
+    pub pace: Pace,
     /// The stream.
     pub stream: usize,
 }
@@ -105,9 +116,9 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
     }
-    let ctas = args.workers + args.movers;
-    if args.workers == 0 || ctas > kernel.multiprocessors {
-        return Err(LaunchError::Grid { ctas, workers: args.workers, limit: kernel.multiprocessors });
+    let ctas = args.workers;
+    if ctas == 0 || ctas > kernel.multiprocessors {
+        return Err(LaunchError::Grid { ctas, limit: kernel.multiprocessors });
     }
     let params = encode_params(program, args)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());
@@ -179,12 +190,13 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         rank: p.rank.get(),
         world: world.get(),
         item_count: p.items.len() as u32,
-        transfer_count: if args.movers > 0 { p.transfers.len() as u32 } else { 0 },
+        transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         k_steps: k.div_ceil(tile.k),
         slots_per_source: p.slots_per_source,
-        movers: args.movers,
         await_pushed: u32::from(args.await_pushed),
-        reserved: [0; 6],
+        push_gap_ns: args.pace.push_gap_ns,
+        send_gap_ns: args.pace.send_gap_ns,
+        reserved: [0; 5],
     })
 }
 

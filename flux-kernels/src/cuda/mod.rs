@@ -12,5 +12,5 @@ mod program;
 mod tensor_map;
 
 pub use error::LaunchError;
-pub use launch::{Kernel, LaunchArgs, Matrix, launch};
+pub use launch::{Kernel, LaunchArgs, Matrix, Pace, launch};
 pub use program::DeviceProgram;

@@ -31,9 +31,10 @@ pub(super) struct Params {
     pub(super) transfer_count: u32,
     pub(super) k_steps: u32,
     pub(super) slots_per_source: u32,
-    pub(super) movers: u32,
     pub(super) await_pushed: u32,
-    pub(super) reserved: [u32; 6],
+    pub(super) push_gap_ns: u32,
+    pub(super) send_gap_ns: u32,
+    pub(super) reserved: [u32; 5],
 }
 
 const _: () = assert!(size_of::<Params>() == 1024 && size_of::<CUtensorMap>() == 128 && MAX_WORLD == 16);

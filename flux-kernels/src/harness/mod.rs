@@ -76,8 +76,10 @@ struct VerifyParams {
     cols: u32,
     k: u32,
     segment: u32,
+    own: u32,
     fill: u32,
     bf16: u32,
+    reserved: u32,
 }
 
 #[repr(C)]
@@ -91,7 +93,7 @@ struct RawReport {
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<FillParams>() == 48 && size_of::<VerifyParams>() == 72 && size_of::<RawReport>() == 32);
+const _: () = assert!(size_of::<FillParams>() == 48 && size_of::<VerifyParams>() == 80 && size_of::<RawReport>() == 32);
 
 /// What a verification found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -214,9 +216,9 @@ impl Harness {
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
         let shape = problem.y_shape();
-        let (row0, col0, segment) = match problem.op() {
-            OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k()),
-            OpKind::GemmReduceScatter => (rank.get() * problem.m_shard(), 0, problem.k_local()),
+        let (row0, col0, segment, own) = match problem.op() {
+            OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0),
+            OpKind::GemmReduceScatter => (rank.get() * problem.m_shard(), 0, problem.k_local(), rank.get()),
         };
         let params = VerifyParams {
             y: y.0,
@@ -230,8 +232,10 @@ impl Harness {
             cols: shape.cols,
             k: problem.k(),
             segment,
+            own,
             fill: fill as u32,
             bf16: u32::from(problem.dtype() == DType::Bf16),
+            reserved: 0,
         };
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };
         self.module.write(self.report, bytemuck::bytes_of(&raw), stream)?;

@@ -7,7 +7,7 @@ use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Variant;
 use flux_kernels::cache;
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::harness::{Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::nvrtc::Arch;
 use std::sync::Arc;
@@ -86,7 +86,8 @@ pub(crate) struct World {
     data: Vec<Memory>,
     pads: Vec<Memory>,
     size: WorkspaceSize,
-    pub(crate) movers: u32,
+    /// Gaps of pushes and sends.
+    pub(crate) pace: Pace,
     pub(crate) deadline_ns: u64,
     epoch: Epoch,
 }
@@ -118,8 +119,7 @@ impl World {
         let data = ranks.iter().map(|_| Memory::words(size.data_bytes(), u32::MAX)).collect();
         let pads = ranks.iter().map(|_| Memory::words(layout::pad_bytes(size.signals), first.before(1).get())).collect();
         context.synchronize().expect("initialised");
-        let movers = u32::from(problem.op() == OpKind::AllGatherGemm && ranks.len() > 1) * 2;
-        Self { problem, kernel, harness, ranks, data, pads, size, movers, deadline_ns: 10_000_000_000, epoch: first }
+        Self { problem, kernel, harness, ranks, data, pads, size, pace: Pace::default(), deadline_ns: 10_000_000_000, epoch: first }
     }
 
     fn raw(&self, rank: usize) -> usize {
@@ -161,7 +161,7 @@ impl World {
     pub(crate) fn enqueue(&self, i: usize) {
         let rank = &self.ranks[i];
         let p = &self.problem;
-        let workers = self.kernel.multiprocessors() / self.ranks.len() as u32 - self.movers;
+        let workers = self.kernel.multiprocessors() / self.ranks.len() as u32;
         let matrix = |m: &Memory, s: flux_core::problem::Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let args = LaunchArgs {
@@ -176,7 +176,8 @@ impl World {
             deadline_ns: self.deadline_ns,
             await_pushed: false,
             workers,
-            movers: self.movers,
+            push: true,
+            pace: self.pace,
             stream: self.raw(i),
         };
         // SAFETY: all memory belongs to this world and outlives the launch.

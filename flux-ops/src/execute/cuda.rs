@@ -2,23 +2,26 @@
 //!
 //! Invariant: a call only enqueues: it allocates nothing and waits for nothing, so it may be captured in a graph.
 
-use super::Hands;
+use super::{Hands, Push};
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
 use cudarc::driver::sys;
-use flux_core::layout::gather_place_bytes;
+use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::Variant;
 use flux_kernels::cache::{self, Origin};
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::nvrtc::Arch;
 use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream, TransportError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// CTAs that push the shard where copy engines cannot: 8 move 261 GB/s of the 339 that 128 do, 16 move 294 (hardware.md, links).
-const MOVERS: u32 = 8;
+/// Bytes that the kernel sends between two gaps.
+const PIECE_BYTES: u64 = 4096;
+
+/// How much of the time that there is a paced transfer may take.
+const SPREAD_PERCENT: u64 = 60;
 
 /// The compute capability that the kernels are compiled for.
 const COMPUTE: (u32, u32) = (9, 0);
@@ -35,7 +38,9 @@ pub(crate) struct CudaExecutor {
     device: CudaDevice,
     kernel: Arc<Kernel>,
     program: DeviceProgram,
-    hands: Hands,
+    push: Push,
+    workers: u32,
+    pace: Pace,
 }
 
 impl CudaExecutor {
@@ -49,12 +54,14 @@ impl CudaExecutor {
         let variant = Variant::of(program.problem.op(), program.problem.dtype(), schedule)?;
         let kernel = kernel(ordinal, variant)?;
         let sms = kernel.multiprocessors();
-        for (name, wanted, max) in [("workers", hands.workers, sms), ("movers", hands.movers, sms - 1)] {
-            if let Some(value) = wanted.filter(|value| !(1..=max).contains(value)) {
-                return Err(BuildError::Workers { name, value, max, place: Location::Cuda(ordinal) });
-            }
+        if let Some(value) = hands.workers.filter(|value| !(1..=sms).contains(value)) {
+            return Err(BuildError::Workers { value, max: sms, place: Location::Cuda(ordinal) });
         }
-        Ok(Self { kernel, program: DeviceProgram::upload(program)?, hands, device })
+        // As many CTAs as run at once, and have an item.
+        let items = u32::try_from(program.items.len()).unwrap_or(u32::MAX);
+        let workers = hands.workers.unwrap_or(sms).min(items);
+        let pace = pace(&program, workers);
+        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push: hands.push, workers, pace, device })
     }
 
     pub(super) fn run<T>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
@@ -66,8 +73,7 @@ impl CudaExecutor {
         }
         let program = self.program.program();
         let mut call = comm.begin(stream)?;
-        let by_kernel = self.hands.movers.is_some() || !call.copy_engine_usable();
-        let movers = if program.transfers.is_empty() || !by_kernel { 0 } else { self.hands.movers.unwrap_or(MOVERS) };
+        let by_kernel = self.push == Push::Kernel || !call.copy_engine_usable();
         if !by_kernel {
             let place = gather_place_bytes(&program.problem);
             let x = &operands.x;
@@ -88,8 +94,9 @@ impl CudaExecutor {
             half_stride: memory.size.half_stride(),
             deadline_ns: memory.deadline_ns,
             await_pushed: call.pushes(),
-            workers: self.workers(movers),
-            movers,
+            workers: self.workers,
+            push: by_kernel,
+            pace: self.pace,
             stream: raw_stream,
         };
         // SAFETY: the operands were checked against the problem and are held as above; the workspace is the communicator's, covers this program since
@@ -103,13 +110,6 @@ impl CudaExecutor {
                 Err(CallError::Launch(error))
             }
         }
-    }
-
-    /// CTAs that compute: as many as find room beside the movers, and have an item.
-    fn workers(&self, movers: u32) -> u32 {
-        let items = u32::try_from(self.program.program().items.len()).unwrap_or(u32::MAX);
-        let room = self.kernel.multiprocessors() - movers;
-        self.hands.workers.unwrap_or(room).min(room).min(items)
     }
 
     /// Asks the driver about memory whose location is only claimed.
@@ -131,17 +131,30 @@ impl CudaExecutor {
     }
 
     pub(super) fn explain(&self) -> String {
-        let Hands { movers, .. } = self.hands;
-        let pushes = !self.program.program().transfers.is_empty();
-        let in_kernel = movers.unwrap_or(MOVERS);
-        let mover = match movers {
-            _ if !pushes => String::new(),
-            Some(movers) => format!(", {movers} CTAs push the shard"),
-            None => format!(", copy engines push the shard ({in_kernel} CTAs once a call was captured)"),
+        let mover = match self.push {
+            _ if self.program.program().transfers.is_empty() => "",
+            Push::Kernel => ", which push the shard",
+            Push::CopyEngine => ", copy engines push the shard (the CTAs once a call was captured)",
         };
-        let always = if pushes && movers.is_some() { in_kernel } else { 0 };
-        format!("kernel {} on {}, {} worker CTAs{mover}", self.kernel.variant(), self.device.info().name, self.workers(always))
+        format!("kernel {} on {}, {} CTAs{mover}", self.kernel.variant(), self.device.info().name, self.workers)
     }
+}
+
+/// Gaps that spread a CTA's traffic over the time that its tiles take, where a shard is at least a wave of tiles. Sent as they are finished, the
+/// partial tiles of a wave meet on the link and hold up the loads of the next; sent late, those of a short call would be waited for.
+fn pace(program: &TileProgram, workers: u32) -> Pace {
+    let problem = &program.problem;
+    let tile = program.tile;
+    // A multiprocessor does 4096 operations a cycle, at some 1.5 GHz under full load.
+    let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / 6144;
+    let tiles = program.items.len() as u64 / u64::from(problem.world().get());
+    let workers = u64::from(workers);
+    if problem.world().peers() == 0 || tiles < workers {
+        return Pace::default();
+    }
+    let gap = |ns: u64, pieces: u64| u32::try_from(ns * SPREAD_PERCENT / 100 / pieces.max(1)).unwrap_or(u32::MAX);
+    let shard_pieces = gather_place_bytes(problem) / PIECE_BYTES / workers;
+    Pace { push_gap_ns: gap(tile_ns * tiles / workers, shard_pieces), send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / PIECE_BYTES) }
 }
 
 /// The variant, loaded into the current context, which is the primary one of device `ordinal`.

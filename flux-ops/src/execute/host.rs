@@ -33,7 +33,7 @@ impl<T: Element> HostExecutor<T> {
                 .ok()
                 .filter(|_| value <= MAX_WORKERS)
                 .and_then(NonZeroUsize::new)
-                .ok_or(BuildError::Workers { name: "workers", value, max: MAX_WORKERS, place: Location::Host })?,
+                .ok_or(BuildError::Workers { value, max: MAX_WORKERS, place: Location::Host })?,
             None => share_of_cores(program.problem.world().index()),
         };
         let executor = Executor::new(program, workers)?;

@@ -19,8 +19,20 @@ use host::HostExecutor;
 pub(crate) struct Hands {
     /// Threads of the host executor, or CTAs of the kernel.
     pub(crate) workers: Option<u32>,
-    /// CTAs that push the shard in every call, in place of copy engines. The host's mover is a thread whatever this says.
-    pub(crate) movers: Option<u32>,
+    /// The host's mover is a thread whatever this says.
+    pub(crate) push: Push,
+}
+
+/// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Push {
+    /// The kernel: a thread of every CTA, with bulk copies. No launch, stream or copy stands between the call and the first byte, and a graph can
+    /// capture it.
+    #[default]
+    Kernel,
+    /// The copy engines, on a stream of the communicator's own. A captured call, and every later one on its communicator, uses the kernel all
+    /// the same: where a copy engine would write is then known on the device only.
+    CopyEngine,
 }
 
 /// One rank's program, ready to run.

@@ -15,7 +15,7 @@ pub use machine::{Machine, Node};
 use flux_core::OpKind;
 use flux_core::program::Schedule;
 use flux_kernels::Element;
-use flux_ops::{AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, TensorMut, TensorRef};
+use flux_ops::{AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef};
 use flux_transport::{Communicator, Fault, Stream};
 
 /// Both operations.
@@ -26,7 +26,7 @@ pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 pub struct Plan {
     pub schedule: Option<Schedule>,
     pub workers: Option<u32>,
-    pub movers: Option<u32>,
+    pub push: Push,
 }
 
 impl Plan {
@@ -37,10 +37,7 @@ impl Plan {
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
-        if let Some(movers) = self.movers {
-            builder = builder.movers(movers);
-        }
-        builder
+        builder.push(self.push)
     }
 }
 
