@@ -29,7 +29,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_full(c), 128);
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
-        for (u32 i = 0; i < C::kMoverRing; ++i) ptx::mbarrier_init(smem.moved(i), 1);
+        if constexpr (!C::kReduceScatter) {
+            for (u32 i = 0; i < C::kMoverRing; ++i) ptx::mbarrier_init(smem.moved(i), 1);
+        }
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
         ptx::prefetch_tensor_map(&p.b);

@@ -39,7 +39,8 @@ struct VerifyReport {
 };
 static_assert(sizeof(VerifyReport) == 32, "harness.rs");
 
-constexpr u32 kTile = 64;
+constexpr u32 kTileRows = 64;
+constexpr u32 kTileCols = 32;
 constexpr u32 kStep = 16;
 
 }  // namespace flux::harness
@@ -57,27 +58,30 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
     }
 }
 
-// One CTA checks 64 x 64 elements; a thread 4 x 4. The reference is accumulated in fp64 from the generators, not from the operands in memory.
+// One CTA checks 64 x 32 elements; a thread 4 x 2. The reference is accumulated in fp64 from the generators, not from the operands in memory.
 //
 // The bound of an element: the rounding of the result, u * |y|; of each partial sum that was rounded to 16 bits, u * |partial|; and of
 // fp32 accumulation, sqrt(k) * eps * sum |x| |w|. Small integers have to be exact.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
-    __shared__ float xs[kTile][kStep + 1];
-    __shared__ float ws[kTile][kStep + 1];
+    __shared__ float xs[kTileRows][kStep + 1];
+    __shared__ float ws[kTileCols][kStep + 1];
     const bool bf16 = p.bf16 != 0;
     const Fill fill = static_cast<Fill>(p.fill);
-    const u32 row = blockIdx.y * kTile, col = blockIdx.x * kTile;
+    const u32 row = blockIdx.y * kTileRows, col = blockIdx.x * kTileCols;
     const u32 ti = threadIdx.x / 16, tj = threadIdx.x % 16;
 
-    double sum[4][4] = {}, segment[4][4] = {};
-    float magnitude[4][4] = {}, partials[4][4] = {};
+    double sum[4][2] = {}, segment[4][2] = {};
+    float magnitude[4][2] = {}, partials[4][2] = {};
     const u32 own_begin = p.own * p.segment, own_end = own_begin + p.segment;
     u32 in_segment = 0;
     for (u32 c0 = 0; c0 < p.k; c0 += kStep) {
         __syncthreads();
-        for (u32 i = threadIdx.x; i < kTile * kStep; i += 256) {
+        for (u32 i = threadIdx.x; i < kTileRows * kStep; i += 256) {
             const u32 r = i / kStep, c = c0 + i % kStep;
             xs[r][i % kStep] = c < p.k ? element(bf16, fill, p.x_seed, p.row0 + row + r, c) : 0.0f;
+        }
+        for (u32 i = threadIdx.x; i < kTileCols * kStep; i += 256) {
+            const u32 r = i / kStep, c = c0 + i % kStep;
             ws[r][i % kStep] = c < p.k ? element(bf16, fill, p.w_seed, p.col0 + col + r, c) : 0.0f;
         }
         __syncthreads();
@@ -86,15 +90,15 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             if (c0 + c >= p.k) break;
 #pragma unroll
             for (u32 e = 0; e < 8; ++e) {
-                float x[4], w[4];
+                float x[4], w[2];
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) x[i] = xs[ti + 16 * i][c + e];
 #pragma unroll
-                for (u32 j = 0; j < 4; ++j) w[j] = ws[tj + 16 * j][c + e];
+                for (u32 j = 0; j < 2; ++j) w[j] = ws[tj + 16 * j][c + e];
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
-                    for (u32 j = 0; j < 4; ++j) {
+                    for (u32 j = 0; j < 2; ++j) {
                         // Products of 16-bit floats are exact in fp32.
                         const float product = x[i] * w[j];
                         segment[i][j] += product;
@@ -108,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
-                    for (u32 j = 0; j < 4; ++j) {
+                    for (u32 j = 0; j < 2; ++j) {
                         double part = segment[i][j];
                         if (c0 + c >= own_end || c0 + c < own_begin) {
                             partials[i][j] += fabsf(static_cast<float>(part));
@@ -130,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) {
+        for (u32 j = 0; j < 2; ++j) {
             const u32 r = row + ti + 16 * i, c = col + tj + 16 * j;
             if (r >= p.rows || c >= p.cols) continue;
             const u16 bits = reinterpret_cast<const u16*>(p.y)[r * p.row_stride + c];
