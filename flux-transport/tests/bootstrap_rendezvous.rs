@@ -53,7 +53,7 @@ fn missing_ranks_are_named_to_everybody_who_came() {
     for error in errors(directory.path(), &came, after(300)) {
         let BootstrapError::Timeout { missing, .. } = &error else { panic!("{error}") };
         assert_eq!(*missing, ranks(&[2, 4, 5]), "{error}");
-        assert!(error.to_string().ends_with("not seen: rank 2, 4, 5"), "{error}");
+        assert!(error.to_string().ends_with("not seen: ranks 2, 4 and 5"), "{error}");
     }
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
