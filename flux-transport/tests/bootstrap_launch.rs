@@ -117,7 +117,9 @@ fn sees_a_death() {
 /// A rank with a child of its own, for ever.
 fn waits() {
     let world = World::from_env().unwrap();
-    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+    // It hears neither signal: the end of its rank has to be its end.
+    let mut child =
+        Command::new("sh").args(["-c", "trap '' INT TERM; exec sleep 60"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     note(&format!("pids-{}", world.rank()), &format!("{} {}", std::process::id(), child.id()));
     child.wait().unwrap();
 }

@@ -157,6 +157,21 @@ fn a_rank_that_died_while_the_others_wait_may_come_again() {
 }
 
 #[test]
+fn a_client_that_says_nothing_is_closed_long_before_the_deadline() {
+    let directory = private();
+    let path = directory.path();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| join(&environment(path, 0, 2), ample()).unwrap());
+        let silent = knock::connect(path);
+        let began = Instant::now();
+        assert_eq!(rustix::net::recv(&silent, &mut [0; 8], rustix::net::RecvFlags::empty()), Ok((0, 0)));
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        join(&environment(path, 1, 2), ample()).unwrap();
+        waiting.join().unwrap();
+    });
+}
+
+#[test]
 fn a_stale_socket_is_taken_over() {
     let directory = private();
     // The listener of std does not remove its name.
