@@ -35,7 +35,7 @@ pub enum WriteError {
     },
 }
 
-/// Checks that [`write`] could create its temporary file beside `target`, so that hours of work are not lost to a misspelt path.
+/// Checks that [`write()`] could create its temporary file beside `target`, so that hours of work are not lost to a misspelt path.
 pub fn check(target: &Path) -> Result<(), WriteError> {
     temporary(target).map(drop)
 }

@@ -27,3 +27,8 @@ pub mod shapes;
 pub mod site;
 pub mod soak;
 pub mod stats;
+
+/// The README's example, so that it is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

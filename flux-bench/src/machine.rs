@@ -45,12 +45,12 @@ pub fn uses_gpus(select: Select) -> anyhow::Result<bool> {
     }
 }
 
-/// Options of a rank: ranks are dealt over the GPUs in order, `ranks_per_gpu` to each.
+/// Options of a rank: a GPU each, or `ranks_per_gpu` on each, dealt in order.
 pub fn options(select: Select, rank: Rank, ranks_per_gpu: u32) -> Options {
     let mut options = Options::from(select);
-    if gpu_count() > 0 && select != Select::Host {
-        options.device = Some(rank.get() / ranks_per_gpu.max(1));
-        options.shared_device = ranks_per_gpu > 1;
+    if ranks_per_gpu > 1 && select != Select::Host && gpu_count() > 0 {
+        options.device = Some(rank.get() / ranks_per_gpu);
+        options.shared_device = true;
     }
     options
 }

@@ -14,5 +14,6 @@ pub mod tensor;
 
 pub use error::{BuildError, CallError, Requests};
 pub use flux_kernels::Element;
+pub use half::{bf16, f16};
 pub use ops::{AllGatherGemm, Builder, GemmReduceScatter};
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};

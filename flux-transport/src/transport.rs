@@ -5,7 +5,6 @@
 
 use crate::control::{ControlError, ControlPlane, Disagreed};
 use crate::cuda::CudaError;
-use crate::nvlink::CaptureMover;
 use crate::{Device, Fault, Stream};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -128,25 +127,12 @@ pub trait Transport: Send + Sync + Debug {
     /// Whether [`push`](Self::push) can be used in the call in progress.
     fn copy_engine_usable(&self) -> bool;
 
-    /// Has the mover carry out `push`, then say so in the control block; returns at once. At most once in a call.
+    /// Has the mover carry out `push`, then say so in the control block; returns at once. At most once in a call, and not where
+    /// [`copy_engine_usable`](Self::copy_engine_usable) says no: that is [`TransportError::MoverUnusable`].
     ///
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
-
-    /// As [`push`](Self::push) for any call, also where [`copy_engine_usable`](Self::copy_engine_usable) says no: there `mover` carries it.
-    ///
-    /// # Safety
-    /// As [`push`](Self::push).
-    unsafe fn push_with(&self, stream: Stream, push: &Push<'_>, _mover: &dyn CaptureMover) -> Result<(), TransportError> {
-        // SAFETY: the same promise.
-        unsafe { self.push(stream, push) }
-    }
-
-    /// SMs that the mover of the call in progress occupies, and that a kernel beside it must leave free.
-    fn mover_sms(&self) -> u32 {
-        0
-    }
 
     /// Ends the call in progress where no executor ran: the call does not count, and its epoch is the next call's.
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {

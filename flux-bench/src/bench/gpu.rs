@@ -67,6 +67,10 @@ impl<'a, T: Element> GpuLane<'a, T> {
         let common = counts.iter().map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize).min().unwrap_or(0);
         for candidate in 0..common {
             self.gemm.choose(candidate);
+            // The first launch of an algorithm loads its kernel, which can wait for the device: not while an all-reduce there waits for the others.
+            self.gemm(0)?;
+            self.gpu.synchronize()?;
+            self.site.comm().barrier()?;
             let mut spans = Vec::new();
             for round in 0..8 {
                 let span = self.sample(Contender::Gemm, round)?;

@@ -19,7 +19,7 @@ use crate::report::{self, Measured, Report, Row, Verified};
 use crate::shapes::Model;
 use crate::site::Site;
 use anyhow::{Context, ensure};
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_transport::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Options, Select, World};
 use half::bf16;
@@ -207,10 +207,17 @@ fn gpu_rows(cases: &[Case], select: Select, samples: usize) -> anyhow::Result<Ve
         }
         Ok(rows)
     };
-    let by_rank = ranks::on_threads(World::local(world.get())?, body)?;
+    let by_rank = ranks::on_threads(World::local(world.get())?, |local| body(local).map_err(|e| give_up(local.rank(), &e)))?;
     bar.finish_and_clear();
     let of_case = |i: usize| by_rank.iter().map(|rows| rows[i].clone()).collect();
     cases.iter().enumerate().map(|(i, case)| row(case, samples, of_case(i))).collect()
+}
+
+/// Ends the process: the other ranks may wait in a collective of NCCL for this one, and no error of ours ends that wait.
+#[expect(clippy::exit, reason = "see above")]
+fn give_up(rank: Rank, error: &anyhow::Error) -> anyhow::Error {
+    eprintln!("flux-bench: rank {rank}: {error:#}");
+    std::process::exit(1)
 }
 
 const SEED: u64 = 0x5EED_F10C_u64;

@@ -8,6 +8,7 @@ pub use step::{Outcome, Step};
 
 use crate::atomic_file::{self, WriteError};
 use crate::report;
+use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -51,13 +52,21 @@ pub struct Summary {
 }
 
 /// Runs the steps, prints the summary, writes `gpu-ci.json`, and says whether all passed.
+///
+/// # Errors
+/// No GPU: tests that skip themselves would pass.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
+    flux_transport::cuda::available().context("gpu-ci checks GPUs")?;
+    check(args, crate::machine::gpu_count())
+}
+
+fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let out = args.out.as_ref().unwrap_or(&args.dist);
     let logs = out.join("logs");
     std::fs::create_dir_all(&logs)?;
     let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
     let mut steps = Vec::new();
-    for (name, command) in plan(args, out)?.into_iter().filter(|(name, _)| wanted(name)) {
+    for (name, command) in plan(args, out, gpus)?.into_iter().filter(|(name, _)| wanted(name)) {
         eprintln!("gpu-ci: {name}");
         let step = Step::run(&name, command, Duration::from_secs(args.limit), &logs.join(format!("{name}.log")));
         eprintln!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status);
@@ -71,7 +80,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
 }
 
 /// The steps' names and command lines.
-fn plan(args: &Args, out: &Path) -> anyhow::Result<Vec<(String, Command)>> {
+fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Command)>> {
     let program = |words: &[&str]| {
         let mut command = command(args, args.dist.join("flux-bench").as_os_str());
         command.args(words);
@@ -92,6 +101,15 @@ fn plan(args: &Args, out: &Path) -> anyhow::Result<Vec<(String, Command)>> {
     }
     steps.push(("soak-threads".to_owned(), program(&["soak", "--quick"])));
     steps.push(("soak-processes".to_owned(), program(&["soak", "--quick", "--processes"])));
+    if matches!(gpus, 1 | 2 | 4) && args.tp.is_none() {
+        // A world of 8 on fewer GPUs.
+        steps.push(("soak-shared".to_owned(), program(&["soak", "--quick", "--ranks-per-gpu", &(8 / gpus).to_string()])));
+    }
+    if gpus > 1 {
+        let mut links = command(args, args.dist.join("flux-bench").as_os_str());
+        links.args(["links", "--json"]).arg(out.join("links.json"));
+        steps.push(("links".to_owned(), links));
+    }
     let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
     bench.arg(out.join("bench.json"));
     steps.push(("bench".to_owned(), bench));
@@ -153,13 +171,13 @@ mod tests {
     #[test]
     fn a_failing_test_fails_the_whole_and_the_steps_after_it_still_run() {
         let (folder, args) = dist();
-        assert!(run(&args).unwrap());
+        assert!(check(&args, 2).unwrap());
         script(&folder.path().join("tests/gpu_bad"), "echo why; exit 1");
-        assert!(!run(&args).unwrap());
+        assert!(!check(&args, 2).unwrap());
         let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
         let summary: Summary = serde_json::from_str(&json).unwrap();
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["doctor", "gpu_bad", "gpu_good", "soak-threads", "soak-processes", "bench"]);
+        assert_eq!(names, ["doctor", "gpu_bad", "gpu_good", "soak-threads", "soak-processes", "soak-shared", "links", "bench"]);
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);
@@ -168,6 +186,6 @@ mod tests {
     #[test]
     fn a_filter_that_matches_nothing_is_no_success() {
         let (_folder, args) = dist();
-        assert!(!run(&Args { only: Some("no such step".into()), ..args }).unwrap());
+        assert!(!check(&Args { only: Some("no such step".into()), ..args }, 2).unwrap());
     }
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 /// Bytes of an inbox and of an outbox: what one device moves at most in one go.
 pub(super) const BOX: usize = 256 << 20;
-/// How long the streams are held while the host enqueues what is timed.
-const HOLD: Duration = Duration::from_micros(300);
+/// How long the streams are held while the host enqueues what is timed: some hundred driver calls for 8 devices with 7 streams each.
+const HOLD: Duration = Duration::from_millis(3);
 
 /// One device.
 pub(super) struct Rig {

@@ -1,6 +1,7 @@
 //! The table that a person reads: medians, with the spread of the op.
 
-use super::Report;
+use super::{Report, Row};
+use crate::stats::Times;
 use std::fmt::Write as _;
 
 const HEAD: [&str; 13] = ["op", "model", "m", "n", "k", "T_op ms", "p10-p90", "T_gemm", "T_comm", "T_serial", "ECT ms", "E %", "TFLOP/s"];
@@ -23,7 +24,7 @@ pub fn table(report: &Report) -> String {
             ms(r.t_comm_ms.median),
             ms(r.t_serial_ms.median),
             ms(r.ect_ms),
-            r.overlap_efficiency.map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0)),
+            r.overlap_efficiency.filter(|_| resolved(r)).map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0)),
             if r.tflops < 10.0 { format!("{:.4}", r.tflops) } else { format!("{:.0}", r.tflops) },
             verified,
         ]);
@@ -39,6 +40,12 @@ pub fn table(report: &Report) -> String {
         text.push('\n');
     }
     text
+}
+
+/// Whether what the collective costs in the serial path stands out of the spread of the samples: a ratio to noise is not shown.
+fn resolved(row: &Row) -> bool {
+    let spread = |t: &Times| t.p90 - t.p10;
+    row.t_serial_ms.median - row.t_gemm_ms.median > spread(&row.t_serial_ms).max(spread(&row.t_gemm_ms))
 }
 
 fn heading(report: &Report) -> String {

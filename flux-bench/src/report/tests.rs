@@ -63,3 +63,11 @@ fn the_table_shows_a_row_that_failed_verification() {
     assert!(table(&report).lines().any(|l| l.ends_with("  NO")), "{}", table(&report));
     assert!(!report.verified());
 }
+
+#[test]
+fn an_efficiency_within_the_noise_is_not_shown() {
+    let mut report = report();
+    assert!(table(&report).contains("  75.0  "), "{}", table(&report));
+    report.rows[0].t_gemm_ms.p90 += 0.6;
+    assert!(!table(&report).contains("  75.0  "), "{}", table(&report));
+}

@@ -77,3 +77,18 @@ fn raw_memory_is_checked_against_its_own_description() {
         "the memory holds fp16, the view is of bf16: convert it, or use the op of that element type"
     );
 }
+
+proptest::proptest! {
+    /// Accepted is exactly what can be addressed: whole 16-byte rows apart, the last element inside the memory.
+    #[test]
+    fn a_layout_is_accepted_if_and_only_if_the_memory_holds_it(
+        rows in 0usize..9, cols in 0usize..80, row_stride in 0usize..100, len in 0usize..800, offset in 0usize..17,
+    ) {
+        let m = memory(len + 32);
+        let part = &m[offset..offset + len];
+        let fits = rows > 0 && cols > 0 && (rows - 1) * row_stride + cols <= len;
+        let aligned = offset.is_multiple_of(ROW_MULTIPLE) && row_stride.is_multiple_of(ROW_MULTIPLE);
+        let accepted = TensorRef::host(part, Layout::strided(rows, cols, row_stride)).is_ok();
+        proptest::prop_assert_eq!(accepted, fits && aligned && row_stride >= cols);
+    }
+}

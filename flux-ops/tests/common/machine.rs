@@ -1,6 +1,7 @@
 //! What the tests run on: how many ranks there can be, and where their memory is.
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
+use super::device::{Device, Memory};
+use cudarc::driver::{CudaStream, DeviceRepr};
 use flux_core::{Rank, TileShape};
 use flux_kernels::Element;
 use flux_ops::{Layout, TensorMut, TensorRef};
@@ -26,20 +27,7 @@ pub struct Node {
     pub rank: Rank,
     /// Limit to the workers, where ranks share a GPU.
     pub workers: Option<u32>,
-    memory: Memory,
-}
-
-#[derive(Debug)]
-enum Memory {
-    Host,
-    Cuda(Arc<CudaStream>),
-}
-
-/// Memory of a rank's device.
-#[derive(Debug)]
-pub enum Buffer<T> {
-    Host(Vec<T>),
-    Cuda(CudaSlice<T>),
+    device: Device,
 }
 
 impl Machine {
@@ -85,83 +73,52 @@ impl Machine {
         }
         adjust(&mut options);
         let comm = Communicator::connect_blocking(world, options).unwrap();
-        let memory = match comm.device().ordinal() {
-            None => Memory::Host,
-            Some(ordinal) => Memory::Cuda(CudaContext::new(ordinal as usize).unwrap().new_stream().unwrap()),
-        };
-        Node { rank: comm.rank(), comm, workers, memory }
+        let device = Device::of(&comm).unwrap();
+        Node { rank: comm.rank(), comm, workers, device }
     }
 }
 
 impl Node {
     /// The stream that the calls go to.
     pub fn stream(&self) -> Stream {
-        match &self.memory {
-            Memory::Host => Stream::Host,
-            Memory::Cuda(stream) => Stream::from(&**stream),
-        }
+        self.device.stream()
     }
 
     pub fn cuda_stream(&self) -> Option<&Arc<CudaStream>> {
-        match &self.memory {
-            Memory::Host => None,
-            Memory::Cuda(stream) => Some(stream),
+        match &self.device {
+            Device::Host => None,
+            Device::Cuda(stream) => Some(stream),
         }
     }
 
-    pub fn upload<T: Element + cudarc::driver::DeviceRepr>(&self, elements: &[T]) -> Buffer<T> {
-        match &self.memory {
-            Memory::Host => Buffer::Host(elements.to_vec()),
-            Memory::Cuda(stream) => Buffer::Cuda(stream.clone_htod(elements).unwrap()),
-        }
+    pub(crate) fn upload<T: Element + DeviceRepr>(&self, elements: &[T]) -> Memory<T> {
+        self.device.put(elements.to_vec()).unwrap()
     }
 
     /// A buffer of NaN, so that an element that is not written shows.
-    pub fn poisoned<T: Element + cudarc::driver::DeviceRepr>(&self, len: usize) -> Buffer<T> {
-        self.upload(&vec![T::from_f32(f32::NAN); len])
+    pub(crate) fn poisoned<T: Element + DeviceRepr>(&self, len: usize) -> Memory<T> {
+        self.device.put(vec![T::from_f32(f32::NAN); len]).unwrap()
     }
 
-    pub fn write<T: Element + cudarc::driver::DeviceRepr>(&self, buffer: &mut Buffer<T>, elements: &[T]) {
-        match (buffer, &self.memory) {
-            (Buffer::Host(to), _) => to.copy_from_slice(elements),
-            (Buffer::Cuda(to), Memory::Cuda(stream)) => stream.memcpy_htod(elements, to).unwrap(),
-            _ => unreachable!("device memory of a host rank"),
-        }
+    pub(crate) fn write<T: Element + DeviceRepr>(&self, memory: &mut Memory<T>, elements: &[T]) {
+        self.device.write(memory, elements).unwrap();
     }
 
     /// The elements, when what is on the stream is done.
-    pub fn download<T: Element + cudarc::driver::DeviceRepr>(&self, buffer: &Buffer<T>) -> Vec<T> {
-        match (buffer, &self.memory) {
-            (Buffer::Host(from), _) => from.clone(),
-            (Buffer::Cuda(from), Memory::Cuda(stream)) => stream.clone_dtoh(from).unwrap(),
-            _ => unreachable!("device memory of a host rank"),
-        }
+    pub(crate) fn download<T: Element + DeviceRepr>(&self, memory: &Memory<T>) -> Vec<T> {
+        self.device.get(memory).unwrap()
     }
 
     /// Address of the first element, as another framework would know it.
-    pub fn address<T>(&self, buffer: &Buffer<T>) -> u64 {
-        match (buffer, &self.memory) {
-            (Buffer::Host(memory), _) => memory.as_ptr().expose_provenance() as u64,
-            (Buffer::Cuda(memory), Memory::Cuda(stream)) => memory.device_ptr(stream).0,
-            _ => unreachable!("device memory of a host rank"),
-        }
+    pub(crate) fn address<T: Element + DeviceRepr>(&self, memory: &Memory<T>) -> u64 {
+        self.device.address(memory).unwrap()
     }
 
-    pub fn view<'a, T: Element>(&'a self, buffer: &'a Buffer<T>, layout: impl Into<Layout>) -> TensorRef<'a, T> {
-        match (buffer, &self.memory) {
-            (Buffer::Host(memory), _) => TensorRef::host(memory, layout),
-            (Buffer::Cuda(memory), Memory::Cuda(stream)) => TensorRef::cuda(memory, layout, stream),
-            _ => unreachable!("device memory of a host rank"),
-        }
-        .unwrap()
+    pub(crate) fn view<'a, T: Element>(&'a self, memory: &'a Memory<T>, layout: impl Into<Layout>) -> TensorRef<'a, T> {
+        self.device.view(memory, layout).unwrap()
     }
 
-    pub fn view_mut<'a, T: Element>(&'a self, buffer: &'a mut Buffer<T>, layout: impl Into<Layout>) -> TensorMut<'a, T> {
-        match (buffer, &self.memory) {
-            (Buffer::Host(memory), _) => TensorMut::host(memory, layout),
-            (Buffer::Cuda(memory), Memory::Cuda(stream)) => TensorMut::cuda(memory, layout, stream),
-            _ => unreachable!("device memory of a host rank"),
-        }
-        .unwrap()
+    pub(crate) fn view_mut<'a, T: Element>(&'a self, memory: &'a mut Memory<T>, layout: impl Into<Layout>) -> TensorMut<'a, T> {
+        self.device.view_mut(memory, layout).unwrap()
     }
 }

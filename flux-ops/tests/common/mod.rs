@@ -4,6 +4,8 @@
 #![allow(unreachable_pub, clippy::missing_panics_doc, reason = "shared by test binaries, not published")]
 
 pub mod case;
+#[path = "../../examples/support/device.rs"]
+mod device;
 pub mod machine;
 pub mod suite;
 

@@ -5,7 +5,6 @@
 
 use super::Communicator;
 use crate::fault::reason;
-use crate::nvlink::CaptureMover;
 use crate::{Push, Stream, TransportError, WorkspaceView};
 use flux_core::program::Transfer;
 use std::sync::{Arc, MutexGuard};
@@ -70,31 +69,9 @@ impl<'c> Call<'c> {
         if transfers.is_empty() {
             return Ok(());
         }
-        if !self.copy_engine_usable() {
-            return Err(TransportError::MoverUnusable {
-                why: "it was used before in this call, or a call on this communicator was captured",
-            });
-        }
         let push = Push { x, row_stride, row_bytes, place_bytes, transfers };
         // SAFETY: this function's caller vouches for the shard.
         let handed = unsafe { self.comm.inner.health.transport().push(self.stream, &push) };
-        self.note(handed)
-    }
-
-    /// As [`push`](Self::push), also where [`copy_engine_usable`](Self::copy_engine_usable) says no: there `mover` carries the rows, beside the call's
-    /// stream, and the fused kernel must leave it [`mover_sms`](Self::mover_sms).
-    ///
-    /// # Safety
-    /// As [`push`](Self::push).
-    ///
-    /// # Errors
-    /// As [`push`](Self::push).
-    pub unsafe fn push_with(&mut self, push: &Push<'_>, mover: &dyn CaptureMover) -> Result<(), TransportError> {
-        if push.transfers.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: this function's caller vouches for the shard.
-        let handed = unsafe { self.comm.inner.health.transport().push_with(self.stream, push, mover) };
         self.note(handed)
     }
 
@@ -103,11 +80,6 @@ impl<'c> Call<'c> {
         use TransportError::{BadTransfer, MoverUnusable, WrongStream};
         self.pushes |= !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
         handed
-    }
-
-    /// SMs that a mover kernel occupies in this call: 0 where copy engines or a thread move.
-    pub fn mover_sms(&self) -> u32 {
-        self.comm.inner.health.transport().mover_sms()
     }
 
     /// Whether transfers were handed to the mover, so that the executor must await that they were read.

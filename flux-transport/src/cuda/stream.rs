@@ -136,7 +136,7 @@ pub fn capture(stream: usize) -> Result<Capture, CudaError> {
     })
 }
 
-/// The number of a stream, never used again in the life of the process, unlike its handle.
+/// The number of a stream that is not being captured, never used again in the life of the process, unlike its handle.
 pub(crate) fn stream_id(stream: usize) -> Result<u64, CudaError> {
     let driver = driver()?;
     let mut id = 0;

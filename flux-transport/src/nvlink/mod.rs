@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! connect   identities -> peer access -> memory of each rank, cleared -> descriptors -> mapped everywhere -> proven -> cleared
-//! a call    begin: order after the last call | push: fork, copies and flags on the side stream | finish: join, mark the end
+//! a call    begin: order after the last call | push, if any: fork, copies and flags on the side stream | finish: join if forked, mark the end
 //! reserve   drain -> a new generation of all memory, as at connect, starting at the epoch where the old one stood
 //! ```
 //!
@@ -29,4 +29,3 @@ pub(crate) use collective::Members;
 pub(crate) use transport::NvLink;
 
 pub use error::NvLinkError;
-pub use mover::{CaptureMover, MoverJob};

@@ -1,28 +1,44 @@
 //! One call after the other, whatever streams they come on.
 //!
-//! Invariant: a call on one stream starts after the last call, if that came on another stream; calls within one capture likewise. A
-//! replayed graph is ordered by whoever launches it: the library does not see the launch.
+//! Invariant: a call on one stream starts after the last call, if that came on another stream. Calls within one capture likewise, as long as no
+//! call of a second capture comes between them. A replayed graph is ordered by whoever launches it: the library does not see the launch.
 
 use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
 
 /// Where a call's work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// To the device.
-    Eager,
-    /// Into a graph.
-    Captured,
+pub(super) enum Turn {
+    /// To the device, on the stream with this number: a handle is used again after its stream is gone.
+    Eager { stream: u64 },
+    /// Into a graph, by the capture with this number, on the stream with this handle: the driver tells no number of a stream in capture, and
+    /// a stream does not go before its capture has ended.
+    Captured { capture: u64, stream: usize },
 }
 
-/// Which stream the last call came on, and the event that follows it.
+impl Turn {
+    /// Whether what comes on this turn's stream must wait for what `last` marked. Where the captures differ the driver would refuse, and so it
+    /// would a wait from inside a capture for something outside.
+    fn waits_for(self, last: Self) -> bool {
+        match (self, last) {
+            (Self::Eager { stream }, Self::Eager { stream: last }) => stream != last,
+            (Self::Captured { capture, stream }, Self::Captured { capture: same, stream: last }) => capture == same && stream != last,
+            (Self::Eager { .. }, Self::Captured { .. }) | (Self::Captured { .. }, Self::Eager { .. }) => false,
+        }
+    }
+}
+
+/// The last call of a kind, and the event that follows it.
+#[derive(Debug)]
+struct Last {
+    turn: Option<Turn>,
+    done: Event,
+}
+
+/// The last calls.
 #[derive(Debug)]
 pub(super) struct Order {
-    eager: Event,
-    captured: Event,
-    // Numbers, not handles: a handle is used again after its stream is gone.
-    last_eager: Option<u64>,
-    // The capture's number, and the stream's.
-    last_captured: Option<(u64, u64)>,
+    eager: Last,
+    captured: Last,
 }
 
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
@@ -30,47 +46,56 @@ const CAPTURE_INVALIDATED: i32 = 901;
 
 impl Order {
     pub(super) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
-        Ok(Self { eager: Event::new(device)?, captured: Event::new(device)?, last_eager: None, last_captured: None })
+        let last = || Ok::<_, CudaError>(Last { turn: None, done: Event::new(device)? });
+        Ok(Self { eager: last()?, captured: last()? })
     }
 
     /// Orders `stream` after the last call. The device's context is current.
-    pub(super) fn begin(&self, stream: usize) -> Result<Mode, CudaError> {
-        match capture(stream)? {
-            Capture::Off => {
-                let id = stream_id(stream)?;
-                if self.last_eager.is_some_and(|last| last != id) {
-                    self.eager.make_wait(stream)?;
-                }
-                Ok(Mode::Eager)
+    pub(super) fn begin(&self, stream: usize) -> Result<Turn, CudaError> {
+        let turn = match capture(stream)? {
+            Capture::Off => Turn::Eager { stream: stream_id(stream)? },
+            Capture::On(capture) => Turn::Captured { capture, stream },
+            Capture::Broken => {
+                return Err(CudaError::Call {
+                    call: "cuStreamGetCaptureInfo",
+                    code: CAPTURE_INVALIDATED,
+                    name: "the stream's capture was invalidated by an earlier call: end it first".to_owned(),
+                });
             }
-            Capture::On(sequence) => {
-                let id = stream_id(stream)?;
-                if self.last_captured.is_some_and(|(last, on)| last == sequence && on != id) {
-                    self.captured.make_wait(stream)?;
-                }
-                Ok(Mode::Captured)
-            }
-            Capture::Broken => Err(CudaError::Call {
-                call: "cuStreamGetCaptureInfo",
-                code: CAPTURE_INVALIDATED,
-                name: "the stream's capture was invalidated by an earlier call: end it first".to_owned(),
-            }),
+        };
+        let last = match turn {
+            Turn::Eager { .. } => &self.eager,
+            Turn::Captured { .. } => &self.captured,
+        };
+        if last.turn.is_some_and(|last| turn.waits_for(last)) {
+            last.done.make_wait(stream)?;
         }
+        Ok(turn)
     }
 
-    /// Marks the end of a call on `stream`.
-    pub(super) fn finish(&mut self, stream: usize) -> Result<(), CudaError> {
-        let id = stream_id(stream)?;
-        match capture(stream)? {
-            Capture::On(sequence) => {
-                self.captured.record(stream)?;
-                self.last_captured = Some((sequence, id));
-            }
-            Capture::Off | Capture::Broken => {
-                self.eager.record(stream)?;
-                self.last_eager = Some(id);
-            }
-        }
+    /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no node of the graph.
+    pub(super) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
+        let last = match turn {
+            Turn::Eager { .. } => &mut self.eager,
+            Turn::Captured { .. } => &mut self.captured,
+        };
+        last.done.record(stream)?;
+        last.turn = Some(turn);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Turn;
+
+    #[test]
+    fn a_call_waits_for_the_last_of_its_kind_on_another_stream() {
+        let eager = |stream| Turn::Eager { stream };
+        let captured = |capture, stream| Turn::Captured { capture, stream };
+        assert!(eager(2).waits_for(eager(1)) && !eager(1).waits_for(eager(1)));
+        assert!(captured(9, 2).waits_for(captured(9, 1)) && !captured(9, 1).waits_for(captured(9, 1)));
+        assert!(!captured(9, 2).waits_for(captured(8, 1)), "events do not cross captures");
+        assert!(!captured(9, 2).waits_for(eager(1)) && !eager(2).waits_for(captured(9, 1)));
     }
 }

@@ -6,8 +6,9 @@
 use super::collective::{Meeting, Members, Wanted, build};
 use super::error::NvLinkError;
 use super::fault::FaultBlock;
-use super::mover::{Addresses, CaptureMover, Lanes, MoverJob, by_copy_engine};
-use super::order::{Mode, Order};
+use super::lane::Lane;
+use super::mover::{Addresses, by_copy_engine};
+use super::order::{Order, Turn};
 use super::workspace::Workspace;
 use crate::control::ControlPlane;
 use crate::cuda::{CudaDevice, CudaError, Handles};
@@ -18,7 +19,7 @@ use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// One rank's device, memory and side streams.
+/// One rank's device, memory and side stream.
 #[derive(Debug)]
 pub(crate) struct NvLink {
     // Fields drop in this order, after `Drop` has drained the device.
@@ -33,7 +34,7 @@ pub(crate) struct NvLink {
 
 #[derive(Debug)]
 struct State {
-    lanes: Lanes,
+    lane: Lane,
     order: Order,
     current: Workspace,
     // Generations that captured graphs still use.
@@ -48,9 +49,15 @@ struct State {
 /// The call in progress.
 #[derive(Clone, Copy, Debug)]
 struct InCall {
-    mode: Mode,
+    turn: Turn,
+    // Whether the side stream has a part in it.
     forked: bool,
-    sms: u32,
+}
+
+impl InCall {
+    fn captured(&self) -> bool {
+        matches!(self.turn, Turn::Captured { .. })
+    }
 }
 
 impl NvLink {
@@ -58,14 +65,14 @@ impl NvLink {
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
-        let make = || Ok::<_, CudaError>((Lanes::new(&device)?, Order::new(&device)?, FaultBlock::new(&device)?));
-        let (lanes, order, fault) = meeting.succeed(make().map_err(NvLinkError::from))?;
+        let make = || Ok::<_, CudaError>((Lane::new(&device)?, Order::new(&device)?, FaultBlock::new(&device)?));
+        let (lane, order, fault) = meeting.succeed(make().map_err(NvLinkError::from))?;
         let epoch = options.first_epoch;
         let wanted = Wanted { size: options.reserve, epoch, captured: false };
-        let (workspace, _) = build(meeting, &device, lanes.of(Mode::Eager), &members, wanted)?;
+        let (workspace, _) = build(meeting, &device, &lane, &members, wanted)?;
         let deadline_ns = u64::try_from(options.deadline.as_nanos()).unwrap_or(u64::MAX);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
-        let state = State { lanes, order, current: workspace, retired: Vec::new(), view, epoch, captured: false, call: None };
+        let state = State { lane, order, current: workspace, retired: Vec::new(), view, epoch, captured: false, call: None };
         let place = Device::from(device.info().clone());
         Ok(Self { state: Mutex::new(state), fault, members, deadline_ns, device, place })
     }
@@ -77,51 +84,6 @@ impl NvLink {
 
     fn wrong_stream(&self, stream: Stream) -> TransportError {
         TransportError::WrongStream { stream, device: self.device() }
-    }
-
-    /// Enqueues the transfers beside the call's stream: by copy engines, or by `mover` once a call was captured.
-    ///
-    /// # Safety
-    /// As [`Transport::push`].
-    unsafe fn enqueue(&self, stream: Stream, push: &Push<'_>, mover: Option<&dyn CaptureMover>) -> Result<(), TransportError> {
-        let state = &mut *self.state();
-        let caller = stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
-        let Some(call) = &mut state.call else {
-            return Err(TransportError::MoverUnusable { why: "no call is in progress" });
-        };
-        if call.forked {
-            return Err(TransportError::MoverUnusable { why: "it was used in this call before" });
-        }
-        let at = &state.current;
-        push.check(Rank::new(self.members.rank), self.members.world(), *at.size())?;
-        if push.transfers.is_empty() {
-            return Ok(());
-        }
-        if state.captured && mover.is_none() {
-            let why = "a call was captured on this communicator, so the host no longer knows which half is next: a kernel must move";
-            return Err(TransportError::MoverUnusable { why });
-        }
-        let _current = self.device.enter()?;
-        let lane = state.lanes.of(call.mode);
-        lane.fork(caller)?;
-        call.forked = true;
-        match mover.filter(|_| state.captured) {
-            None => {
-                let addresses = Addresses { data: at.data(), pads: at.pads(), control: at.control(), size: at.size() };
-                // SAFETY: checked and forked above; the caller promises the rows; nothing was captured, so the host's count of calls is
-                // the device's epoch.
-                Ok(unsafe { by_copy_engine(&self.device, lane, push, addresses, state.epoch) }?)
-            }
-            Some(mover) => {
-                let half_stride = at.size().half_stride();
-                let job = MoverJob { push: *push, data: at.data(), pads: at.pads(), control: at.control(), half_stride };
-                call.sms = mover.sms();
-                mover.launch(&job, lane.raw()).map_err(|error| {
-                    tracing::error!(%error, rank = self.members.rank, "mover kernel");
-                    TransportError::MoverUnusable { why: "its kernel could not be launched" }
-                })
-            }
-        }
     }
 }
 
@@ -145,10 +107,9 @@ impl Transport for NvLink {
             Handles::None => "all in this process, which maps each memory once",
             Handles::PosixFd => "the others import descriptors of memory",
         };
-        let mover = if state.captured { "a kernel, as a call was captured" } else { "copy engines on one side stream" };
         format!(
             "nvlink: {world} ranks, {local} in this process ({how}); this rank on {}; what each rank wrote was read by every other; \
-             moved by {mover}; {} bytes of device memory a rank",
+             moved by copy engines on one side stream until a call is captured, by the kernel from then on; {} bytes of device memory a rank",
             self.device(),
             state.current.size().total_bytes(),
         )
@@ -161,7 +122,7 @@ impl Transport for NvLink {
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = meeting.succeed(drained.map_err(NvLinkError::from))?;
         let wanted = Wanted { size, epoch, captured: state.captured };
-        let (grown, captured) = build(meeting, &self.device, state.lanes.of(Mode::Eager), &self.members, wanted)?;
+        let (grown, captured) = build(meeting, &self.device, &state.lane, &self.members, wanted)?;
         state.view = Arc::new(grown.view(self.fault.address(), self.deadline_ns));
         let old = std::mem::replace(&mut state.current, grown);
         if captured {
@@ -180,17 +141,17 @@ impl Transport for NvLink {
         let state = &mut *self.state();
         let caller = stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
         let _current = self.device.enter()?;
-        let mode = state.order.begin(caller)?;
-        if mode == Mode::Eager && !self.device.owns_stream(caller)? {
+        if !self.device.owns_stream(caller)? {
             return Err(self.wrong_stream(stream));
         }
-        state.captured |= mode == Mode::Captured;
-        state.call = Some(InCall { mode, forked: false, sms: 0 });
+        let call = InCall { turn: state.order.begin(caller)?, forked: false };
+        state.captured |= call.captured();
+        state.call = Some(call);
         Ok(())
     }
 
     fn capturing(&self) -> bool {
-        self.state().call.is_some_and(|call| call.mode == Mode::Captured)
+        self.state().call.is_some_and(|call| call.captured())
     }
 
     fn copy_engine_usable(&self) -> bool {
@@ -199,40 +160,59 @@ impl Transport for NvLink {
     }
 
     unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue(stream, push, None) }
-    }
-
-    unsafe fn push_with(&self, stream: Stream, push: &Push<'_>, mover: &dyn CaptureMover) -> Result<(), TransportError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue(stream, push, Some(mover)) }
-    }
-
-    fn mover_sms(&self) -> u32 {
-        self.state().call.map_or(0, |call| call.sms)
+        let state = &mut *self.state();
+        let caller = stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
+        let why = match &state.call {
+            None => Some("no call is in progress"),
+            Some(_) if self.members.world() == 1 => Some("a world of one rank has no peers to move to"),
+            Some(_) if state.captured => {
+                Some("a call was captured on this communicator, so the host no longer knows which half is next: the kernel must move")
+            }
+            Some(call) if call.forked => Some("it was used in this call before"),
+            Some(_) => None,
+        };
+        if let Some(why) = why {
+            return Err(TransportError::MoverUnusable { why });
+        }
+        let at = &state.current;
+        push.check(Rank::new(self.members.rank), self.members.world(), *at.size())?;
+        if push.transfers.is_empty() {
+            return Ok(());
+        }
+        let _current = self.device.enter()?;
+        state.lane.fork(caller)?;
+        if let Some(call) = &mut state.call {
+            call.forked = true;
+        }
+        let addresses = Addresses { data: at.data(), pads: at.pads(), control: at.control(), size: at.size() };
+        // SAFETY: checked and forked above; the caller promises the rows; nothing was captured, so the host's count of calls is the device's
+        // epoch.
+        Ok(unsafe { by_copy_engine(&self.device, &state.lane, push, addresses, state.epoch) }?)
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
         let state = &mut *self.state();
         let caller = stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
-        let Some(call) = state.call.take() else { return Ok(()) };
-        // A lane that was drawn into a capture must come back to it.
-        if call.forked { Ok(state.lanes.of(call.mode).join(caller)?) } else { Ok(()) }
+        match state.call.take() {
+            // What was handed out still reads the caller's rows.
+            Some(call) if call.forked => Ok(state.lane.join(caller)?),
+            _ => Ok(()),
+        }
     }
 
     fn finish(&self, stream: Stream) -> Result<(), TransportError> {
         let state = &mut *self.state();
         let caller = stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
         let Some(call) = state.call.take() else { return Ok(()) };
-        let _current = self.device.enter()?;
-        if call.forked {
-            state.lanes.of(call.mode).join(caller)?;
-        }
-        state.order.finish(caller)?;
-        if call.mode == Mode::Eager {
+        if !call.captured() {
+            // The executor is on its way and will advance the device's epoch, whatever becomes of the events below.
             state.epoch = state.epoch.next();
         }
-        Ok(())
+        let _current = self.device.enter()?;
+        if call.forked {
+            state.lane.join(caller)?;
+        }
+        Ok(state.order.finish(call.turn, caller)?)
     }
 
     fn read_fault(&self) -> Option<FaultRecord> {

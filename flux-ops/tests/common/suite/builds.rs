@@ -2,10 +2,11 @@
 
 use super::{AnyOp, Case, Machine, call, defaults, ragged};
 use crate::common::{OPS, Plan, Values};
-use flux_core::Rank;
+
 use flux_core::program::{Chunk, Schedule};
 use flux_core::tile::Raster;
-use flux_ops::BuildError;
+use flux_core::{Rank, TileShape};
+use flux_ops::{BuildError, GemmReduceScatter};
 use half::bf16;
 
 /// What the ranks were told differs: all of them hear who asked for what, and can still build the right op.
@@ -89,13 +90,14 @@ pub fn the_workspace_is_known_before_it_is_taken(machine: Machine) {
     for world in machine.worlds(&[1, 4]) {
         machine.run(world, defaults, |node| {
             let w = world as usize;
-            let builder = flux_ops::GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w);
+            let schedule = Schedule { tile: TileShape::new(128, 128, 64), chunk: Chunk::Tiles(1), raster: Raster::RowsFastest };
+            let builder = GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w).schedule(schedule);
             let before = builder.workspace(node.comm.world_size()).unwrap();
             let op = builder.build(&node.comm).unwrap();
             assert_eq!(op.workspace(), before);
             let held = node.comm.workspace_size();
             assert_eq!(held.max(before), held);
-            // All peers' partial tiles, in two halves: 128x128 tiles of 2-byte elements.
+            // All peers' partial tiles: 2 by 4 tiles of 128x128 elements of 2 bytes from each.
             assert_eq!(before.half_bytes, (w as u64 - 1) * 256 * 512 * 2);
             let explained = op.explain();
             for part in ["gemm_rs m=", "tile ", "worker", "workspace: ", "bytes"] {

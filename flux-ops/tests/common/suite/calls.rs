@@ -113,7 +113,7 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
             // Ranks stay until all have seen their fault: one that leaves is a fault of another kind.
             let together = Barrier::new(world as usize);
             // Builds have the same deadline, and on a device load a kernel.
-            let deadline = Duration::from_millis(if machine == Machine::Host { 400 } else { 5000 });
+            let deadline = Duration::from_millis(if machine == Machine::Host { 1500 } else { 5000 });
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
             machine.run(
                 world,

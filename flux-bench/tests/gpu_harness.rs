@@ -1,0 +1,137 @@
+//! The harness on a GPU agrees with the harness on the host, and the baseline computes what it is timed for. A harness that checks nothing
+//! would pass everything else.
+
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
+use flux_bench::data::{self, Fill};
+use flux_bench::gpu::cublas::{self, Gemm};
+use flux_bench::memory::Buffer;
+use flux_bench::operands::{Operands, w_window, x_window};
+use flux_bench::reference::{self, Violation};
+use flux_bench::site::{OperandSet, Site};
+use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_kernels::Element;
+use flux_transport::{Communicator, Options, Select, World, cuda};
+use half::{bf16, f16};
+use std::io::Write;
+
+/// A rank alone on GPU 0, or a line that says why there is none.
+fn site(test: &str) -> Option<Site> {
+    let skip = |why: &dyn std::fmt::Display| {
+        // Past the capture of a test's output, so that it is seen.
+        std::io::stderr().write_all(format!("gpu_harness: {test}: skipped, {why}\n").as_bytes()).unwrap_or_default();
+        None
+    };
+    if let Err(why) = cuda::available() {
+        return skip(&why);
+    }
+    if cuda::device_info(0).unwrap().compute != (9, 0) {
+        return skip(&"the kernels need compute capability 9.0");
+    }
+    Some(Site::new(Communicator::connect_blocking(&World::single(), Options::from(Select::NvLink)).unwrap()).unwrap())
+}
+
+const FILLS: [Fill; 2] = [Fill::Uniform, Fill::SmallInts];
+
+/// m, n and k with tails of the kernels' 64 x 64 x 16 tiles.
+fn problem<T: Element>(op: OpKind) -> Problem {
+    Problem::new(op, 72, 136, 200, T::DTYPE, WorldSize::new(1).unwrap()).unwrap()
+}
+
+/// The right output, computed on the host by the definition.
+fn right<T: Element>(operands: &Operands) -> Vec<T> {
+    let p = &operands.problem;
+    let at = |seed, row, col| f64::from(T::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
+    let dot = |row, col| (0..p.k()).map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum::<f64>();
+    (0..p.m()).flat_map(|row| (0..p.n()).map(move |col| (row, col))).map(|(row, col)| T::from_f32(dot(row, col) as f32)).collect()
+}
+
+fn set<T: Element>(site: &Site, operands: Operands) -> OperandSet<T> {
+    let mut set = site.operand_set(&operands.problem).unwrap();
+    site.fill(&mut set, operands).unwrap();
+    set
+}
+
+fn fills_alike<T: Element>(site: &Site) {
+    for fill in FILLS {
+        let operands = Operands::new(problem::<T>(OpKind::AllGatherGemm), 11, 5, fill);
+        let set = set::<T>(site, operands);
+        let parts = [
+            (&set.x, x_window(&operands.problem, Rank::new(0)), operands.seed_x),
+            (&set.w, w_window(&operands.problem, Rank::new(0)), operands.seed_w),
+        ];
+        for (buffer, window, seed) in parts {
+            let mut host = vec![T::from_f32(0.0); buffer.len()];
+            data::fill(&mut host, window, seed, fill);
+            assert!(site.download(buffer).unwrap() == host, "{fill:?} {} {window:?}", T::DTYPE);
+        }
+    }
+}
+
+#[test]
+fn the_device_generates_the_same_data() {
+    let Some(site) = site("the_device_generates_the_same_data") else { return };
+    fills_alike::<bf16>(&site);
+    fills_alike::<f16>(&site);
+}
+
+fn verifies_alike<T: Element>(site: &Site) {
+    for fill in FILLS {
+        let operands = Operands::new(problem::<T>(OpKind::GemmReduceScatter), 11, 6, fill);
+        let mut set = set::<T>(site, operands);
+        let y = right::<T>(&operands);
+        site.upload(&mut set.y, &y).unwrap();
+        let (device, host) = (site.verify(&set).unwrap(), reference::verify(&operands, Rank::new(0), &y));
+        assert!(device.ok() && host.ok(), "{device} / {host}");
+        // The device's is a float.
+        assert!((device.max_error - host.max_error).abs() <= 1e-6 * host.max_reference, "{device:?} / {host:?}");
+        // Not a number, infinite, and wrong by eight roundings of the largest element.
+        let bound = 8.0 * T::DTYPE.unit_roundoff() * device.max_reference;
+        for wrong in [f32::NAN, f32::INFINITY, bound as f32] {
+            let at = 71 * 136 + 135;
+            let mut spoilt = y.clone();
+            spoilt[at] = T::from_f32(spoilt[at].to_f32() + wrong);
+            site.upload(&mut set.y, &spoilt).unwrap();
+            let verdict = site.verify(&set).unwrap();
+            assert_eq!(verdict.violations, 1, "{fill:?} + {wrong}: {verdict}");
+            assert_eq!(verdict.first, Some(Violation { rank: 0, row: 71, col: 135 }));
+        }
+        site.poison(&mut set.y).unwrap();
+        assert_eq!(site.verify(&set).unwrap().violations, y.len() as u64, "poison is wrong everywhere");
+    }
+}
+
+#[test]
+fn the_device_finds_what_is_wrong() {
+    let Some(site) = site("the_device_finds_what_is_wrong") else { return };
+    verifies_alike::<bf16>(&site);
+    verifies_alike::<f16>(&site);
+}
+
+#[test]
+fn every_candidate_of_the_baseline_gemm_is_right() {
+    let Some(site) = site("every_candidate_of_the_baseline_gemm_is_right") else { return };
+    if let Err(why) = cublas::available() {
+        writeln!(std::io::stderr(), "gpu_harness: skipped, {why}").unwrap_or_default();
+        return;
+    }
+    let gpu = site.gpu().unwrap();
+    for fill in FILLS {
+        let operands = Operands::new(problem::<bf16>(OpKind::AllGatherGemm), 11, 7, fill);
+        let mut set = set::<bf16>(&site, operands);
+        let mut gemm = Gemm::new(gpu.device(), (72, 136, 200), DType::Bf16).unwrap();
+        assert!(gemm.candidates() > 0);
+        for candidate in 0..gemm.candidates() {
+            gemm.choose(candidate);
+            site.poison(&mut set.y).unwrap();
+            let [x, w, y] = [&set.x, &set.w, &set.y].map(|buffer| match buffer {
+                Buffer::Cuda { block, .. } => block.address(),
+                Buffer::Host(_) => panic!("host memory on a device's site"),
+            });
+            // SAFETY: operands of the GEMM's shape, on the site's one stream.
+            unsafe { gemm.launch(x, w, y, gpu.raw_stream()).unwrap() };
+            let verdict = site.verify(&set).unwrap();
+            assert!(verdict.ok(), "candidate {candidate}, {fill:?}: {verdict}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Random problems, schedules and workers on the host transport, against the exact result.
+
+mod common;
+
+use common::suite::{call, defaults};
+use common::{AnyOp, Case, Machine, OPS, Plan, Values};
+use flux_core::TileShape;
+use flux_core::program::{Chunk, Schedule};
+use flux_core::tile::Raster;
+use half::bf16;
+use proptest::prelude::*;
+
+fn schedules() -> impl Strategy<Value = Schedule> {
+    let tile = (1u32..40, 1u32..40, 1u32..20).prop_map(|(m, n, k)| TileShape::new(m, n, k));
+    let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
+    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
+    (tile, chunk, raster).prop_map(|(tile, chunk, raster)| Schedule { tile, chunk, raster })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_plan_of_every_problem_gives_the_exact_result(
+        op in 0usize..2, world in 1u32..8, m in 1usize..50, n in 1usize..7, k in 1usize..5, schedule in schedules(), workers in 1u32..4, seed: u16,
+    ) {
+        let w = world as usize;
+        let shape = if op == 0 { [m * w, 8 * n * w, 8 * k] } else { [m * w, 8 * n, 8 * k * w] };
+        let case = Case::<bf16>::new(OPS[op], shape, world, Values::Integers, u64::from(seed));
+        let expected = case.expected();
+        let plan = Plan { schedule: Some(schedule), workers: Some(workers), movers: None };
+        Machine::Host.run(world, defaults, |node| {
+            let op = AnyOp::of(&case, plan, node);
+            for _ in 0..3 {
+                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+            }
+        });
+    }
+}
