@@ -33,14 +33,19 @@ fn as_the_role_says() {
         "exchange" => exchange(),
         "sees a death" => sees_a_death(),
         "waits" => waits(),
-        "launches" => launches(),
+        "launches" => launches(&rank_launcher("waits", 3, &notes())),
+        "launches the deaf" => launches(&shell(2, "trap '' TERM; echo > $FLUX_TEST_NOTES/$FLUX_RANK; while true; do sleep 0.01; done")),
         "meets nobody" => note("error", &format!("{:?}", World::from_env().unwrap_err())),
         role => panic!("no such role: {role}"),
     }
 }
 
+fn notes() -> PathBuf {
+    std::env::var_os(NOTES).unwrap().into()
+}
+
 fn note(name: &str, text: &str) {
-    let path = PathBuf::from(std::env::var_os(NOTES).unwrap());
+    let path = notes();
     // Under its name only when it is whole.
     let part = path.join(format!("{name}.part"));
     std::fs::write(&part, text).unwrap();
@@ -112,14 +117,16 @@ fn sees_a_death() {
 /// A rank with a child of its own, for ever.
 fn waits() {
     let world = World::from_env().unwrap();
-    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+    // It hears neither signal: the end of its rank has to be its end.
+    let mut child =
+        Command::new("sh").args(["-c", "trap '' INT TERM; exec sleep 60"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     note(&format!("pids-{}", world.rank()), &format!("{} {}", std::process::id(), child.id()));
     child.wait().unwrap();
 }
 
 #[expect(clippy::exit, reason = "the launch's status is this process's")]
-fn launches() {
-    let status = rank_launcher("waits", 3, &PathBuf::from(std::env::var_os(NOTES).unwrap())).run().unwrap();
+fn launches(launcher: &Launcher) {
+    let status = launcher.run().unwrap();
     std::process::exit(exit_code(status).into());
 }
 
@@ -279,6 +286,22 @@ fn a_signal_to_the_launcher_ends_ranks_and_what_they_started() {
         let left: Vec<_> = std::fs::read_dir(notes.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert!(left.iter().all(|name| name.to_str().unwrap().starts_with("pids-")), "{left:?}");
     }
+}
+
+#[test]
+fn a_second_signal_to_the_launcher_kills_at_once() {
+    let notes = private();
+    let mut launcher = start("launches the deaf", notes.path(), None);
+    noted(notes.path(), "0");
+    noted(notes.path(), "1");
+    let began = Instant::now();
+    let pid = Pid::from_child(&launcher);
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(launcher.try_wait().unwrap().is_none(), "the ranks do not listen, and have time");
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 9));
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn missing_ranks_are_named_to_everybody_who_came() {
     for error in errors(directory.path(), &came, after(300)) {
         let BootstrapError::Timeout { missing, .. } = &error else { panic!("{error}") };
         assert_eq!(*missing, ranks(&[2, 4, 5]), "{error}");
-        assert!(error.to_string().ends_with("not seen: rank 2, 4, 5"), "{error}");
+        assert!(error.to_string().ends_with("not seen: ranks 2, 4 and 5"), "{error}");
     }
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
@@ -154,6 +154,21 @@ fn a_rank_that_died_while_the_others_wait_may_come_again() {
         waiting.join().unwrap().into_iter().chain(rest).map(Result::unwrap).collect()
     });
     each(&planes, |plane| plane.barrier(ample()).unwrap());
+}
+
+#[test]
+fn a_client_that_says_nothing_is_closed_long_before_the_deadline() {
+    let directory = private();
+    let path = directory.path();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| join(&environment(path, 0, 2), ample()).unwrap());
+        let silent = knock::connect(path);
+        let began = Instant::now();
+        assert_eq!(rustix::net::recv(&silent, &mut [0; 8], rustix::net::RecvFlags::empty()), Ok((0, 0)));
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        join(&environment(path, 1, 2), ample()).unwrap();
+        waiting.join().unwrap();
+    });
 }
 
 #[test]

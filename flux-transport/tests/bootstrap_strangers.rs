@@ -14,6 +14,14 @@ use std::time::{Duration, Instant};
 use bootstrap_common::{ample, assert_empty, each, environment, group, join_all, knock, private};
 use flux_transport::bootstrap::join;
 
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -64,6 +72,8 @@ fn form_among_strangers() {
         assert!(UnixStream::connect(path.join("rank0.sock")).is_err());
         // One byte now and then: every byte is a message, the first that is no hello ends it.
         let (done, dropped) = (&done, &dropped);
+        // Also when a rank fails: the scope waits for the thread below.
+        let _end = Done(done);
         scope.spawn(move || {
             while !done.load(Ordering::Relaxed) {
                 let socket = knock::connect_once(path);
@@ -77,9 +87,7 @@ fn form_among_strangers() {
             std::thread::sleep(Duration::from_millis(1));
         }
         let last = join(&environment(path, world - 1, world), ample()).unwrap();
-        let planes: Vec<_> = early.join().unwrap().into_iter().map(Result::unwrap).chain([last]).collect();
-        done.store(true, Ordering::Relaxed);
-        planes
+        early.join().unwrap().into_iter().map(Result::unwrap).chain([last]).collect::<Vec<_>>()
     });
     assert_empty(path);
     each(&planes, |plane| plane.barrier(ample()).unwrap());

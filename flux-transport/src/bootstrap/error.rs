@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use flux_core::{Rank, WorldSize};
 
+use crate::control::ranks;
+
 /// Why the ranks did not meet.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -95,7 +97,7 @@ pub enum BootstrapError {
         rank: Rank,
     },
     /// Not all ranks came before the deadline.
-    #[error("the deadline passed while {step}; not seen: rank {}", names(.missing))]
+    #[error("the deadline passed while {step}; not seen: {}", ranks(missing))]
     Timeout {
         /// What was being done.
         step: &'static str,
@@ -123,11 +125,6 @@ impl BootstrapError {
     pub(crate) fn io(step: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| Self::Io { step, source: errno.into() }
     }
-}
-
-/// "1, 3" for a message.
-fn names(ranks: &[Rank]) -> String {
-    ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The ranks in `mask` below `world`.

@@ -6,7 +6,7 @@
 /// Most bytes of one rank's part of a step.
 pub(super) const MAX_BODY: usize = 64 * 1024;
 pub(super) const HEADER_BYTES: usize = 20;
-/// One byte more than the longest frame is needed nowhere: a longer message is cut by the kernel, which says so.
+/// Room for any frame. Of a longer message the kernel says that it is cut.
 pub(super) const MAX_FRAME: usize = HEADER_BYTES + MAX_BODY;
 const MAGIC: [u8; 4] = *b"flxc";
 

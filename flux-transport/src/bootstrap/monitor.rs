@@ -158,7 +158,9 @@ impl Shared {
                 }
                 Ok(Received::Nothing) => return None,
                 Ok(Received::End) => return Some(End::Lost),
-                Ok(Received::Oversized) => return Some(End::Broke("a message that is too long or has too many descriptors".to_owned())),
+                Ok(Received::Oversized) => {
+                    return Some(End::Broke("a message that is too long or has more descriptors than this process can take".to_owned()));
+                }
                 Err(errno) => return Some(End::Broke(format!("its connection cannot be read: {errno}"))),
             }
         }
