@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::{Memory, alone};
 
-const SCHEDULE: Schedule = Schedule { tile: TileShape::new(8, 16, 16), chunk: Chunk::Shard, raster: Raster::RowsFastest };
+const SCHEDULE: Schedule = Schedule { tile: TileShape::new(8, 16, 16), chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1 };
 const NEVER: Duration = Duration::from_hours(1);
 const SOON: Duration = Duration::from_millis(50);
 const FIRST: Epoch = Epoch::new(41);

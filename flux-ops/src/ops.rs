@@ -39,7 +39,7 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// Who pushes this rank's shard to the others (AllGather-GEMM on CUDA), in place of [`Push::Kernel`]. It may differ between ranks.
+    /// Who pushes this rank's shard to the others (AllGather-GEMM on CUDA), in place of [`Push::Auto`]. It may differ between ranks.
     pub fn push(mut self, push: Push) -> Self {
         self.request.hands.push = push;
         self

@@ -79,7 +79,7 @@ fn whoever_pushes_changes_no_bit() {
             let expected = case.expected();
             machine.run(world, suite::defaults, |node| {
                 let mixed = if node.rank.get() % 2 == 0 { Push::Kernel } else { Push::CopyEngine };
-                for push in [Push::Kernel, Push::CopyEngine, mixed, Push::Kernel] {
+                for push in [Push::Auto, Push::CopyEngine, mixed, Push::Kernel] {
                     let op = AnyOp::of(&case, Plan { push, ..Plan::default() }, node);
                     for _ in 0..3 {
                         case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), &op.explain());

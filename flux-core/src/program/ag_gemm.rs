@@ -1,4 +1,4 @@
-//! The program of AllGather-GEMM: own shard first, then the peers' in the order in which they arrive.
+//! The program of AllGather-GEMM: own shard first, then the peers' in the order in which they arrive; the shards of a band side by side.
 //!
 //! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`, `r - 2`, ..., so the mover step that
 //! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination.
@@ -20,33 +20,32 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
     let mut items = Vec::with_capacity((world.get() * tiles) as usize);
     let mut awaits = Vec::with_capacity((world.peers() * chunks) as usize);
     let mut transfers = Vec::with_capacity((world.peers() * chunks) as usize);
-    for step in 0..world.get() {
+    for (tile, step) in schedule.in_bands(grid, 0..world.get()) {
         let shard = rank.after(step, world);
         let place = shard.place_at(rank);
-        let first_await = step.saturating_sub(1) * chunks;
-        if let Some(place) = place {
+        let chunk = tile.row / schedule.tile.m / blocks_per_chunk;
+        items.push(WorkItem {
+            a_source: if place.is_some() { source::GATHER } else { source::CALLER },
+            a_outer: place.unwrap_or(0),
+            row: tile.row,
+            rows: tile.rows,
+            col: tile.col,
+            cols: tile.cols,
+            sink: sink::STORE,
+            out_outer: shard.get(),
+            dest: rank.get(),
+            raise: NONE,
+            counter: NONE,
+            await_first: if place.is_some() { (step - 1) * chunks + chunk } else { 0 },
+            await_count: u32::from(place.is_some()),
+            ..WorkItem::default()
+        });
+    }
+    for step in 1..world.get() {
+        let shard = rank.after(step, world);
+        if let Some(place) = shard.place_at(rank) {
             awaits.extend((0..chunks).map(|chunk| Await { signal: place * chunks + chunk, peer: shard.get() }));
         }
-        for tile in grid.order(schedule.raster) {
-            let chunk = tile.row / schedule.tile.m / blocks_per_chunk;
-            items.push(WorkItem {
-                a_source: if place.is_some() { source::GATHER } else { source::CALLER },
-                a_outer: place.unwrap_or(0),
-                row: tile.row,
-                rows: tile.rows,
-                col: tile.col,
-                cols: tile.cols,
-                sink: sink::STORE,
-                out_outer: shard.get(),
-                dest: rank.get(),
-                raise: NONE,
-                counter: NONE,
-                await_first: if place.is_some() { first_await + chunk } else { 0 },
-                await_count: u32::from(place.is_some()),
-                ..WorkItem::default()
-            });
-        }
-
         let dest = rank.before(step, world);
         if let Some(place) = rank.place_at(dest) {
             transfers.extend((0..chunks).map(|chunk| {

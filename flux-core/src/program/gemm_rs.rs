@@ -1,4 +1,4 @@
-//! The program of GEMM-ReduceScatter: the peers' shards first, own shard last.
+//! The program of GEMM-ReduceScatter: the peers' shards first, those of a band side by side, own shard last.
 //!
 //! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in every shard. So at one step every
 //! rank sends to another owner, and what an own tile awaits was sent at least one shard earlier.
@@ -21,42 +21,45 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
     }
 
     let mut items = Vec::with_capacity((world.get() * tiles) as usize);
-    for step in 1..=world.get() {
+    let mut taken = vec![0; world.index()];
+    let peers_first = schedule.in_bands(grid, 1..world.get());
+    let own_last = grid.order(schedule.raster).map(|tile| (tile, world.get()));
+    for (tile, step) in peers_first.chain(own_last) {
         let owner = rank.after(step, world);
-        for (index, tile) in (0..).zip(grid.order(schedule.raster)) {
-            let chunk = index / tiles_per_chunk;
-            let item = WorkItem {
-                a_source: source::CALLER,
-                a_outer: owner.get(),
-                row: tile.row,
-                rows: tile.rows,
-                col: tile.col,
-                cols: tile.cols,
-                dest: owner.get(),
-                raise: NONE,
-                counter: NONE,
-                ..WorkItem::default()
-            };
-            items.push(match (rank.place_at(owner), owner.place_at(rank)) {
-                (Some(place), Some(owner_place)) => WorkItem {
-                    sink: sink::SEND,
-                    slot: place * tiles + index,
-                    raise: place * chunks + chunk,
-                    counter: if tiles_in(chunk) > 1 { owner_place * chunks + chunk } else { NONE },
-                    raise_after: tiles_in(chunk),
-                    ..item
-                },
-                _ if peers.is_empty() => WorkItem { sink: sink::STORE, ..item },
-                _ => WorkItem {
-                    sink: sink::REDUCE,
-                    slot: index,
-                    partials: world.peers(),
-                    await_first: chunk * world.peers(),
-                    await_count: world.peers(),
-                    ..item
-                },
-            });
-        }
+        let index = taken[owner.index()];
+        taken[owner.index()] += 1;
+        let chunk = index / tiles_per_chunk;
+        let item = WorkItem {
+            a_source: source::CALLER,
+            a_outer: owner.get(),
+            row: tile.row,
+            rows: tile.rows,
+            col: tile.col,
+            cols: tile.cols,
+            dest: owner.get(),
+            raise: NONE,
+            counter: NONE,
+            ..WorkItem::default()
+        };
+        items.push(match (rank.place_at(owner), owner.place_at(rank)) {
+            (Some(place), Some(owner_place)) => WorkItem {
+                sink: sink::SEND,
+                slot: place * tiles + index,
+                raise: place * chunks + chunk,
+                counter: if tiles_in(chunk) > 1 { owner_place * chunks + chunk } else { NONE },
+                raise_after: tiles_in(chunk),
+                ..item
+            },
+            _ if peers.is_empty() => WorkItem { sink: sink::STORE, ..item },
+            _ => WorkItem {
+                sink: sink::REDUCE,
+                slot: index,
+                partials: world.peers(),
+                await_first: chunk * world.peers(),
+                await_count: world.peers(),
+                ..item
+            },
+        });
     }
     TileProgram {
         problem: *problem,

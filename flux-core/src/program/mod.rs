@@ -113,7 +113,7 @@ mod tests {
     }
 
     fn build(p: &Problem, rank: u32, chunk: Chunk) -> TileProgram {
-        let schedule = Schedule { tile: TILE, chunk, raster: Raster::RowsFastest };
+        let schedule = Schedule { tile: TILE, chunk, raster: Raster::RowsFastest, band: 1 };
         TileProgram::build(p, Rank::new(rank), &schedule).expect("a valid schedule")
     }
 
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
         let p = problem(OpKind::AllGatherGemm, 2, 128);
-        let good = Schedule { tile: TILE, chunk: Chunk::Shard, raster: Raster::RowsFastest };
+        let good = Schedule { tile: TILE, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1 };
         let text = |rank, schedule: Schedule| TileProgram::build(&p, Rank::new(rank), &schedule).expect_err("refused").to_string();
         assert_eq!(text(2, good), "rank 2 is outside the world of 2 ranks");
         assert_eq!(text(0, Schedule { chunk: Chunk::Tiles(0), ..good }), "chunk = 0: it must be at least 1");

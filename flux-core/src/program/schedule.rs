@@ -5,9 +5,10 @@
 use super::ScheduleError;
 use crate::layout::gather_place_bytes;
 use crate::problem::MAX_EXTENT;
-use crate::tile::{Raster, TileGrid};
+use crate::tile::{Raster, TileExtent, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 use std::fmt;
+use std::ops::Range;
 
 /// How much of a shard one signal announces: the communication tile, independent of the GEMM tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,11 +40,18 @@ pub struct Schedule {
     pub chunk: Chunk,
     /// Order of the tiles within every shard.
     pub raster: Raster,
+    /// Shards whose tiles are worked on side by side: 1 and a shard is finished before the next is begun.
+    ///
+    /// Every band reads all of `w` once. Thin shards, of a few row blocks, are therefore better taken several at a time, though tiles of the
+    /// later ones then wait for their rows. For GEMM-ReduceScatter the own shard is always a band of its own.
+    pub band: u32,
 }
 
-/// Largest piece of a shard that one signal announces by default: a copy engine pushes pieces of 4 MiB at 264 GB/s and of 32 MiB
-/// at 368 of 393 (one pair of H200), so 8 MiB costs little rate and lets a reader start after a fraction of a large shard.
-const PIECE_BYTES: u64 = 8 << 20;
+/// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
+const PIECE_BYTES: u64 = 4 << 20;
+/// Row blocks that share a pass over `w` by default. With one, an H200 is bound by reading `w` from memory: the AllGather-GEMM of GPT-3 at
+/// m = 512 on 4 ranks reads its 302 MB of `w` four times in the time of two waves of tiles.
+const BAND_ROW_BLOCKS: u32 = 4;
 /// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
 const WORKERS: u64 = 128;
 /// Tiles to choose from, with the time of one step of a tile relative to its area: unsplit, on an H200, 128x128 takes 1 % more.
@@ -54,8 +62,8 @@ impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
     ///
     /// - Tile: the one of 128x256x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals.
-    /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 8 MiB where it is larger; for GEMM-ReduceScatter one tile.
-    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2.
+    /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
+    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};
@@ -63,7 +71,7 @@ impl Schedule {
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, world)?;
     /// let schedule = Schedule::heuristic(&p);
-    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(128, 256, 64), Chunk::Tiles(2))); // 6 MiB
+    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(128, 256, 64), Chunk::Tiles(1))); // 3 MiB
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
@@ -80,12 +88,13 @@ impl Schedule {
             }
             OpKind::GemmReduceScatter => Chunk::Tiles(1),
         };
-        Self { tile, chunk, raster: Raster::RowGroups(8) }
+        let row_blocks = TileGrid::of_shard(problem, tile).row_blocks();
+        Self { tile, chunk, raster: Raster::RowGroups(8), band: BAND_ROW_BLOCKS.div_ceil(row_blocks).min(problem.world().get()) }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster } = *self;
+        let Self { tile, chunk, raster, band } = *self;
         for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -94,11 +103,24 @@ impl Schedule {
                 return Err(ScheduleError::TooLarge { name, value });
             }
         }
+        if band == 0 {
+            return Err(ScheduleError::Zero { name: "band" });
+        }
         match (chunk, raster) {
             (Chunk::Tiles(0), _) => Err(ScheduleError::Zero { name: "chunk" }),
             (_, Raster::RowGroups(0)) => Err(ScheduleError::Zero { name: "raster group" }),
             _ => Ok(()),
         }
+    }
+
+    /// The tiles of the shards at `steps`, band by band, with their step; each shard's in the order of the raster.
+    pub(super) fn in_bands(&self, grid: TileGrid, steps: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
+        let (raster, band) = (self.raster, self.band);
+        let bands = steps.clone().step_by(band as usize);
+        bands.flat_map(move |first| {
+            let shards = first..steps.end.min(first.saturating_add(band));
+            grid.order(raster).flat_map(move |tile| shards.clone().map(move |step| (tile, step)))
+        })
     }
 
     /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the `available` ones of a shard.
@@ -112,7 +134,7 @@ impl Schedule {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tile {}, chunk {}, {}", self.tile, self.chunk, self.raster)
+        write!(f, "tile {}, chunk {}, {}, band {}", self.tile, self.chunk, self.raster, self.band)
     }
 }
 

@@ -312,9 +312,11 @@ proptest! {
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let [first, second] = [p.items[0].slot, p.items[1].slot];
+        let dest = p.items[0].dest;
+        let next = 1 + p.items[1..].iter().position(|item| item.dest == dest).expect("a shard of two tiles");
+        let [first, second] = [p.items[0].slot, p.items[next].slot];
         p.items[0].slot = second;
-        p.items[1].slot = first;
+        p.items[next].slot = first;
         let sender = p.rank;
         assert_violates!(call, Violation::WrongPartial { peer, .. } if peer == sender);
     }
@@ -337,11 +339,12 @@ proptest! {
     fn destinations_of_items(call in calls(GemmReduceScatter, 3..=8, 1..=3, 1..=3, chunks()), rank: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let per_shard = p.items.len() / p.problem.world().index();
         let sender = p.rank;
-        p.items[..2 * per_shard].rotate_left(per_shard);
+        let dest = p.items[0].dest;
+        let other = p.items.iter().position(|item| item.dest != dest).expect("two peers");
+        p.items.swap(0, other);
         assert_violates!(call, Violation::SameDestination { step, first, second, .. }
-            if step < 2 * per_shard && (first == sender || second == sender));
+            if (step == 0 || step == other) && (first == sender || second == sender));
     }
 
     #[test]

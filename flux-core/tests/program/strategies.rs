@@ -42,8 +42,8 @@ pub(crate) fn calls(
     chunks: impl Strategy<Value = Chunk>,
 ) -> impl Strategy<Value = Call> {
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..=6_u32).prop_map(Raster::RowGroups)];
-    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster).prop_map(
-        move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster)| {
+    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster, 1..=5_u32).prop_map(
+        move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster, band)| {
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8),
@@ -51,7 +51,7 @@ pub(crate) fn calls(
             };
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-            build(&problem, &Schedule { tile: TileShape::new(tile_m, 8 * tile_n8, 64), chunk, raster })
+            build(&problem, &Schedule { tile: TileShape::new(tile_m, 8 * tile_n8, 64), chunk, raster, band })
         },
     )
 }

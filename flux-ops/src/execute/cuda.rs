@@ -21,7 +21,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 const PIECE_BYTES: u64 = 4096;
 
 /// How much of the time that there is a paced transfer may take.
-const SPREAD_PERCENT: u64 = 60;
+const SPREAD_PERCENT: u64 = 40;
+
+/// Shards of this size and more are left to the copy engines by default: they disturb the GEMM less, but take longer to begin.
+const COPY_ENGINE_BYTES: u64 = 12 << 20;
 
 /// The compute capability that the kernels are compiled for.
 const COMPUTE: (u32, u32) = (9, 0);
@@ -38,7 +41,7 @@ pub(crate) struct CudaExecutor {
     device: CudaDevice,
     kernel: Arc<Kernel>,
     program: DeviceProgram,
-    push: Push,
+    push_by_kernel: bool,
     workers: u32,
     pace: Pace,
 }
@@ -61,7 +64,12 @@ impl CudaExecutor {
         let items = u32::try_from(program.items.len()).unwrap_or(u32::MAX);
         let workers = hands.workers.unwrap_or(sms).min(items);
         let pace = pace(&program, workers);
-        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push: hands.push, workers, pace, device })
+        let push_by_kernel = match hands.push {
+            Push::Auto => gather_place_bytes(&program.problem) < COPY_ENGINE_BYTES,
+            Push::Kernel => true,
+            Push::CopyEngine => false,
+        };
+        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, device })
     }
 
     pub(super) fn run<T>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
@@ -73,7 +81,7 @@ impl CudaExecutor {
         }
         let program = self.program.program();
         let mut call = comm.begin(stream)?;
-        let by_kernel = self.push == Push::Kernel || !call.copy_engine_usable();
+        let by_kernel = self.push_by_kernel || !call.copy_engine_usable();
         if !by_kernel {
             let place = gather_place_bytes(&program.problem);
             let x = &operands.x;
@@ -131,10 +139,10 @@ impl CudaExecutor {
     }
 
     pub(super) fn explain(&self) -> String {
-        let mover = match self.push {
+        let mover = match self.push_by_kernel {
             _ if self.program.program().transfers.is_empty() => "",
-            Push::Kernel => ", which push the shard",
-            Push::CopyEngine => ", copy engines push the shard (the CTAs once a call was captured)",
+            true => ", which push the shard",
+            false => ", copy engines push the shard (the CTAs once a call was captured)",
         };
         format!("kernel {} on {}, {} CTAs{mover}", self.kernel.variant(), self.device.info().name, self.workers)
     }

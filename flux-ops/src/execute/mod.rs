@@ -26,9 +26,11 @@ pub(crate) struct Hands {
 /// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
+    /// The copy engines for shards of 12 MiB and more, the kernel for smaller ones.
+    #[default]
+    Auto,
     /// The kernel: a thread of every CTA, with bulk copies. No launch, stream or copy stands between the call and the first byte, and a graph can
     /// capture it.
-    #[default]
     Kernel,
     /// The copy engines, on a stream of the communicator's own. A captured call, and every later one on its communicator, uses the kernel all
     /// the same: where a copy engine would write is then known on the device only.

@@ -49,7 +49,7 @@ pub fn random_numbers_stay_within_the_derived_bound(machine: Machine) {
     stays_within_the_bound::<f16>(machine);
 }
 
-/// Chunks and rasters, on shards of three by three tiles, the last ones ragged.
+/// Chunks, rasters and bands, on shards of three by three tiles, the last ones ragged.
 pub fn no_schedule_changes_a_bit(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3, 5]) {
         for (op, tile) in OPS.into_iter().flat_map(|op| machine.tiles().into_iter().map(move |tile| (op, tile))) {
@@ -60,8 +60,8 @@ pub fn no_schedule_changes_a_bit(machine: Machine) {
             machine.run(world, defaults, |node| {
                 let mut first: Option<Vec<bf16>> = None;
                 for chunk in [Chunk::Shard, Chunk::Tiles(1), Chunk::Tiles(2), Chunk::Tiles(4)] {
-                    for raster in [Raster::RowsFastest, Raster::ColumnsFastest, Raster::RowGroups(2)] {
-                        let plan = Plan { schedule: Some(Schedule { tile, chunk, raster }), ..Plan::default() };
+                    for (raster, band) in [(Raster::RowsFastest, 1), (Raster::ColumnsFastest, 2), (Raster::RowGroups(2), 3)] {
+                        let plan = Plan { schedule: Some(Schedule { tile, chunk, raster, band }), ..Plan::default() };
                         let op = AnyOp::of(&case, plan, node);
                         let y = call(&op, &case, node).unwrap();
                         case.assert_close(&expected, node.rank, &y, &op.explain());
