@@ -1,4 +1,5 @@
-//! The program of AllGather-GEMM: own shard first, then the peers' in the order in which they arrive; the shards of a band side by side.
+//! The program of AllGather-GEMM: own shard first, then the peers' in the order in which they arrive; the shards of a band side by side,
+//! from the moment on which all their rows are there.
 //!
 //! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`, `r - 2`, ..., so the mover step that
 //! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination.
@@ -24,6 +25,17 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
         let shard = rank.after(step, world);
         let place = shard.place_at(rank);
         let chunk = tile.row / schedule.tile.m / blocks_per_chunk;
+        // The await list is in the order of steps, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
+        // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band.
+        let band = schedule.band_of(step, world);
+        let (await_first, await_count) = if band.len() > 1 {
+            let first = band.start.max(1);
+            ((first - 1) * chunks, (band.end - first) * chunks)
+        } else if place.is_some() {
+            ((step - 1) * chunks + chunk, 1)
+        } else {
+            (0, 0)
+        };
         items.push(WorkItem {
             a_source: if place.is_some() { source::GATHER } else { source::CALLER },
             a_outer: place.unwrap_or(0),
@@ -36,8 +48,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
             dest: rank.get(),
             raise: NONE,
             counter: NONE,
-            await_first: if place.is_some() { (step - 1) * chunks + chunk } else { 0 },
-            await_count: u32::from(place.is_some()),
+            await_first,
+            await_count,
             ..WorkItem::default()
         });
     }

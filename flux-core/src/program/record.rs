@@ -57,7 +57,7 @@ pub struct WorkItem {
     pub counter: u32,
     /// Items of the chunk; the one that completes the count raises.
     pub raise_after: u32,
-    /// First entry of the await list. A [`source::GATHER`] item awaits them before it reads A, a reduction before it reads partials.
+    /// First entry of the await list. An item awaits them before it reads A, a reduction before it reads partials.
     pub await_first: u32,
     /// Entries of the await list.
     pub await_count: u32,

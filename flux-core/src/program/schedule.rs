@@ -6,7 +6,7 @@ use super::ScheduleError;
 use crate::layout::gather_place_bytes;
 use crate::problem::MAX_EXTENT;
 use crate::tile::{Raster, TileExtent, TileGrid};
-use crate::{OpKind, Problem, TileShape};
+use crate::{OpKind, Problem, TileShape, WorldSize};
 use std::fmt;
 use std::ops::Range;
 
@@ -42,8 +42,9 @@ pub struct Schedule {
     pub raster: Raster,
     /// Shards whose tiles are worked on side by side: 1 and a shard is finished before the next is begun.
     ///
-    /// Every band reads all of `w` once. Thin shards, of a few row blocks, are therefore better taken several at a time, though tiles of the
-    /// later ones then wait for their rows. For GEMM-ReduceScatter the own shard is always a band of its own.
+    /// Every band reads all of `w` once, as long as its tiles keep in step. Thin shards, of a few row blocks, are therefore better taken several at
+    /// a time, though for AllGather-GEMM the band then begins when its last rows are there. For GEMM-ReduceScatter the own shard is always a band of
+    /// its own.
     pub band: u32,
 }
 
@@ -123,6 +124,12 @@ impl Schedule {
         })
     }
 
+    /// The steps whose shards share a band with that of `step`, counted from 0 (AllGather-GEMM).
+    pub(super) fn band_of(&self, step: u32, world: WorldSize) -> Range<u32> {
+        let first = step - step % self.band;
+        first..first.saturating_add(self.band).min(world.get())
+    }
+
     /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the `available` ones of a shard.
     pub(super) fn chunk_of(&self, available: u32) -> u32 {
         match self.chunk {
@@ -141,7 +148,7 @@ impl fmt::Display for Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, WorldSize};
+    use crate::DType;
 
     fn heuristic(op: OpKind, m: usize, n: usize, k: usize) -> Schedule {
         let world = WorldSize::new(8).expect("8 is a world size");

@@ -1,6 +1,6 @@
 //! Each rule, broken on purpose in a valid set of programs: what is reported is the rule that was broken.
 
-use crate::strategies::{Call, any_calls, calls, chunks};
+use crate::strategies::{Call, any_calls, calls, calls_in_bands, chunks};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Chunk, NONE, TileProgram, WorkItem, sink, source};
@@ -197,7 +197,9 @@ proptest! {
     }
 
     #[test]
-    fn signals_raised_by_transfers(call in calls(AllGatherGemm, 3..=8, 1..=4, 1..=3, chunks()), rank: Index, which: Index, kind in 0..4) {
+    fn signals_raised_by_transfers(
+        call in calls_in_bands(AllGatherGemm, 3..=8, 1..=4, 1..=3, chunks(), 1..=1), rank: Index, which: Index, kind in 0..4,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world();
@@ -267,7 +269,7 @@ proptest! {
 
     #[test]
     fn reads_of_rows_that_are_not_awaited(
-        call in calls(AllGatherGemm, 2..=8, 2..=4, 2..=3, Just(Chunk::Tiles(1))), rank: Index, item: Index, kind in 0..3,
+        call in calls_in_bands(AllGatherGemm, 2..=8, 2..=4, 2..=3, Just(Chunk::Tiles(1)), 1..=1), rank: Index, item: Index, kind in 0..3,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);

@@ -41,8 +41,20 @@ pub(crate) fn calls(
     col_blocks: RangeInclusive<u32>,
     chunks: impl Strategy<Value = Chunk>,
 ) -> impl Strategy<Value = Call> {
+    calls_in_bands(op, worlds, row_blocks, col_blocks, chunks, 1..=5)
+}
+
+/// The same, with bands of so many shards.
+pub(crate) fn calls_in_bands(
+    op: OpKind,
+    worlds: RangeInclusive<u32>,
+    row_blocks: RangeInclusive<u32>,
+    col_blocks: RangeInclusive<u32>,
+    chunks: impl Strategy<Value = Chunk>,
+    bands: RangeInclusive<u32>,
+) -> impl Strategy<Value = Call> {
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..=6_u32).prop_map(Raster::RowGroups)];
-    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster, 1..=5_u32).prop_map(
+    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster, bands).prop_map(
         move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster, band)| {
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {

@@ -13,8 +13,8 @@ struct Producer {
     const Shared<C> smem;
     const u32 epoch;
     RingState<C::kStages> ring;
-    // The last signal that was awaited: chunks span many tiles, and their signals stay raised.
-    u32 seen_signal = kNone;
+    // The first await of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
+    u32 seen_await = kNone;
 
     __device__ __forceinline__ const TensorMap* a_map(const WorkItem& item) const {
         return item.a_source == static_cast<u32>(Source::kGather) ? &p.a_gather : &p.a_caller;
@@ -41,13 +41,20 @@ struct Producer {
         ptx::mbarrier_arrive_expect_tx(smem.full(ring.stage), bytes);
     }
 
-    // Rows of A that a peer sends: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
+    __device__ __forceinline__ bool all_raised(const WorkItem& item) const {
+        for (u32 i = 0; i < item.await_count; ++i) {
+            const WaitTarget t = target(item, i);
+            if (!epoch_reached(ptx::load_acquire_sys(t.word), t.expected)) return false;
+        }
+        return true;
+    }
+
+    // Rows of A that peers send: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
     __device__ __forceinline__ u32 load_awaited(const WorkItem& item) {
-        const WaitTarget t = target(item, 0);
-        if (t.signal == seen_signal) return 0;
-        seen_signal = t.signal;
-        if (epoch_reached(ptx::load_acquire_sys(t.word), t.expected)) {
-            // Orders the acquired signal before the bulk loads of the rows that it announces.
+        if (item.await_first == seen_await) return 0;
+        seen_await = item.await_first;
+        if (all_raised(item)) {
+            // Orders the acquired signals before the bulk loads of the rows that they announce.
             ptx::fence_proxy_async();
             return 0;
         }
@@ -58,7 +65,7 @@ struct Producer {
             load_b(item, ring.stage, step);
             ring.advance();
         }
-        wait_for(p, epoch, t);
+        for (u32 i = 0; i < item.await_count; ++i) wait_for(p, epoch, target(item, i));
         // As above. After a failed wait the rows are garbage, but in bounds: the tile is computed and the call reported as failed.
         ptx::fence_proxy_async();
         for (u32 step = 0; step < ahead; ++step) {
@@ -93,7 +100,7 @@ struct Producer {
             const WorkItem item = load_item(p, i);
             u32 step = 0;
             if constexpr (!C::kReduceScatter) {
-                if (item.a_source == static_cast<u32>(Source::kGather)) step = load_awaited(item);
+                if (item.await_count != 0) step = load_awaited(item);
             }
             for (; step < p.k_steps; ++step) {
                 open_stage(C::kStageBytes);

@@ -51,12 +51,12 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     }
 }
 
-/// What no form uses: raising without sending, counting without raising, and awaiting without reading.
+/// What no form uses: raising without sending, counting without raising, and awaiting what is not needed to send.
 fn idle_fields(item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         sink::STORE | sink::REDUCE if item.raise != NONE => Some("only a send raises a signal"),
         _ if item.raise == NONE && item.counter != NONE => Some("a counter is for a signal"),
-        sink::STORE | sink::SEND if item.await_count > 0 && item.a_source == source::CALLER => Some("there is nothing to await"),
+        sink::SEND if item.await_count > 0 => Some("there is nothing to await"),
         _ => None,
     }
 }
