@@ -144,7 +144,7 @@ impl CudaExecutor {
             true => ", which push the shard",
             false => ", copy engines push the shard (the CTAs once a call was captured)",
         };
-        format!("kernel {} on {}, {} CTAs{mover}", self.kernel.variant(), self.device.info().name, self.workers)
+        format!("kernel {} on {}, {} worker CTAs{mover}", self.kernel.variant(), self.device.info().name, self.workers)
     }
 }
 
