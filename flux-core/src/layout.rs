@@ -41,7 +41,7 @@ pub mod control {
     pub const TICKET: u64 = LINE;
     /// Non-zero once a wait of this rank has failed: every other wait gives up.
     pub const POISON: u64 = 2 * LINE;
-    /// The last epoch whose transfers the mover has finished reading from the caller's `x`.
+    /// The last epoch whose transfers a mover outside of the executor has finished reading from the caller's `x`.
     pub const PUSHED: u64 = 3 * LINE;
     /// First chunk counter, 4 bytes each.
     pub const COUNTERS: u64 = 4 * LINE;

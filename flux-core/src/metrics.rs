@@ -32,7 +32,7 @@ pub fn ect(t_op: Duration, t_gemm: Duration) -> f64 {
 /// use flux_core::metrics::overlap_efficiency;
 /// use std::time::Duration;
 /// let ms = |ms: f64| Duration::from_secs_f64(ms * 1e-3);
-/// // AllGather-GEMM at m = 8192: 1.60 ms of GEMM, 2.12 ms serial, 1.73 ms overlapped
+/// // Say 1.60 ms of GEMM, 2.12 ms serial, 1.73 ms overlapped.
 /// let efficiency = overlap_efficiency(ms(1.73), ms(1.60), ms(2.12)).unwrap();
 /// assert!((efficiency - 0.75).abs() < 1e-6);
 /// assert_eq!(overlap_efficiency(ms(2.12), ms(1.60), ms(2.12)), Some(0.0));

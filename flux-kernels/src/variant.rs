@@ -45,7 +45,7 @@ pub fn all() -> Vec<Variant> {
 }
 
 impl Variant {
-    /// Threads of a CTA: a warpgroup of producer and storer, and two consumers.
+    /// Threads of a CTA: a warpgroup with producer, storer and mover, and two consumers.
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
     const MOVER_RING: u32 = 4;

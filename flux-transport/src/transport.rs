@@ -40,7 +40,7 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// Who carries chunks when the kernel does not.
+/// Who carries chunks for a call that does not leave it to the executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mover {
@@ -124,7 +124,7 @@ pub trait Transport: Send + Sync + Debug {
     /// Whether the stream of the call in progress is being captured.
     fn capturing(&self) -> bool;
 
-    /// Whether [`push`](Self::push) can be used in the call in progress.
+    /// Whether [`push`](Self::push) can be used in the call in progress; where not, the executor pushes.
     fn copy_engine_usable(&self) -> bool;
 
     /// Has the mover carry out `push`, then say so in the control block; returns at once. At most once in a call, and not where

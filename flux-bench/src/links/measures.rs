@@ -8,8 +8,8 @@ use flux_kernels::harness::{BulkCopy, Links, PingPong};
 
 /// Bytes of all that one device sends in an all-gather, over its peers.
 const ALL_GATHER: usize = BOX;
-/// Pieces and ring of bulk copies: 16 KiB in a ring of 4, as in the in-kernel mover.
-const PIECE: u32 = 16 << 10;
+/// CTAs and pieces of bulk copies: few CTAs with large pieces, as where SMs are set aside for moving, and all with those of the fused kernel's movers.
+const BULK: [(u32, u32); 6] = [(4, 16 << 10), (8, 16 << 10), (16, 16 << 10), (32, 16 << 10), (128, 16 << 10), (128, 4 << 10)];
 const RING: u32 = 4;
 
 type Report<'a> = &'a mut dyn FnMut(Link);
@@ -99,20 +99,24 @@ fn all_gather(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Resu
 
 fn bulk(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
     for (name, push) in [("push", true), ("pull", false)] {
-        for ctas in [4, 8, 16, 32, 128] {
+        for (ctas, piece) in BULK {
             let movement = |me: usize, rig: &Rig, _: usize, lane: &Lane| {
                 let next = rigs[(me + 1) % rigs.len()];
                 let (to, from) = if push { (&next.inbox, &rig.outbox) } else { (&rig.inbox, &next.outbox) };
-                let copy = BulkCopy { dst: to.address(), src: from.address(), bytes: BOX as u64, piece: PIECE, ring: RING };
+                let copy = BulkCopy { dst: to.address(), src: from.address(), bytes: BOX as u64, piece, ring: RING };
                 // SAFETY: each inbox has one writer; sizes are multiples of 16 and the ring fits.
                 unsafe { rig.links.bulk_copy(&copy, ctas, lane.raw())? };
                 Ok(())
             };
-            let name = format!("bulk {name} to the next of {} GPUs, all at once, {ctas} CTAs of 16 KiB x {RING}", rigs.len());
+            let name = format!(
+                "bulk {name} to the next of {} GPUs, all at once, {ctas} CTAs of {} x {RING}",
+                rigs.len(),
+                super::size(piece.into())
+            );
             rate(&name, BOX, samples, report, &|| once(rigs, 1, &movement))?;
         }
     }
-    const { assert!(PIECE * RING <= Links::MAX_RING_BYTES) };
+    const { assert!((16 << 10) * RING <= Links::MAX_RING_BYTES) };
     Ok(())
 }
 

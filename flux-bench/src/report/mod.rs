@@ -62,7 +62,7 @@ pub struct Row {
     pub tp: u32,
     /// `bf16` or `fp16`.
     pub dtype: String,
-    /// Tile, chunk, order and mover of the fused op.
+    /// Tile, chunk, raster and band of the fused op.
     pub plan: String,
     /// The fused op.
     pub t_op_ms: Times,

@@ -82,7 +82,7 @@ impl TileProgram {
 
     /// What a call of this program needs of the workspace; the same on every rank.
     ///
-    /// There is a counter for every transfer too: movers inside a kernel share a transfer, and the last of them raises its signal.
+    /// There is a counter for every transfer too: the movers of a kernel, one in each CTA, share a transfer, and the last of them raises its signal.
     pub fn workspace(&self) -> WorkspaceSize {
         let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
         WorkspaceSize { half_bytes: half_bytes(&self.problem, self.tile), signals: self.signals, counters }

@@ -68,13 +68,7 @@ impl Words for SharedMemory {
     }
 
     fn control(&self, word: Control) -> &AtomicU32 {
-        let offset = match word {
-            Control::Epoch => control::EPOCH,
-            Control::Ticket => control::TICKET,
-            Control::Poison => control::POISON,
-            Control::Pushed => control::PUSHED,
-        };
-        self.word(Block::Control, offset)
+        self.word(Block::Control, word.offset())
     }
 
     fn counter(&self, index: u32) -> &AtomicU32 {

@@ -4,7 +4,7 @@
 //! by the rank that they are from; the owner only reads it. Control words, counters and fault words are private to a rank.
 
 use super::{Epoch, Word};
-use crate::layout::WorkspaceSize;
+use crate::layout::{WorkspaceSize, control};
 use crate::{Rank, WorldSize};
 
 /// The control words of a rank, besides its chunk counters.
@@ -18,6 +18,18 @@ pub enum Control {
     Poison,
     /// The last epoch whose transfers the own mover has finished reading from the caller's `x`.
     Pushed,
+}
+
+impl Control {
+    /// Where the word lies in the control block.
+    pub const fn offset(self) -> u64 {
+        match self {
+            Self::Epoch => control::EPOCH,
+            Self::Ticket => control::TICKET,
+            Self::Poison => control::POISON,
+            Self::Pushed => control::PUSHED,
+        }
+    }
 }
 
 /// The words of the protocol as one rank reaches them; see [`layout`](crate::layout) for where they lie.

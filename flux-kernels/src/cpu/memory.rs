@@ -79,14 +79,8 @@ impl Words for HostMemory<'_> {
     }
 
     fn control(&self, word: Control) -> &AtomicU32 {
-        let offset = match word {
-            Control::Epoch => control::EPOCH,
-            Control::Ticket => control::TICKET,
-            Control::Poison => control::POISON,
-            Control::Pushed => control::PUSHED,
-        };
         // SAFETY: the control block has these words; they are aligned and atomic, by `new`'s promise.
-        unsafe { AtomicU32::from_ptr(at(self.control + offset)) }
+        unsafe { AtomicU32::from_ptr(at(self.control + word.offset())) }
     }
 
     fn counter(&self, index: u32) -> &AtomicU32 {

@@ -41,8 +41,8 @@ impl<'c> Call<'c> {
         self.comm.inner.health.transport().capturing()
     }
 
-    /// Whether [`push`](Self::push) can be used: not in a world of one, and not while, or after, a call on this communicator is captured, since
-    /// the half that a mover writes to is then known on the device only.
+    /// Whether [`push`](Self::push) can be used: once in a call, not in a world of one, and not while, or after, a call on this communicator is
+    /// captured, since the half that a copy engine writes to is then known on the device only and the kernel must push.
     pub fn copy_engine_usable(&self) -> bool {
         self.comm.inner.health.transport().copy_engine_usable()
     }

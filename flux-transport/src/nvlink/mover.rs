@@ -3,7 +3,7 @@
 //! Invariant: every word raised is this call's epoch, read from the control block on the device, and follows the rows that it announces.
 //! The half that rows go to is the epoch's, which the host knows as long as nothing but its own calls advances the epoch, so only until a
 //! call of the communicator is captured: a replay advances the epoch unseen, and reading it back would be a synchronisation. From then on
-//! CTAs of the fused kernel push, which read the epoch on the device.
+//! the movers of the fused kernel push, which read the epoch on the device.
 
 use super::lane::Lane;
 use super::plan::copies;
@@ -46,7 +46,8 @@ pub(super) unsafe fn by_copy_engine(
             // SAFETY: as above.
             unsafe { copy_rows_async(device, copy.to, copy.from, (rows, row_bytes, pitch), lane.raw()) }?;
         }
-        // SAFETY: both words are in the workspace. 1.5 us, where a stream's write of a value takes 2.5 (docs/architecture.md).
+        // A copy like those of the rows, which takes less time here than a stream's write of a value.
+        // SAFETY: both words are in the workspace.
         unsafe { copy_async(device, copy.signal, at.control + control::EPOCH, 4, lane.raw()) }?;
     }
     // Not a copy: within one device the driver may copy by a kernel, and the fused kernel that awaits this word may hold every SM.

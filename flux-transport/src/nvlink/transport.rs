@@ -109,7 +109,7 @@ impl Transport for NvLink {
         };
         format!(
             "nvlink: {world} ranks, {local} in this process ({how}); this rank on {}; what each rank wrote was read by every other; \
-             moved by copy engines on one side stream until a call is captured, by the kernel from then on; {} bytes of device memory a rank",
+             copy engines push on one side stream where an op asks for them and no call was captured; {} bytes of device memory a rank",
             self.device(),
             state.current.size().total_bytes(),
         )
