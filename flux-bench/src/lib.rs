@@ -24,6 +24,7 @@ pub mod reference;
 pub mod report;
 pub mod run;
 pub mod shapes;
+pub mod show;
 pub mod site;
 pub mod soak;
 pub mod stats;

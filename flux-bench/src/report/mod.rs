@@ -7,6 +7,7 @@ mod table;
 
 pub use date::{now, utc};
 pub use table::table;
+pub(crate) use table::{ms, resolved};
 
 use crate::atomic_file::{self, WriteError};
 use crate::stats::Times;
