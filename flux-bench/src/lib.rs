@@ -19,6 +19,7 @@ pub mod machine;
 pub mod memory;
 pub mod op;
 pub mod operands;
+pub mod plan;
 pub mod ranks;
 pub mod reference;
 pub mod report;
