@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, doctor, gpu_ci, launch, links, run, soak};
+use crate::{bench, doctor, gpu_ci, launch, links, run, show, soak};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -24,6 +24,8 @@ enum Command {
     Launch(launch::Args),
     /// Check both ops over a matrix of hard shapes, with late ranks and poisoned memory
     Soak(soak::Args),
+    /// Show results that `bench --json` has written: as a table, as a picture
+    Show(show::Args),
     /// Measure what the links between GPUs, and to the host, do
     Links(links::Args),
     /// Say what this machine has, which transports can work on it, and why others cannot
@@ -52,6 +54,7 @@ fn act(command: Command) -> anyhow::Result<u8> {
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
         Command::Soak(args) => soak::run(&args).map(status),
+        Command::Show(args) => show::run(&args).map(|()| 0),
         Command::Links(args) => links::run(&args).map(|()| 0),
         Command::Doctor => {
             doctor::run();
@@ -80,5 +83,16 @@ mod tests {
         let words = ["flux-bench", "bench", "--ms", "512,1024", "--shapes", "gpt3,llama70b", "--ops", "ag_gemm"];
         let Command::Bench(args) = Cli::parse_from(words).command else { panic!("not a bench") };
         assert_eq!((args.ms, args.shapes.len(), args.ops.len()), (vec![512, 1024], 2, 1));
+    }
+
+    #[test]
+    fn show_needs_files_and_a_form_or_a_repository() {
+        for words in ["show a.json", "show --markdown", "show --svg a.svg", "show a.json --publish .", "show"] {
+            assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");
+        }
+        for words in ["show a.json b.json --markdown", "show a.json --svg a.svg", "show a.json --markdown --svg a.svg", "show --publish ."]
+        {
+            assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_ok(), "{words}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Either fused op, chosen by the problem.
 
+use crate::plan::Plan;
 use anyhow::bail;
 use flux_core::program::Schedule;
 use flux_core::{OpKind, Problem};
@@ -17,11 +18,11 @@ pub enum FusedOp<T> {
 }
 
 impl<T: Element> FusedOp<T> {
-    /// Builds `problem` on `comm`, whose world it is for; collective. `workers` of the executor where they are not its own choice.
+    /// Builds `problem` on `comm`, whose world it is for, as `plan` says; collective.
     ///
     /// # Errors
     /// What the op's `build` says.
-    pub fn build(problem: &Problem, comm: &Communicator, workers: Option<u32>) -> anyhow::Result<Self> {
+    pub fn build(problem: &Problem, comm: &Communicator, plan: &Plan) -> anyhow::Result<Self> {
         if problem.dtype() != T::DTYPE {
             bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
         }
@@ -29,11 +30,11 @@ impl<T: Element> FusedOp<T> {
         Ok(match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k);
-                Self::AllGather(if let Some(workers) = workers { builder.workers(workers) } else { builder }.build(comm)?)
+                Self::AllGather(plan.apply(builder, problem).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
                 let builder = GemmReduceScatter::builder(m, n, k);
-                Self::ReduceScatter(if let Some(workers) = workers { builder.workers(workers) } else { builder }.build(comm)?)
+                Self::ReduceScatter(plan.apply(builder, problem).build(comm)?)
             }
         })
     }
@@ -65,6 +66,14 @@ impl<T: Element> FusedOp<T> {
         match self {
             Self::AllGather(op) => op.problem(),
             Self::ReduceScatter(op) => op.problem(),
+        }
+    }
+
+    /// Who works, in words.
+    pub fn executor(&self) -> String {
+        match self {
+            Self::AllGather(op) => op.executor(),
+            Self::ReduceScatter(op) => op.executor(),
         }
     }
 

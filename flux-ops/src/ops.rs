@@ -45,6 +45,13 @@ impl<Op> Builder<Op> {
         self
     }
 
+    /// How much of the time that there is the kernel spreads its traffic over, in percent, in place of 40: 0 sends everything as soon as it is
+    /// there, and at 100 a wave's partial tiles are on their way until the next is finished. The result is the same.
+    pub fn spread(mut self, percent: u32) -> Self {
+        self.request.hands.spread = Some(percent);
+        self
+    }
+
     /// What the op will need of a communicator of `world` ranks: the same on all of them, and known before anything is taken.
     /// A communicator holds the largest of its ops, not the sum.
     ///
@@ -133,6 +140,11 @@ impl<T: Element> AllGatherGemm<T> {
         self.fused.problem()
     }
 
+    /// Who works, in words.
+    pub fn executor(&self) -> String {
+        self.fused.executor()
+    }
+
     /// The schedule in use.
     pub const fn schedule(&self) -> &Schedule {
         self.fused.schedule()
@@ -183,6 +195,11 @@ impl<T: Element> GemmReduceScatter<T> {
     /// The problem: shapes of every operand on one rank.
     pub const fn problem(&self) -> &Problem {
         self.fused.problem()
+    }
+
+    /// Who works, in words.
+    pub fn executor(&self) -> String {
+        self.fused.executor()
     }
 
     /// The schedule in use.

@@ -31,10 +31,10 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
     status.is_ok_and(|s| s.success())
 }
 
-/// Builds flux-bench in release mode and runs its `subcommand`, in the caller's directory.
-pub(crate) fn flux_bench(subcommand: &str, args: &[OsString]) -> anyhow::Result<()> {
+/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory.
+pub(crate) fn flux_bench(profile: &str, subcommand: &str, args: &[OsString]) -> anyhow::Result<()> {
     let mut run = cargo();
-    run.args(["run", "--release", "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
+    run.args(["run", "--profile", profile, "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
     run.args(["--package", "flux-bench", "--", subcommand]).args(args);
     run.env("FLUX_COMMIT", commit());
     check(run)

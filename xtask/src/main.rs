@@ -35,6 +35,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Write the results of README.md and the pictures in `docs/` anew, from `results/*-nvlink.json`
+    Results,
     /// Compile every kernel, without a GPU, and print its registers, spills, stack and shared memory; fails where one spills
     Kernels {
         /// Where the cubins go [default: `cubins` in the target folder]
@@ -58,12 +60,13 @@ enum Task {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
-        Task::Bench { args } => cargo::flux_bench("bench", &args),
+        Task::Bench { args } => cargo::flux_bench("release", "bench", &args),
         Task::Test { args } => test::run(&args),
+        Task::Results => cargo::flux_bench("dev", "show", &["--publish".into(), cargo::root().into()]),
         Task::Kernels { out } => kernels::compile(out.as_deref()),
         Task::Dist => dist::build().map(drop),
         Task::GpuCi { args } => dist::gpu_ci(&args),
-        Task::Doctor => cargo::flux_bench("doctor", &[]),
+        Task::Doctor => cargo::flux_bench("release", "doctor", &[]),
         Task::Ci => cargo::check(std::process::Command::new(cargo::root().join(".ci/run"))),
     }
 }

@@ -7,6 +7,7 @@ use super::measure::{Contender, Lane};
 use crate::memory::{Buffer, HostBuffer};
 use crate::op::FusedOp;
 use crate::operands::{Operands, elements, x_window};
+use crate::plan::Plan;
 use crate::site::{OperandSet, Site};
 use crate::stats::Span;
 use anyhow::{Context, bail};
@@ -62,7 +63,7 @@ impl<'a, T: Element> HostLane<'a, T> {
         let (m, n, k) = (problem.m() as usize, problem.n_local() as usize, problem.k_local() as usize);
         let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), alone)?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
-        let gemm = FusedOp::build(&part, &comm, Some(workers))?;
+        let gemm = FusedOp::build(&part, &comm, &Plan::with_workers(workers))?;
         let gemm_site = Site::new(comm)?;
         let mut gemm_set = gemm_site.operand_set(&part)?;
         // The same amount of the same kind of data; which numbers they are changes nothing about the time.

@@ -13,6 +13,7 @@ use crate::data::Fill;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
+use crate::plan::Plan;
 use crate::ranks;
 use crate::reference::Verdict;
 use crate::report::{self, Measured, Report, Row, Verified};
@@ -52,6 +53,9 @@ pub struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long)]
     pub samples: Option<usize>,
+    /// Changes to the plan
+    #[command(flatten)]
+    pub plan: Plan,
 }
 
 /// The op of a `--ops` word.
@@ -85,7 +89,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let cases = cases(args, world, on_gpus)?;
     let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
     ensure!(samples > 0, "--samples must be at least 1");
-    let rows = if on_gpus { gpu_rows(&cases, args.transport, samples)? } else { host_rows(&cases, samples)? };
+    let rows = if on_gpus { gpu_rows(&cases, args, samples)? } else { host_rows(&cases, args.plan, samples)? };
     let machine = machine::describe(on_gpus, tp);
     let report = Report {
         schema: report::SCHEMA,
@@ -142,21 +146,22 @@ fn bar(rows: usize, samples: usize) -> ProgressBar {
     bar
 }
 
-fn host_rows(cases: &[Case], samples: usize) -> anyhow::Result<Vec<Row>> {
+fn host_rows(cases: &[Case], chosen: Plan, samples: usize) -> anyhow::Result<Vec<Row>> {
     let bar = bar(cases.len(), samples);
     let mut rows = Vec::new();
     for case in cases {
         bar.set_message(case.problem.to_string());
         let problem = case.problem;
         let shared = host::Shared::<bf16>::new(&problem);
-        let workers = machine::cores() / problem.world().get();
+        let workers = chosen.workers.unwrap_or(machine::cores() / problem.world().get()).max(1);
+        let chosen = Plan { workers: Some(workers), ..chosen };
         let body = |world: &World| {
             let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
             let site = Site::new(comm)?;
-            let op = FusedOp::<bf16>::build(&problem, site.comm(), Some(workers.max(1)))?;
+            let op = FusedOp::<bf16>::build(&problem, site.comm(), &chosen)?;
             let mut set = site.operand_set(&problem)?;
             let verdict = verify(&site, &op, &mut set)?;
-            let mut lane = host::HostLane::new(&site, &op, &mut set, Arc::clone(&shared), workers.max(1))?;
+            let mut lane = host::HostLane::new(&site, &op, &mut set, Arc::clone(&shared), workers)?;
             let tick = || {
                 if site.rank().get() == 0 {
                     bar.inc(1);
@@ -173,14 +178,14 @@ fn host_rows(cases: &[Case], samples: usize) -> anyhow::Result<Vec<Row>> {
 }
 
 /// One communicator and one harness for all rows, as a program would have them.
-fn gpu_rows(cases: &[Case], select: Select, samples: usize) -> anyhow::Result<Vec<Row>> {
+fn gpu_rows(cases: &[Case], args: &Args, samples: usize) -> anyhow::Result<Vec<Row>> {
     let world = cases.first().context("there is nothing to measure")?.problem.world();
     let need = cases.iter().map(|c| gpu::device_bytes(&c.problem)).max().unwrap_or(0);
     tracing::debug!(bytes = need, "operands on each device");
     let id = UniqueId::new().context("the serial baseline needs NCCL")?;
     let bar = bar(cases.len(), samples);
     let body = |local: &World| {
-        let comm = Communicator::connect_blocking(local, machine::options(select, local.rank(), 1))?;
+        let comm = Communicator::connect_blocking(local, machine::options(args.transport, local.rank(), 1))?;
         let site = Site::new(comm)?;
         let device = site.gpu().context("the communicator is not on a device")?.device().clone();
         let nccl = Comm::join(&device, id, local.rank().get(), world.get(), Duration::from_mins(1))?;
@@ -189,7 +194,7 @@ fn gpu_rows(cases: &[Case], select: Select, samples: usize) -> anyhow::Result<Ve
             if site.rank().get() == 0 {
                 bar.set_message(case.problem.to_string());
             }
-            let op = FusedOp::<bf16>::build(&case.problem, site.comm(), None)?;
+            let op = FusedOp::<bf16>::build(&case.problem, site.comm(), &args.plan)?;
             let mut sets = (0..gpu::SETS).map(|_| site.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
             let verdict = verify(&site, &op, &mut sets[0])?;
             for (call, set) in sets.iter_mut().enumerate() {
@@ -236,7 +241,7 @@ fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut crate::site::OperandSet<bf1
 }
 
 fn plan(op: &FusedOp<bf16>) -> String {
-    op.schedule().to_string()
+    format!("{}, {}", op.schedule(), op.executor())
 }
 
 fn row(case: &Case, samples: usize, ranks: Vec<(Verdict, Measured, String)>) -> anyhow::Result<Row> {

@@ -7,6 +7,7 @@ mod table;
 
 pub use date::{now, utc};
 pub use table::table;
+pub(crate) use table::{ms, resolved};
 
 use crate::atomic_file::{self, WriteError};
 use crate::stats::Times;
@@ -62,7 +63,7 @@ pub struct Row {
     pub tp: u32,
     /// `bf16` or `fp16`.
     pub dtype: String,
-    /// Tile, chunk, raster and band of the fused op.
+    /// Tile, chunk, raster, band and executor of the fused op.
     pub plan: String,
     /// The fused op.
     pub t_op_ms: Times,

@@ -43,7 +43,7 @@ pub fn table(report: &Report) -> String {
 }
 
 /// Whether what the collective costs in the serial path stands out of the spread of the samples: a ratio to noise is not shown.
-fn resolved(row: &Row) -> bool {
+pub(crate) fn resolved(row: &Row) -> bool {
     let spread = |t: &Times| t.p90 - t.p10;
     row.t_serial_ms.median - row.t_gemm_ms.median > spread(&row.t_serial_ms).max(spread(&row.t_gemm_ms))
 }
@@ -64,7 +64,7 @@ fn heading(report: &Report) -> String {
 }
 
 /// Three significant digits or more, as the host's milliseconds and a GPU's microseconds both need.
-fn ms(value: f64) -> String {
+pub(crate) fn ms(value: f64) -> String {
     let decimals = match value.abs() {
         v if v < 10.0 => 3,
         v if v < 100.0 => 2,

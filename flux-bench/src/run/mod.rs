@@ -11,6 +11,7 @@ use crate::data::Window;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::{elements, w_window, x_window, y_window};
+use crate::plan::Plan;
 use crate::ranks;
 use crate::site::Site;
 use anyhow::Context;
@@ -69,7 +70,7 @@ fn compute<T: Element>(problem: &Problem, select: Select, input: &Input) -> anyh
     let body = |world: &World| {
         let comm = Communicator::connect_blocking(world, machine::options(select, world.rank(), 1))?;
         let site = Site::new(comm)?;
-        let op = FusedOp::<T>::build(problem, site.comm(), None)?;
+        let op = FusedOp::<T>::build(problem, site.comm(), &Plan::default())?;
         let mut set = site.operand_set(problem)?;
         site.upload(&mut set.x, &cut(&x, k, x_window(problem, site.rank())))?;
         site.upload(&mut set.w, &cut(&w, k, w_window(problem, site.rank())))?;

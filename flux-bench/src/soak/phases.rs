@@ -4,6 +4,7 @@ use super::{Args, Case};
 use crate::data::{self, Fill};
 use crate::op::FusedOp;
 use crate::operands::Operands;
+use crate::plan::Plan;
 use crate::reference::{Verdict, Violation};
 use crate::site::{OperandSet, Site};
 use anyhow::Context;
@@ -65,7 +66,7 @@ impl fmt::Display for Soaked {
 /// Runs a case's phases on this rank; collective.
 pub(super) fn soak<T: Element>(site: &Site, case: &Case, args: &Args) -> anyhow::Result<Soaked> {
     let workers = site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| gpu.device().info().sms / args.ranks_per_gpu);
-    let op = FusedOp::<T>::build(&case.problem, site.comm(), workers)?;
+    let op = FusedOp::<T>::build(&case.problem, site.comm(), &Plan { workers, ..Plan::default() })?;
     let mut sets = [site.operand_set(&case.problem)?, site.operand_set(&case.problem)?];
     let mut soaked = Soaked::default();
     let few = args.quick || case.heavy;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 const PIECE_BYTES: u64 = 4096;
 
 /// How much of the time that there is a paced transfer may take.
-const SPREAD_PERCENT: u64 = 40;
+const SPREAD_PERCENT: u32 = 40;
 
 /// Shards of this size and more are left to the copy engines by default: they disturb the GEMM less, but take longer to begin.
 const COPY_ENGINE_BYTES: u64 = 12 << 20;
@@ -63,7 +63,7 @@ impl CudaExecutor {
         // As many CTAs as run at once, and have an item.
         let items = u32::try_from(program.items.len()).unwrap_or(u32::MAX);
         let workers = hands.workers.unwrap_or(sms).min(items);
-        let pace = pace(&program, workers);
+        let pace = pace(&program, workers, hands.spread.unwrap_or(SPREAD_PERCENT).min(100));
         let push_by_kernel = match hands.push {
             Push::Auto => gather_place_bytes(&program.problem) < COPY_ENGINE_BYTES,
             Push::Kernel => true,
@@ -150,7 +150,7 @@ impl CudaExecutor {
 
 /// Gaps that spread a CTA's traffic over the time that its tiles take, where a shard is at least a wave of tiles. Sent as they are finished, the
 /// partial tiles of a wave meet on the link and hold up the loads of the next; sent late, those of a short call would be waited for.
-fn pace(program: &TileProgram, workers: u32) -> Pace {
+fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     let problem = &program.problem;
     let tile = program.tile;
     // A multiprocessor does 4096 operations a cycle, at some 1.5 GHz under full load.
@@ -160,7 +160,7 @@ fn pace(program: &TileProgram, workers: u32) -> Pace {
     if problem.world().peers() == 0 || tiles < workers {
         return Pace::default();
     }
-    let gap = |ns: u64, pieces: u64| u32::try_from(ns * SPREAD_PERCENT / 100 / pieces.max(1)).unwrap_or(u32::MAX);
+    let gap = |ns: u64, pieces: u64| u32::try_from(ns * u64::from(percent) / 100 / pieces.max(1)).unwrap_or(u32::MAX);
     let shard_pieces = gather_place_bytes(problem) / PIECE_BYTES / workers;
     Pace { push_gap_ns: gap(tile_ns * tiles / workers, shard_pieces), send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / PIECE_BYTES) }
 }

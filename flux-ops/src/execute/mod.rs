@@ -21,6 +21,8 @@ pub(crate) struct Hands {
     pub(crate) workers: Option<u32>,
     /// The host's mover is a thread whatever this says.
     pub(crate) push: Push,
+    /// Percent of the time that there is.
+    pub(crate) spread: Option<u32>,
 }
 
 /// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).

@@ -122,6 +122,11 @@ impl<T: Element> FusedOp<T> {
         self.size
     }
 
+    /// Who works, in words.
+    pub(crate) fn executor(&self) -> String {
+        self.executor.explain()
+    }
+
     pub(crate) fn explain(&self) -> String {
         let Self { comm, problem, schedule, size, .. } = self;
         let origin = if self.chosen { "chosen by the caller" } else { "heuristic" };

@@ -1,0 +1,85 @@
+//! Showing what `flux-bench bench --json` has written.
+//!
+//! Invariant: what is shown is a function of the files alone, and only of files whose every row was verified.
+
+mod markdown;
+pub mod publish;
+mod svg;
+#[cfg(test)]
+mod tests;
+
+pub use markdown::markdown;
+pub use svg::svg;
+
+use crate::atomic_file;
+use crate::report::{Report, SCHEMA};
+use anyhow::{Context, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `flux-bench show`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Files that `flux-bench bench --json` has written
+    #[arg(value_name = "FILE.json", required_unless_present = "publish")]
+    pub files: Vec<PathBuf>,
+    /// Print a Markdown table of each file
+    #[arg(long, required_unless_present_any = ["svg", "publish"])]
+    pub markdown: bool,
+    /// Write a picture of the one file that is given
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+    /// Write the results of README.md and the pictures of the repository at ROOT anew, from its `results/*-nvlink.json`
+    #[arg(long, value_name = "ROOT", conflicts_with_all = ["files", "markdown", "svg"])]
+    pub publish: Option<PathBuf>,
+}
+
+/// Prints and writes what was asked for.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(root) = &args.publish {
+        for file in publish::render(root)? {
+            write(&file.path, &file.content)?;
+            println!("{}", file.path.display());
+        }
+        return Ok(());
+    }
+    let reports = args.files.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    if let Some(path) = &args.svg {
+        let [report] = &reports[..] else { anyhow::bail!("a picture shows one file, not {}", reports.len()) };
+        write(path, &svg(report))?;
+    }
+    if args.markdown {
+        print!("{}", reports.iter().map(markdown).collect::<Vec<_>>().join("\n"));
+    }
+    Ok(())
+}
+
+/// The report in `path`.
+///
+/// # Errors
+/// Where the file is no report of this schema, or one that must not be shown: without rows, unverified, or with a time that is not above 0.
+pub fn read(path: &Path) -> anyhow::Result<Report> {
+    let name = path.display();
+    let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
+    let report: Report = serde_json::from_slice(&text).with_context(|| format!("{name} is not what `flux-bench bench --json` writes"))?;
+    ensure!(report.schema == SCHEMA, "{name} has schema {}: this program reads {SCHEMA}", report.schema);
+    ensure!(!report.rows.is_empty(), "{name} has no rows");
+    for row in &report.rows {
+        let shape = format!("{name}: {} {} m {}", row.op, row.model, row.m);
+        ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
+        let medians = [row.t_op_ms, row.t_gemm_ms, row.t_serial_ms].map(|t| t.median);
+        ensure!(medians.iter().all(|&t| t > 0.0), "{shape}: times of {medians:?} ms cannot be compared");
+    }
+    Ok(report)
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    Ok(atomic_file::write(path, |w| w.write_all(text.as_bytes()))?)
+}
+
+/// What was measured on, in words.
+fn machine(report: &Report) -> String {
+    let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.tp, &r.dtype));
+    let count = if report.gpus == 0 { String::new() } else { format!("{} x ", report.gpus) };
+    format!("{count}{}, transport {}, TP {tp}, {dtype}", report.device, report.transport)
+}

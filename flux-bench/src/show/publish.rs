@@ -1,0 +1,98 @@
+//! The repository's results: README's part and the pictures.
+//!
+//! Invariant: they hold nothing that is not in `results/*-nvlink.json`. [`render`] is what they must be, and changes no file.
+
+use super::markdown::{markdown, speed_up};
+use super::svg::svg;
+use super::{machine, read};
+use crate::report::Report;
+use anyhow::{Context, ensure};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const BEGIN: &str = "<!-- results:begin -->\n";
+const END: &str = "<!-- results:end -->";
+/// Results with this ending are published: those of GPUs, named after hardware and transport.
+const SUFFIX: &str = "-nvlink.json";
+/// How many GPUs the figures are wanted for.
+const WANTED_GPUS: u32 = 8;
+
+/// A file of the repository as it must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// Where, under the repository's root.
+    pub path: PathBuf,
+    /// All of its text.
+    pub content: String,
+}
+
+/// A report and the name of its file up to the ending `.json`.
+struct Named {
+    stem: String,
+    report: Report,
+}
+
+impl Named {
+    fn picture(&self) -> String {
+        format!("docs/{}.svg", self.stem)
+    }
+}
+
+/// README.md of the repository at `root` with its results replaced, and a picture of every result.
+///
+/// # Errors
+/// Where there are no results, one of them cannot be read, or README.md lacks the marks that its results stand between.
+pub fn render(root: &Path) -> anyhow::Result<Vec<Rendered>> {
+    let results = results(root)?;
+    let path = root.join("README.md");
+    let readme = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let marks = || format!("{} lacks the lines {} and {END}", path.display(), BEGIN.trim_end());
+    let (before, rest) = readme.split_once(BEGIN).with_context(marks)?;
+    let (_, after) = rest.split_once(END).with_context(marks)?;
+    let content = format!("{before}{BEGIN}{}{END}{after}", part(&results));
+
+    let mut files = vec![Rendered { path, content }];
+    files.extend(results.iter().map(|r| Rendered { path: root.join(r.picture()), content: svg(&r.report) }));
+    Ok(files)
+}
+
+/// By falling number of GPUs, then by name.
+fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
+    let folder = root.join("results");
+    let mut results = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(SUFFIX) {
+            let stem = name.trim_end_matches(".json").to_owned();
+            results.push(Named { stem, report: read(&path)? });
+        }
+    }
+    ensure!(!results.is_empty(), "{} holds no file that ends in {SUFFIX}", folder.display());
+    results.sort_by(|a, b| b.report.gpus.cmp(&a.report.gpus).then_with(|| a.stem.cmp(&b.stem)));
+    Ok(results)
+}
+
+/// What stands between the marks: the first result whole, of the others the range of their speed-ups.
+fn part(results: &[Named]) -> String {
+    let [first, others @ ..] = results else { return String::new() };
+    let mut text = String::new();
+    if first.report.gpus < WANTED_GPUS {
+        let counts = results.iter().map(|r| r.report.gpus.to_string()).collect::<Vec<_>>().join(" and ");
+        let _ = writeln!(text, "Measured on {counts} GPUs because {WANTED_GPUS} were not available.\n");
+    }
+    let name = machine(&first.report);
+    let _ = writeln!(text, "{}\n![Times over those of the GEMM alone: {name}]({})\n", markdown(&first.report), first.picture());
+    for other in others {
+        let speed_ups = || other.report.rows.iter().map(speed_up);
+        let (low, high) = (speed_ups().fold(f64::INFINITY, f64::min), speed_ups().fold(f64::NEG_INFINITY, f64::max));
+        let (name, stem, picture) = (machine(&other.report), &other.stem, other.picture());
+        let _ = writeln!(
+            text,
+            "{name}: speed-ups of {low:.2} to {high:.2} ([picture]({picture}), [`results/{stem}.json`](results/{stem}.json))."
+        );
+    }
+    text.push_str("`cargo xtask bench --json results/NAME-nvlink.json` records a run; `cargo xtask results` writes this part and the pictures anew.\n");
+    text
+}
