@@ -152,16 +152,23 @@ impl Report {
     }
 }
 
-/// The command line of this process, quoted for a shell.
+/// The command line of this process, quoted for a shell; see [`shown`].
 pub fn command_line() -> String {
+    shown(std::env::args())
+}
+
+/// Words as one line for a shell on any machine: of the program, and of absolute paths, only the file's name is told.
+fn shown(words: impl Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
-    let mut words = Vec::new();
-    for (i, word) in std::env::args().enumerate() {
-        let word = if i == 0 { word.rsplit('/').next().unwrap_or_default().to_owned() } else { word };
-        let quoted = if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) };
-        words.push(quoted);
+    let mut line = Vec::new();
+    for (i, word) in words.enumerate() {
+        let (option, value) = word.split_once("=/").map_or((None, word.as_str()), |(option, value)| (Some(option), value));
+        let absolute = i == 0 || option.is_some() || value.starts_with('/');
+        let value = if absolute { value.rsplit('/').next().unwrap_or_default() } else { value };
+        let word = option.map_or_else(|| value.to_owned(), |option| format!("{option}={value}"));
+        line.push(if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) });
     }
-    words.join(" ")
+    line.join(" ")
 }
 
 /// The commit that this program was built from: what the build or the caller said, else the repository of the current folder.

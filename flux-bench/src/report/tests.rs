@@ -71,3 +71,10 @@ fn an_efficiency_within_the_noise_is_not_shown() {
     report.rows[0].t_gemm_ms.p90 += 0.6;
     assert!(!table(&report).contains("  75.0  "), "{}", table(&report));
 }
+
+#[test]
+fn a_command_line_is_quoted_and_tells_no_machines_paths() {
+    let words = ["/opt/flux-bench", "bench", "--json", "/data/out/x.json", "--json=/data/y.json", "results/z.json", "it's"];
+    let line = shown(words.map(str::to_owned).into_iter());
+    assert_eq!(line, r"flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'");
+}
