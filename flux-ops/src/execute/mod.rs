@@ -28,7 +28,7 @@ pub(crate) struct Hands {
 /// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
-    /// The copy engines for shards of 12 MiB and more, the kernel for smaller ones.
+    /// The copy engines for shards of 5 MiB and more, the kernel for smaller ones.
     #[default]
     Auto,
     /// The kernel: a thread of every CTA, with bulk copies. No launch, stream or copy stands between the call and the first byte, and a graph can
