@@ -90,27 +90,28 @@ fn whoever_pushes_changes_no_bit() {
     });
 }
 
-/// A call is captured once and replayed on changing inputs, with eager calls in between.
+/// A call is captured once and replayed on changing inputs, with eager calls in between. An op that is told to use the copy engines leaves them at
+/// the capture and comes to the same bits.
 #[test]
 fn a_replayed_graph_gives_the_bits_of_eager_calls() {
     on_gpus(|machine| {
         for world in machine.worlds(&[1, 2, 4, 8]) {
-            for op in OPS {
+            for (op, push) in [(OPS[0], Push::Kernel), (OPS[0], Push::CopyEngine), (OPS[1], Push::Auto)] {
                 let w = world as usize;
                 let shape = if op == OPS[0] { [257 * w, 136 * w, 456] } else { [257 * w, 392, 136 * w] };
                 let cases: Vec<_> = (0..4).map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed)).collect();
-                machine.run(world, suite::defaults, |node| replay(node, &cases));
+                machine.run(world, suite::defaults, |node| replay(node, &cases, push));
             }
         }
     });
 }
 
 /// Each rank captures its own part; the ranks' replays meet on the devices.
-fn replay<T: Number>(node: &Node, cases: &[Case<T>]) {
+fn replay<T: Number>(node: &Node, cases: &[Case<T>], push: Push) {
     let stream = node.cuda_stream().unwrap();
     // SAFETY: every buffer of this rank is used on this one stream. A tracked buffer would bring events from outside into the capture.
     unsafe { stream.context().disable_event_tracking() };
-    let op = AnyOp::of(&cases[0], Plan::default(), node);
+    let op = AnyOp::of(&cases[0], Plan { push, ..Plan::default() }, node);
     let eager: Vec<Vec<T>> = cases.iter().map(|case| suite::call(&op, case, node).unwrap()).collect();
 
     let (lx, lw, ly) = suite::layouts(&cases[0]);

@@ -152,12 +152,12 @@ impl Report {
     }
 }
 
-/// The command line of this process, quoted for a shell; see [`shown`].
+/// The command line of this process, quoted for a shell on any machine: of absolute paths only the file's name is told.
 pub fn command_line() -> String {
     shown(std::env::args())
 }
 
-/// Words as one line for a shell on any machine: of the program, and of absolute paths, only the file's name is told.
+/// The words of a [`command_line`].
 fn shown(words: impl Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
     let mut line = Vec::new();
