@@ -3,6 +3,7 @@
 //! Invariant: a variant's numbers are those of `struct Config` in `flux-kernels/cuda/core/config.cuh`; both sides compute the same bytes
 //! of shared memory.
 
+use crate::cuda::Pace;
 use crate::sources::Source;
 use flux_core::program::Schedule;
 use flux_core::{DType, OpKind, TileShape};
@@ -49,7 +50,6 @@ impl Variant {
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
     const MOVER_RING: u32 = 4;
-    const MOVER_PIECE: u32 = 4096;
 
     /// The variant for a schedule.
     ///
@@ -84,7 +84,7 @@ impl Variant {
         let out = self.tile.m * self.tile.n * 2;
         let ring = if matches!(self.op, OpKind::AllGatherGemm) { Self::MOVER_RING } else { 0 };
         let barriers = 2 * self.stages + 2 * Self::CONSUMERS + ring;
-        self.stages * stage + out + ring * Self::MOVER_PIECE + barriers * 8 + 1024
+        self.stages * stage + out + ring * Pace::PIECE_BYTES + barriers * 8 + 1024
     }
 
     /// Name of the kernel's entry point.

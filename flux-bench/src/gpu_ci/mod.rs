@@ -99,6 +99,13 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         test.args(["--test-threads=1", "--nocapture"]);
         steps.push((name, test));
     }
+    if let Some(sanitizer) = std::env::var_os("PATH").and_then(|path| find("compute-sanitizer", &path)) {
+        let mut memcheck = command(args, sanitizer.as_os_str());
+        memcheck.args(["--tool", "memcheck", "--error-exitcode", "1"]).arg(args.dist.join("tests/gpu_fused_gemm"));
+        // Tests whose ranks await each other cannot run: the tool lets one kernel run at a time.
+        memcheck.args(["--test-threads=1", "alone"]);
+        steps.push(("memcheck".to_owned(), memcheck));
+    }
     steps.push(("soak-threads".to_owned(), program(&["soak", "--quick"])));
     steps.push(("soak-processes".to_owned(), program(&["soak", "--quick", "--processes"])));
     if matches!(gpus, 1 | 2 | 4) && args.tp.is_none() {
@@ -114,6 +121,11 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
     bench.arg(out.join("bench.json"));
     steps.push(("bench".to_owned(), bench));
     Ok(steps)
+}
+
+/// The first program of this name in the folders of `path`.
+fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
+    std::env::split_paths(path).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
 fn command(args: &Args, program: &OsStr) -> Command {

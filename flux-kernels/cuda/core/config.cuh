@@ -15,7 +15,7 @@ struct Config {
     static constexpr bool kReduceScatter = ReduceScatter;
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
-    static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer and storer
+    static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer and mover
     static constexpr u32 kBlocksM = TileM / (64 * kConsumers);      // m64 blocks of one consumer
     static constexpr u32 kVectors = kBlocksM * TileN / 16;          // 16-byte vectors of rounded accumulators of one thread
     static_assert(TileM % (64 * kConsumers) == 0 && TileN % 64 == 0 && TileN <= 256, "tile");
@@ -37,14 +37,15 @@ struct Config {
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
 
-    // What the mover has in flight: 132 CTAs with a ring of this size saturate the links.
-    static constexpr u32 kMoverPiece = 4096;
+    // What goes to a peer at once, where it goes in pieces.
+    static constexpr u32 kPieceBytes = 4096;
+    // Pieces that the mover has in shared memory: 128 CTAs with four saturate a link of an H200 (results/h200-x4-links.txt).
     static constexpr u32 kMoverRing = ReduceScatter ? 0 : 4;
 
     // Dynamic shared memory: stages, output buffers, the mover's ring, barriers; from a 1024-byte border, as the swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kMoverOffset = kOutOffset + kOutBytes;
-    static constexpr u32 kBarrierOffset = kMoverOffset + kMoverRing * kMoverPiece;
+    static constexpr u32 kBarrierOffset = kMoverOffset + kMoverRing * kPieceBytes;
     static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + kMoverRing;
     static constexpr u32 kSharedBytes = kBarrierOffset + kBarriers * 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
@@ -65,7 +66,7 @@ struct Shared {
     // Completed when a consumer's 128 threads have written its output buffer.
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
     // The mover's pieces, by their number in the call, and what completes when one is loaded.
-    __device__ __forceinline__ u32 mover(u32 piece) const { return base + C::kMoverOffset + piece % C::kMoverRing * C::kMoverPiece; }
+    __device__ __forceinline__ u32 mover(u32 piece) const { return base + C::kMoverOffset + piece % C::kMoverRing * C::kPieceBytes; }
     __device__ __forceinline__ u32 moved(u32 piece) const {
         return full(2 * C::kStages + 2 * C::kConsumers + piece % C::kMoverRing);
     }

@@ -74,20 +74,19 @@ struct Consumer {
                     }
                 }
                 // All threads of the warpgroup have read the stage before it is given back.
-                named_barrier();
+                sync_consumer();
                 if (thread == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
                 ring.advance();
             }
         }
     }
 
-    // bar.sync among this consumer's 128 threads
-    __device__ __forceinline__ void named_barrier() const {
-        // The barrier's number is an immediate: with a register the CTA would reserve all sixteen.
+    // Among this consumer's 128 threads; barrier 0 is __syncthreads.
+    __device__ __forceinline__ void sync_consumer() const {
         if (index == 0) {
-            asm volatile("bar.sync 1, 128;" ::: "memory");
+            ptx::named_barrier_sync<1, 128>();
         } else {
-            asm volatile("bar.sync 2, 128;" ::: "memory");
+            ptx::named_barrier_sync<2, 128>();
         }
     }
 

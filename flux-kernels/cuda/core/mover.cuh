@@ -23,17 +23,17 @@ struct Mover {
     // A span is what lies densely both here and there: a chunk where the caller's rows are as dense as the gather buffer's, else a row.
     __device__ __forceinline__ u32 pieces_per_span(const Transfer& t) const {
         const u64 span = p.x_row_bytes == p.row_bytes ? p.row_bytes * t.rows : p.row_bytes;
-        return static_cast<u32>((span + C::kMoverPiece - 1) / C::kMoverPiece);
+        return static_cast<u32>((span + C::kPieceBytes - 1) / C::kPieceBytes);
     }
 
     __device__ __forceinline__ Piece piece(const Transfer& t, u32 per_span, u32 i) const {
         const u64 span = p.x_row_bytes == p.row_bytes ? p.row_bytes * t.rows : p.row_bytes;
         const u64 row = t.row + i / per_span;
-        const u64 offset = static_cast<u64>(i % per_span) * C::kMoverPiece;
+        const u64 offset = static_cast<u64>(i % per_span) * C::kPieceBytes;
         const u64 left = span - offset;
         const u64 place = p.data[t.dest] + (epoch & 1) * p.half_stride + t.place * p.place_bytes;
         return {p.x + row * p.x_row_bytes + offset, place + row * p.row_bytes + offset,
-                left < C::kMoverPiece ? static_cast<u32>(left) : C::kMoverPiece};
+                left < C::kPieceBytes ? static_cast<u32>(left) : C::kPieceBytes};
     }
 
     __device__ __forceinline__ void load(const Piece& q, u32 ring) const {

@@ -9,8 +9,7 @@ namespace flux {
 
 template <class C>
 struct Storer {
-    static constexpr u32 kPiece = 4096;  // of a send with gaps
-    static_assert(C::kOutBytesPerConsumer % kPiece == 0, "pieces");
+    static_assert(C::kOutBytesPerConsumer % C::kPieceBytes == 0, "pieces");
 
     const Params& p;
     const Shared<C> smem;
@@ -39,8 +38,8 @@ struct Storer {
             return;
         }
         // CTAs finish their tiles nearly together: in pieces with gaps the link stays free of bursts, which slow the GEMM's own loads.
-        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += kPiece) {
-            ptx::bulk_store(dst + offset, smem.out(consumer) + offset, kPiece);
+        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += C::kPieceBytes) {
+            ptx::bulk_store(dst + offset, smem.out(consumer) + offset, C::kPieceBytes);
             ptx::bulk_commit();
             ptx::sleep_ns(p.send_gap_ns);
         }

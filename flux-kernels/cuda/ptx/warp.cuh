@@ -11,6 +11,12 @@ __device__ __forceinline__ bool elect_one() {
     return elected != 0;
 }
 
+// bar.sync; the number is an immediate, since with a register a CTA reserves all sixteen barriers
+template <u32 Barrier, u32 Threads>
+__device__ __forceinline__ void named_barrier_sync() {
+    asm volatile("bar.sync %0, %1;" ::"n"(Barrier), "n"(Threads) : "memory");
+}
+
 // setmaxnreg.dec
 template <u32 Registers>
 __device__ __forceinline__ void release_registers() {

@@ -68,6 +68,11 @@ pub struct Pace {
     pub send_gap_ns: u32,
 }
 
+impl Pace {
+    /// Bytes of a piece.
+    pub const PIECE_BYTES: u32 = 4096;
+}
+
 /// The operands, the memory and the place of one launch. Shapes are those of the program's problem.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchArgs<'a> {

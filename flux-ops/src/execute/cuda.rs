@@ -7,6 +7,7 @@ use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
 use cudarc::driver::sys;
+use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::Variant;
@@ -16,9 +17,6 @@ use flux_kernels::nvrtc::Arch;
 use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream, TransportError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-
-/// Bytes that the kernel sends between two gaps.
-const PIECE_BYTES: u64 = 4096;
 
 /// How much of the time that there is a paced transfer may take.
 const SPREAD_PERCENT: u32 = 40;
@@ -145,7 +143,13 @@ impl CudaExecutor {
             true => ", which push the shard",
             false => ", copy engines push the shard (the CTAs once a call was captured)",
         };
-        format!("kernel {} on {}, {} worker CTAs{mover}", self.kernel.variant(), self.device.info().name, self.workers)
+        let Pace { push_gap_ns, send_gap_ns } = self.pace;
+        let gaps = match self.program.program().problem.op() {
+            OpKind::AllGatherGemm => push_gap_ns,
+            OpKind::GemmReduceScatter => send_gap_ns,
+        };
+        let (kernel, device) = (self.kernel.variant(), &self.device.info().name);
+        format!("kernel {kernel} on {device}, {} worker CTAs{mover}, gaps of {gaps} ns", self.workers)
     }
 }
 
@@ -154,7 +158,7 @@ impl CudaExecutor {
 fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     let problem = &program.problem;
     let tile = program.tile;
-    // A multiprocessor does 4096 operations a cycle, at some 1.5 GHz under full load.
+    // A multiprocessor does 4096 operations a cycle; 1.5 GHz is assumed, for a card at its power limit. Only the gaps depend on it.
     let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / 6144;
     let tiles = program.items.len() as u64 / u64::from(problem.world().get());
     let workers = u64::from(workers);
@@ -162,8 +166,11 @@ fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
         return Pace::default();
     }
     let gap = |ns: u64, pieces: u64| u32::try_from(ns * u64::from(percent) / 100 / pieces.max(1)).unwrap_or(u32::MAX);
-    let shard_pieces = gather_place_bytes(problem) / PIECE_BYTES / workers;
-    Pace { push_gap_ns: gap(tile_ns * tiles / workers, shard_pieces), send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / PIECE_BYTES) }
+    let shard_pieces = gather_place_bytes(problem) / u64::from(Pace::PIECE_BYTES) / workers;
+    Pace {
+        push_gap_ns: gap(tile_ns * tiles / workers, shard_pieces),
+        send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / u64::from(Pace::PIECE_BYTES)),
+    }
 }
 
 /// The variant, loaded into the current context, which is the primary one of device `ordinal`.
