@@ -116,14 +116,18 @@ impl<T: Element> Executor<T> {
         }
         let call = Call { program: &self.program, x, weights: &self.weights, y: Output::new(y), memory: &memory, protocol, await_pushed };
         let count = 1 + self.others.len();
-        let done = std::thread::scope(|scope| {
-            let call = &call;
-            let others: Vec<_> =
-                (1..).zip(&mut self.others).map(|(i, scratch)| scope.spawn(move || call.work(i, count, scratch))).collect();
-            let first = call.work(0, count, &mut self.first);
-            others.into_iter().fold(first, |all, other| match other.join() {
-                Ok(one) => all.and(one),
-                Err(panic) => std::panic::resume_unwind(panic),
+        // A scope allocates, even one without threads.
+        let alone = self.others.is_empty().then(|| call.work(0, count, &mut self.first));
+        let done = alone.unwrap_or_else(|| {
+            std::thread::scope(|scope| {
+                let call = &call;
+                let others: Vec<_> =
+                    (1..).zip(&mut self.others).map(|(i, scratch)| scope.spawn(move || call.work(i, count, scratch))).collect();
+                let first = call.work(0, count, &mut self.first);
+                others.into_iter().fold(first, |all, other| match other.join() {
+                    Ok(one) => all.and(one),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                })
             })
         });
         match done {
