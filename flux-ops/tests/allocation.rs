@@ -53,8 +53,9 @@ fn count(aligned: &Barrier, mut forward: impl FnMut()) {
         forward();
     }
     aligned.wait();
-    assert_eq!(TAKEN.load(Ordering::Relaxed) - before, RANKS * CALLS * TILES, "one packing buffer a tile");
+    let taken = TAKEN.load(Ordering::Relaxed) - before;
     aligned.wait();
+    assert_eq!(taken, RANKS * CALLS * TILES, "one packing buffer a tile");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! dist/flux-bench     the program          dist/tests/gpu_*    the test binaries that need a GPU
-//! dist/gpu-ci         runs all of it       dist/cubins/        kernels compiled ahead of time
+//! dist/tp_mlp         the example          dist/cubins/        kernels compiled ahead of time
+//! dist/gpu-ci         runs all of it
 //! ```
 
 use crate::cargo::{artifacts, cargo, check, commit, root};
@@ -37,6 +38,11 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     tests.args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"]).env("FLUX_COMMIT", commit());
 
     for artifact in artifacts(program)? {
+        copy(&artifact.path, &dist.join(artifact.name))?;
+    }
+    let mut example = cargo();
+    example.args(["build", "--profile", "gpu", "--package", "flux-ops", "--example", "tp_mlp"]);
+    for artifact in artifacts(example)? {
         copy(&artifact.path, &dist.join(artifact.name))?;
     }
     let mut names = Vec::new();

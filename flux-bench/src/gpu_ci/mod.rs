@@ -99,9 +99,16 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         test.args(["--test-threads=1", "--nocapture"]);
         steps.push((name, test));
     }
-    if let Some(sanitizer) = std::env::var_os("PATH").and_then(|path| find("compute-sanitizer", &path)) {
+    let example = args.dist.join("tp_mlp");
+    steps.push(("tp_mlp-threads".to_owned(), command(args, example.as_os_str())));
+    let mut launch = command(args, args.dist.join("flux-bench").as_os_str());
+    launch.args(["launch", "--ranks", &gpus.to_string(), "--"]).arg(&example);
+    steps.push(("tp_mlp-processes".to_owned(), launch));
+    let kernel_tests = args.dist.join("tests/gpu_fused_gemm");
+    let sanitizer = std::env::var_os("PATH").and_then(|path| find("compute-sanitizer", &path));
+    if let Some(sanitizer) = sanitizer.filter(|_| kernel_tests.exists()) {
         let mut memcheck = command(args, sanitizer.as_os_str());
-        memcheck.args(["--tool", "memcheck", "--error-exitcode", "1"]).arg(args.dist.join("tests/gpu_fused_gemm"));
+        memcheck.args(["--tool", "memcheck", "--error-exitcode", "1"]).arg(kernel_tests);
         // Tests whose ranks await each other cannot run: the tool lets one kernel run at a time.
         memcheck.args(["--test-threads=1", "alone"]);
         steps.push(("memcheck".to_owned(), memcheck));
@@ -175,6 +182,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("tests")).unwrap();
         script(&folder.path().join("flux-bench"), "echo $NCCL_NVLS_ENABLE $@");
+        script(&folder.path().join("tp_mlp"), "exit 0");
         script(&folder.path().join("tests/gpu_good"), "exit 0");
         let args = Args { dist: folder.path().to_owned(), limit: 20, only: None, tp: None, out: None };
         (folder, args)
@@ -189,7 +197,9 @@ mod tests {
         let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
         let summary: Summary = serde_json::from_str(&json).unwrap();
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["doctor", "gpu_bad", "gpu_good", "soak-threads", "soak-processes", "soak-shared", "links", "bench"]);
+        let examples = ["tp_mlp-threads", "tp_mlp-processes"];
+        let checks = ["soak-threads", "soak-processes", "soak-shared", "links", "bench"];
+        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &checks].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);
