@@ -10,25 +10,27 @@ constexpr u32 kMaxWorld = 16;
 constexpr u32 kLine = 128;
 
 enum class Source : u32 { kCaller = 0, kGather = 1 };
-enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2 };
+enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kLend = 3, kScatter = 4, kFold = 5 };
 
 struct WorkItem {
     u32 a_source, a_outer, row, rows;
     u32 col, cols, sink, out_outer;
     u32 dest, slot, partials, raise;
     u32 counter, raise_after, await_first, await_count;
+    u32 late_first, late_count, k_first, k_steps;
+    u32 part, parts, reserved[2];
 };
-static_assert(sizeof(WorkItem) == 64, "record.rs");
+static_assert(sizeof(WorkItem) == 96, "record.rs");
 
 struct Await {
-    u32 signal, peer;
+    u32 signal, peer, k_step;
 };
-static_assert(sizeof(Await) == 8, "record.rs");
+static_assert(sizeof(Await) == 12, "record.rs");
 
 struct Transfer {
-    u32 dest, place, row, rows, raise, step;
+    u32 dest, place, row, rows, col, cols, raise, step;
 };
-static_assert(sizeof(Transfer) == 24, "record.rs");
+static_assert(sizeof(Transfer) == 32, "record.rs");
 
 // Private to the rank; each word on a line of its own.
 struct Control {
@@ -51,10 +53,10 @@ enum class FaultCode : u32 { kTimeout = 1, kAborted = 2 };
 enum class FaultWait : u32 { kSignal = 1, kConsumed = 2, kPushed = 3 };
 
 struct Params {
-    TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x
-    TensorMap a_gather;  // [2 halves, W - 1 places, m_shard, k_local] of the own gather buffer
+    TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x; stacked: [1, 1, m, k_local]
+    TensorMap a_gather;  // [2 halves, W - 1 places, m_shard, k_local] of the own gather buffer; stacked: [2, 1, m, k_local]
     TensorMap b;         // [n_local, k_local] of the caller's w
-    TensorMap y;         // [W or 1, m_shard, n_local] of the caller's y
+    TensorMap y;         // [W or 1, m_shard, n_local] of the caller's y; stacked: [1, m, n_local]
 
     u64 data[kMaxWorld];  // every rank's data region, as mapped here
     u64 pad[kMaxWorld];   // every rank's pad, as mapped here
@@ -69,15 +71,19 @@ struct Params {
     u64 x_row_bytes;       // distance of its rows
     u64 row_bytes;         // bytes of a row that are moved, and distance of rows in a gather buffer
     u64 place_bytes;       // distance of places in a gather buffer
+    u64 y_address;         // the caller's y, for sums that are folded
+    u64 y_row_bytes;       // distance of its rows
+    u64 parts_offset;      // of the part slots in a half
 
     u32 rank, world;
     u32 item_count, transfer_count;
-    u32 k_steps;           // pipeline stages along k of one tile
     u32 slots_per_source;
     u32 await_pushed;      // copy engines read the caller's x; the call ends when they have
     u32 push_gap_ns;       // between pieces that the mover pushes, from the second destination on
     u32 send_gap_ns;       // between pieces of a partial tile
-    u32 reserved[5];
+    u32 m_shard;           // rows of a shard
+    u32 source_row_bytes;  // distance of rows that are scattered, at their owner
+    u32 reserved[4];
 };
 static_assert(sizeof(Params) == 1024, "params.rs");
 

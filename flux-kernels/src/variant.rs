@@ -19,16 +19,18 @@ pub struct Variant {
 }
 
 /// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory.
-const TILES: [(TileShape, u32); 4] = [
+const TILES: [(TileShape, u32); 6] = [
     (TileShape::new(128, 256, 64), 3),
     (TileShape::new(256, 128, 64), 3),
     (TileShape::new(128, 192, 64), 4),
     (TileShape::new(128, 128, 64), 5),
+    (TileShape::new(64, 256, 64), 4),
+    (TileShape::new(64, 128, 64), 7),
 ];
 
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x192x64, 128x128x64")]
+#[error("there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x192x64, 128x128x64, 64x256x64, 64x128x64")]
 pub struct NoSuchTile {
     /// What was asked for.
     pub tile: TileShape,
@@ -81,9 +83,12 @@ impl Variant {
     /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, the mover's ring, barriers, and room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
-        let out = self.tile.m * self.tile.n * 2;
-        let ring = if matches!(self.op, OpKind::AllGatherGemm) { Self::MOVER_RING } else { 0 };
-        let barriers = 2 * self.stages + 2 * Self::CONSUMERS + ring;
+        let (gathers, out) = (matches!(self.op, OpKind::AllGatherGemm), self.tile.m * self.tile.n * 2);
+        let ring = if gathers { Self::MOVER_RING } else { 0 };
+        let movers = if gathers { ring } else { 1 };
+        // 16 bytes between rows that are scattered
+        let out = if gathers { out } else { out + self.tile.m * 16 };
+        let barriers = 2 * self.stages + 2 * Self::CONSUMERS + movers;
         self.stages * stage + out + ring * Pace::PIECE_BYTES + barriers * 8 + 1024
     }
 

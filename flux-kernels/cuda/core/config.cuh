@@ -16,10 +16,14 @@ struct Config {
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
     static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer and mover
-    static constexpr u32 kBlocksM = TileM / (64 * kConsumers);      // m64 blocks of one consumer
-    static constexpr u32 kVectors = kBlocksM * TileN / 16;          // 16-byte vectors of rounded accumulators of one thread
-    static_assert(TileM % (64 * kConsumers) == 0 && TileN % 64 == 0 && TileN <= 256, "tile");
-    static_assert(kBlocksM * TileN <= 256, "accumulators");
+    // Consumers share a tile by rows, or by columns where it has but 64 rows.
+    static constexpr bool kSplitColumns = TileM == 64;
+    static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
+    static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
+    static constexpr u32 kBlocksM = kRows / 64;                                  // m64 blocks of one consumer
+    static constexpr u32 kVectors = kBlocksM * kCols / 16;                       // 16-byte vectors of rounded accumulators of one thread
+    static_assert(kRows % 64 == 0 && kCols % 64 == 0 && kCols <= 256, "tile");
+    static_assert(kBlocksM * kCols <= 256, "accumulators");
 
     // Registers of a thread: 64 K in all, launched with 168 each.
     static constexpr u32 kProducerRegisters = 40;
@@ -30,12 +34,21 @@ struct Config {
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
     static constexpr u32 kOutBytes = TileM * TileN * 2;             // also the bytes of a slot
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
+    // Rows that go to several owners lie in the output buffer with 16 bytes between them, so that the rows of a matrix store meet different banks.
+    static constexpr u32 kOutRowBytes = TileN * 2 + 16;
+    static constexpr u32 kOutBufferBytes = ReduceScatter ? TileM * kOutRowBytes : kOutBytes;
 
     // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers.
     static constexpr u32 kPieces = 2;
     static constexpr u32 kPieceVectors = kVectors / kPieces;
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
+    // So do the fp32 accumulators of another range of k, in more of them.
+    static constexpr u32 kPartPieces = 4;
+    static constexpr u32 kPartVectors = 2 * kVectors / kPartPieces;
+    static constexpr u32 kPartPieceBytesPerConsumer = kPartVectors * 128 * 16;
+    static constexpr u32 kPartBytes = kPartPieces * kPartPieceBytesPerConsumer * kConsumers;  // of a part slot
+    static_assert(kPartBytes == TileM * TileN * 4 && kPartPieceBytesPerConsumer * kConsumers <= kStageBytes, "part pieces");
 
     // What goes to a peer at once, where it goes in pieces.
     static constexpr u32 kPieceBytes = 4096;
@@ -44,9 +57,9 @@ struct Config {
 
     // Dynamic shared memory: stages, output buffers, the mover's ring, barriers; from a 1024-byte border, as the swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
-    static constexpr u32 kMoverOffset = kOutOffset + kOutBytes;
+    static constexpr u32 kMoverOffset = kOutOffset + kOutBufferBytes;
     static constexpr u32 kBarrierOffset = kMoverOffset + kMoverRing * kPieceBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + kMoverRing;
+    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + (ReduceScatter ? 1 : kMoverRing);
     static constexpr u32 kSharedBytes = kBarrierOffset + kBarriers * 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
 };
@@ -59,6 +72,8 @@ struct Shared {
     __device__ __forceinline__ u32 a(u32 stage) const { return base + stage * C::kStageBytes; }
     __device__ __forceinline__ u32 b(u32 stage) const { return a(stage) + C::kBytesA; }
     __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + consumer * C::kOutBytesPerConsumer; }
+    // A row of the whole tile, where rows go to several owners.
+    __device__ __forceinline__ u32 out_row(u32 row) const { return base + C::kOutOffset + row * C::kOutRowBytes; }
     // Completed when a stage is filled, by one arrival and its bytes.
     __device__ __forceinline__ u32 full(u32 stage) const { return base + C::kBarrierOffset + stage * 8; }
     // Completed when every consumer has read a stage.
@@ -70,6 +85,8 @@ struct Shared {
     __device__ __forceinline__ u32 moved(u32 piece) const {
         return full(2 * C::kStages + 2 * C::kConsumers + piece % C::kMoverRing);
     }
+    // Completed when what a fold reads is there.
+    __device__ __forceinline__ u32 fold_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
     // Completed when the storer's copies have read it.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };
@@ -98,7 +115,7 @@ __device__ __forceinline__ WorkItem load_item(const Params& p, u32 index) {
     const char* src = reinterpret_cast<const char*>(p.items + index);
     uint4* dst = reinterpret_cast<uint4*>(&item);
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) dst[i] = ptx::load_constant_16(src + 16 * i);
+    for (u32 i = 0; i < sizeof(WorkItem) / 16; ++i) dst[i] = ptx::load_constant_16(src + 16 * i);
     return item;
 }
 

@@ -1,7 +1,8 @@
 // A consumer: a warpgroup that multiplies the stages into its half of the tile's accumulators and leaves the rounded result in its
-// output buffer, where the storer takes over.
+// output buffer, where the storer takes over. Sums over other ranges of k and over other ranks are made here, in a fixed order.
 #pragma once
 #include "core/config.cuh"
+#include "core/fold.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -12,21 +13,25 @@ namespace flux {
 
 template <class C>
 struct Consumer {
-    static constexpr u32 kAccumulators = C::kTileN / 2;  // of one m64 block, in one thread
+    static constexpr u32 kAccumulators = C::kCols / 2;  // of one m64 block, in one thread
+    // This consumer's rows of A and rows of B in a stage.
+    static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
+    static constexpr u32 kOffsetB = C::kSplitColumns ? C::kCols * C::kTileK * 2 : 0;
 
     const Params& p;
     const Shared<C> smem;
+    const u32 epoch;
     const u32 index;   // which consumer
     const u32 thread;  // 0..128
     RingState<C::kStages> ring;
     u32 out_phase = 0;
 
-    __device__ __forceinline__ void multiply(float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ void multiply(u32 k_steps, float (&acc)[C::kBlocksM][kAccumulators]) {
         u32 previous = 0;
-        for (u32 step = 0; step < p.k_steps; ++step) {
+        for (u32 step = 0; step < k_steps; ++step) {
             ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-            const u64 a = ptx::k_major_128b_descriptor(smem.a(ring.stage) + index * (C::kBytesA / C::kConsumers));
-            const u64 b = ptx::k_major_128b_descriptor(smem.b(ring.stage));
+            const u64 a = ptx::k_major_128b_descriptor(smem.a(ring.stage) + index * kOffsetA);
+            const u64 b = ptx::k_major_128b_descriptor(smem.b(ring.stage) + index * kOffsetB);
 #pragma unroll
             for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
             ptx::wgmma_fence();
@@ -34,7 +39,7 @@ struct Consumer {
             for (u32 k = 0; k < C::kTileK / 16; ++k) {
 #pragma unroll
                 for (u32 block = 0; block < C::kBlocksM; ++block) {
-                    ptx::Wgmma<C::kTileN, C::kBf16>::mma(acc[block], ptx::advance_descriptor(a, block * 64 * 128 + k * 32),
+                    ptx::Wgmma<C::kCols, C::kBf16>::mma(acc[block], ptx::advance_descriptor(a, block * 64 * 128 + k * 32),
                                                          ptx::advance_descriptor(b, k * 32), (step | k) != 0);
                 }
             }
@@ -73,12 +78,16 @@ struct Consumer {
                         acc[at / kAccumulators][at % kAccumulators + 1] += hi;
                     }
                 }
-                // All threads of the warpgroup have read the stage before it is given back.
-                sync_consumer();
-                if (thread == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
-                ring.advance();
+                give_stage_back();
             }
         }
+    }
+
+    // Once all threads of the warpgroup have read it.
+    __device__ __forceinline__ void give_stage_back() {
+        sync_consumer();
+        if (thread == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
+        ring.advance();
     }
 
     // Among this consumer's 128 threads; barrier 0 is __syncthreads.
@@ -98,8 +107,8 @@ struct Consumer {
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) {
 #pragma unroll
-            for (u32 j = 0; j < C::kTileN / 8; j += 2) {
-                const u32 box = smem.out(index) + (block * (C::kTileN / 64) + j / 8) * 8192;
+            for (u32 j = 0; j < C::kCols / 8; j += 2) {
+                const u32 box = smem.out(index) + (block * (C::kCols / 64) + j / 8) * 8192;
                 const u32 chunk = (j % 8 + half) ^ (row % 8);
                 const float* d = &acc[block][j * 4];
                 ptx::store_matrix_x4(box + row * 128 + chunk * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
@@ -121,27 +130,103 @@ struct Consumer {
         }
     }
 
+    // Rows of the whole tile, each dense, for owners who take but some of them.
+    __device__ __forceinline__ void write_rows(const float (&acc)[C::kBlocksM][kAccumulators]) const {
+        const u32 warp = thread / 32, lane = thread % 32;
+        const u32 first_row = C::kSplitColumns ? 0 : index * C::kRows;
+        const u32 first_col = C::kSplitColumns ? index * C::kCols : 0;
+#pragma unroll
+        for (u32 block = 0; block < C::kBlocksM; ++block) {
+            const u32 row = smem.out_row(first_row + block * 64 + warp * 16 + lane % 16) + (first_col + lane / 16 * 8) * 2;
+#pragma unroll
+            for (u32 j = 0; j < C::kCols / 8; j += 2) {
+                const float* d = &acc[block][j * 4];
+                ptx::store_matrix_x4(row + j * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
+                                     ptx::pack_2<C::kBf16>(d[4], d[5]), ptx::pack_2<C::kBf16>(d[6], d[7]));
+            }
+        }
+    }
+
+    // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector.
+    __device__ __forceinline__ void lend(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
+        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        const u64 dst = half + p.parts_offset + static_cast<u64>(item.part) * C::kPartBytes + index * (C::kPartBytes / C::kConsumers) + thread * 16;
+#pragma unroll
+        for (u32 v = 0; v < 2 * C::kVectors; ++v) {
+            const float* d = &acc[v * 4 / kAccumulators][v * 4 % kAccumulators];
+            ptx::store_global_16(dst + v * 128 * 16, {ptx::copied_bits(d[0]), ptx::copied_bits(d[1]), ptx::copied_bits(d[2]), ptx::copied_bits(d[3])});
+        }
+    }
+
+    // Adds the accumulators of the other ranges of k, in their order.
+    __device__ __forceinline__ void add_parts(u32 parts, float (&acc)[C::kBlocksM][kAccumulators]) {
+        for (u32 n = 0; n < parts; ++n) {
+#pragma unroll
+            for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
+                ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
+                const u32 src = smem.a(ring.stage) + index * C::kPartPieceBytesPerConsumer + thread * 16;
+#pragma unroll
+                for (u32 v = 0; v < C::kPartVectors; ++v) {
+                    const uint4 four = ptx::load_shared_16(src + v * 128 * 16);
+                    const u32 at = (piece * C::kPartVectors + v) * 4;
+                    float* d = &acc[at / kAccumulators][at % kAccumulators];
+                    d[0] += __uint_as_float(four.x);
+                    d[1] += __uint_as_float(four.y);
+                    d[2] += __uint_as_float(four.z);
+                    d[3] += __uint_as_float(four.w);
+                }
+                give_stage_back();
+            }
+        }
+    }
+
+    // The output buffer, or for accumulators that are lent the part slot.
+    __device__ __forceinline__ void write(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
+        if (item.sink == static_cast<u32>(Sink::kLend)) {
+            lend(item, acc);
+            return;
+        }
+        if constexpr (C::kReduceScatter) {
+            if (item.sink == static_cast<u32>(Sink::kSend)) {
+                write_slot(acc);
+                return;
+            }
+            if (item.sink == static_cast<u32>(Sink::kScatter)) {
+                write_rows(acc);
+                return;
+            }
+        }
+        write_boxes(acc);
+    }
+
     __device__ __forceinline__ void run(const Walk& walk) {
-        for (u32 i = walk.first; i < walk.count; i += walk.stride) {
+        u32 i = walk.first;
+        for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
+            if constexpr (C::kReduceScatter) {
+                if (item.sink == static_cast<u32>(Sink::kFold)) break;
+            }
             float acc[C::kBlocksM][kAccumulators];
-            multiply(acc);
+            multiply(item.k_steps, acc);
+            if (item.parts != 0) add_parts(item.parts, acc);
             if constexpr (C::kReduceScatter) {
                 if (item.sink == static_cast<u32>(Sink::kReduce)) add_partials(item, acc);
             }
             ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
-            bool send = false;
-            if constexpr (C::kReduceScatter) send = item.sink == static_cast<u32>(Sink::kSend);
-            if (send) {
-                write_slot(acc);
-            } else {
-                write_boxes(acc);
-            }
+            write(item, acc);
             // Orders this thread's writes of the output buffer before the bulk store that reads it.
             ptx::fence_proxy_async_shared();
             ptx::mbarrier_arrive(smem.out_full(index));
             out_phase ^= 1;
         }
+        if constexpr (C::kReduceScatter) fold_rows(i, walk);
+    }
+
+    // Folds come after all tiles.
+    __device__ __forceinline__ void fold_rows(u32 i, const Walk& walk) const {
+        if (i >= walk.count) return;
+        ptx::mbarrier_wait(smem.fold_ready(), 0);
+        for (; i < walk.count; i += walk.stride) fold<C>(p, epoch, load_item(p, i), index * 128 + thread);
     }
 };
 

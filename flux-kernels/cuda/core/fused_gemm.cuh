@@ -1,4 +1,4 @@
-// The persistent kernel: the warps of every CTA are a producer, a storer, a mover and two consumers of four warps each.
+// The persistent kernel: the warps of every CTA are a producer, a storer, a mover (or one that awaits folds) and two consumers of four warps each.
 #pragma once
 #include "core/close.cuh"
 #include "core/config.cuh"
@@ -31,6 +31,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         }
         if constexpr (!C::kReduceScatter) {
             for (u32 i = 0; i < C::kMoverRing; ++i) ptx::mbarrier_init(smem.moved(i), 1);
+        } else {
+            ptx::mbarrier_init(smem.fold_ready(), 1);
         }
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
@@ -45,16 +47,18 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         if (warp == 0) {
             if (ptx::elect_one()) Producer<C>{p, smem, epoch}.run(walk);
         } else if (warp == 1) {
-            if (ptx::elect_one()) Storer<C>{p, smem, epoch}.run(walk);
+            Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else if (warp == 2) {
             if constexpr (!C::kReduceScatter) {
                 if (ptx::elect_one()) Mover<C>{p, smem, epoch}.run(blockIdx.x, gridDim.x);
+            } else {
+                await_folds<C>(p, smem, epoch, walk);
             }
         }
         __syncwarp();
     } else {
         ptx::acquire_registers<C::kConsumerRegisters>();
-        Consumer<C>{p, smem, warpgroup - 1, threadIdx.x % 128}.run(walk);
+        Consumer<C>{p, smem, epoch, warpgroup - 1, threadIdx.x % 128}.run(walk);
     }
     __syncthreads();
     if (warp == 0) close_call(p, epoch);

@@ -20,19 +20,27 @@ struct Mover {
         u32 bytes;
     };
 
-    // A span is what lies densely both here and there: a chunk where the caller's rows are as dense as the gather buffer's, else a row.
-    __device__ __forceinline__ u32 pieces_per_span(const Transfer& t) const {
-        const u64 span = p.x_row_bytes == p.row_bytes ? p.row_bytes * t.rows : p.row_bytes;
-        return static_cast<u32>((span + C::kPieceBytes - 1) / C::kPieceBytes);
+    // A span is what lies densely both here and there: a chunk of whole rows where the caller's rows are as dense as the gather buffer's, else
+    // what is moved of one row.
+    struct Spans {
+        u64 bytes;
+        u32 count, pieces_each;
+    };
+
+    __device__ __forceinline__ Spans spans(const Transfer& t) const {
+        const u64 part = t.cols * u64{2};
+        const bool dense = part == p.row_bytes && p.x_row_bytes == p.row_bytes;
+        const u64 bytes = dense ? part * t.rows : part;
+        return {bytes, dense ? 1 : t.rows, static_cast<u32>((bytes + C::kPieceBytes - 1) / C::kPieceBytes)};
     }
 
-    __device__ __forceinline__ Piece piece(const Transfer& t, u32 per_span, u32 i) const {
-        const u64 span = p.x_row_bytes == p.row_bytes ? p.row_bytes * t.rows : p.row_bytes;
-        const u64 row = t.row + i / per_span;
-        const u64 offset = static_cast<u64>(i % per_span) * C::kPieceBytes;
-        const u64 left = span - offset;
+    __device__ __forceinline__ Piece piece(const Transfer& t, const Spans& s, u32 i) const {
+        const u64 row = t.row + i / s.pieces_each;
+        const u64 offset = static_cast<u64>(i % s.pieces_each) * C::kPieceBytes;
+        const u64 left = s.bytes - offset;
+        const u64 in_row = t.col * u64{2} + offset;
         const u64 place = p.data[t.dest] + (epoch & 1) * p.half_stride + t.place * p.place_bytes;
-        return {p.x + row * p.x_row_bytes + offset, place + row * p.row_bytes + offset,
+        return {p.x + row * p.x_row_bytes + in_row, place + row * p.row_bytes + in_row,
                 left < C::kPieceBytes ? static_cast<u32>(left) : C::kPieceBytes};
     }
 
@@ -49,19 +57,19 @@ struct Mover {
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
             if (poisoned(p)) break;
             const Transfer t = p.transfers[n];
-            const u32 per_span = pieces_per_span(t);
-            const u32 total = p.x_row_bytes == p.row_bytes ? per_span : per_span * t.rows;
+            const Spans s = spans(t);
+            const u32 total = s.count * s.pieces_each;
             const u32 mine = total > index ? (total - index - 1) / movers + 1 : 0;
-            for (u32 j = 0; j < mine && j < kAhead; ++j) load(piece(t, per_span, index + j * movers), ring + j);
+            for (u32 j = 0; j < mine && j < kAhead; ++j) load(piece(t, s, index + j * movers), ring + j);
             for (u32 j = 0; j < mine; ++j) {
                 ptx::mbarrier_wait(smem.moved(ring + j), ((ring + j) / C::kMoverRing) & 1);
-                const Piece q = piece(t, per_span, index + j * movers);
+                const Piece q = piece(t, s, index + j * movers);
                 ptx::bulk_store(q.dst, smem.mover(ring + j), q.bytes);
                 ptx::bulk_commit();
                 if (j + kAhead < mine) {
                     // The buffer about to be loaded was stored kRing - kAhead pieces ago: that store has read it.
                     ptx::bulk_wait_read<C::kMoverRing - kAhead - 1>();
-                    load(piece(t, per_span, index + (j + kAhead) * movers), ring + j + kAhead);
+                    load(piece(t, s, index + (j + kAhead) * movers), ring + j + kAhead);
                 }
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (t.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);

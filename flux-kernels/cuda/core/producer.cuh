@@ -13,15 +13,19 @@ struct Producer {
     const Shared<C> smem;
     const u32 epoch;
     RingState<C::kStages> ring;
-    // The first await of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
-    u32 seen_await = kNone;
+    // The await list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
+    u32 seen_first = kNone, seen_count = 0;
+
+    // What of an item's await list is still to come: entry `next` is awaited before step `step` of k is loaded.
+    struct Pending {
+        u32 next, end, step;
+    };
 
     __device__ __forceinline__ const TensorMap* a_map(const WorkItem& item) const {
         return item.a_source == static_cast<u32>(Source::kGather) ? &p.a_gather : &p.a_caller;
     }
 
-    __device__ __forceinline__ WaitTarget target(const WorkItem& item, u32 i) const {
-        const Await a = p.awaits[item.await_first + i];
+    __device__ __forceinline__ WaitTarget target(const Await& a) const {
         return {signal_word(p.pad[p.rank], a.signal), epoch, FaultWait::kSignal, a.peer, a.signal};
     }
 
@@ -41,43 +45,83 @@ struct Producer {
         ptx::mbarrier_arrive_expect_tx(smem.full(ring.stage), bytes);
     }
 
-    __device__ __forceinline__ bool all_raised(const WorkItem& item) const {
-        for (u32 i = 0; i < item.await_count; ++i) {
-            const WaitTarget t = target(item, i);
+    __device__ __forceinline__ Pending pending(const WorkItem& item) {
+        if (item.await_count == 0 || (item.await_first == seen_first && item.await_count == seen_count)) return {0, 0, kNone};
+        seen_first = item.await_first;
+        seen_count = item.await_count;
+        return at(item.await_first, item.await_first + item.await_count);
+    }
+
+    __device__ __forceinline__ Pending at(u32 next, u32 end) const { return {next, end, next < end ? p.awaits[next].k_step : kNone}; }
+
+    // Whether what is awaited before `step` is there; goes past it where it is.
+    __device__ __forceinline__ bool raised(Pending& w, u32 step) const {
+        u32 next = w.next;
+        for (; next < w.end; ++next) {
+            const Await a = p.awaits[next];
+            if (a.k_step > step) break;
+            const WaitTarget t = target(a);
             if (!epoch_reached(ptx::load_acquire_sys(t.word), t.expected)) return false;
         }
+        // Orders the acquired signals before the bulk loads of the rows that they announce.
+        ptx::fence_proxy_async();
+        w = at(next, w.end);
         return true;
     }
 
-    // Rows of A that peers send: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
-    __device__ __forceinline__ u32 load_awaited(const WorkItem& item) {
-        if (item.await_first == seen_await) return 0;
-        seen_await = item.await_first;
-        if (all_raised(item)) {
-            // Orders the acquired signals before the bulk loads of the rows that they announce.
-            ptx::fence_proxy_async();
-            return 0;
+    // Waits for what is awaited before `step`.
+    __device__ __forceinline__ void wait(Pending& w, u32 step) const {
+        u32 next = w.next;
+        for (; next < w.end; ++next) {
+            const Await a = p.awaits[next];
+            if (a.k_step > step) break;
+            wait_for(p, epoch, target(a));
         }
-        const u32 ahead = p.k_steps < C::kStages ? p.k_steps : C::kStages;
-        RingState<C::kStages> start = ring;
-        for (u32 step = 0; step < ahead; ++step) {
-            open_stage(C::kStageBytes);
-            load_b(item, ring.stage, step);
-            ring.advance();
-        }
-        for (u32 i = 0; i < item.await_count; ++i) wait_for(p, epoch, target(item, i));
         // As above. After a failed wait the rows are garbage, but in bounds: the tile is computed and the call reported as failed.
         ptx::fence_proxy_async();
-        for (u32 step = 0; step < ahead; ++step) {
-            load_a(item, start.stage, step);
+        w = at(next, w.end);
+    }
+
+    // Rows of A that peers send are missing: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
+    __device__ __forceinline__ u32 load_awaited(const WorkItem& item, Pending& w, u32 step, u32 end) {
+        const u32 ahead = end - step < C::kStages ? end - step : C::kStages;
+        RingState<C::kStages> start = ring;
+        for (u32 s = step; s < step + ahead; ++s) {
+            open_stage(C::kStageBytes);
+            load_b(item, ring.stage, s);
+            ring.advance();
+        }
+        for (u32 s = step; s < step + ahead; ++s) {
+            if (s >= w.step) wait(w, s);
+            load_a(item, start.stage, s);
             start.advance();
         }
-        return ahead;
+        return step + ahead;
+    }
+
+    // The accumulators of the other ranges of k, in their order, through the same ring.
+    __device__ __forceinline__ void load_parts(const WorkItem& item) {
+        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        for (u32 n = 0; n < item.parts; ++n) {
+            await_late(p, epoch, item, n);
+            // Orders the acquired signal before the bulk loads of what it announces.
+            ptx::fence_proxy_async();
+            const u64 part = half + p.parts_offset + static_cast<u64>(item.part + n) * C::kPartBytes;
+            for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
+                open_stage(C::kConsumers * C::kPartPieceBytesPerConsumer);
+                for (u32 c = 0; c < C::kConsumers; ++c) {
+                    ptx::bulk_load(smem.a(ring.stage) + c * C::kPartPieceBytesPerConsumer,
+                                   part + c * (C::kPartBytes / C::kConsumers) + piece * C::kPartPieceBytesPerConsumer,
+                                   C::kPartPieceBytesPerConsumer, smem.full(ring.stage));
+                }
+                ring.advance();
+            }
+        }
     }
 
     // The peers' partial tiles, in rank order, through the same ring.
     __device__ __forceinline__ void load_partials(const WorkItem& item) {
-        for (u32 i = 0; i < item.await_count; ++i) wait_for(p, epoch, target(item, i));
+        for (u32 i = item.parts; i < item.late_count; ++i) await_late(p, epoch, item, i);
         // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
         ptx::fence_proxy_async();
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
@@ -98,20 +142,27 @@ struct Producer {
     __device__ __forceinline__ void run(const Walk& walk) {
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
-            u32 step = 0;
+            u32 step = item.k_first;
+            const u32 end = step + item.k_steps;
             if constexpr (!C::kReduceScatter) {
-                if (item.await_count != 0) step = load_awaited(item);
+                for (Pending w = pending(item); w.step < end;) {
+                    for (; step < w.step; ++step) load(item, step);
+                    if (!raised(w, step)) step = load_awaited(item, w, step, end);
+                }
             }
-            for (; step < p.k_steps; ++step) {
-                open_stage(C::kStageBytes);
-                load_a(item, ring.stage, step);
-                load_b(item, ring.stage, step);
-                ring.advance();
-            }
+            for (; step < end; ++step) load(item, step);
+            if (item.parts != 0) load_parts(item);
             if constexpr (C::kReduceScatter) {
                 if (item.sink == static_cast<u32>(Sink::kReduce)) load_partials(item);
             }
         }
+    }
+
+    __device__ __forceinline__ void load(const WorkItem& item, u32 step) {
+        open_stage(C::kStageBytes);
+        load_a(item, ring.stage, step);
+        load_b(item, ring.stage, step);
+        ring.advance();
     }
 };
 

@@ -1,4 +1,4 @@
-// The storer: one thread that sends finished output buffers on their way, to the caller's y or to their owner's slot, and raises signals.
+// The storer: a warp that sends finished output buffers on their way, to the caller's y or to their owners, and raises signals.
 #pragma once
 #include "core/config.cuh"
 #include "ptx/bulk.cuh"
@@ -14,18 +14,22 @@ struct Storer {
     const Params& p;
     const Shared<C> smem;
     const u32 epoch;
+    const u32 lane;
     u32 phase = 0;
 
     __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
+        const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
+        const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) {
-            const u32 row = (consumer * C::kBlocksM + block) * 64;
+            const u32 row = first_row + block * 64;
             if (row >= item.rows) break;
 #pragma unroll
-            for (u32 box = 0; box < C::kTileN / 64; ++box) {
-                if (box * 64 >= item.cols) break;
-                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * (C::kTileN / 64) + box) * 8192, item.col + box * 64,
-                                     item.row + row, item.out_outer);
+            for (u32 box = 0; box < C::kCols / 64; ++box) {
+                const u32 col = first_col + box * 64;
+                if (col >= item.cols) break;
+                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * (C::kCols / 64) + box) * 8192, item.col + col, item.row + row,
+                                     item.out_outer);
             }
         }
     }
@@ -56,34 +60,89 @@ struct Storer {
         ptx::store_release_sys(signal_word(p.pad[item.dest], item.raise), epoch);
     }
 
+    // Each row to the rank that owns it, this one included; by the whole warp.
+    __device__ __forceinline__ void scatter(const WorkItem& item) const {
+        const u64 place = (epoch & 1) * p.half_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes + item.col * u64{2};
+        for (u32 row = lane; row < item.rows; row += 32) {
+            const u32 owner = (item.row + row) / p.m_shard;
+            const u32 owner_row = (item.row + row) % p.m_shard;
+            ptx::bulk_store(p.data[owner] + place + static_cast<u64>(owner_row) * p.source_row_bytes, smem.out_row(row), item.cols * 2);
+        }
+        ptx::bulk_commit();
+    }
+
+    // Announces the rows to their owners.
+    __device__ __forceinline__ void raise_scattered(const WorkItem& item) const {
+        const u32 first = item.row / p.m_shard;
+        const u32 owner = first + lane;
+        if (owner > (item.row + item.rows - 1) / p.m_shard) return;
+        // Orders the other lanes' rows, complete before the warp met, before the signal.
+        ptx::fence_acq_rel_sys();
+        ptx::store_release_sys(signal_word(p.pad[owner], item.raise), epoch);
+    }
+
     __device__ __forceinline__ void run(const Walk& walk) {
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
-            bool send_item = false;
-            if constexpr (C::kReduceScatter) send_item = item.sink == static_cast<u32>(Sink::kSend);
-            // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-            const bool live = !send_item || !poisoned(p);
+            if constexpr (C::kReduceScatter) {
+                if (item.sink == static_cast<u32>(Sink::kFold)) continue;
+                if (item.sink == static_cast<u32>(Sink::kScatter)) {
+                    // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
+                    // The other lanes meet the one that did the items before, so the buffers' barriers are in this item's phase.
+                    const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
 #pragma unroll
-            for (u32 c = 0; c < C::kConsumers; ++c) {
-                ptx::mbarrier_wait(smem.out_full(c), phase);
-                if (!send_item) {
-                    store(item, c);
-                } else if (live) {
-                    send(item, c);
+                    for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
+                    if (live) scatter(item);
+                    // The whole write, not only the read of the buffer: the signals follow it.
+                    ptx::bulk_wait<0>();
+                    __syncwarp();
+                    if (live) raise_scattered(item);
+                    if (lane == 0) release();
+                    phase ^= 1;
+                    continue;
                 }
-                ptx::bulk_commit();
             }
-            ptx::bulk_wait_read<0>();
-#pragma unroll
-            for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_arrive(smem.out_empty(c));
+            if (lane == 0) send_or_store(item);
             phase ^= 1;
-            if (send_item && live) {
-                // The whole write, not only the read of the buffer: the signal follows it.
-                ptx::bulk_wait<0>();
-                raise(item);
-            }
         }
         ptx::bulk_wait<0>();
+    }
+
+    __device__ __forceinline__ void release() const {
+#pragma unroll
+        for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_arrive(smem.out_empty(c));
+    }
+
+    // By one lane.
+    __device__ __forceinline__ void send_or_store(const WorkItem& item) const {
+        bool send_item = false;
+        if constexpr (C::kReduceScatter) send_item = item.sink == static_cast<u32>(Sink::kSend);
+        const bool lend_item = item.sink == static_cast<u32>(Sink::kLend);
+        // As above.
+        const bool live = !send_item || !poisoned(p);
+#pragma unroll
+        for (u32 c = 0; c < C::kConsumers; ++c) {
+            ptx::mbarrier_wait(smem.out_full(c), phase);
+            if (lend_item) continue;
+            if (!send_item) {
+                store(item, c);
+            } else if (live) {
+                send(item, c);
+            }
+            ptx::bulk_commit();
+        }
+        ptx::bulk_wait_read<0>();
+        release();
+        if (lend_item) {
+            // Orders the consumers' accumulators, acquired with their barriers, before the signal.
+            ptx::fence_acq_rel_sys();
+            ptx::store_release_sys(signal_word(p.pad[p.rank], item.raise), epoch);
+        }
+        if (send_item && live) {
+            // The whole write, not only the read of the buffer: the signal follows it.
+            ptx::bulk_wait<0>();
+            raise(item);
+        }
     }
 };
 

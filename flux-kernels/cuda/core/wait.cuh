@@ -58,6 +58,12 @@ __device__ __forceinline__ bool wait_for(const Params& p, u32 epoch, const WaitT
     return epoch_reached(ptx::load_acquire_sys(t.word), t.expected) || wait_slow(p, epoch, t);
 }
 
+// One of the signals that an item awaits after it has multiplied.
+__device__ __forceinline__ bool await_late(const Params& p, u32 epoch, const WorkItem& item, u32 n) {
+    const Await a = p.awaits[item.late_first + n];
+    return wait_for(p, epoch, {signal_word(p.pad[p.rank], a.signal), epoch, FaultWait::kSignal, a.peer, a.signal});
+}
+
 __device__ __forceinline__ bool poisoned(const Params& p) {
     return ptx::load_relaxed_gpu(&p.control->poison) != 0;
 }

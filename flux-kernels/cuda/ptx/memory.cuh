@@ -61,6 +61,18 @@ __device__ __forceinline__ uint4 load_constant_16(const void* p) {
     return v;
 }
 
+// ld.global, 16 bytes; not kept in L1, which another SM's or GPU's writes do not reach
+__device__ __forceinline__ uint4 load_global_16(u64 p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
+// st.global, 16 bytes
+__device__ __forceinline__ void store_global_16(u64 p, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // ld.shared, 16 bytes
 __device__ __forceinline__ uint4 load_shared_16(u32 p) {
     uint4 v;

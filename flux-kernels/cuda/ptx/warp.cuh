@@ -11,6 +11,13 @@ __device__ __forceinline__ bool elect_one() {
     return elected != 0;
 }
 
+// A copy of an accumulator's bits: stored straight from the accumulators of a wgmma, under a branch, they make the compiler serialise the wgmma.
+__device__ __forceinline__ u32 copied_bits(float accumulator) {
+    u32 v;
+    asm volatile("mov.b32 %0, %1;" : "=r"(v) : "f"(accumulator));
+    return v;
+}
+
 // bar.sync; the number is an immediate, since with a register a CTA reserves all sixteen barriers
 template <u32 Barrier, u32 Threads>
 __device__ __forceinline__ void named_barrier_sync() {

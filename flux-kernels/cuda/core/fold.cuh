@@ -1,0 +1,58 @@
+// The sum over ranks of rows that were scattered: every rank's rounded partial sums lie row by row at the owner, [W, m_shard, n], and are added in
+// rank order, in fp32, and rounded once.
+#pragma once
+#include "core/config.cuh"
+#include "core/wait.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+namespace flux {
+
+// By the threads of both consumers, `thread` of 128 * kConsumers, once what they read has been awaited.
+template <class C>
+__device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
+    const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
+    const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+    const u32 per_row = item.cols / 8;
+    for (u32 v = thread; v < item.rows * per_row; v += 128 * C::kConsumers) {
+        const u64 row = item.row + v / per_row;
+        const u64 col_bytes = (item.col + v % per_row * 8) * u64{2};
+        const u64 src = half + row * p.source_row_bytes + col_bytes;
+        float sum[8] = {};
+#pragma unroll 4
+        for (u32 source = 0; source < p.world; ++source) {
+            const uint4 four = ptx::load_global_16(src + source * source_bytes);
+            const u32 pairs[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                float lo, hi;
+                ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
+                sum[2 * i] += lo;
+                sum[2 * i + 1] += hi;
+            }
+        }
+        ptx::store_global_16(p.y_address + row * p.y_row_bytes + col_bytes,
+                             {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
+                              ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])});
+    }
+}
+
+// Waits for what the CTA's folds read, then lets its consumers go on; by a warp, whose lanes share the signals.
+template <class C>
+__device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk) {
+    const u32 lane = threadIdx.x % 32;
+    for (u32 i = walk.first; i < walk.count; i += walk.stride) {
+        const WorkItem item = load_item(p, i);
+        if (item.sink != static_cast<u32>(Sink::kFold)) continue;
+        // After a failed wait the sums are garbage, but in bounds: the call is reported as failed.
+        for (u32 n = lane; n < item.late_count; n += 32) await_late(p, epoch, item, n);
+    }
+    __syncwarp();
+    if (lane != 0) return;
+    // Orders what the other lanes have acquired before what the consumers read.
+    ptx::fence_acq_rel_sys();
+    ptx::mbarrier_arrive(smem.fold_ready());
+}
+
+}  // namespace flux
