@@ -4,7 +4,7 @@
 //! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`, `r - 2`, ..., so the mover step that
 //! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination.
 
-use super::{Await, NONE, Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use super::{Await, Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
 use crate::{Problem, Rank};
 
@@ -46,23 +46,22 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
             sink: sink::STORE,
             out_outer: shard.get(),
             dest: rank.get(),
-            raise: NONE,
-            counter: NONE,
             await_first,
             await_count,
+            k_steps: problem.k_local().div_ceil(schedule.tile.k),
             ..WorkItem::default()
         });
     }
     for step in 1..world.get() {
         let shard = rank.after(step, world);
         if let Some(place) = shard.place_at(rank) {
-            awaits.extend((0..chunks).map(|chunk| Await { signal: place * chunks + chunk, peer: shard.get() }));
+            awaits.extend((0..chunks).map(|chunk| Await { signal: place * chunks + chunk, peer: shard.get(), k_step: 0 }));
         }
         let dest = rank.before(step, world);
         if let Some(place) = rank.place_at(dest) {
             transfers.extend((0..chunks).map(|chunk| {
                 let (row, rows) = chunk_rows(chunk);
-                Transfer { dest: dest.get(), place, row, rows, raise: place * chunks + chunk, step }
+                Transfer { dest: dest.get(), place, row, rows, col: 0, cols: problem.k_local(), raise: place * chunks + chunk, step }
             }));
         }
     }
@@ -76,5 +75,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
         slots_per_source: 0,
         signals: world.peers() * chunks,
         counters: 0,
+        part_slots: 0,
+        stacked: false,
     }
 }

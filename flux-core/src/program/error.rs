@@ -11,7 +11,7 @@ pub enum ScheduleError {
     /// An extent of the schedule is zero.
     #[error("{name} = 0: it must be at least 1")]
     Zero {
-        /// `tile.m`, `tile.n`, `tile.k`, `chunk` or `raster group`.
+        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_chunks`, `splits` or `raster group`.
         name: &'static str,
     },
     /// An extent of the tile is beyond that of any problem.

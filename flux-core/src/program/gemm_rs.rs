@@ -17,7 +17,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
     let peers: Vec<Rank> = world.ranks().filter(|&peer| peer != rank).collect();
     let mut awaits = Vec::with_capacity((world.peers() * chunks) as usize);
     for chunk in 0..chunks {
-        awaits.extend((0..).zip(&peers).map(|(place, peer)| Await { signal: place * chunks + chunk, peer: peer.get() }));
+        awaits.extend((0..).zip(&peers).map(|(place, peer)| Await { signal: place * chunks + chunk, peer: peer.get(), k_step: 0 }));
     }
 
     let mut items = Vec::with_capacity((world.get() * tiles) as usize);
@@ -37,8 +37,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
             col: tile.col,
             cols: tile.cols,
             dest: owner.get(),
-            raise: NONE,
-            counter: NONE,
+            k_steps: problem.k_local().div_ceil(schedule.tile.k),
             ..WorkItem::default()
         };
         items.push(match (rank.place_at(owner), owner.place_at(rank)) {
@@ -55,8 +54,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
                 sink: sink::REDUCE,
                 slot: index,
                 partials: world.peers(),
-                await_first: chunk * world.peers(),
-                await_count: world.peers(),
+                late_first: chunk * world.peers(),
+                late_count: world.peers(),
                 ..item
             },
         });
@@ -71,5 +70,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
         slots_per_source: tiles,
         signals: world.peers() * chunks,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
+        part_slots: 0,
+        stacked: false,
     }
 }

@@ -13,7 +13,7 @@ mod record;
 mod schedule;
 
 pub use error::ScheduleError;
-pub use record::{Await, NONE, Transfer, WorkItem, sink, source};
+pub use record::{Await, FOLD_ROWS, NONE, Transfer, WorkItem, sink, source};
 pub use schedule::{Chunk, Schedule};
 
 use crate::layout::{WorkspaceSize, half_bytes};
@@ -44,6 +44,11 @@ pub struct TileProgram {
     pub signals: u32,
     /// Local counters used.
     pub counters: u32,
+    /// Part slots used, by tiles whose `k` is split.
+    pub part_slots: u32,
+    /// Whether tiles span shards: rows are those of all shards, the gather buffer has a place for every rank, in rank order, and what is scattered
+    /// lies in such places too.
+    pub stacked: bool,
 }
 
 impl TileProgram {
@@ -88,12 +93,20 @@ impl TileProgram {
         WorkspaceSize { half_bytes: half_bytes(&self.problem, self.tile), signals: self.signals, counters }
     }
 
-    /// The entries of the await list that `item` refers to.
+    /// What `item` awaits before it reads rows of A.
     ///
     /// # Panics
-    /// If the range is outside the list, which [`check::verify`] rules out.
+    /// If the range is outside the await list, which [`check::verify`] rules out.
     pub fn awaits_of(&self, item: &WorkItem) -> &[Await] {
         &self.awaits[item.await_first as usize..][..item.await_count as usize]
+    }
+
+    /// What `item` awaits after the multiplication.
+    ///
+    /// # Panics
+    /// If the range is outside the await list, which [`check::verify`] rules out.
+    pub fn late_awaits_of(&self, item: &WorkItem) -> &[Await] {
+        &self.awaits[item.late_first as usize..][..item.late_count as usize]
     }
 }
 
@@ -113,7 +126,7 @@ mod tests {
     }
 
     fn build(p: &Problem, rank: u32, chunk: Chunk) -> TileProgram {
-        let schedule = Schedule { tile: TILE, chunk, raster: Raster::RowsFastest, band: 1 };
+        let schedule = Schedule { chunk, ..Schedule::of(TILE) };
         TileProgram::build(p, Rank::new(rank), &schedule).expect("a valid schedule")
     }
 
@@ -128,7 +141,7 @@ mod tests {
         assert!(program.items[4..8].iter().all(|i| (i.a_source, i.a_outer) == (source::GATHER, 1)));
         let tail = program.items[5];
         assert_eq!((tail.row, tail.rows, tail.col, tail.cols), (128, 1, 0, 256));
-        assert_eq!(program.awaits_of(&tail), [Await { signal: 3, peer: 2 }]);
+        assert_eq!(program.awaits_of(&tail), [Await { signal: 3, peer: 2, k_step: 0 }]);
         assert_eq!((program.signals, program.counters, program.slots_per_source), (4, 0, 0));
     }
 
@@ -136,7 +149,7 @@ mod tests {
     fn ag_gemm_moves_its_shard_to_the_rank_before_it_first() {
         let p = problem(OpKind::AllGatherGemm, 3, 129);
         let program = build(&p, 1, Chunk::Tiles(1));
-        let to = |dest, place, row, rows, raise, step| Transfer { dest, place, row, rows, raise, step };
+        let to = |dest, place, row, rows, raise, step| Transfer { dest, place, row, rows, col: 0, cols: p.k(), raise, step };
         let expected = [to(0, 0, 0, 128, 0, 1), to(0, 0, 128, 1, 1, 1), to(2, 1, 0, 128, 2, 2), to(2, 1, 128, 1, 3, 2)];
         assert_eq!(program.transfers, expected);
         assert_eq!(build(&p, 1, Chunk::Tiles(2)), build(&p, 1, Chunk::Shard), "two row blocks are the shard");
@@ -153,7 +166,7 @@ mod tests {
         assert_eq!(sends, [(4, 2, 2, 3), (5, 2, 2, 3), (6, 2, 2, 3), (7, 3, NONE, 1)]);
         let own = program.items[11];
         assert_eq!((own.sink, own.slot, own.partials, own.raise), (sink::REDUCE, 3, 2, NONE));
-        assert_eq!(program.awaits_of(&own), [Await { signal: 1, peer: 0 }, Await { signal: 3, peer: 2 }]);
+        assert_eq!(program.late_awaits_of(&own), [Await { signal: 1, peer: 0, k_step: 0 }, Await { signal: 3, peer: 2, k_step: 0 }]);
         assert_eq!((program.signals, program.counters, program.slots_per_source), (4, 4, 4));
     }
 
@@ -178,7 +191,7 @@ mod tests {
     #[test]
     fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
         let p = problem(OpKind::AllGatherGemm, 2, 128);
-        let good = Schedule { tile: TILE, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1 };
+        let good = Schedule::of(TILE);
         let text = |rank, schedule: Schedule| TileProgram::build(&p, Rank::new(rank), &schedule).expect_err("refused").to_string();
         assert_eq!(text(2, good), "rank 2 is outside the world of 2 ranks");
         assert_eq!(text(0, Schedule { chunk: Chunk::Tiles(0), ..good }), "chunk = 0: it must be at least 1");
