@@ -4,11 +4,16 @@
 //! relies on what is verified there, and on nothing else.
 
 mod ag_gemm;
+mod ag_gemm_stacked;
+mod along_k;
+mod arrivals;
 pub mod check;
 
 mod display;
 mod error;
 mod gemm_rs;
+mod gemm_rs_stacked;
+mod items;
 mod record;
 mod schedule;
 
@@ -16,11 +21,12 @@ pub use error::ScheduleError;
 pub use record::{Await, FOLD_ROWS, NONE, Transfer, WorkItem, sink, source};
 pub use schedule::{Chunk, Schedule};
 
-use crate::layout::{WorkspaceSize, half_bytes};
+use crate::layout::{self, WorkspaceSize};
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, Rank, TileShape};
+use arrivals::Arrivals;
 
-/// Most items of one program: 256 MiB of records.
+/// Most items of one program, and most signals of peers: 384 MiB of records.
 pub const MAX_ITEMS: u64 = 1 << 22;
 
 /// What one rank does in one call.
@@ -73,15 +79,13 @@ impl TileProgram {
         if rank.get() >= world.get() {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
-        let tiles = TileGrid::of_shard(problem, schedule.tile).tiles();
-        let items = u64::from(world.get()) * tiles;
-        let tiles = match u32::try_from(tiles) {
-            Ok(tiles) if items <= MAX_ITEMS => tiles,
-            _ => return Err(ScheduleError::TooManyTiles { tile: schedule.tile, items }),
-        };
-        Ok(match problem.op() {
-            OpKind::AllGatherGemm => ag_gemm::build(problem, rank, schedule, tiles),
-            OpKind::GemmReduceScatter => gemm_rs::build(problem, rank, schedule, tiles),
+        let stacked = schedule.stack && world.peers() > 0;
+        limits(problem, schedule, stacked)?;
+        Ok(match (problem.op(), stacked) {
+            (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule),
+            (OpKind::AllGatherGemm, true) => ag_gemm_stacked::build(problem, rank, schedule),
+            (OpKind::GemmReduceScatter, false) => gemm_rs::build(problem, rank, schedule),
+            (OpKind::GemmReduceScatter, true) => gemm_rs_stacked::build(problem, rank, schedule),
         })
     }
 
@@ -90,7 +94,32 @@ impl TileProgram {
     /// There is a counter for every transfer too: the movers of a kernel, one in each CTA, share a transfer, and the last of them raises its signal.
     pub fn workspace(&self) -> WorkspaceSize {
         let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
-        WorkspaceSize { half_bytes: half_bytes(&self.problem, self.tile), signals: self.signals, counters }
+        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.stacked, self.part_slots);
+        WorkspaceSize { half_bytes, signals: self.signals, counters }
+    }
+
+    /// Offset, in a half of the own data region, of the first part slot.
+    pub const fn parts_offset(&self) -> u64 {
+        layout::parts_offset(&self.problem, self.tile, self.stacked)
+    }
+
+    /// Steps along `k` in all.
+    ///
+    /// # Panics
+    /// If the tile has none, which [`check::verify`] rules out.
+    pub const fn k_steps(&self) -> u32 {
+        self.problem.k_local().div_ceil(self.tile.k)
+    }
+
+    /// The ranks on whose pads `item` raises its signal: those that own rows of a [`sink::SCATTER`], else `dest`.
+    pub fn heard_by(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
+        let ranks = if item.sink == sink::SCATTER {
+            let last_row = item.row.saturating_add(item.rows.saturating_sub(1));
+            item.row / self.problem.m_shard()..last_row / self.problem.m_shard() + 1
+        } else {
+            item.dest..item.dest.saturating_add(1)
+        };
+        ranks.map(Rank::new)
     }
 
     /// What `item` awaits before it reads rows of A.
@@ -108,6 +137,29 @@ impl TileProgram {
     pub fn late_awaits_of(&self, item: &WorkItem) -> &[Await] {
         &self.awaits[item.late_first as usize..][..item.late_count as usize]
     }
+}
+
+/// Refuses what would be too many records.
+fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), ScheduleError> {
+    let world = problem.world();
+    let (tile, k_steps) = (schedule.tile, problem.k_local().div_ceil(schedule.tile.k));
+    let stack = TileGrid::new(problem.m(), problem.n_local(), tile);
+    let tiles = if stacked { stack.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
+    let (folds, signals) = match problem.op() {
+        OpKind::AllGatherGemm => (0, Arrivals::new(problem, schedule).signals(world.get())),
+        OpKind::GemmReduceScatter if stacked => {
+            (u64::from(problem.m_shard().div_ceil(FOLD_ROWS)) * u64::from(stack.col_blocks()), u64::from(world.get()).saturating_mul(tiles))
+        }
+        OpKind::GemmReduceScatter => (0, tiles),
+    };
+    let items = tiles.saturating_mul(u64::from(schedule.splits.min(k_steps))).saturating_add(folds);
+    if items > MAX_ITEMS {
+        return Err(ScheduleError::TooManyItems { tile, items });
+    }
+    if signals > MAX_ITEMS {
+        return Err(ScheduleError::TooManySignals { tile, signals });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -202,6 +254,6 @@ mod tests {
         let large = problem(OpKind::GemmReduceScatter, 2, 1 << 20);
         let schedule = Schedule { tile: TileShape::new(1, 1, 1), ..good };
         let error = TileProgram::build(&large, Rank::new(0), &schedule).expect_err("refused");
-        assert_eq!(error, ScheduleError::TooManyTiles { tile: schedule.tile, items: (2 * 640) << 20 });
+        assert_eq!(error, ScheduleError::TooManyItems { tile: schedule.tile, items: (2 * 640) << 20 });
     }
 }
