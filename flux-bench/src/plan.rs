@@ -64,6 +64,7 @@ impl Plan {
                 chunk: chunk.unwrap_or(own.chunk),
                 raster: group.map_or(own.raster, Raster::RowGroups),
                 band: band.unwrap_or(own.band),
+                ..own
             });
         }
         builder = builder.push(push.unwrap_or_default());

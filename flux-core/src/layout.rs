@@ -4,7 +4,8 @@
 //! kernel mirrors these constants in `flux-kernels/cuda/program.cuh`.
 //!
 //! ```text
-//! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer or slots, from the start of the half
+//! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer, slots or scattered rows, from the start of the half;
+//!                                                 behind them, from a border of 1024 bytes, the rank's own part slots
 //! pad    (symmetric)  [ consumed[0..16] ][ signal 0 ][ signal 1 ] ...            one u32 at the start of each line
 //! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ counters, dense u32 ]
 //! fault  (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
@@ -155,10 +156,41 @@ pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     tile.m as u64 * tile.n as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of one half for `problem`: the places of all peers' shards, or all peers' slots.
-pub const fn half_bytes(problem: &Problem, tile: TileShape) -> u64 {
-    let peers = problem.world().peers() as u64;
+/// Bytes of one source's place among the scattered rows of a stacked GEMM-ReduceScatter: `m_shard` rows of `n` elements, dense.
+pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
+    problem.m_shard() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
+}
+
+/// Bytes of one part slot: a whole tile in fp32, whatever its valid extent.
+///
+/// The order of the elements inside is private to the executor.
+pub const fn part_bytes(tile: TileShape) -> u64 {
+    tile.m as u64 * tile.n as u64 * 4
+}
+
+/// Border on which the part slots of a half begin.
+pub const PARTS_ALIGN: u64 = 1024;
+
+/// Offset of the first part slot in a half: behind everything that peers write.
+pub const fn parts_offset(problem: &Problem, tile: TileShape, stacked: bool) -> u64 {
+    shared_bytes(problem, tile, stacked).next_multiple_of(PARTS_ALIGN)
+}
+
+/// Bytes of one half for `problem`: what peers write, and the part slots behind it.
+pub const fn half_bytes(problem: &Problem, tile: TileShape, stacked: bool, part_slots: u32) -> u64 {
+    if part_slots == 0 {
+        return shared_bytes(problem, tile, stacked);
+    }
+    // more than there can be is refused where it is taken
+    parts_offset(problem, tile, stacked).saturating_add(part_bytes(tile).saturating_mul(part_slots as u64))
+}
+
+/// What peers write of a half: the places of all peers' shards, or all peers' slots. Stacked, the places of all ranks.
+const fn shared_bytes(problem: &Problem, tile: TileShape, stacked: bool) -> u64 {
+    let (world, peers) = (problem.world().get() as u64, problem.world().peers() as u64);
     match problem.op() {
+        OpKind::AllGatherGemm if stacked => world * gather_place_bytes(problem),
+        OpKind::GemmReduceScatter if stacked => world * scatter_place_bytes(problem),
         OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
         OpKind::GemmReduceScatter => {
             let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_local().div_ceil(tile.n) as u64);

@@ -78,7 +78,7 @@ fn walk(
     let half = call.half();
     let own = &data[p.rank.index()][half];
     for item in p.items.iter().skip(worker).step_by(workers) {
-        for entry in p.awaits_of(item) {
+        for entry in p.awaits_of(item).iter().chain(p.late_awaits_of(item)) {
             call.wait(entry.signal, Rank::new(entry.peer), patient(Duration::from_secs(20)))?;
         }
         if item.a_source == source::GATHER {
@@ -169,14 +169,14 @@ fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
             (3, Chunk::Tiles(2), Raster::RowGroups(2)),
             (5, Chunk::Shard, Raster::RowsFastest),
         ] {
-            run(&programs(op, world, Schedule { tile: TILE, chunk, raster, band: 1 }), 3, 40);
+            run(&programs(op, world, Schedule { chunk, raster, ..Schedule::of(TILE) }), 3, 40);
         }
     }
 }
 
 #[test]
 fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
-    let schedule = Schedule { tile: TILE, chunk: Chunk::Tiles(1), raster: Raster::RowsFastest, band: 1 };
+    let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
     let programs = programs(OpKind::GemmReduceScatter, 2, schedule);
     let mut machine = Machine::new(&programs, Epoch::FIRST);
     let words = machine.words();
@@ -199,7 +199,7 @@ fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
 
 #[test]
 fn the_abort_word_ends_a_wait_and_is_recorded() {
-    let schedule = Schedule { tile: TILE, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1 };
+    let schedule = Schedule::of(TILE);
     let mut machine = Machine::new(&programs(OpKind::AllGatherGemm, 3, schedule), Epoch::FIRST);
     let words = machine.words();
     let call = Protocol::open(&words[2], Rank::new(2), machine.world);
@@ -216,7 +216,7 @@ fn the_abort_word_ends_a_wait_and_is_recorded() {
 
 #[test]
 fn a_call_does_not_close_before_the_credits_of_the_next() {
-    let schedule = Schedule { tile: TILE, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1 };
+    let schedule = Schedule::of(TILE);
     let mut machine = Machine::new(&programs(OpKind::GemmReduceScatter, 2, schedule), Epoch::FIRST);
     let words = machine.words();
     let leave = |epoch: u32| {

@@ -5,9 +5,8 @@
 mod support;
 
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
-use flux_core::program::{Chunk, Schedule, TileProgram, sink};
+use flux_core::program::{Schedule, TileProgram, sink};
 use flux_core::signal::Epoch;
-use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use flux_kernels::cpu::{CpuArgs, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use half::{bf16, f16};
@@ -16,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::{Memory, alone};
 
-const SCHEDULE: Schedule = Schedule { tile: TileShape::new(8, 16, 16), chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1 };
+const SCHEDULE: Schedule = Schedule::of(TileShape::new(8, 16, 16));
 const NEVER: Duration = Duration::from_hours(1);
 const SOON: Duration = Duration::from_millis(50);
 const FIRST: Epoch = Epoch::new(41);

@@ -33,7 +33,7 @@ fn problem<T: Element>(op: OpKind, world: u32, m_shard: usize, n: usize, k: usiz
 }
 
 fn schedule(tile_m: u32, tile_n: u32, chunk: Chunk) -> Schedule {
-    Schedule { tile: TileShape::new(tile_m, tile_n, 16), chunk, raster: Raster::RowGroups(2), band: 1 }
+    Schedule { chunk, raster: Raster::RowGroups(2), ..Schedule::of(TileShape::new(tile_m, tile_n, 16)) }
 }
 
 /// `calls` calls on changing integers, each compared for equality; all memory that a call may read is NaN before it.
@@ -199,7 +199,7 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1..4u32, 1..4u32).prop_map(|(m, n)| TileShape::new(m * 8, n * 8, 16));
     let chunk = prop_oneof![Just(Chunk::Shard), (1..5u32).prop_map(Chunk::Tiles)];
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..4u32).prop_map(Raster::RowGroups)];
-    (tile, chunk, raster, 1..4u32).prop_map(|(tile, chunk, raster, band)| Schedule { tile, chunk, raster, band })
+    (tile, chunk, raster, 1..4u32).prop_map(|(tile, chunk, raster, band)| Schedule { chunk, raster, band, ..Schedule::of(tile) })
 }
 
 proptest! {

@@ -30,7 +30,7 @@ fn problem(op: OpKind, m_shard: usize, n: usize, k: usize, dtype: DType, world: 
 }
 
 fn schedule(tile: TileShape, chunk: Chunk) -> Schedule {
-    Schedule { tile, chunk, raster: Raster::RowGroups(8), band: 1 }
+    Schedule { chunk, raster: Raster::RowGroups(8), ..Schedule::of(tile) }
 }
 
 type Case = (usize, usize, usize, u32, Chunk);
@@ -130,7 +130,7 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
         let p = problem(op, 8192, n, k, DType::Bf16, 1);
         for tile in TILES {
             for raster in [Raster::RowGroups(8), Raster::RowGroups(16)] {
-                let mut w = World::new(&context, p, &Schedule { tile, chunk: Chunk::Shard, raster, band: 1 }, Epoch::FIRST);
+                let mut w = World::new(&context, p, &Schedule { raster, ..Schedule::of(tile) }, Epoch::FIRST);
                 let seeds = Seeds { x: 1, w: 2 };
                 w.prepare(seeds, Fill::Uniform);
                 w.time(5);

@@ -14,7 +14,7 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1u32..40, 1u32..40, 1u32..20).prop_map(|(m, n, k)| TileShape::new(m, n, k));
     let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
-    (tile, chunk, raster, 1..4u32).prop_map(|(tile, chunk, raster, band)| Schedule { tile, chunk, raster, band })
+    (tile, chunk, raster, 1..4u32).prop_map(|(tile, chunk, raster, band)| Schedule { chunk, raster, band, ..Schedule::of(tile) })
 }
 
 proptest! {

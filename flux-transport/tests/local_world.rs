@@ -25,7 +25,16 @@ fn transfers(comm: &Communicator) -> Vec<Transfer> {
     for step in 1..world.get() {
         let dest = rank.before(step, world);
         let place = rank.place_at(dest).unwrap();
-        all.extend((0..3).map(|chunk| Transfer { dest: dest.get(), place, row: 2 * chunk, rows: 2, raise: place * 3 + chunk, step }));
+        all.extend((0..3).map(|chunk| Transfer {
+            dest: dest.get(),
+            place,
+            row: 2 * chunk,
+            rows: 2,
+            col: 0,
+            cols: 48,
+            raise: place * 3 + chunk,
+            step,
+        }));
     }
     all
 }

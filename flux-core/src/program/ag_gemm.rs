@@ -4,39 +4,37 @@
 //! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`, `r - 2`, ..., so the mover step that
 //! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination.
 
-use super::{Await, NONE, Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use super::along_k::AlongK;
+use super::arrivals::Arrivals;
+use super::items::Items;
+use super::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
 use crate::{Problem, Rank};
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u32) -> TileProgram {
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
-    let blocks_per_chunk = schedule.chunk_of(grid.row_blocks());
-    let chunks = grid.row_blocks().div_ceil(blocks_per_chunk);
-    let chunk_rows = |chunk: u32| {
-        let first = chunk * blocks_per_chunk * schedule.tile.m;
-        (first, (blocks_per_chunk * schedule.tile.m).min(problem.m_shard() - first))
-    };
+    let arrivals = Arrivals::new(problem, schedule);
+    let (chunks, slices) = (arrivals.chunks(), arrivals.slices());
+    let mut list = Items::new(rank, AlongK::new(problem, schedule), schedule, world.peers() * chunks * slices);
+    awaits(&mut list, &arrivals, problem, rank, schedule);
 
-    let mut items = Vec::with_capacity((world.get() * tiles) as usize);
-    let mut awaits = Vec::with_capacity((world.peers() * chunks) as usize);
-    let mut transfers = Vec::with_capacity((world.peers() * chunks) as usize);
     for (tile, step) in schedule.in_bands(grid, 0..world.get()) {
         let shard = rank.after(step, world);
         let place = shard.place_at(rank);
-        let chunk = tile.row / schedule.tile.m / blocks_per_chunk;
-        // The await list is in the order of steps, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
+        // The await list is in the order of bands, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
         // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band.
         let band = schedule.band_of(step, world);
-        let (await_first, await_count) = if band.len() > 1 {
-            let first = band.start.max(1);
-            ((first - 1) * chunks, (band.end - first) * chunks)
+        let first_step = band.start.max(1);
+        let before_band = (first_step - 1) * chunks * slices;
+        let (first, per_slice) = if band.len() > 1 {
+            (before_band, (band.end - first_step) * chunks)
         } else if place.is_some() {
-            ((step - 1) * chunks + chunk, 1)
+            (before_band + arrivals.chunks_of(tile.row..tile.row + tile.rows).start * slices, 1)
         } else {
             (0, 0)
         };
-        items.push(WorkItem {
+        let item = WorkItem {
             a_source: if place.is_some() { source::GATHER } else { source::CALLER },
             a_outer: place.unwrap_or(0),
             row: tile.row,
@@ -46,35 +44,62 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
             sink: sink::STORE,
             out_outer: shard.get(),
             dest: rank.get(),
-            raise: NONE,
-            counter: NONE,
-            await_first,
-            await_count,
             ..WorkItem::default()
-        });
-    }
-    for step in 1..world.get() {
-        let shard = rank.after(step, world);
-        if let Some(place) = shard.place_at(rank) {
-            awaits.extend((0..chunks).map(|chunk| Await { signal: place * chunks + chunk, peer: shard.get() }));
-        }
-        let dest = rank.before(step, world);
-        if let Some(place) = rank.place_at(dest) {
-            transfers.extend((0..chunks).map(|chunk| {
-                let (row, rows) = chunk_rows(chunk);
-                Transfer { dest: dest.get(), place, row, rows, raise: place * chunks + chunk, step }
-            }));
-        }
+        };
+        list.tile(item, |k| arrivals.awaits_of(first, per_slice, k));
     }
     TileProgram {
         problem: *problem,
         rank,
         tile: schedule.tile,
-        items,
-        awaits,
-        transfers,
+        signals: list.signals(),
+        part_slots: list.part_slots,
+        items: list.items,
+        awaits: list.awaits,
+        transfers: transfers(&arrivals, problem, rank, schedule),
         slots_per_source: 0,
-        signals: world.peers() * chunks,
         counters: 0,
+        stacked: false,
+    }
+}
+
+/// What is awaited of each band: of one shard chunk by chunk, of several slice by slice.
+fn awaits(list: &mut Items, arrivals: &Arrivals, problem: &Problem, rank: Rank, schedule: &Schedule) {
+    let world = problem.world();
+    for first in (0..world.get()).step_by(schedule.band as usize) {
+        let band = schedule.band_of(first, world);
+        let pieces = band.clone().filter_map(|step| {
+            let shard = rank.after(step, world);
+            Some((shard.place_at(rank)?, shard))
+        });
+        let chunks = || 0..arrivals.chunks();
+        let slices = || 0..arrivals.slices();
+        let piece = |(place, shard), chunk, slice| arrivals.await_piece(place, shard, chunk, slice);
+        if band.len() == 1 {
+            let of = |shard| chunks().flat_map(move |chunk| slices().map(move |slice| piece(shard, chunk, slice)));
+            list.awaits.extend(pieces.flat_map(of));
+        } else {
+            let of = |slice| pieces.clone().flat_map(move |shard| chunks().map(move |chunk| piece(shard, chunk, slice)));
+            list.awaits.extend(slices().flat_map(of));
+        }
+    }
+}
+
+/// The own shard to every peer. Readers of a band want the first slices of all its shards first, those of single shards one chunk after another.
+fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank, schedule: &Schedule) -> Vec<Transfer> {
+    let world = problem.world();
+    let steps = || {
+        (1..world.get()).filter_map(|step| {
+            let dest = rank.before(step, world);
+            Some((dest, step, rank.place_at(dest)?))
+        })
+    };
+    let chunks = || 0..arrivals.chunks();
+    let slices = || 0..arrivals.slices();
+    let piece = |(dest, step, place), chunk, slice| arrivals.transfer((dest, step), place, chunk, slice);
+    if schedule.band == 1 {
+        steps().flat_map(|to| chunks().flat_map(move |chunk| slices().map(move |slice| piece(to, chunk, slice)))).collect()
+    } else {
+        slices().flat_map(|slice| steps().flat_map(move |to| chunks().map(move |chunk| piece(to, chunk, slice)))).collect()
     }
 }

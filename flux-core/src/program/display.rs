@@ -1,6 +1,6 @@
 //! A tile program as text, for the message of a failed property and for people.
 
-use super::{NONE, TileProgram, Transfer, WorkItem, sink, source};
+use super::{Await, NONE, TileProgram, Transfer, WorkItem, sink, source};
 use std::fmt;
 
 impl fmt::Display for TileProgram {
@@ -23,7 +23,7 @@ impl fmt::Display for TileProgram {
             self.fmt_item(f, item)?;
         }
         for (index, transfer) in self.transfers.iter().enumerate() {
-            let Transfer { dest, place, row, rows, raise, step } = transfer;
+            let Transfer { dest, place, row, rows, raise, step, .. } = transfer;
             let end = row.saturating_add(*rows);
             writeln!(f, "  move {index:>4}: step {step} rows {row}..{end} -> rank {dest} place {place} raise {raise}")?;
         }
@@ -41,17 +41,8 @@ impl TileProgram {
             _ => "source? ",
         };
         write!(f, "[{}..{row_end}, {}..{col_end}] of {from} {}", item.row, item.col, item.a_outer)?;
-        let first = item.await_first as usize;
-        match self.awaits.get(first..first.saturating_add(item.await_count as usize)) {
-            Some([]) => {}
-            Some(awaits) => {
-                f.write_str(" await")?;
-                for entry in awaits {
-                    write!(f, " {}@{}", entry.signal, entry.peer)?;
-                }
-            }
-            None => write!(f, " await entries {first}+{}?", item.await_count)?,
-        }
+        self.fmt_awaits(f, item.await_first, item.await_count)?;
+        self.fmt_awaits(f, item.late_first, item.late_count)?;
         match item.sink {
             sink::STORE => write!(f, " -> y shard {}", item.out_outer)?,
             sink::SEND => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
@@ -65,5 +56,20 @@ impl TileProgram {
             }
         }
         writeln!(f)
+    }
+
+    fn fmt_awaits(&self, f: &mut fmt::Formatter<'_>, first: u32, count: u32) -> fmt::Result {
+        let (from, to) = (first as usize, (first as usize).saturating_add(count as usize));
+        let Some(awaits) = self.awaits.get(from..to) else {
+            return write!(f, " await entries {first}+{count}?");
+        };
+        f.write_str(if awaits.is_empty() { "" } else { " await" })?;
+        for Await { signal, peer, k_step } in awaits {
+            write!(f, " {signal}@{peer}")?;
+            if *k_step > 0 {
+                write!(f, " (step {k_step})")?;
+            }
+        }
+        Ok(())
     }
 }

@@ -11,7 +11,7 @@ pub enum ScheduleError {
     /// An extent of the schedule is zero.
     #[error("{name} = 0: it must be at least 1")]
     Zero {
-        /// `tile.m`, `tile.n`, `tile.k`, `chunk` or `raster group`.
+        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_chunks`, `splits` or `raster group`.
         name: &'static str,
     },
     /// An extent of the tile is beyond that of any problem.
@@ -30,12 +30,22 @@ pub enum ScheduleError {
         /// Number of ranks.
         world: WorldSize,
     },
-    /// The tile is too small for the problem.
-    #[error("tile {tile} makes {items} tiles of one rank's output, above the limit {MAX_ITEMS}: use a larger tile")]
-    TooManyTiles {
+    /// The tile is too small for the problem, or there are too many splits.
+    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer splits")]
+    TooManyItems {
         /// Extents of the tile.
         tile: TileShape,
-        /// Tiles that one rank would compute.
+        /// Items that one rank would work on.
         items: u64,
+    },
+    /// What is announced is too small for the problem.
+    #[error(
+        "tile {tile} makes {signals} signals of one rank's pad, above the limit {MAX_ITEMS}: use a larger tile or chunk, or fewer slices of k"
+    )]
+    TooManySignals {
+        /// Extents of the tile.
+        tile: TileShape,
+        /// Signals that peers would raise.
+        signals: u64,
     },
 }

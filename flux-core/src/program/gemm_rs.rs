@@ -3,24 +3,26 @@
 //! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in every shard. So at one step every
 //! rank sends to another owner, and what an own tile awaits was sent at least one shard earlier.
 
+use super::along_k::AlongK;
+use super::items::Items;
 use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::TileGrid;
 use crate::{Problem, Rank};
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u32) -> TileProgram {
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
+    let tiles = grid.row_blocks() * grid.col_blocks();
     let tiles_per_chunk = schedule.chunk_of(tiles);
     let chunks = tiles.div_ceil(tiles_per_chunk);
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
     let peers: Vec<Rank> = world.ranks().filter(|&peer| peer != rank).collect();
-    let mut awaits = Vec::with_capacity((world.peers() * chunks) as usize);
+    let mut list = Items::new(rank, AlongK::new(problem, schedule), schedule, world.peers() * chunks);
     for chunk in 0..chunks {
-        awaits.extend((0..).zip(&peers).map(|(place, peer)| Await { signal: place * chunks + chunk, peer: peer.get() }));
+        list.awaits.extend((0..).zip(&peers).map(|(place, peer)| Await { signal: place * chunks + chunk, peer: peer.get(), k_step: 0 }));
     }
 
-    let mut items = Vec::with_capacity((world.get() * tiles) as usize);
     let mut taken = vec![0; world.index()];
     let peers_first = schedule.in_bands(grid, 1..world.get());
     let own_last = grid.order(schedule.raster).map(|tile| (tile, world.get()));
@@ -37,11 +39,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
             col: tile.col,
             cols: tile.cols,
             dest: owner.get(),
-            raise: NONE,
-            counter: NONE,
             ..WorkItem::default()
         };
-        items.push(match (rank.place_at(owner), owner.place_at(rank)) {
+        let item = match (rank.place_at(owner), owner.place_at(rank)) {
             (Some(place), Some(owner_place)) => WorkItem {
                 sink: sink::SEND,
                 slot: place * tiles + index,
@@ -55,21 +55,24 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, tiles: u
                 sink: sink::REDUCE,
                 slot: index,
                 partials: world.peers(),
-                await_first: chunk * world.peers(),
-                await_count: world.peers(),
+                late_first: chunk * world.peers(),
+                late_count: world.peers(),
                 ..item
             },
-        });
+        };
+        list.tile(item, |_| (0, 0));
     }
     TileProgram {
         problem: *problem,
         rank,
         tile: schedule.tile,
-        items,
-        awaits: if peers.is_empty() { Vec::new() } else { awaits },
+        signals: list.signals(),
+        part_slots: list.part_slots,
+        items: list.items,
+        awaits: list.awaits,
         transfers: Vec::new(),
         slots_per_source: tiles,
-        signals: world.peers() * chunks,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
+        stacked: false,
     }
 }

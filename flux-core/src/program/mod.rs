@@ -4,23 +4,29 @@
 //! relies on what is verified there, and on nothing else.
 
 mod ag_gemm;
+mod ag_gemm_stacked;
+mod along_k;
+mod arrivals;
 pub mod check;
 
 mod display;
 mod error;
 mod gemm_rs;
+mod gemm_rs_stacked;
+mod items;
 mod record;
 mod schedule;
 
 pub use error::ScheduleError;
-pub use record::{Await, NONE, Transfer, WorkItem, sink, source};
+pub use record::{Await, FOLD_ROWS, NONE, Transfer, WorkItem, sink, source};
 pub use schedule::{Chunk, Schedule};
 
-use crate::layout::{WorkspaceSize, half_bytes};
+use crate::layout::{self, WorkspaceSize};
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, Rank, TileShape};
+use arrivals::Arrivals;
 
-/// Most items of one program: 256 MiB of records.
+/// Most items of one program, and most signals of peers: 384 MiB of records.
 pub const MAX_ITEMS: u64 = 1 << 22;
 
 /// What one rank does in one call.
@@ -44,6 +50,11 @@ pub struct TileProgram {
     pub signals: u32,
     /// Local counters used.
     pub counters: u32,
+    /// Part slots used, by tiles whose `k` is split.
+    pub part_slots: u32,
+    /// Whether tiles span shards: rows are those of all shards, the gather buffer has a place for every rank, in rank order, and what is scattered
+    /// lies in such places too.
+    pub stacked: bool,
 }
 
 impl TileProgram {
@@ -68,15 +79,13 @@ impl TileProgram {
         if rank.get() >= world.get() {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
-        let tiles = TileGrid::of_shard(problem, schedule.tile).tiles();
-        let items = u64::from(world.get()) * tiles;
-        let tiles = match u32::try_from(tiles) {
-            Ok(tiles) if items <= MAX_ITEMS => tiles,
-            _ => return Err(ScheduleError::TooManyTiles { tile: schedule.tile, items }),
-        };
-        Ok(match problem.op() {
-            OpKind::AllGatherGemm => ag_gemm::build(problem, rank, schedule, tiles),
-            OpKind::GemmReduceScatter => gemm_rs::build(problem, rank, schedule, tiles),
+        let stacked = schedule.stack && world.peers() > 0;
+        limits(problem, schedule, stacked)?;
+        Ok(match (problem.op(), stacked) {
+            (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule),
+            (OpKind::AllGatherGemm, true) => ag_gemm_stacked::build(problem, rank, schedule),
+            (OpKind::GemmReduceScatter, false) => gemm_rs::build(problem, rank, schedule),
+            (OpKind::GemmReduceScatter, true) => gemm_rs_stacked::build(problem, rank, schedule),
         })
     }
 
@@ -85,16 +94,72 @@ impl TileProgram {
     /// There is a counter for every transfer too: the movers of a kernel, one in each CTA, share a transfer, and the last of them raises its signal.
     pub fn workspace(&self) -> WorkspaceSize {
         let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
-        WorkspaceSize { half_bytes: half_bytes(&self.problem, self.tile), signals: self.signals, counters }
+        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.stacked, self.part_slots);
+        WorkspaceSize { half_bytes, signals: self.signals, counters }
     }
 
-    /// The entries of the await list that `item` refers to.
+    /// Offset, in a half of the own data region, of the first part slot.
+    pub const fn parts_offset(&self) -> u64 {
+        layout::parts_offset(&self.problem, self.tile, self.stacked)
+    }
+
+    /// Steps along `k` in all.
     ///
     /// # Panics
-    /// If the range is outside the list, which [`check::verify`] rules out.
+    /// If the tile has none, which [`check::verify`] rules out.
+    pub const fn k_steps(&self) -> u32 {
+        self.problem.k_local().div_ceil(self.tile.k)
+    }
+
+    /// The ranks on whose pads `item` raises its signal: those that own rows of a [`sink::SCATTER`], else `dest`.
+    pub fn heard_by(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
+        let ranks = if item.sink == sink::SCATTER {
+            let last_row = item.row.saturating_add(item.rows.saturating_sub(1));
+            item.row / self.problem.m_shard()..last_row / self.problem.m_shard() + 1
+        } else {
+            item.dest..item.dest.saturating_add(1)
+        };
+        ranks.map(Rank::new)
+    }
+
+    /// What `item` awaits before it reads rows of A.
+    ///
+    /// # Panics
+    /// If the range is outside the await list, which [`check::verify`] rules out.
     pub fn awaits_of(&self, item: &WorkItem) -> &[Await] {
         &self.awaits[item.await_first as usize..][..item.await_count as usize]
     }
+
+    /// What `item` awaits after the multiplication.
+    ///
+    /// # Panics
+    /// If the range is outside the await list, which [`check::verify`] rules out.
+    pub fn late_awaits_of(&self, item: &WorkItem) -> &[Await] {
+        &self.awaits[item.late_first as usize..][..item.late_count as usize]
+    }
+}
+
+/// Refuses what would be too many records.
+fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), ScheduleError> {
+    let world = problem.world();
+    let (tile, k_steps) = (schedule.tile, problem.k_local().div_ceil(schedule.tile.k));
+    let stack = TileGrid::new(problem.m(), problem.n_local(), tile);
+    let tiles = if stacked { stack.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
+    let (folds, signals) = match problem.op() {
+        OpKind::AllGatherGemm => (0, Arrivals::new(problem, schedule).signals(world.get())),
+        OpKind::GemmReduceScatter if stacked => {
+            (u64::from(problem.m_shard().div_ceil(FOLD_ROWS)) * u64::from(stack.col_blocks()), u64::from(world.get()).saturating_mul(tiles))
+        }
+        OpKind::GemmReduceScatter => (0, tiles),
+    };
+    let items = tiles.saturating_mul(u64::from(schedule.splits.min(k_steps))).saturating_add(folds);
+    if items > MAX_ITEMS {
+        return Err(ScheduleError::TooManyItems { tile, items });
+    }
+    if signals > MAX_ITEMS {
+        return Err(ScheduleError::TooManySignals { tile, signals });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -113,7 +178,7 @@ mod tests {
     }
 
     fn build(p: &Problem, rank: u32, chunk: Chunk) -> TileProgram {
-        let schedule = Schedule { tile: TILE, chunk, raster: Raster::RowsFastest, band: 1 };
+        let schedule = Schedule { chunk, ..Schedule::of(TILE) };
         TileProgram::build(p, Rank::new(rank), &schedule).expect("a valid schedule")
     }
 
@@ -128,7 +193,7 @@ mod tests {
         assert!(program.items[4..8].iter().all(|i| (i.a_source, i.a_outer) == (source::GATHER, 1)));
         let tail = program.items[5];
         assert_eq!((tail.row, tail.rows, tail.col, tail.cols), (128, 1, 0, 256));
-        assert_eq!(program.awaits_of(&tail), [Await { signal: 3, peer: 2 }]);
+        assert_eq!(program.awaits_of(&tail), [Await { signal: 3, peer: 2, k_step: 0 }]);
         assert_eq!((program.signals, program.counters, program.slots_per_source), (4, 0, 0));
     }
 
@@ -136,7 +201,7 @@ mod tests {
     fn ag_gemm_moves_its_shard_to_the_rank_before_it_first() {
         let p = problem(OpKind::AllGatherGemm, 3, 129);
         let program = build(&p, 1, Chunk::Tiles(1));
-        let to = |dest, place, row, rows, raise, step| Transfer { dest, place, row, rows, raise, step };
+        let to = |dest, place, row, rows, raise, step| Transfer { dest, place, row, rows, col: 0, cols: p.k(), raise, step };
         let expected = [to(0, 0, 0, 128, 0, 1), to(0, 0, 128, 1, 1, 1), to(2, 1, 0, 128, 2, 2), to(2, 1, 128, 1, 3, 2)];
         assert_eq!(program.transfers, expected);
         assert_eq!(build(&p, 1, Chunk::Tiles(2)), build(&p, 1, Chunk::Shard), "two row blocks are the shard");
@@ -153,7 +218,7 @@ mod tests {
         assert_eq!(sends, [(4, 2, 2, 3), (5, 2, 2, 3), (6, 2, 2, 3), (7, 3, NONE, 1)]);
         let own = program.items[11];
         assert_eq!((own.sink, own.slot, own.partials, own.raise), (sink::REDUCE, 3, 2, NONE));
-        assert_eq!(program.awaits_of(&own), [Await { signal: 1, peer: 0 }, Await { signal: 3, peer: 2 }]);
+        assert_eq!(program.late_awaits_of(&own), [Await { signal: 1, peer: 0, k_step: 0 }, Await { signal: 3, peer: 2, k_step: 0 }]);
         assert_eq!((program.signals, program.counters, program.slots_per_source), (4, 4, 4));
     }
 
@@ -178,7 +243,7 @@ mod tests {
     #[test]
     fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
         let p = problem(OpKind::AllGatherGemm, 2, 128);
-        let good = Schedule { tile: TILE, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1 };
+        let good = Schedule::of(TILE);
         let text = |rank, schedule: Schedule| TileProgram::build(&p, Rank::new(rank), &schedule).expect_err("refused").to_string();
         assert_eq!(text(2, good), "rank 2 is outside the world of 2 ranks");
         assert_eq!(text(0, Schedule { chunk: Chunk::Tiles(0), ..good }), "chunk = 0: it must be at least 1");
@@ -189,6 +254,6 @@ mod tests {
         let large = problem(OpKind::GemmReduceScatter, 2, 1 << 20);
         let schedule = Schedule { tile: TileShape::new(1, 1, 1), ..good };
         let error = TileProgram::build(&large, Rank::new(0), &schedule).expect_err("refused");
-        assert_eq!(error, ScheduleError::TooManyTiles { tile: schedule.tile, items: (2 * 640) << 20 });
+        assert_eq!(error, ScheduleError::TooManyItems { tile: schedule.tile, items: (2 * 640) << 20 });
     }
 }

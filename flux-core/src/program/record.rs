@@ -4,7 +4,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// `raise` and `counter` of an item that raises nothing.
+/// `raise` and `counter` of an item that raises nothing, `part` of one that neither lends nor borrows, `slot` of one that has none.
 pub const NONE: u32 = u32::MAX;
 
 /// Where an item's rows of operand A are read.
@@ -23,47 +23,82 @@ pub mod sink {
     pub const SEND: u32 = 1;
     /// The peers' partial tiles are added in rank order, in fp32; the sum is rounded once and stored to the caller's `y`.
     pub const REDUCE: u32 = 2;
+    /// Left in fp32 in a part slot of this rank's own workspace, for the item that finishes the tile.
+    pub const LEND: u32 = 3;
+    /// Rounded; each row is stored at the rank that owns it, the own rank included, in this rank's place there, and the signal is raised on the pad of
+    /// every rank that owns one of the rows.
+    pub const SCATTER: u32 = 4;
+    /// There are none: the rows that all ranks have scattered are added in rank order, in fp32, rounded once and stored to the caller's `y`.
+    pub const FOLD: u32 = 5;
 }
 
-/// One output tile of one rank: what to await, multiply, store and raise. 64 bytes.
+/// A piece of work of one rank: what to await, multiply, store and raise. 96 bytes.
+///
+/// Most items are an output tile each. Where `k` is split a tile is several items, of which each multiplies a part of `k`: lenders, and after them in
+/// the program the lead, which adds their parts to its own.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct WorkItem {
     /// [`source::CALLER`] or [`source::GATHER`].
     pub a_source: u32,
-    /// Shard of operand A: of the caller's `x` (0 for AllGather-GEMM, the shard for GEMM-ReduceScatter), or the place in the gather buffer.
+    /// Shard of operand A: of the caller's `x` (0 for AllGather-GEMM, the shard for GEMM-ReduceScatter), or the place in the gather buffer; 0 in a
+    /// stacked program, whose operand A is one matrix.
     pub a_outer: u32,
-    /// First row within the shard.
+    /// First row within the shard; in a stacked program within all rows, but for a [`sink::FOLD`].
     pub row: u32,
-    /// Rows of the tile that exist, at most the tile's `m`.
+    /// Rows of the tile that exist, at most the tile's `m`; of a [`sink::FOLD`] at most [`FOLD_ROWS`].
     pub rows: u32,
     /// First output column, and first row of `w`.
     pub col: u32,
     /// Columns of the tile that exist, at most the tile's `n`.
     pub cols: u32,
-    /// [`sink::STORE`], [`sink::SEND`] or [`sink::REDUCE`].
+    /// One of [`sink`].
     pub sink: u32,
-    /// Shard of the output: of the caller's `y` (the shard for AllGather-GEMM, 0 for GEMM-ReduceScatter).
+    /// Shard of the output: of the caller's `y` (the shard for AllGather-GEMM, 0 for GEMM-ReduceScatter and in a stacked program).
     pub out_outer: u32,
-    /// Rank that owns the output rows.
+    /// Rank that owns the output rows; the own rank where that is several, or none because the item lends.
     pub dest: u32,
     /// For a send, the slot at `dest`. For a reduction, the first slot here; the next source's lies `slots_per_source` further.
     pub slot: u32,
-    /// Number of partial tiles that a reduction adds.
+    /// Number of partial tiles that a reduction adds, or of ranks whose rows a fold adds.
     pub partials: u32,
-    /// Signal of `dest`'s pad that this item's chunk raises, or [`NONE`].
+    /// Signal of `dest`'s pad (of a [`sink::SCATTER`], of every owner's pad) that this item's chunk raises, or [`NONE`].
     pub raise: u32,
     /// Local counter of the chunk's finished items, or [`NONE`] where the chunk is this one item.
     pub counter: u32,
     /// Items of the chunk; the one that completes the count raises.
     pub raise_after: u32,
-    /// First entry of the await list. An item awaits them before it reads A, a reduction before it reads partials.
+    /// First entry of the await list that is awaited before rows of A are read, in ascending order of [`Await::k_step`].
     pub await_first: u32,
-    /// Entries of the await list.
+    /// Entries awaited before rows of A are read.
     pub await_count: u32,
+    /// First entry of the await list that is awaited after the multiplication, before parts, partial tiles or scattered rows are read.
+    pub late_first: u32,
+    /// Entries awaited after the multiplication.
+    pub late_count: u32,
+    /// First step along `k`, in steps of the tile's `k`, that is multiplied.
+    pub k_first: u32,
+    /// Steps along `k` that are multiplied; 0 for a [`sink::FOLD`].
+    pub k_steps: u32,
+    /// For a [`sink::LEND`], the part slot that it fills. For a lead, the first of those that it adds, in order. Else [`NONE`].
+    pub part: u32,
+    /// Part slots that a lead adds.
+    pub parts: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
 }
 
-/// One entry of the await list: a signal of the own pad, and who raises it. 8 bytes.
+impl Default for WorkItem {
+    /// An item that awaits, lends and raises nothing.
+    fn default() -> Self {
+        Self { raise: NONE, counter: NONE, part: NONE, ..Self::zeroed() }
+    }
+}
+
+/// Most rows of a [`sink::FOLD`].
+pub const FOLD_ROWS: u32 = 16;
+
+/// One entry of the await list: a signal of the own pad, and who raises it. 12 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct Await {
@@ -71,9 +106,11 @@ pub struct Await {
     pub signal: u32,
     /// Rank that raises it; it is named when the wait times out.
     pub peer: u32,
+    /// The step along `k`, counted from the first step of all, before which it is awaited; 0 for what is awaited after the multiplication.
+    pub k_step: u32,
 }
 
-/// One copy of a mover: rows of this rank's shard into a peer's gather buffer, then a signal there. 24 bytes.
+/// One copy of a mover: some columns of some rows of this rank's shard into a gather buffer, then a signal there. 32 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct Transfer {
@@ -85,10 +122,14 @@ pub struct Transfer {
     pub row: u32,
     /// Rows.
     pub rows: u32,
-    /// Signal of the destination's pad, raised when the rows are there.
+    /// First of the columns, elements along `k`, that are copied of each row.
+    pub col: u32,
+    /// Columns.
+    pub cols: u32,
+    /// Signal of the destination's pad, raised when they are there.
     pub raise: u32,
     /// Step of the schedule: at one step the ranks write to different destinations.
     pub step: u32,
 }
 
-const _: () = assert!(size_of::<WorkItem>() == 64 && size_of::<Await>() == 8 && size_of::<Transfer>() == 24);
+const _: () = assert!(size_of::<WorkItem>() == 96 && size_of::<Await>() == 12 && size_of::<Transfer>() == 32);

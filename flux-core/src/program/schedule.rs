@@ -1,6 +1,7 @@
 //! The tuning knobs of a tile program.
 //!
-//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces it is sent.
+//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, and `stack` for GEMM-ReduceScatter, also where
+//! it is rounded.
 
 use super::ScheduleError;
 use crate::layout::gather_place_bytes;
@@ -46,6 +47,19 @@ pub struct Schedule {
     /// a time, though for AllGather-GEMM the band then begins when its last rows are there. For GEMM-ReduceScatter the own shard is always a band of
     /// its own.
     pub band: u32,
+    /// Most slices that the columns of a shard, its `k`, are cut into, each with signals of its own (AllGather-GEMM): 1 and whole rows are announced.
+    ///
+    /// An item waits for a slice only when it comes to it, so that with several it begins when the first is there. Slices end at steps of `tile.k`.
+    pub k_chunks: u32,
+    /// Items that share a tile, each of which multiplies a part of `k`; more than `k` has steps are as many as it has steps.
+    ///
+    /// For problems with fewer tiles than there are workers. The parts are added in the order of `k`, in fp32: the same bits in every run, but others
+    /// than those of another number of splits.
+    pub splits: u32,
+    /// Whether tiles span shards, for shards with fewer rows than a tile. Means nothing in a world of 1.
+    ///
+    /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is then rounded before all are added.
+    pub stack: bool,
 }
 
 /// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
@@ -91,12 +105,25 @@ impl Schedule {
             OpKind::GemmReduceScatter => Chunk::Tiles(1),
         };
         let row_blocks = TileGrid::of_shard(problem, tile).row_blocks();
-        Self { tile, chunk, raster: Raster::RowGroups(8), band: BAND_ROW_BLOCKS.div_ceil(row_blocks).min(problem.world().get()) }
+        let band = BAND_ROW_BLOCKS.div_ceil(row_blocks).min(problem.world().get());
+        Self { chunk, raster: Raster::RowGroups(8), band, ..Self::of(tile) }
+    }
+
+    /// The simplest schedule of these tiles: whole shards, one after another, each tile one item.
+    ///
+    /// ```
+    /// use flux_core::TileShape;
+    /// use flux_core::program::{Chunk, Schedule};
+    /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
+    /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.stack), (1, 1, 1, false));
+    /// ```
+    pub const fn of(tile: TileShape) -> Self {
+        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, k_chunks: 1, splits: 1, stack: false }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band } = *self;
+        let Self { tile, chunk, raster, band, k_chunks, splits, stack: _ } = *self;
         for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -105,8 +132,10 @@ impl Schedule {
                 return Err(ScheduleError::TooLarge { name, value });
             }
         }
-        if band == 0 {
-            return Err(ScheduleError::Zero { name: "band" });
+        for (name, value) in [("band", band), ("k_chunks", k_chunks), ("splits", splits)] {
+            if value == 0 {
+                return Err(ScheduleError::Zero { name });
+            }
         }
         match (chunk, raster) {
             (Chunk::Tiles(0), _) => Err(ScheduleError::Zero { name: "chunk" }),
@@ -142,7 +171,15 @@ impl Schedule {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tile {}, chunk {}, {}, band {}", self.tile, self.chunk, self.raster, self.band)
+        let Self { tile, chunk, raster, band, k_chunks, splits, stack } = self;
+        write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
+        if *k_chunks > 1 {
+            write!(f, ", {k_chunks} slices of k")?;
+        }
+        if *splits > 1 {
+            write!(f, ", {splits} splits")?;
+        }
+        f.write_str(if *stack { ", stacked" } else { "" })
     }
 }
 

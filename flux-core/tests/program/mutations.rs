@@ -296,7 +296,7 @@ proptest! {
         let p = pick(&mut call, rank);
         if kind == 0 {
             let index = pick_item(&p.items, item, |item| !is_send(item));
-            p.items[index].await_count -= 1;
+            p.items[index].late_count -= 1;
         } else {
             // two sources use each other's slot
             let (dest, at_dest) = (p.items[0].dest, p.items[0].slot);

@@ -2,7 +2,6 @@
 
 use crate::strategies::{any_calls, build, calls, chunks};
 use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check};
-use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
 
@@ -83,7 +82,7 @@ fn the_reference_shapes_satisfy_every_rule_with_the_default_schedule() {
 #[test]
 fn a_program_prints_what_it_awaits_sends_and_raises() {
     let world = WorldSize::new(2).unwrap();
-    let schedule = Schedule { tile: TileShape::new(64, 16, 64), chunk: Chunk::Tiles(2), raster: Raster::RowsFastest, band: 1 };
+    let schedule = Schedule { chunk: Chunk::Tiles(2), ..Schedule::of(TileShape::new(64, 16, 64)) };
     let rs = Problem::new(OpKind::GemmReduceScatter, 2 * 65, 8, 16, DType::F16, world).unwrap();
     let text = "rank 0 of gemm_rs m=130 n=8 k=16 fp16 tp=2, tile 64x16x64: 4 items, 0 transfers, 1 signals, 1 counters, 2 slots per source
   item    0: [0..64, 0..8] of x shard 1 -> rank 1 slot 0 raise 0 after 2 in counter 0

@@ -63,7 +63,7 @@ pub(crate) fn calls_in_bands(
             };
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-            build(&problem, &Schedule { tile: TileShape::new(tile_m, 8 * tile_n8, 64), chunk, raster, band })
+            build(&problem, &Schedule { chunk, raster, band, ..Schedule::of(TileShape::new(tile_m, 8 * tile_n8, 64)) })
         },
     )
 }

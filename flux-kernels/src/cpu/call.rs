@@ -7,7 +7,7 @@ use super::{HostMemory, Rows, RowsMut, pause};
 use crate::Element;
 use flux_core::Rank;
 use flux_core::layout;
-use flux_core::program::{TileProgram, WorkItem, sink, source};
+use flux_core::program::{Await, TileProgram, WorkItem, sink, source};
 use flux_core::signal::{Left, Poisoned, Protocol};
 use std::marker::PhantomData;
 
@@ -93,7 +93,7 @@ impl<T: Element> Call<'_, T> {
         let k = problem.k_local() as usize;
         let key = (item.a_source, item.a_outer);
         let a = if item.a_source == source::GATHER {
-            self.await_all(item)?;
+            self.await_all(self.program.awaits_of(item))?;
             let place = u64::from(item.a_outer) * layout::gather_place_bytes(problem);
             let bytes = (rows * k * size_of::<T>()) as u64;
             let offset = place + (row * k * size_of::<T>()) as u64;
@@ -111,11 +111,8 @@ impl<T: Element> Call<'_, T> {
         Ok(())
     }
 
-    fn await_all(&self, item: &WorkItem) -> Result<(), Poisoned> {
-        self.program
-            .awaits_of(item)
-            .iter()
-            .try_for_each(|a| self.protocol.wait(a.signal, Rank::new(a.peer), pause::until(self.memory.deadline())))
+    fn await_all(&self, awaits: &[Await]) -> Result<(), Poisoned> {
+        awaits.iter().try_for_each(|a| self.protocol.wait(a.signal, Rank::new(a.peer), pause::until(self.memory.deadline())))
     }
 
     /// Rounds the tile into its slot at the owner; rows lie the tile's `n` apart.
@@ -131,7 +128,7 @@ impl<T: Element> Call<'_, T> {
 
     /// Adds the peers' partial tiles in rank order, once they are there.
     fn reduce(&self, item: &WorkItem, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
-        self.await_all(item)?;
+        self.await_all(self.program.late_awaits_of(item))?;
         let (cols, tile_n) = (item.cols as usize, self.program.tile.n as usize);
         let partial = &mut scratch.partial[..cols];
         for source in 0..item.partials {

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_copy_has_the_addresses_of_the_layout() {
-        let list = [Transfer { dest: 2, place: 1, row: 4, rows: 8, raise: 3, step: 1 }];
+        let list = [Transfer { dest: 2, place: 1, row: 4, rows: 8, col: 0, cols: 32, raise: 3, step: 1 }];
         let half = SIZE.half_stride();
         let copies: Vec<Copy> = copies(&push(&list), half, &[0, 0, 1 << 30, 0], &[0, 0, 1 << 20, 0]).collect();
         let to = (1 << 30) + half + 1024 + 4 * 64;
@@ -68,7 +68,7 @@ mod tests {
     proptest! {
         #[test]
         fn checked_copies_stay_in_the_half_and_on_the_pad(place in 0u32..5, row in 0u32..20, rows in 0u32..20, raise in 0u32..8, dest in 0u32..5) {
-            let list = [Transfer { dest, place, row, rows, raise, step: 1 }];
+            let list = [Transfer { dest, place, row, rows, col: 0, cols: 32, raise, step: 1 }];
             let push = push(&list);
             if push.check(Rank::new(1), 4, SIZE).is_ok() {
                 for copy in copies(&push, 0, &[0; 4], &[0; 4]) {

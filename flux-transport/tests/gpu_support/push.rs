@@ -30,7 +30,16 @@ pub(crate) fn transfers(rank: u32, world: u32) -> Vec<Transfer> {
         let dest = (rank + world - step) % world;
         let place = Rank::new(rank).place_at(Rank::new(dest)).unwrap();
         for chunk in 0..CHUNKS {
-            list.push(Transfer { dest, place, row: chunk * CHUNK, rows: CHUNK, raise: place * CHUNKS + chunk, step });
+            list.push(Transfer {
+                dest,
+                place,
+                row: chunk * CHUNK,
+                rows: CHUNK,
+                col: 0,
+                cols: ROW as u32,
+                raise: place * CHUNKS + chunk,
+                step,
+            });
         }
     }
     list

@@ -51,8 +51,8 @@ fn check_item(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Vi
     if item.counter != NONE {
         at.below("counter", item.counter, p.counters)?;
     }
-    let last = u64::from(item.await_first) + u64::from(item.await_count);
-    at.below("await_first", last, p.awaits.len() as u64 + 1)
+    let awaits = [("await_first", item.await_first, item.await_count), ("late_first", item.late_first, item.late_count)];
+    awaits.into_iter().try_for_each(|(field, first, count)| at.below(field, u64::from(first) + u64::from(count), p.awaits.len() as u64 + 1))
 }
 
 /// A record that is being checked.

@@ -8,7 +8,7 @@
 use super::signals::raises;
 use super::{Record, Violation};
 use crate::Rank;
-use crate::program::TileProgram;
+use crate::program::{Await, TileProgram, WorkItem};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
@@ -33,7 +33,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     while let Some(rank) = ready.pop() {
         let p = &programs[rank];
         while let Some(item) = p.items.get(next[rank]) {
-            let keys = p.awaits_of(item).iter().map(|entry| (p.rank.get(), entry.signal));
+            let keys = awaits(p, item).map(|entry| (p.rank.get(), entry.signal));
             if let Some(missing) = keys.into_iter().find(|key| !raised.contains(key)) {
                 waiting.insert(missing, rank);
                 break;
@@ -48,7 +48,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let stuck: BTreeMap<usize, u32> = waiting.into_iter().map(|((_, signal), rank)| (rank, signal)).collect();
     let awaited = |rank: usize| {
         let (p, signal) = (&programs[rank], *stuck.get(&rank)?);
-        let entry = p.awaits_of(&p.items[next[rank]]).iter().find(|entry| entry.signal == signal)?;
+        let entry = awaits(p, &p.items[next[rank]]).find(|entry| entry.signal == signal)?;
         Some((signal, entry.peer))
     };
     let Some(&first) = stuck.keys().next() else { return Ok(()) };
@@ -56,4 +56,9 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let on_circle = (0..programs.len()).fold(first, |rank, _| awaited(rank).map_or(rank, |(_, peer)| peer as usize));
     let (signal, peer) = awaited(on_circle).unwrap_or_default();
     Err(Violation::Deadlock { rank: programs[on_circle].rank, item: next[on_circle], signal, peer: Rank::new(peer) })
+}
+
+/// All that an item awaits, in order.
+fn awaits<'p>(p: &'p TileProgram, item: &WorkItem) -> impl Iterator<Item = &'p Await> {
+    p.awaits_of(item).iter().chain(p.late_awaits_of(item))
 }

@@ -3,7 +3,7 @@
 
 use super::{Record, Violation};
 use crate::Rank;
-use crate::program::{TileProgram, WorkItem, sink, source};
+use crate::program::{Await, TileProgram, WorkItem, sink, source};
 use std::collections::BTreeMap;
 
 /// Who writes what, by owner and first slot or gather row. Writers do not overlap, so a key has one.
@@ -42,7 +42,7 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
             _ => None,
         });
         match transfer {
-            Some((first, t)) if first + t.rows > row && awaits(p, item, t.raise) => row = first + t.rows,
+            Some((first, t)) if first + t.rows > row && awaits(p.awaits_of(item), t.raise) => row = first + t.rows,
             _ => {
                 let peer = Rank::new(item.out_outer);
                 return Err(Violation::Unguarded { rank: p.rank, item: index, what: "gather row", index: row, peer });
@@ -66,13 +66,13 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
             Some(sent) if elements(sent) != elements(item) => {
                 return Err(Violation::WrongPartial { rank: p.rank, item: index, slot, peer });
             }
-            Some(sent) if awaits(p, item, sent.raise) => {}
+            Some(sent) if awaits(p.late_awaits_of(item), sent.raise) => {}
             _ => return Err(Violation::Unguarded { rank: p.rank, item: index, what: "slot", index: slot, peer }),
         }
     }
     Ok(())
 }
 
-fn awaits(p: &TileProgram, item: &WorkItem, signal: u32) -> bool {
-    p.awaits_of(item).iter().any(|entry| entry.signal == signal)
+fn awaits(entries: &[Await], signal: u32) -> bool {
+    entries.iter().any(|entry| entry.signal == signal)
 }

@@ -33,7 +33,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let mut awaited: BTreeSet<(u32, u32)> = BTreeSet::new();
     for p in programs {
         for (item, record) in p.items.iter().enumerate() {
-            for entry in p.awaits_of(record) {
+            for entry in p.awaits_of(record).iter().chain(p.late_awaits_of(record)) {
                 let key = (p.rank.get(), entry.signal);
                 let (signal, named) = (entry.signal, Rank::new(entry.peer));
                 match raised.get(&key) {

@@ -58,7 +58,7 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
                 assert!(shape_refused(OPS[0], [8 * w + 1, 8 * w, 8]).contains("not divisible by the world size 3: pad m to 27"));
                 assert!(shape_refused(OPS[1], [8 * w, 8, 8 * w + 8]).starts_with("k = 32 is not divisible by the world size 3"));
             }
-            let good = Schedule { tile: machine.tiles()[0], chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1 };
+            let good = Schedule::of(machine.tiles()[0]);
             let bad = Schedule { chunk: Chunk::Tiles(0), ..good };
             assert!(refused(OPS[0], [8 * w, 8 * w, 8], Plan { schedule: Some(bad), ..Plan::default() }).starts_with("chunk = 0"));
             assert!(refused(OPS[0], [8 * w, 8 * w, 8], Plan { workers: Some(0), ..Plan::default() }).starts_with("workers = 0"));
@@ -90,7 +90,7 @@ pub fn the_workspace_is_known_before_it_is_taken(machine: Machine) {
     for world in machine.worlds(&[1, 4]) {
         machine.run(world, defaults, |node| {
             let w = world as usize;
-            let schedule = Schedule { tile: TileShape::new(128, 128, 64), chunk: Chunk::Tiles(1), raster: Raster::RowsFastest, band: 1 };
+            let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 128, 64)) };
             let builder = GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w).schedule(schedule);
             let before = builder.workspace(node.comm.world_size()).unwrap();
             let op = builder.build(&node.comm).unwrap();

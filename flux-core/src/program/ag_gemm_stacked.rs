@@ -1,0 +1,77 @@
+//! The program of AllGather-GEMM whose tiles span shards: all rows as one matrix, which the gather buffer holds in rank order.
+//!
+//! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the gather buffer alone.
+
+use super::along_k::AlongK;
+use super::arrivals::Arrivals;
+use super::items::Items;
+use super::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use crate::tile::TileGrid;
+use crate::{Problem, Rank};
+
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileProgram {
+    let world = problem.world();
+    let (m, tile_m) = (problem.m(), schedule.tile.m);
+    let arrivals = Arrivals::new(problem, schedule);
+    let slices = arrivals.slices();
+    let mut list = Items::new(rank, AlongK::new(problem, schedule), schedule, world.get() * arrivals.chunks() * slices);
+
+    // by row block: the first entry of its await list, and entries for each slice
+    let mut awaited = Vec::new();
+    for first_row in (0..m).step_by(tile_m as usize) {
+        let rows = first_row..first_row.saturating_add(tile_m).min(m);
+        // in the order in which shards arrive
+        let pieces = || {
+            (0..world.get()).map(|step| rank.after(step, world)).flat_map(|shard| {
+                let own = problem.shard_rows(shard);
+                let (first, end) = (rows.start.max(own.start), rows.end.min(own.end));
+                let chunks = if first < end { arrivals.chunks_of(first - own.start..end - own.start) } else { 0..0 };
+                chunks.map(move |chunk| (shard, chunk))
+            })
+        };
+        awaited.push((list.next_await(), pieces().count() as u32));
+        for slice in 0..slices {
+            list.awaits.extend(pieces().map(|(shard, chunk)| arrivals.await_piece(shard.get(), shard, chunk, slice)));
+        }
+    }
+    for tile in TileGrid::new(m, problem.n_local(), schedule.tile).order(schedule.raster) {
+        let (first, per_slice) = awaited[(tile.row / tile_m) as usize];
+        let item = WorkItem {
+            a_source: source::GATHER,
+            row: tile.row,
+            rows: tile.rows,
+            col: tile.col,
+            cols: tile.cols,
+            sink: sink::STORE,
+            dest: rank.get(),
+            ..WorkItem::default()
+        };
+        list.tile(item, |k| arrivals.awaits_of(first, per_slice, k));
+    }
+    TileProgram {
+        problem: *problem,
+        rank,
+        tile: schedule.tile,
+        signals: list.signals(),
+        part_slots: list.part_slots,
+        items: list.items,
+        awaits: list.awaits,
+        transfers: transfers(&arrivals, problem, rank),
+        slots_per_source: 0,
+        counters: 0,
+        stacked: true,
+    }
+}
+
+/// The own shard to every rank, the own one first: every reader's first steps along `k` need the first slice of all shards.
+fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank) -> Vec<Transfer> {
+    let world = problem.world();
+    let mut list = Vec::with_capacity((world.get() * arrivals.chunks() * arrivals.slices()) as usize);
+    for slice in 0..arrivals.slices() {
+        for step in 0..world.get() {
+            let to = (rank.before(step, world), step);
+            list.extend((0..arrivals.chunks()).map(|chunk| arrivals.transfer(to, rank.get(), chunk, slice)));
+        }
+    }
+    list
+}

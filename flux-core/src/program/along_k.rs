@@ -1,0 +1,62 @@
+//! Where `k` is cut.
+//!
+//! Invariant: every cut is at a step of `tile.k`, no piece is empty, and the pieces in order are all of `k`.
+
+use super::Schedule;
+use crate::Problem;
+use std::ops::Range;
+
+/// The steps along `k` that one rank multiplies, the last of which may be shorter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AlongK {
+    k: u32,
+    step: u32,
+}
+
+impl AlongK {
+    pub(super) fn new(problem: &Problem, schedule: &Schedule) -> Self {
+        Self { k: problem.k_local(), step: schedule.tile.k }
+    }
+
+    /// Steps in all.
+    pub(super) const fn steps(self) -> u32 {
+        self.k.div_ceil(self.step)
+    }
+
+    /// The first of the elements of these steps, and how many there are.
+    pub(super) fn columns(self, steps: &Range<u32>) -> (u32, u32) {
+        let end = steps.end.checked_mul(self.step).map_or(self.k, |end| end.min(self.k));
+        (steps.start * self.step, end - steps.start * self.step)
+    }
+
+    /// At most `most` slices of equal width, but for the last, which is what is left.
+    pub(super) fn slices(self, most: u32) -> Vec<Range<u32>> {
+        let width = self.steps().div_ceil(most);
+        (0..self.steps()).step_by(width as usize).map(|first| first..first.saturating_add(width).min(self.steps())).collect()
+    }
+
+    /// `count` parts, or as many as there are steps, whose widths differ by at most one step.
+    pub(super) fn parts(self, count: u32) -> Vec<Range<u32>> {
+        let count = count.min(self.steps());
+        let border = |part: u32| {
+            let steps = u64::from(part) * u64::from(self.steps()) / u64::from(count);
+            u32::try_from(steps).unwrap_or(self.steps())
+        };
+        (0..count).map(|part| border(part)..border(part + 1)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_are_as_wide_as_the_first_and_parts_nearly_equal() {
+        let k = AlongK { k: 10 * 64 - 24, step: 64 };
+        assert_eq!((k.steps(), k.slices(1), k.slices(4)), (10, vec![0..10], vec![0..3, 3..6, 6..9, 9..10]));
+        assert_eq!(k.slices(6).len(), 5, "five of two steps");
+        assert_eq!(k.slices(u32::MAX).len(), 10);
+        assert_eq!((k.parts(3), k.parts(99).len()), (vec![0..3, 3..6, 6..10], 10));
+        assert_eq!((k.columns(&(0..3)), k.columns(&(9..10))), ((0, 192), (576, 40)));
+    }
+}

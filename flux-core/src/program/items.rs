@@ -1,0 +1,66 @@
+//! The items of a program while it is built: a tile becomes one item, or several that share its `k`.
+//!
+//! Invariant: the lenders of a tile come right before its lead, and the signals that they raise after all others of the pad.
+
+use super::along_k::AlongK;
+use super::{Await, Schedule, WorkItem, sink};
+use crate::Rank;
+use std::ops::Range;
+
+/// The lists of items and awaits.
+#[derive(Debug)]
+pub(super) struct Items {
+    pub(super) items: Vec<WorkItem>,
+    pub(super) awaits: Vec<Await>,
+    /// Signals that are not lenders', and below them.
+    other_signals: u32,
+    /// Part slots taken.
+    pub(super) part_slots: u32,
+    parts: Vec<Range<u32>>,
+    rank: Rank,
+}
+
+impl Items {
+    /// None yet, of a program of `rank` that uses `other_signals` signals besides those of lenders.
+    pub(super) fn new(rank: Rank, along_k: AlongK, schedule: &Schedule, other_signals: u32) -> Self {
+        let parts = along_k.parts(schedule.splits);
+        Self { items: Vec::new(), awaits: Vec::new(), other_signals, part_slots: 0, parts, rank }
+    }
+
+    /// Signals used so far.
+    pub(super) const fn signals(&self) -> u32 {
+        self.other_signals + self.part_slots
+    }
+
+    /// The first entry that is appended to the await list next.
+    pub(super) fn next_await(&self) -> u32 {
+        self.awaits.len() as u32
+    }
+
+    /// Appends a tile: what is said of it here is its lead's. `rows` gives the entries of the await list, first and count, for a part of `k`.
+    pub(super) fn tile(&mut self, tile: WorkItem, rows: impl Fn(&Range<u32>) -> (u32, u32)) {
+        let part = self.part_slots;
+        let item = |k: &Range<u32>| {
+            let (await_first, await_count) = rows(k);
+            WorkItem { await_first, await_count, k_first: k.start, k_steps: k.end - k.start, ..tile }
+        };
+        let lenders = self.parts.len() as u32 - 1;
+        for (i, k) in (0..).zip(&self.parts[1..]) {
+            let (raise, part) = (self.other_signals + part + i, part + i);
+            let (dest, slot, partials) = (self.rank.get(), super::NONE, 0);
+            let of = WorkItem { sink: sink::LEND, dest, slot, partials, raise, counter: super::NONE, raise_after: 1, part, ..item(k) };
+            self.items.push(WorkItem { late_first: 0, late_count: 0, ..of });
+        }
+        let mut lead = item(&self.parts[0]);
+        if lenders > 0 {
+            let late = lead.late_first as usize..(lead.late_first + lead.late_count) as usize;
+            (lead.part, lead.parts) = (part, lenders);
+            (lead.late_first, lead.late_count) = (self.next_await(), lenders + lead.late_count);
+            let signals = self.other_signals + part..self.other_signals + part + lenders;
+            self.awaits.extend(signals.map(|signal| Await { signal, peer: self.rank.get(), k_step: 0 }));
+            self.awaits.extend_from_within(late);
+            self.part_slots += lenders;
+        }
+        self.items.push(lead);
+    }
+}
