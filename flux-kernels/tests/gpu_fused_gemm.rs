@@ -15,8 +15,14 @@ use flux_kernels::cuda::Pace;
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use std::sync::Arc;
 
-const TILES: [TileShape; 4] =
-    [TileShape::new(128, 256, 64), TileShape::new(256, 128, 64), TileShape::new(128, 192, 64), TileShape::new(128, 128, 64)];
+const TILES: [TileShape; 6] = [
+    TileShape::new(128, 256, 64),
+    TileShape::new(256, 128, 64),
+    TileShape::new(128, 192, 64),
+    TileShape::new(128, 128, 64),
+    TileShape::new(64, 256, 64),
+    TileShape::new(64, 128, 64),
+];
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
 fn problem(op: OpKind, m_shard: usize, n: usize, k: usize, dtype: DType, world: u32) -> Problem {
@@ -35,23 +41,27 @@ fn schedule(tile: TileShape, chunk: Chunk) -> Schedule {
 
 type Case = (usize, usize, usize, u32, Chunk);
 
-/// Three calls of every variant, with new data each, integers compared for equality.
+/// Three calls, with new data each, integers compared for equality.
+fn check(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule) {
+    let mut w = World::new(context, p, schedule, Epoch::FIRST);
+    for (call, fill) in [(1, Fill::SmallInts), (2, Fill::Uniform), (3, Fill::SmallInts)] {
+        let seeds = Seeds { x: 7 * call, w: 1000 + call };
+        w.prepare(seeds, fill);
+        w.call();
+        for (rank, report) in w.verify(seeds, fill).iter().enumerate() {
+            let fault = w.fault(rank);
+            assert!(report.passed(), "{p}, {schedule}, call {call} {fill:?} rank {rank}: {report:?} {fault:?}");
+        }
+    }
+}
+
+/// Every variant on every case.
 fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
         for dtype in [DType::Bf16, DType::F16] {
             for tile in TILES {
                 for &(m, n, k, world, chunk) in cases {
-                    let p = problem(op, m, n, k, dtype, world);
-                    let mut w = World::new(context, p, &schedule(tile, chunk), Epoch::FIRST);
-                    for (call, fill) in [(1, Fill::SmallInts), (2, Fill::Uniform), (3, Fill::SmallInts)] {
-                        let seeds = Seeds { x: 7 * call, w: 1000 + call };
-                        w.prepare(seeds, fill);
-                        w.call();
-                        for (rank, report) in w.verify(seeds, fill).iter().enumerate() {
-                            let fault = w.fault(rank);
-                            assert!(report.passed(), "{p} {tile} {chunk} call {call} {fill:?} rank {rank}: {report:?} {fault:?}");
-                        }
-                    }
+                    check(context, problem(op, m, n, k, dtype, world), &schedule(tile, chunk));
                 }
             }
         }
@@ -75,6 +85,25 @@ fn together_every_variant_is_right_on_whole_and_ragged_tiles() {
         (8, 264, 1048, 8, Chunk::Tiles(3)),
     ];
     check_all_variants(&context, &cases);
+}
+
+#[test]
+fn tiles_that_span_shards_and_split_k_are_right() {
+    let Some(context) = device("tiles_that_span_shards_and_split_k_are_right") else { return };
+    let cases = [(1, 264, 200, 2), (5, 328, 1048, 3), (16, 520, 1024, 4), (8, 264, 1048, 8), (72, 392, 712, 3)];
+    for op in OPS {
+        for tile in TILES {
+            for (m, n, k, world) in cases {
+                let p = problem(op, m, n, k, DType::Bf16, world);
+                for (stack, splits, k_chunks) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
+                    check(&context, p, &Schedule { stack, splits, k_chunks, band: 2, ..Schedule::of(tile) });
+                }
+            }
+            for (m, splits) in [(8, 2), (136, 5)] {
+                check(&context, problem(op, m, 328, 1048, DType::F16, 1), &Schedule { splits, ..Schedule::of(tile) });
+            }
+        }
+    }
 }
 
 #[test]
@@ -140,6 +169,37 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
                 println!("{p} tile {tile} {raster:?}: {:.4} ms, {rate:.0} TFLOP/s", ms[7]);
                 let report = w.verify(seeds, Fill::Uniform)[0];
                 assert!(report.passed(), "{report:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn few_rows_against_the_reference_weights_print_their_bandwidth() {
+    let Some(context) = device("few_rows_against_the_reference_weights_print_their_bandwidth") else { return };
+    let (n, k) = (12288, 12288);
+    for (m, tile_m) in [(64, 64), (128, 128), (256, 128), (256, 256)] {
+        for tile in TILES.into_iter().filter(|tile| tile.m == tile_m) {
+            let tiles = (m as u32).div_ceil(tile.m) * (n as u32).div_ceil(tile.n);
+            for splits in [1, 2, 3, 4, 8, 11] {
+                for workers in [96, 112, 120, 128, 132] {
+                    // within a tenth of whole waves
+                    let items = tiles * splits;
+                    if items < 64 || items.div_ceil(workers) * workers * 10 > items * 11 + workers {
+                        continue;
+                    }
+                    let p = problem(OpKind::AllGatherGemm, m, n, k, DType::Bf16, 1);
+                    let mut w = World::new(&context, p, &Schedule { splits, ..Schedule::of(tile) }, Epoch::FIRST);
+                    w.workers = workers;
+                    let seeds = Seeds { x: 1, w: 2 };
+                    w.prepare(seeds, Fill::Uniform);
+                    w.time(3);
+                    let mut ms = w.time(15);
+                    ms.sort_by(f32::total_cmp);
+                    let rate = (n * k * 2) as f64 / f64::from(ms[7]) / 1e6;
+                    println!("m {m} tile {tile} splits {splits} workers {workers}: {:.4} ms, {rate:.0} GB/s of w", ms[7]);
+                    assert!(w.verify(seeds, Fill::Uniform)[0].passed());
+                }
             }
         }
     }

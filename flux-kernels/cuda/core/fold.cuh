@@ -38,13 +38,13 @@ __device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem&
     }
 }
 
-// Waits for what the CTA's folds read, then lets its consumers go on; by a warp, whose lanes share the signals.
+// Waits for what the CTA's folds read, from item `i` on, then lets its consumers go on; by a warp, whose lanes share the signals. Begun once the CTA's
+// own tiles are sent: earlier, the polls of all CTAs would hold up loads, and what they wait for is seldom there.
 template <class C>
-__device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk) {
+__device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i) {
     const u32 lane = threadIdx.x % 32;
-    for (u32 i = walk.first; i < walk.count; i += walk.stride) {
+    for (; i < walk.count; i += walk.stride) {
         const WorkItem item = load_item(p, i);
-        if (item.sink != static_cast<u32>(Sink::kFold)) continue;
         // After a failed wait the sums are garbage, but in bounds: the call is reported as failed.
         for (u32 n = lane; n < item.late_count; n += 32) await_late(p, epoch, item, n);
     }

@@ -1,4 +1,4 @@
-// The persistent kernel: the warps of every CTA are a producer, a storer, a mover (or one that awaits folds) and two consumers of four warps each.
+// The persistent kernel: the warps of every CTA are a producer, a storer, a mover and two consumers of four warps each.
 #pragma once
 #include "core/close.cuh"
 #include "core/config.cuh"
@@ -51,8 +51,6 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         } else if (warp == 2) {
             if constexpr (!C::kReduceScatter) {
                 if (ptx::elect_one()) Mover<C>{p, smem, epoch}.run(blockIdx.x, gridDim.x);
-            } else {
-                await_folds<C>(p, smem, epoch, walk);
             }
         }
         __syncwarp();

@@ -1,6 +1,7 @@
 // The storer: a warp that sends finished output buffers on their way, to the caller's y or to their owners, and raises signals.
 #pragma once
 #include "core/config.cuh"
+#include "core/fold.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "core/wait.cuh"
@@ -82,10 +83,11 @@ struct Storer {
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        for (u32 i = walk.first; i < walk.count; i += walk.stride) {
+        u32 i = walk.first;
+        for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
             if constexpr (C::kReduceScatter) {
-                if (item.sink == static_cast<u32>(Sink::kFold)) continue;
+                if (item.sink == static_cast<u32>(Sink::kFold)) break;
                 if (item.sink == static_cast<u32>(Sink::kScatter)) {
                     // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
                     // The other lanes meet the one that did the items before, so the buffers' barriers are in this item's phase.
@@ -104,6 +106,9 @@ struct Storer {
             }
             if (lane == 0) send_or_store(item);
             phase ^= 1;
+        }
+        if constexpr (C::kReduceScatter) {
+            if (i < walk.count) await_folds<C>(p, smem, epoch, walk, i);
         }
         ptx::bulk_wait<0>();
     }

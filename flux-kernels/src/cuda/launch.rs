@@ -136,15 +136,24 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
     let p = program.program();
     let problem = &p.problem;
     let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
-    let (rows, k) = (problem.m_shard(), problem.k_local());
-    // The operand whose rows are global is a stack of shards, so that a tile's box ends at the shard's border.
-    let (x_shards, y_shards) = match problem.op() {
-        OpKind::AllGatherGemm => (1, world.get()),
-        OpKind::GemmReduceScatter => (world.get(), 1),
+    let (m_shard, k) = (problem.m_shard(), problem.k_local());
+    // The operand whose rows are global is a stack of shards, so that a tile's box ends at the shard's border, or one matrix where tiles span shards.
+    let (global_rows, shards) = if p.stacked { (problem.m(), 1) } else { (m_shard, world.get()) };
+    let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
+        OpKind::AllGatherGemm => (m_shard, 1, global_rows, shards),
+        OpKind::GemmReduceScatter => (global_rows, shards, m_shard, 1),
     };
-    let shard_bytes = |m: Matrix| u64::from(rows) * m.row_bytes;
+    let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
     let x_outer = [(x_shards, shard_bytes(args.x)), (1, shard_bytes(args.x))];
-    let x = Stack { operand: "x", address: args.x.address, cols: k, rows, row_bytes: args.x.row_bytes, outer: &x_outer, box_rows: tile.m };
+    let x = Stack {
+        operand: "x",
+        address: args.x.address,
+        cols: k,
+        rows: x_rows,
+        row_bytes: args.x.row_bytes,
+        outer: &x_outer,
+        box_rows: tile.m,
+    };
     let w = Stack {
         operand: "w",
         address: args.w.address,
@@ -159,7 +168,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         operand: "y",
         address: args.y.address,
         cols: problem.n_local(),
-        rows,
+        rows: y_rows,
         row_bytes: args.y.row_bytes,
         outer: &y_outer,
         box_rows: 64,
@@ -168,9 +177,10 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
     let a_caller = encode(dtype, &x)?;
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
     let a_gather = if gathers {
-        let outer = [(world.peers(), gather_place_bytes(problem)), (2, args.half_stride)];
+        let places = if p.stacked { 1 } else { world.peers() };
+        let outer = [(places, gather_place_bytes(problem)), (2, args.half_stride)];
         let address = args.data[p.rank.index()];
-        encode(dtype, &Stack { operand: "the gather buffer", address, row_bytes, outer: &outer, ..x })?
+        encode(dtype, &Stack { operand: "the gather buffer", address, rows: global_rows, row_bytes, outer: &outer, ..x })?
     } else {
         a_caller
     };
@@ -192,16 +202,20 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         x_row_bytes: args.x.row_bytes,
         row_bytes,
         place_bytes: gather_place_bytes(problem),
+        y_address: args.y.address,
+        y_row_bytes: args.y.row_bytes,
+        parts_offset: p.parts_offset(),
         rank: p.rank.get(),
         world: world.get(),
         item_count: p.items.len() as u32,
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
-        k_steps: k.div_ceil(tile.k),
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),
         push_gap_ns: args.pace.push_gap_ns,
         send_gap_ns: args.pace.send_gap_ns,
-        reserved: [0; 5],
+        m_shard,
+        source_row_bytes: problem.n_local() * dtype.bytes() as u32,
+        reserved: [0; 4],
     })
 }
 

@@ -25,16 +25,20 @@ pub(super) struct Params {
     pub(super) x_row_bytes: u64,
     pub(super) row_bytes: u64,
     pub(super) place_bytes: u64,
+    pub(super) y_address: u64,
+    pub(super) y_row_bytes: u64,
+    pub(super) parts_offset: u64,
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) item_count: u32,
     pub(super) transfer_count: u32,
-    pub(super) k_steps: u32,
     pub(super) slots_per_source: u32,
     pub(super) await_pushed: u32,
     pub(super) push_gap_ns: u32,
     pub(super) send_gap_ns: u32,
-    pub(super) reserved: [u32; 5],
+    pub(super) m_shard: u32,
+    pub(super) source_row_bytes: u32,
+    pub(super) reserved: [u32; 4],
 }
 
 const _: () = assert!(size_of::<Params>() == 1024 && size_of::<CUtensorMap>() == 128 && MAX_WORLD == 16);

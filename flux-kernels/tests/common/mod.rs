@@ -88,6 +88,8 @@ pub(crate) struct World {
     size: WorkspaceSize,
     /// Gaps of pushes and sends.
     pub(crate) pace: Pace,
+    /// CTAs of a rank.
+    pub(crate) workers: u32,
     pub(crate) deadline_ns: u64,
     epoch: Epoch,
 }
@@ -119,7 +121,9 @@ impl World {
         let data = ranks.iter().map(|_| Memory::words(size.data_bytes(), u32::MAX)).collect();
         let pads = ranks.iter().map(|_| Memory::words(layout::pad_bytes(size.signals), first.before(1).get())).collect();
         context.synchronize().expect("initialised");
-        Self { problem, kernel, harness, ranks, data, pads, size, pace: Pace::default(), deadline_ns: 10_000_000_000, epoch: first }
+        let workers = kernel.multiprocessors() / ranks.len() as u32;
+        let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
+        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, epoch: first }
     }
 
     fn raw(&self, rank: usize) -> usize {
@@ -161,7 +165,6 @@ impl World {
     pub(crate) fn enqueue(&self, i: usize) {
         let rank = &self.ranks[i];
         let p = &self.problem;
-        let workers = self.kernel.multiprocessors() / self.ranks.len() as u32;
         let matrix = |m: &Memory, s: flux_core::problem::Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let args = LaunchArgs {
@@ -175,7 +178,7 @@ impl World {
             half_stride: self.size.half_stride(),
             deadline_ns: self.deadline_ns,
             await_pushed: false,
-            workers,
+            workers: self.workers,
             push: true,
             pace: self.pace,
             stream: self.raw(i),
@@ -210,6 +213,8 @@ impl World {
         let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         (0..count)
             .map(|_| {
+                // hides the cost of the launch
+                self.delay(0, 50_000);
                 let (a, b) = (context.new_event(flags).expect("event"), context.new_event(flags).expect("event"));
                 a.record(&self.ranks[0].stream).expect("record");
                 self.call();
