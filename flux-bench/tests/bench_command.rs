@@ -35,6 +35,26 @@ fn the_host_bench_verifies_both_ops_and_writes_what_it_prints() {
 }
 
 #[test]
+fn a_sustained_bench_says_what_calls_back_to_back_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("host.json");
+    let words =
+        ["bench", "--transport", "host", "--tp", "2", "--ms", "16,32", "--shapes", "gpt3/128", "--ops", "gemm_rs", "--samples", "3"];
+    let done = flux_bench(&[words.as_slice(), &["--sustained", "0.1", "--json", path.to_str().unwrap()]].concat());
+    assert!(done.status.success(), "{}", text(&done));
+    let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(report.rows.len(), 2);
+    for row in &report.rows {
+        let sustained = row.sustained.unwrap();
+        assert_eq!((sustained.seconds, sustained.blocks), (0.1, 1));
+        for times in [sustained.t_op_ms, sustained.t_gemm_ms, sustained.t_serial_ms] {
+            assert!(times.median > 0.0, "{sustained:?}");
+        }
+    }
+    assert!(text(&done).contains("back to back, 0.1 s each"), "{}", text(&done));
+}
+
+#[test]
 fn a_shape_that_no_world_can_split_is_refused() {
     let done = flux_bench(&["bench", "--transport", "host", "--tp", "5", "--ms", "16"]);
     assert_eq!(done.status.code(), Some(1));
