@@ -69,6 +69,16 @@ fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
 }
 
 #[test]
+fn each_first_call_has_a_process_of_its_own_and_a_slow_one_fails() {
+    let words = ["first-call", "--transport", "host", "--tp", "2", "--ms", "16,32", "--shapes", "gpt3/128", "--ops", "ag-gemm"];
+    let done = flux_bench(&[words.as_slice(), &["--at-most", "1e9"]].concat());
+    assert!(done.status.success(), "{}", text(&done));
+    assert_eq!(text(&done).lines().filter(|l| l.starts_with("ag_gemm")).count(), 2, "{}", text(&done));
+    let slow = flux_bench(&[words.as_slice(), &["--at-most", "0"]].concat());
+    assert_eq!((slow.status.code(), text(&slow).matches("TOO SLOW").count()), (Some(1), 2), "{}", text(&slow));
+}
+
+#[test]
 fn the_soak_passes_on_the_host() {
     let done = flux_bench(&["soak", "--transport", "host", "--tp", "3", "--quick", "--only", "least"]);
     assert!(done.status.success(), "{}", text(&done));
