@@ -20,7 +20,7 @@ use flux_transport::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
 
 /// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one reads.
-pub(super) const SETS: usize = 3;
+pub(crate) const SETS: usize = 3;
 /// Least time for which the spinning kernel holds the stream.
 const SPIN: Duration = Duration::from_micros(100);
 

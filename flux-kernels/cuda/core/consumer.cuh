@@ -149,8 +149,9 @@ struct Consumer {
             }
             // Orders this thread's writes of the output buffer before the bulk store that reads it.
             ptx::fence_proxy_async_shared();
-            ptx::mbarrier_arrive(smem.out_full(index));
+            // Before the arrival, so that it is never later than the storer's stamp.
             mark(i, &ItemStamps::written);
+            ptx::mbarrier_arrive(smem.out_full(index));
             out_phase ^= 1;
         }
     }
