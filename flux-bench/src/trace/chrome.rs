@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
-    trace_events: Vec<Value>,
+    #[serde(rename = "traceEvents")]
+    events: Vec<Value>,
     display_time_unit: &'static str,
     other_data: Value,
 }
@@ -27,14 +28,14 @@ const STORER: usize = 2;
 
 /// The events of all ranks.
 pub fn events(problem: &Problem, ranks: &[Traced]) -> Trace {
-    let mut trace_events = Vec::new();
+    let mut all = Vec::new();
     for traced in ranks {
-        Writer { timeline: &traced.timeline, start: traced.timeline.start_ns(), events: &mut trace_events }.rank();
+        Writer { timeline: &traced.timeline, start: traced.timeline.start_ns(), events: &mut all }.rank();
     }
     let plans: Vec<&str> = ranks.iter().map(|traced| traced.plan.as_str()).collect();
     let call_us: Vec<f64> = ranks.iter().map(|traced| traced.event_ms * 1e3).collect();
     let other_data = json!({ "problem": problem.to_string(), "plans": plans, "call_us": call_us, "commit": crate::report::commit() });
-    Trace { trace_events, display_time_unit: "ns", other_data }
+    Trace { events: all, display_time_unit: "ns", other_data }
 }
 
 struct Writer<'a> {

@@ -68,7 +68,7 @@ fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
     for ((wave, kind), items) in rows(&traced.timeline) {
         let _infallible = write!(text, "{:<14} {:>5}", format!("{wave} {kind}"), items.len());
         for (_, at) in phases {
-            let mut times: Vec<u64> = items.iter().map(|t| at(t)).collect();
+            let mut times: Vec<u64> = items.iter().map(at).collect();
             // What no item of the row comes past.
             let cell = if times.iter().all(|&t| t == 0) { "-".to_owned() } else { spread(&mut times, us) };
             let _infallible = write!(text, " {cell:>20}");
