@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, doctor, gpu_ci, launch, links, run, show, soak, trace};
+use crate::{bench, doctor, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -20,6 +20,10 @@ enum Command {
     Bench(bench::Args),
     /// Record when each phase of each tile of one call ended, on every rank
     Trace(trace::Args),
+    /// Time what a user would pick instead: PyTorch, with NCCL in turn and with its fused ops
+    Peers(peers::Args),
+    /// Time the first call of an op in a process that has just built it, beside the calls after it
+    FirstCall(first_call::Args),
     /// Run an op on operands from a safetensors file
     Run(run::Args),
     /// Start a program once for every rank, as processes of this machine
@@ -54,6 +58,8 @@ fn act(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Bench(args) => bench::run(&args).map(status),
         Command::Trace(args) => trace::run(&args).map(|()| 0),
+        Command::Peers(args) => peers::run(&args).map(status),
+        Command::FirstCall(args) => first_call::run(&args).map(status),
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
         Command::Soak(args) => soak::run(&args).map(status),
