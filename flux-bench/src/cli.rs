@@ -95,6 +95,15 @@ mod tests {
     }
 
     #[test]
+    fn trace_needs_one_shape_and_something_to_show() {
+        let parse = |words: &str| Cli::try_parse_from(["flux-bench", "trace"].into_iter().chain(words.split(' ')));
+        assert!(parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err());
+        let words = "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --tile 128x192 --band 2 --output a.json --summary";
+        let Command::Trace(args) = parse(words).unwrap().command else { panic!("not a trace") };
+        assert_eq!((args.ms, args.calls, args.plan.band), (512, 20, Some(2)));
+    }
+
+    #[test]
     fn show_needs_files_and_a_form_or_a_repository() {
         for words in ["show a.json", "show --markdown", "show --svg a.svg", "show a.json --publish .", "show"] {
             assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");

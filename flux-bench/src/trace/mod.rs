@@ -14,7 +14,6 @@ pub use summary::summary;
 use crate::atomic_file;
 use crate::bench::{self, gpu::SETS};
 use crate::data::Fill;
-use crate::gpu::Gpu;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
@@ -25,7 +24,7 @@ use crate::site::Site;
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use flux_ops::Timeline;
-use flux_transport::nccl::{Comm, ElementType, UniqueId};
+use flux_transport::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Select, World};
 use half::bf16;
 use std::path::PathBuf;
@@ -113,7 +112,7 @@ fn record(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow
     gpu.upload(&word, &[0; 4])?;
     let mut event_ms = 0.0;
     for call in 0..args.calls as usize {
-        line_up(gpu, &nccl, word.address())?;
+        gpu.line_up(&nccl, &word, SPIN)?;
         event_ms = gpu.time(|| site.forward(&op, &mut sets[call % SETS]))?;
     }
     site.sync(&op)?;
@@ -121,11 +120,4 @@ fn record(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow
     let verdict = site.verify(&sets[(args.calls as usize - 1) % SETS])?;
     ensure!(verdict.ok(), "the call's result is wrong: {verdict}");
     Ok(Traced { timeline, event_ms, plan: format!("{}, {}", op.schedule(), op.executor()) })
-}
-
-/// No rank's stream comes past this before every rank's has come here.
-fn line_up(gpu: &Gpu, nccl: &Comm, word: u64) -> anyhow::Result<()> {
-    // SAFETY: one word of this rank's memory, on its one stream.
-    unsafe { nccl.all_reduce(word, word, 1, ElementType::U32, gpu.raw_stream())? };
-    gpu.spin(SPIN)
 }
