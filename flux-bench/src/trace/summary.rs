@@ -60,13 +60,13 @@ fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
         us(traced.timeline.end_ns()),
         traced.event_ms * 1e3,
     );
-    let _infallible = write!(text, "{:<14} {:>5}", "wave", "tiles");
+    let _infallible = write!(text, "{:<17} {:>5}", "wave", "tiles");
     for (name, _) in phases {
         let _infallible = write!(text, " {name:>20}");
     }
     text.push('\n');
     for ((wave, kind), items) in rows(&traced.timeline) {
-        let _infallible = write!(text, "{:<14} {:>5}", format!("{wave} {kind}"), items.len());
+        let _infallible = write!(text, "{:<17} {:>5}", format!("{wave} {kind}"), items.len());
         for (_, at) in phases {
             let mut times: Vec<u64> = items.iter().map(at).collect();
             // What no item of the row comes past.
