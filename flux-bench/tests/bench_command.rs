@@ -56,6 +56,14 @@ fn the_soak_passes_on_the_host() {
 }
 
 #[test]
+fn processes_share_host_memory_as_threads_do() {
+    let done = flux_bench(&["soak", "--transport", "host", "--tp", "3", "--quick", "--processes", "--only", "least"]);
+    assert!(done.status.success(), "{}", text(&done));
+    assert!(text(&done).contains("3 ranks are processes of this machine"), "{}", text(&done));
+    assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 4, "{}", text(&done));
+}
+
+#[test]
 fn a_soak_of_nothing_is_a_failure() {
     let done = flux_bench(&["soak", "--transport", "host", "--tp", "2", "--only", "no such case"]);
     assert_eq!(done.status.code(), Some(1), "{}", text(&done));
