@@ -5,6 +5,7 @@ use super::module::Module;
 use super::params::Params;
 use super::program::DeviceProgram;
 use super::tensor_map::{Stack, encode};
+use super::trace::TraceBuffer;
 use crate::Variant;
 use cudarc::driver::sys;
 use flux_core::layout::gather_place_bytes;
@@ -102,6 +103,8 @@ pub struct LaunchArgs<'a> {
     pub push: bool,
     /// How traffic is spread.
     pub pace: Pace,
+    /// Where a traced kernel records the call; given exactly where the kernel is one.
+    pub trace: Option<&'a TraceBuffer>,
     /// The stream.
     pub stream: usize,
 }
@@ -124,6 +127,9 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     let ctas = args.workers;
     if ctas == 0 || ctas > kernel.multiprocessors {
         return Err(LaunchError::Grid { ctas, limit: kernel.multiprocessors });
+    }
+    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(p.items.len(), ctas)) {
+        return Err(LaunchError::Trace { kernel: variant.to_string(), items: p.items.len(), ctas });
     }
     let params = encode_params(program, args)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());
@@ -202,6 +208,8 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         push_gap_ns: args.pace.push_gap_ns,
         send_gap_ns: args.pace.send_gap_ns,
         reserved: [0; 5],
+        item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
+        worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
 }
 
