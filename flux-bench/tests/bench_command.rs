@@ -86,6 +86,14 @@ fn the_soak_passes_on_the_host() {
 }
 
 #[test]
+fn processes_share_host_memory_as_threads_do() {
+    let done = flux_bench(&["soak", "--transport", "host", "--tp", "3", "--quick", "--processes", "--only", "least"]);
+    assert!(done.status.success(), "{}", text(&done));
+    assert!(text(&done).contains("3 ranks are processes of this machine"), "{}", text(&done));
+    assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 4, "{}", text(&done));
+}
+
+#[test]
 fn a_random_soak_says_its_seed_and_one_of_its_cases_can_be_run_again() {
     let words = ["soak", "--transport", "host", "--tp", "3"];
     let done = flux_bench(&[words.as_slice(), &["--random", "0.04", "--seed", "11"]].concat());
