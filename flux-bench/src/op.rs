@@ -5,7 +5,7 @@ use anyhow::bail;
 use flux_core::program::Schedule;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
-use flux_ops::{AllGatherGemm, CallError, GemmReduceScatter, TensorMut, TensorRef};
+use flux_ops::{AllGatherGemm, CallError, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError};
 use flux_transport::{Communicator, Fault, Stream};
 
 /// A built op.
@@ -23,6 +23,18 @@ impl<T: Element> FusedOp<T> {
     /// # Errors
     /// What the op's `build` says.
     pub fn build(problem: &Problem, comm: &Communicator, plan: &Plan) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, plan, false)
+    }
+
+    /// The same, with each call leaving its time line.
+    ///
+    /// # Errors
+    /// As [`Self::build`]; on the host there are no time lines.
+    pub fn build_traced(problem: &Problem, comm: &Communicator, plan: &Plan) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, plan, true)
+    }
+
+    fn build_as(problem: &Problem, comm: &Communicator, plan: &Plan, trace: bool) -> anyhow::Result<Self> {
         if problem.dtype() != T::DTYPE {
             bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
         }
@@ -30,11 +42,11 @@ impl<T: Element> FusedOp<T> {
         Ok(match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k);
-                Self::AllGather(plan.apply(builder, problem).build(comm)?)
+                Self::AllGather(plan.apply(builder, problem).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
                 let builder = GemmReduceScatter::builder(m, n, k);
-                Self::ReduceScatter(plan.apply(builder, problem).build(comm)?)
+                Self::ReduceScatter(plan.apply(builder, problem).trace(trace).build(comm)?)
             }
         })
     }
@@ -47,6 +59,17 @@ impl<T: Element> FusedOp<T> {
         match self {
             Self::AllGather(op) => op.forward(x, w, y, stream),
             Self::ReduceScatter(op) => op.forward(x, w, y, stream),
+        }
+    }
+
+    /// The op's `timeline`.
+    ///
+    /// # Errors
+    /// What the op says.
+    pub fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+        match self {
+            Self::AllGather(op) => op.timeline(stream),
+            Self::ReduceScatter(op) => op.timeline(stream),
         }
     }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "core/config.cuh"
 #include "core/fold.cuh"
+#include "core/trace.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -96,6 +97,13 @@ struct Consumer {
             ptx::named_barrier_sync<1, 128>();
         } else {
             ptx::named_barrier_sync<2, 128>();
+        }
+    }
+
+    // One thread speaks for both consumers: they take the same stages at nearly the same time.
+    __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
+        if constexpr (C::kTrace) {
+            if (index == 0 && thread == 0) stamp<C>(p, item, phase);
         }
     }
 
@@ -208,14 +216,18 @@ struct Consumer {
             }
             float acc[C::kBlocksM][kAccumulators];
             multiply(item.k_steps, acc);
+            mark(i, &ItemStamps::multiplied);
             if (item.parts != 0) add_parts(item.parts, acc);
             if constexpr (C::kReduceScatter) {
                 if (item.sink == static_cast<u32>(Sink::kReduce)) add_partials(item, acc);
             }
+            mark(i, &ItemStamps::summed);
             ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
             write(item, acc);
             // Orders this thread's writes of the output buffer before the bulk store that reads it.
             ptx::fence_proxy_async_shared();
+            // Before the arrival, so that it is never later than the storer's stamp.
+            mark(i, &ItemStamps::written);
             ptx::mbarrier_arrive(smem.out_full(index));
             out_phase ^= 1;
         }

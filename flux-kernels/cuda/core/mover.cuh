@@ -1,6 +1,7 @@
-// A mover: one thread of every CTA that pushes pieces of the caller's shard into the peers' gather buffers, in the order of the program's
-// transfers; the CTA that delivers the last pieces of a chunk raises its signal. It waits for nobody, so the waiting producers of the launch
-// can rely on it; all CTAs share the work, so no multiprocessor is lost to it.
+// A mover: one thread of every CTA that pushes pieces of the caller's shard into gather buffers, in the order of the program's transfers; the CTA
+// that delivers the last pieces of a chunk raises its signals. Neighbouring transfers of the same rows to several ranks are made together: what is
+// loaded once goes to all of them. It waits for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no
+// multiprocessor is lost to it.
 #pragma once
 #include "core/config.cuh"
 #include "core/wait.cuh"
@@ -16,7 +17,8 @@ struct Mover {
     const u32 epoch;
 
     struct Piece {
-        u64 src, dst;
+        u64 src;
+        u64 offset;  // in a place
         u32 bytes;
     };
 
@@ -36,12 +38,14 @@ struct Mover {
 
     __device__ __forceinline__ Piece piece(const Transfer& t, const Spans& s, u32 i) const {
         const u64 row = t.row + i / s.pieces_each;
-        const u64 offset = static_cast<u64>(i % s.pieces_each) * C::kPieceBytes;
-        const u64 left = s.bytes - offset;
-        const u64 in_row = t.col * u64{2} + offset;
-        const u64 place = p.data[t.dest] + (epoch & 1) * p.half_stride + t.place * p.place_bytes;
-        return {p.x + row * p.x_row_bytes + in_row, place + row * p.row_bytes + in_row,
-                left < C::kPieceBytes ? static_cast<u32>(left) : C::kPieceBytes};
+        const u64 in_span = static_cast<u64>(i % s.pieces_each) * C::kPieceBytes;
+        const u64 left = s.bytes - in_span;
+        const u64 in_row = t.col * u64{2} + in_span;
+        return {p.x + row * p.x_row_bytes + in_row, row * p.row_bytes + in_row, left < C::kPieceBytes ? static_cast<u32>(left) : C::kPieceBytes};
+    }
+
+    __device__ __forceinline__ u64 place(const Transfer& t) const {
+        return p.data[t.dest] + (epoch & 1) * p.half_stride + t.place * p.place_bytes;
     }
 
     __device__ __forceinline__ void load(const Piece& q, u32 ring) const {
@@ -49,14 +53,25 @@ struct Mover {
         ptx::bulk_load(smem.mover(ring), q.src, q.bytes, smem.moved(ring));
     }
 
+    // How many transfers from `n` on move the same rows.
+    __device__ __forceinline__ u32 together(u32 n, const Transfer& t) const {
+        u32 count = 1;
+        for (; n + count < p.transfer_count; ++count) {
+            const Transfer& other = p.transfers[n + count];
+            if (other.row != t.row || other.col != t.col || other.rows != t.rows || other.cols != t.cols) break;
+        }
+        return count;
+    }
+
     // `index` of `movers` CTAs.
     __device__ __forceinline__ void run(u32 index, u32 movers) const {
         constexpr u32 kAhead = C::kMoverRing / 2;  // loads in flight; as many stores may still be reading
         u32 ring = 0;                              // pieces begun in this call, over all transfers
-        for (u32 n = 0; n < p.transfer_count; ++n) {
+        for (u32 n = 0; n < p.transfer_count;) {
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
             if (poisoned(p)) break;
             const Transfer t = p.transfers[n];
+            const u32 copies = together(n, t);
             const Spans s = spans(t);
             const u32 total = s.count * s.pieces_each;
             const u32 mine = total > index ? (total - index - 1) / movers + 1 : 0;
@@ -64,7 +79,9 @@ struct Mover {
             for (u32 j = 0; j < mine; ++j) {
                 ptx::mbarrier_wait(smem.moved(ring + j), ((ring + j) / C::kMoverRing) & 1);
                 const Piece q = piece(t, s, index + j * movers);
-                ptx::bulk_store(q.dst, smem.mover(ring + j), q.bytes);
+                for (u32 copy = 0; copy < copies; ++copy) {
+                    ptx::bulk_store(place(p.transfers[n + copy]) + q.offset, smem.mover(ring + j), q.bytes);
+                }
                 ptx::bulk_commit();
                 if (j + kAhead < mine) {
                     // The buffer about to be loaded was stored kRing - kAhead pieces ago: that store has read it.
@@ -76,16 +93,20 @@ struct Mover {
             }
             ring += mine;
             ptx::bulk_wait<0>();
-            raise(t, n, movers);
+            raise(n, copies, movers);
+            n += copies;
         }
     }
 
-    __device__ __forceinline__ void raise(const Transfer& t, u32 n, u32 movers) const {
-        // Orders this CTA's pieces, at the peer, before the count that lets another CTA announce them.
+    __device__ __forceinline__ void raise(u32 n, u32 copies, u32 movers) const {
+        // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
         ptx::fence_acq_rel_sys();
         if (ptx::atomic_inc_wrap(&p.control->counters[n], movers - 1) != movers - 1) return;
-        // Orders the chunk's rows before its signal.
-        ptx::store_release_sys(signal_word(p.pad[t.dest], t.raise), epoch);
+        for (u32 copy = 0; copy < copies; ++copy) {
+            const Transfer& t = p.transfers[n + copy];
+            // Orders the chunk's rows before its signal.
+            ptx::store_release_sys(signal_word(p.pad[t.dest], t.raise), epoch);
+        }
     }
 };
 

@@ -3,6 +3,7 @@
 #include "core/config.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
+#include "core/trace.cuh"
 #include "core/wait.cuh"
 
 namespace flux {
@@ -15,6 +16,8 @@ struct Producer {
     RingState<C::kStages> ring;
     // The await list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
     u32 seen_first = kNone, seen_count = 0;
+    // The step up to which the item's weights were brought into L2.
+    u32 prefetched = 0;
 
     // What of an item's await list is still to come: entry `next` is awaited before step `step` of k is loaded.
     struct Pending {
@@ -35,7 +38,13 @@ struct Producer {
                             gather ? (epoch & 1) : 0);
     }
 
-    __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {
+    // Where a call is bound by reading the weights, they are brought into L2 well ahead of the ring: the memory is read on while the ring waits for
+    // rows, and in longer runs.
+    __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) {
+        const u32 ahead = step + p.prefetch_steps;
+        for (; prefetched < ahead && prefetched < item.k_first + item.k_steps; prefetched += kPrefetchSteps) {
+            ptx::tensor_prefetch_2d(&p.b_prefetch, prefetched * C::kTileK, item.col);
+        }
         ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
     }
 
@@ -120,8 +129,9 @@ struct Producer {
     }
 
     // The peers' partial tiles, in rank order, through the same ring.
-    __device__ __forceinline__ void load_partials(const WorkItem& item) {
+    __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index) {
         for (u32 i = item.parts; i < item.late_count; ++i) await_late(p, epoch, item, i);
+        stamp<C>(p, index, &ItemStamps::partials_there);
         // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
         ptx::fence_proxy_async();
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
@@ -144,16 +154,20 @@ struct Producer {
             const WorkItem item = load_item(p, i);
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
+            prefetched = step + C::kStages;
+            stamp<C>(p, i, &ItemStamps::opened);
             if constexpr (!C::kReduceScatter) {
                 for (Pending w = pending(item); w.step < end;) {
                     for (; step < w.step; ++step) load(item, step);
                     if (!raised(w, step)) step = load_awaited(item, w, step, end);
                 }
             }
+            stamp<C>(p, i, &ItemStamps::rows_there);
             for (; step < end; ++step) load(item, step);
+            stamp<C>(p, i, &ItemStamps::loaded);
             if (item.parts != 0) load_parts(item);
             if constexpr (C::kReduceScatter) {
-                if (item.sink == static_cast<u32>(Sink::kReduce)) load_partials(item);
+                if (item.sink == static_cast<u32>(Sink::kReduce)) load_partials(item, i);
             }
         }
     }

@@ -4,6 +4,7 @@
 #include "core/fold.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
+#include "core/trace.cuh"
 #include "core/wait.cuh"
 
 namespace flux {
@@ -100,17 +101,23 @@ struct Storer {
                     __syncwarp();
                     if (live) raise_scattered(item);
                     if (lane == 0) release();
+                    stamp_sent(i);
                     phase ^= 1;
                     continue;
                 }
             }
             if (lane == 0) send_or_store(item);
             phase ^= 1;
+            stamp_sent(i);
         }
         if constexpr (C::kReduceScatter) {
             if (i < walk.count) await_folds<C>(p, smem, epoch, walk, i);
         }
         ptx::bulk_wait<0>();
+    }
+
+    __device__ __forceinline__ void stamp_sent(u32 item) const {
+        if (lane == 0) stamp<C>(p, item, &ItemStamps::sent);
     }
 
     __device__ __forceinline__ void release() const {
@@ -140,8 +147,8 @@ struct Storer {
         release();
         if (lend_item) {
             // Orders the consumers' accumulators, acquired with their barriers, before the signal.
-            ptx::fence_acq_rel_sys();
-            ptx::store_release_sys(signal_word(p.pad[p.rank], item.raise), epoch);
+            ptx::fence_acq_rel_gpu();
+            ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise), epoch);
         }
         if (send_item && live) {
             // The whole write, not only the read of the buffer: the signal follows it.

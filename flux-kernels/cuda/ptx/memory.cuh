@@ -30,6 +30,11 @@ __device__ __forceinline__ void store_release_sys(u32* p, u32 v) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
+// st.release.gpu
+__device__ __forceinline__ void store_release_gpu(u32* p, u32 v) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
 // st.relaxed.sys
 __device__ __forceinline__ void store_relaxed_sys(u32* p, u32 v) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -38,6 +43,11 @@ __device__ __forceinline__ void store_relaxed_sys(u32* p, u32 v) {
 // fence.acq_rel.sys
 __device__ __forceinline__ void fence_acq_rel_sys() {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+// fence.acq_rel.gpu
+__device__ __forceinline__ void fence_acq_rel_gpu() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 // atom.acq_rel.gpu.inc: adds one and wraps to zero after `last`; returns the value before

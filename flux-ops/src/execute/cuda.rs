@@ -6,13 +6,14 @@ use super::{Hands, Push};
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
+use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::Variant;
 use flux_kernels::cache::{self, Origin};
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, TraceBuffer, launch};
 use flux_kernels::nvrtc::Arch;
 use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream, TransportError};
@@ -24,6 +25,13 @@ const SPREAD_PERCENT: u32 = 40;
 /// Shards of this size and more are left to the copy engines by default: they disturb the GEMM less, but take longer to begin. On 4 H200 and GPT-3's
 /// shapes the kernel is faster with shards of 3 MB and the copy engines are from 6 MB on (results/tuning/push-*.json).
 const COPY_ENGINE_BYTES: u64 = 5 << 20;
+
+/// Calls of so few rows are bound by reading the weights, not by multiplying them: an H200 does some 170 operations while it reads a byte, and each
+/// element of `w`, two bytes, takes two for every row.
+const PREFETCH_ROWS: u32 = 256;
+
+/// How far ahead they then bring weights into L2, in steps along k.
+const PREFETCH_STEPS: u32 = 16;
 
 /// The compute capability that the kernels are compiled for.
 const COMPUTE: (u32, u32) = (9, 0);
@@ -43,6 +51,8 @@ pub(crate) struct CudaExecutor {
     push_by_kernel: bool,
     workers: u32,
     pace: Pace,
+    prefetch_steps: u32,
+    trace: Option<TraceBuffer>,
 }
 
 impl CudaExecutor {
@@ -54,7 +64,7 @@ impl CudaExecutor {
         }
         let _current = device.enter()?;
         let variant = Variant::of(program.problem.op(), program.problem.dtype(), schedule)?;
-        let kernel = kernel(ordinal, variant)?;
+        let kernel = kernel(ordinal, if hands.trace { variant.traced() } else { variant })?;
         let sms = kernel.multiprocessors();
         if let Some(value) = hands.workers.filter(|value| !(1..=sms).contains(value)) {
             return Err(BuildError::Workers { value, max: sms, place: Location::Cuda(ordinal) });
@@ -68,7 +78,9 @@ impl CudaExecutor {
             Push::Kernel => true,
             Push::CopyEngine => false,
         };
-        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, device })
+        let prefetch_steps = hands.prefetch.unwrap_or(if program.problem.m() <= PREFETCH_ROWS { PREFETCH_STEPS } else { 0 });
+        let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
+        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, prefetch_steps, trace, device })
     }
 
     pub(super) fn run<T>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
@@ -104,6 +116,8 @@ impl CudaExecutor {
             workers: self.workers,
             push: by_kernel,
             pace: self.pace,
+            prefetch_steps: self.prefetch_steps,
+            trace: self.trace.as_ref(),
             stream: raw_stream,
         };
         // SAFETY: the operands were checked against the problem and are held as above; the workspace is the communicator's, covers this program since
@@ -117,6 +131,19 @@ impl CudaExecutor {
                 Err(CallError::Launch(error))
             }
         }
+    }
+
+    pub(super) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+        let trace = self.trace.as_ref().ok_or(TimelineError::NotTraced)?;
+        let stream = stream.raw().ok_or(TimelineError::WrongStream)?;
+        let _current = self.device.enter()?;
+        let stamps = trace.read(stream)?;
+        if stamps.workers.iter().any(|worker| worker.entered == 0) {
+            return Err(TimelineError::NoCall);
+        }
+        let program = self.program.program();
+        let items = program.items.iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
+        Ok(Timeline { rank: program.rank, items, workers: stamps.workers })
     }
 
     /// Asks the driver about memory whose location is only claimed.

@@ -15,7 +15,7 @@ pub use machine::{Machine, Node};
 use flux_core::OpKind;
 use flux_core::program::Schedule;
 use flux_kernels::Element;
-use flux_ops::{AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef};
+use flux_ops::{AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError};
 use flux_transport::{Communicator, Fault, Stream};
 
 /// Both operations.
@@ -27,6 +27,7 @@ pub struct Plan {
     pub schedule: Option<Schedule>,
     pub workers: Option<u32>,
     pub push: Push,
+    pub trace: bool,
 }
 
 impl Plan {
@@ -37,7 +38,7 @@ impl Plan {
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
-        builder.push(self.push)
+        builder.push(self.push).trace(self.trace)
     }
 }
 
@@ -73,6 +74,13 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.status(),
             Self::Rs(op) => op.status(),
+        }
+    }
+
+    pub fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+        match self {
+            Self::Ag(op) => op.timeline(stream),
+            Self::Rs(op) => op.timeline(stream),
         }
     }
 
