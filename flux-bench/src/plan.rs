@@ -22,6 +22,18 @@ pub struct Plan {
     /// Shards that are worked on side by side
     #[arg(long, value_name = "SHARDS", help_heading = "Plan")]
     pub band: Option<u32>,
+    /// Most slices that k is announced in (ag_gemm)
+    #[arg(long, value_name = "SLICES", help_heading = "Plan")]
+    pub k_chunks: Option<u32>,
+    /// Items that share a tile's k
+    #[arg(long, value_name = "ITEMS", help_heading = "Plan")]
+    pub splits: Option<u32>,
+    /// Tiles span shards
+    #[arg(long, overrides_with = "no_stack", help_heading = "Plan")]
+    pub stack: bool,
+    /// Tiles do not span shards
+    #[arg(long, overrides_with = "stack", help_heading = "Plan")]
+    pub no_stack: bool,
     /// Who carries the shard of ag_gemm on GPUs: auto, kernel or copy-engine
     #[arg(long, value_parser = push, help_heading = "Plan")]
     pub push: Option<Push>,
@@ -53,19 +65,28 @@ impl Plan {
         Self { workers: Some(workers), ..Self::default() }
     }
 
+    /// The op's own schedule with what is not left out.
+    fn schedule(&self, own: Schedule) -> Schedule {
+        let Self { tile, chunk, group, band, k_chunks, splits, stack, no_stack, .. } = *self;
+        let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
+        Schedule {
+            tile: tile.unwrap_or(own.tile),
+            chunk: chunk.unwrap_or(own.chunk),
+            raster: group.map_or(own.raster, Raster::RowGroups),
+            band: band.unwrap_or(own.band),
+            k_chunks: k_chunks.unwrap_or(own.k_chunks),
+            splits: splits.unwrap_or(own.splits),
+            stack: (own.stack || stack) && !no_stack,
+        }
+    }
+
     /// Tells a builder what is not left out.
     pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem) -> Builder<Op> {
-        let Self { tile, chunk, group, band, push, spread, workers } = *self;
-        if tile.is_some() || chunk.is_some() || group.is_some() || band.is_some() {
-            let own = Schedule::heuristic(problem);
-            let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
-            builder = builder.schedule(Schedule {
-                tile: tile.unwrap_or(own.tile),
-                chunk: chunk.unwrap_or(own.chunk),
-                raster: group.map_or(own.raster, Raster::RowGroups),
-                band: band.unwrap_or(own.band),
-                ..own
-            });
+        let Self { push, spread, workers, .. } = *self;
+        let own = Schedule::heuristic(problem);
+        let schedule = self.schedule(own);
+        if schedule != own {
+            builder = builder.schedule(schedule);
         }
         builder = builder.push(push.unwrap_or_default());
         if let Some(percent) = spread {
@@ -81,6 +102,14 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_left_out_stays_the_ops_own() {
+        let own = Schedule { k_chunks: 3, stack: true, ..Schedule::of(TileShape::new(128, 256, 64)) };
+        assert_eq!(Plan::default().schedule(own), own);
+        let plan = Plan { splits: Some(2), no_stack: true, ..Plan::default() };
+        assert_eq!(plan.schedule(own), Schedule { splits: 2, stack: false, ..own });
+    }
 
     #[test]
     fn words_are_read_or_refused() {

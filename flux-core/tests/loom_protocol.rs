@@ -143,7 +143,7 @@ fn send(words: &RankWords, worker: usize, workers: u32) -> Left {
     words.0.data[call.half()][worker].with_mut(|cell| unsafe { *cell = call.epoch().get() });
     let counter = if workers > 1 { 0 } else { NONE };
     let item = WorkItem { dest: READER.get(), raise: 0, counter, raise_after: workers, ..WorkItem::default() };
-    call.complete(&item).expect("nothing fails");
+    call.complete(&item, [READER]).expect("nothing fails");
     call.leave(workers, false, patient).expect("nothing fails")
 }
 

@@ -99,7 +99,7 @@ fn walk(
             }
             _ => {}
         }
-        call.complete(item)?;
+        call.complete(item, p.heard_by(item))?;
     }
     call.leave(u32::try_from(workers).unwrap(), !p.transfers.is_empty(), patient(Duration::from_secs(20)))
 }
@@ -190,7 +190,7 @@ fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
     // the other waits of the rank give up at once, nothing more is published, and the first record stays
     let never = |_| -> ControlFlow<()> { unreachable!("a poisoned wait does not pause") };
     assert_eq!(call.wait(0, Rank::new(1), never), Err(Poisoned));
-    assert_eq!(call.complete(&programs[0].items[0]), Err(Poisoned));
+    assert_eq!(call.complete(&programs[0].items[0], [Rank::new(1)]), Err(Poisoned));
     assert_eq!(call.leave(1, false, never), Err(Poisoned));
     assert_eq!(words[1].consumed(Rank::new(1), Rank::new(0)).load_acquire(), 0, "no credit is given");
     assert_eq!(read_fault(&words[0]), Some(record));

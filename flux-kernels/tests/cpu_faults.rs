@@ -195,7 +195,7 @@ fn a_program_with_an_index_that_does_not_exist_is_refused() {
         ("slot", |p| p.items[0].slot = p.slots_per_source),
         ("signal", |p| p.items[0].raise = p.signals),
         ("counter", |p| p.items[0].counter = p.counters),
-        ("sink", |p| p.items[0].sink = 3),
+        ("sink", |p| p.items[0].sink = 6),
         ("double store", |p| {
             let last = p.items.len() - 1;
             p.items[last] = p.items[last - 1];

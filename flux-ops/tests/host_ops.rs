@@ -29,6 +29,11 @@ fn no_schedule_changes_a_bit() {
 }
 
 #[test]
+fn small_shards_give_the_right_result_however_they_are_cut() {
+    suite::small_shards_give_the_right_result_however_they_are_cut(MACHINE);
+}
+
+#[test]
 fn runs_give_the_same_bits() {
     suite::runs_give_the_same_bits(MACHINE);
 }

@@ -14,7 +14,16 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1u32..40, 1u32..40, 1u32..20).prop_map(|(m, n, k)| TileShape::new(m, n, k));
     let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
-    (tile, chunk, raster, 1..4u32).prop_map(|(tile, chunk, raster, band)| Schedule { chunk, raster, band, ..Schedule::of(tile) })
+    let along_k = (1..5u32, 1..5u32, any::<bool>());
+    (tile, chunk, raster, 1..4u32, along_k).prop_map(|(tile, chunk, raster, band, (k_chunks, splits, stack))| Schedule {
+        tile,
+        chunk,
+        raster,
+        band,
+        k_chunks,
+        splits,
+        stack,
+    })
 }
 
 proptest! {
@@ -27,7 +36,7 @@ proptest! {
         let w = world as usize;
         let shape = if op == 0 { [m * w, 8 * n * w, 8 * k] } else { [m * w, 8 * n, 8 * k * w] };
         let case = Case::<bf16>::new(OPS[op], shape, world, Values::Integers, u64::from(seed));
-        let expected = case.expected();
+        let expected = case.expected_of(&schedule);
         let plan = Plan { schedule: Some(schedule), workers: Some(workers), ..Plan::default() };
         Machine::Host.run(world, defaults, |node| {
             let op = AnyOp::of(&case, plan, node);

@@ -81,15 +81,17 @@ pub struct WorkspaceView {
     pub deadline_ns: u64,
 }
 
-/// A mover's work in one call: rows of this rank's shard, each transfer to its peer's gather buffer, with its signal.
+/// A mover's work in one call: columns of rows of this rank's shard, each transfer to a gather buffer, with its signal.
 #[derive(Clone, Copy, Debug)]
 pub struct Push<'a> {
     /// Address of the first row of the shard.
     pub x: u64,
     /// Bytes from a row to the next.
     pub row_stride: u64,
-    /// Bytes of a row that are moved; rows lie densely at the destination.
+    /// Bytes of a row of the shard; rows lie densely at the destination.
     pub row_bytes: u64,
+    /// Bytes of an element, which columns are counted in.
+    pub element_bytes: u64,
     /// Bytes of a place in the gather buffer.
     pub place_bytes: u64,
     /// What to move, in order.
@@ -242,16 +244,19 @@ impl From<Disagreed> for TransportError {
 
 impl Push<'_> {
     /// Checks that every transfer lies in the workspace of `world` ranks.
-    pub(crate) fn check(&self, rank: Rank, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         for (index, t) in self.transfers.iter().enumerate() {
             let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let row_end = (u64::from(t.col) + u64::from(t.cols)).saturating_mul(self.element_bytes);
             let end = (u64::from(t.row) + u64::from(t.rows)).checked_mul(self.row_bytes);
             let inside = end.filter(|&end| end <= self.place_bytes);
             let filled = (u64::from(t.place) + 1).checked_mul(self.place_bytes);
-            if t.dest >= world || t.dest == rank.get() {
+            if t.dest >= world {
                 return bad("dest", u64::from(t.dest), u64::from(world));
             } else if t.raise >= size.signals {
                 return bad("raise", u64::from(t.raise), u64::from(size.signals));
+            } else if row_end > self.row_bytes {
+                return bad("end of the columns", row_end, self.row_bytes);
             } else if inside.is_none() {
                 return bad("end of the rows", end.unwrap_or(u64::MAX), self.place_bytes);
             } else if filled.is_none_or(|filled| filled > size.half_bytes) {

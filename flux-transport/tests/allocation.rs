@@ -7,7 +7,7 @@ mod common;
 use common::{Words, each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
-use flux_transport::{Communicator, Stream};
+use flux_transport::{Communicator, Push, Stream};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,13 +43,16 @@ fn a_call_allocates_nothing() {
         let comm = Communicator::connect_blocking(&world, options(size)).unwrap();
         let rank = comm.rank().get();
         let x = vec![0u8; CHUNKS as usize * 16];
-        let transfer = |row| Transfer { dest: 1 - rank, row, rows: 1, raise: row, ..Transfer::default() };
+        let transfer = |row| Transfer { dest: 1 - rank, row, rows: 1, cols: 16, raise: row, ..Transfer::default() };
         let transfers: Vec<Transfer> = (0..CHUNKS).map(transfer).collect();
         let words = Words::new(comm.begin(Stream::Host).unwrap().memory(), comm.rank(), comm.world_size());
+        let address = x.as_ptr().expose_provenance() as u64;
+        let place_bytes = size.half_bytes;
+        let push = Push { x: address, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes, transfers: &transfers };
         let one = || {
             let mut call = comm.begin(Stream::Host).unwrap();
             // SAFETY: `x` outlives the call.
-            unsafe { call.push(x.as_ptr().expose_provenance() as u64, 16, 16, size.half_bytes, &transfers) }.unwrap();
+            unsafe { call.push(&push) }.unwrap();
             words.leave(words.open(), call.pushes()).unwrap();
             call.finish().unwrap();
             comm.status().unwrap();

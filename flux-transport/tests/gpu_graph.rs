@@ -6,7 +6,7 @@ mod gpu_support;
 use cudarc::driver::sys;
 use flux_core::layout::WorkspaceSize;
 use flux_transport::cuda::{Event, SideStream};
-use flux_transport::{Options, TransportError};
+use flux_transport::{Options, Push, TransportError};
 use gpu_support::push::{PLACE, ROW, options, push, shard, transfers};
 use gpu_support::{Buffer, RankUnderTest, devices, read_words, stream_of, with_ranks, write_words};
 
@@ -18,8 +18,10 @@ fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, wor
     let mut call = this.comm.begin(stream_of(stream)).unwrap();
     assert_eq!((call.capturing(), call.copy_engine_usable()), (captured, false));
     let list = transfers(this.rank(), this.world());
+    let row = 4 * ROW as u64;
+    let push = Push { x: address, row_stride: row, row_bytes: row, element_bytes: 4, place_bytes: PLACE, transfers: &list };
     // SAFETY: it is refused before the address is looked at.
-    let refused = unsafe { call.push(address, 4 * ROW as u64, 4 * ROW as u64, PLACE, &list) };
+    let refused = unsafe { call.push(&push) };
     assert!(matches!(refused, Err(TransportError::MoverUnusable { .. })), "{refused:?}");
     // SAFETY: an address of the workspace.
     unsafe { sys::cuMemsetD32Async(address, word, 1, stream.raw() as sys::CUstream) }.result().unwrap();
@@ -58,9 +60,8 @@ fn captured_calls_on_two_streams_are_one_after_the_other_and_nothing_else() {
         // As long as there was no capture the copy engines are there, for calls that hand them something.
         let mut eager = this.comm.begin(this.stream()).unwrap();
         assert!(eager.copy_engine_usable() && !eager.capturing());
-        let p = push(&x, ROW, &[]);
         // SAFETY: there is nothing to move.
-        unsafe { eager.push(p.x, p.row_stride, p.row_bytes, p.place_bytes, &[]) }.unwrap();
+        unsafe { eager.push(&push(&x, ROW, &[])) }.unwrap();
         assert!(eager.copy_engine_usable() && !eager.pushes());
         drop(eager);
 

@@ -5,7 +5,7 @@ mod gpu_support;
 
 use flux_core::program::Transfer;
 use flux_transport::{Options, TransportError};
-use gpu_support::push::{PLACE, ROW, calls_arrive, options, shard, transfers};
+use gpu_support::push::{ROW, calls_arrive, options, push, shard, transfers};
 use gpu_support::{Buffer, devices, linked_devices, with_ranks};
 
 #[test]
@@ -36,7 +36,7 @@ fn a_bad_transfer_is_refused_before_anything_moves() {
         let x = Buffer::from_words(&this.device, &shard(this.rank(), 1, ROW));
         let mut call = this.comm.begin(this.stream()).unwrap();
         // SAFETY: nothing is enqueued.
-        let error = unsafe { call.push(x.address, 4 * ROW as u64, 4 * ROW as u64, PLACE, &list) }.unwrap_err();
+        let error = unsafe { call.push(&push(&x, ROW, &list)) }.unwrap_err();
         assert!(matches!(error, TransportError::BadTransfer { index: 2, .. }), "{error}");
         drop(call);
         this.comm.barrier().unwrap();

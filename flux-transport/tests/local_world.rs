@@ -5,10 +5,11 @@
 mod common;
 
 use common::{Words, each_rank, options};
+use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, control};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{Communicator, ConnectError, Device, Options, Select, Stream, TransportError, TransportKind, World};
+use flux_transport::{Communicator, ConnectError, Device, Options, Push, Select, Stream, TransportError, TransportKind, World};
 
 const ROWS: u32 = 6;
 const ROW: u64 = 48;
@@ -39,6 +40,11 @@ fn transfers(comm: &Communicator) -> Vec<Transfer> {
     all
 }
 
+fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> Push<'a> {
+    let x = x.as_ptr().expose_provenance() as u64;
+    Push { x, row_stride, row_bytes: ROW, element_bytes: 1, place_bytes: PLACE, transfers }
+}
+
 fn shard(rank: u32, call: u32, stride: usize) -> Vec<u8> {
     let row = |i: u32| (0..stride).map(move |b| u8::try_from((rank * 89 + call * 31 + i * 7 + u32::try_from(b).unwrap()) % 251).unwrap());
     (0..ROWS).flat_map(row).collect()
@@ -52,7 +58,7 @@ fn call(comm: &Communicator, number: u32, stride: usize) {
     let words = Words::new(call.memory(), rank, world);
     let protocol = words.open();
     // SAFETY: `x` lives and is not written until `finish` has returned.
-    unsafe { call.push(x.as_ptr().expose_provenance() as u64, stride as u64, ROW, PLACE, &transfers(comm)) }.unwrap();
+    unsafe { call.push(&push(&x, stride as u64, &transfers(comm))) }.unwrap();
     assert_eq!(call.pushes(), world.get() > 1);
     for peer in world.ranks().filter(|&peer| peer != rank) {
         let expected = shard(peer.get(), number, stride);
@@ -82,6 +88,43 @@ fn shards_arrive_with_their_flags_for_every_world_size() {
             comm.status().unwrap();
         });
     }
+}
+
+#[test]
+fn slices_of_rows_arrive_at_every_rank_the_own_one_too() {
+    const COLS: u32 = 20;
+    let size = WorkspaceSize { half_bytes: 3 * PLACE, signals: 6, counters: 0 };
+    each_rank(3, |world| {
+        let comm = Communicator::connect_blocking(&world, options(size)).unwrap();
+        let (rank, world) = (comm.rank(), comm.world_size());
+        let x = shard(rank.get(), 0, 80);
+        // each half of the row, with a signal of its own, into the rank's place everywhere
+        let halves = [(0, COLS), (COLS, ROW as u32 - COLS)];
+        let to = |dest: Rank| (0..).zip(halves).map(move |(slice, cut)| (dest, slice, cut));
+        let transfer = |(dest, slice, (col, cols)): (Rank, u32, (u32, u32))| {
+            let raise = 2 * rank.get() + slice;
+            Transfer { dest: dest.get(), place: rank.get(), row: 1, rows: ROWS - 1, col, cols, raise, step: 0 }
+        };
+        let list: Vec<Transfer> = world.ranks().flat_map(to).map(transfer).collect();
+        let mut call = comm.begin(Stream::Host).unwrap();
+        let words = Words::new(call.memory(), rank, world);
+        let protocol = words.open();
+        // SAFETY: `x` lives and is not written until `finish` has returned.
+        unsafe { call.push(&push(&x, 80, &list)) }.unwrap();
+        for source in world.ranks() {
+            let expected = shard(source.get(), 0, 80);
+            for (slice, (col, cols)) in (0..).zip(halves) {
+                words.wait(&protocol, 2 * source.get() + slice, source).unwrap();
+                for row in 1..ROWS {
+                    let offset = u64::from(source.get()) * PLACE + u64::from(row) * ROW + u64::from(col);
+                    let sent = &expected[row as usize * 80 + col as usize..][..cols as usize];
+                    assert_eq!(words.read(protocol.half(), offset, u64::from(cols)), sent);
+                }
+            }
+        }
+        words.leave(protocol, call.pushes()).unwrap();
+        call.finish().unwrap();
+    });
 }
 
 #[test]
@@ -166,7 +209,7 @@ fn transfers_that_lead_outside_the_workspace_are_refused_before_anything_moves()
         let good = transfers(&comm)[0];
         let bad = [
             (Transfer { dest: 2, ..good }, "dest = 2, limit 2"),
-            (Transfer { dest: world.rank().get(), ..good }, "dest = "),
+            (Transfer { col: 1, ..good }, "end of the columns = 49, limit 48"),
             (Transfer { raise: 3, ..good }, "raise = 3, limit 3"),
             (Transfer { row: 5, ..good }, "end of the rows = 336, limit 288"),
             (Transfer { place: 1, ..good }, "end of the place = 576, limit 288"),
@@ -175,7 +218,7 @@ fn transfers_that_lead_outside_the_workspace_are_refused_before_anything_moves()
         for (transfer, text) in bad {
             let mut call = comm.begin(Stream::Host).unwrap();
             // SAFETY: `x` outlives the call.
-            let error = unsafe { call.push(x.as_ptr().expose_provenance() as u64, 48, ROW, PLACE, &[good, transfer]) }.unwrap_err();
+            let error = unsafe { call.push(&push(&x, 48, &[good, transfer])) }.unwrap_err();
             assert!(error.to_string().contains(text), "{error}");
         }
         comm.status().unwrap();

@@ -23,9 +23,13 @@ impl fmt::Display for TileProgram {
             self.fmt_item(f, item)?;
         }
         for (index, transfer) in self.transfers.iter().enumerate() {
-            let Transfer { dest, place, row, rows, raise, step, .. } = transfer;
-            let end = row.saturating_add(*rows);
-            writeln!(f, "  move {index:>4}: step {step} rows {row}..{end} -> rank {dest} place {place} raise {raise}")?;
+            let Transfer { dest, place, row, rows, col, cols, raise, step } = transfer;
+            let (end, col_end) = (row.saturating_add(*rows), col.saturating_add(*cols));
+            write!(f, "  move {index:>4}: step {step} rows {row}..{end}")?;
+            if *cols != self.problem.k_local() {
+                write!(f, " cols {col}..{col_end}")?;
+            }
+            writeln!(f, " -> rank {dest} place {place} raise {raise}")?;
         }
         Ok(())
     }
@@ -40,13 +44,27 @@ impl TileProgram {
             source::GATHER => "gather place",
             _ => "source? ",
         };
-        write!(f, "[{}..{row_end}, {}..{col_end}] of {from} {}", item.row, item.col, item.a_outer)?;
+        write!(f, "[{}..{row_end}, {}..{col_end}]", item.row, item.col)?;
+        if item.sink == sink::FOLD {
+            f.write_str(" folded")?;
+        } else {
+            write!(f, " of {from} {}", item.a_outer)?;
+        }
+        if item.sink == sink::LEND || item.parts > 0 {
+            write!(f, " steps {}..{}", item.k_first, item.k_first.saturating_add(item.k_steps))?;
+        }
         self.fmt_awaits(f, item.await_first, item.await_count)?;
         self.fmt_awaits(f, item.late_first, item.late_count)?;
+        if item.parts > 0 {
+            write!(f, " + {} parts from part slot {}", item.parts, item.part)?;
+        }
         match item.sink {
             sink::STORE => write!(f, " -> y shard {}", item.out_outer)?,
             sink::SEND => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
             sink::REDUCE => write!(f, " + {} partials from slot {} -> y", item.partials, item.slot)?,
+            sink::LEND => write!(f, " -> part slot {}", item.part)?,
+            sink::SCATTER => f.write_str(" -> owners")?,
+            sink::FOLD => write!(f, " of {} ranks -> y", item.partials)?,
             other => write!(f, " -> sink {other}?")?,
         }
         if item.raise != NONE {

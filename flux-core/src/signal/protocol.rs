@@ -88,11 +88,12 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.poll(self.words.signal(self.rank, signal), awaited, pause)
     }
 
-    /// Says that `item`'s result is stored: raises its chunk's signal if this was the chunk's last item on this rank.
+    /// Says that `item`'s result is stored: raises its chunk's signal, if this was the chunk's last item on this rank, on the pads of `owners`, who are
+    /// [`TileProgram::heard_by`](crate::program::TileProgram::heard_by).
     ///
     /// # Errors
     /// [`Poisoned`] when a wait of this rank has failed; nothing is raised then.
-    pub fn complete(&self, item: &WorkItem) -> Result<(), Poisoned> {
+    pub fn complete(&self, item: &WorkItem, owners: impl IntoIterator<Item = Rank>) -> Result<(), Poisoned> {
         if item.raise == NONE {
             return Ok(());
         }
@@ -100,7 +101,7 @@ impl<'w, S: Words> Protocol<'w, S> {
             return Err(Poisoned);
         }
         if item.counter == NONE || self.count(item.counter, item.raise_after) {
-            self.publish(Rank::new(item.dest), item.raise);
+            owners.into_iter().for_each(|owner| self.publish(owner, item.raise));
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What holds for every program that is built.
 
-use crate::strategies::{any_calls, build, calls, chunks};
+use crate::strategies::{any_calls, build, calls, chunks, plain_calls};
 use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check};
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
@@ -22,7 +22,14 @@ proptest! {
     }
 
     #[test]
-    fn the_order_within_a_shard_is_the_same_on_every_rank_and_for_every_shard(call in any_calls(1..=8)) {
+    fn every_rule_holds_of_plain_schedules(call in plain_calls(1..=16)) {
+        if let Err(violation) = check::verify(&call.0) {
+            prop_assert!(false, "{violation}");
+        }
+    }
+
+    #[test]
+    fn the_order_within_a_shard_is_the_same_on_every_rank_and_for_every_shard(call in plain_calls(1..=8)) {
         let tiles = |p: &TileProgram, shard: u32| -> Vec<_> {
             p.items.iter().filter(|item| shard_of(p, item) == shard).map(|item| (item.row, item.col)).collect()
         };

@@ -68,8 +68,53 @@ pub(crate) fn calls_in_bands(
     )
 }
 
-/// Calls of either operation.
-pub(crate) fn any_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
+/// Calls of either operation, with tiles that are one item each and announced whole.
+pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
     let of = move |op| calls(op, worlds.clone(), 1..=4, 1..=3, chunks());
+    prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
+}
+
+/// What a schedule says besides tiles, chunks, rasters and bands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Knobs {
+    pub(crate) k_chunks: u32,
+    pub(crate) splits: u32,
+    pub(crate) stack: bool,
+}
+
+/// All of them.
+pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
+    (1..=6_u32, 1..=4_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack })
+}
+
+/// Calls of `op` with `k_blocks` steps along `k`, and shards of less than a tile as often as of several.
+pub(crate) fn knob_calls(
+    op: OpKind,
+    worlds: RangeInclusive<u32>,
+    k_blocks: RangeInclusive<u32>,
+    knobs: impl Strategy<Value = Knobs>,
+) -> impl Strategy<Value = Call> {
+    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..=6_u32).prop_map(Raster::RowGroups)];
+    let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
+    let order = (chunks(), raster, 1..=5_u32);
+    (worlds, rows, extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
+        move |(world, (m_shard, tile_m), (n8, tile_n8), (k8, tile_k8), (chunk, raster, band), knobs)| {
+            let world = WorldSize::new(world).unwrap();
+            let (n, k) = match op {
+                OpKind::AllGatherGemm => (8 * n8 * world.get(), 8 * k8),
+                OpKind::GemmReduceScatter => (8 * n8, 8 * k8 * world.get()),
+            };
+            let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
+            let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
+            let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
+            let Knobs { k_chunks, splits, stack } = knobs;
+            build(&problem, &Schedule { tile, chunk, raster, band, k_chunks, splits, stack })
+        },
+    )
+}
+
+/// Calls of either operation, under any schedule.
+pub(crate) fn any_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
+    let of = move |op| knob_calls(op, worlds.clone(), 1..=5, knobs());
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
 }

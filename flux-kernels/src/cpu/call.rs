@@ -17,24 +17,26 @@ pub(super) struct Scratch<T> {
     /// Operand A of the current shard.
     a: Panel,
     /// Accumulators of a tile, in rows of the tile's `n`.
-    acc: Vec<f32>,
+    pub(super) acc: Vec<f32>,
     /// One row of a partial tile.
-    partial: Vec<f32>,
+    pub(super) partial: Vec<f32>,
     element: PhantomData<T>,
 }
 
 impl<T: Element> Scratch<T> {
     pub(super) fn new(program: &TileProgram) -> Self {
         let (tile_m, tile_n) = (program.tile.m as usize, program.tile.n as usize);
-        let (rows, k) = (program.problem.m_shard() as usize, program.problem.k_local() as usize);
-        Self { a: Panel::new(rows, k, tile_m), acc: vec![0.0; tile_m * tile_n], partial: vec![0.0; tile_n], element: PhantomData }
+        let problem = &program.problem;
+        let rows = if program.stacked { problem.m() } else { problem.m_shard() } as usize;
+        let a = Panel::new((rows, problem.k_local() as usize), (tile_m, program.tile.k as usize));
+        Self { a, acc: vec![0.0; tile_m * tile_n], partial: vec![0.0; tile_n], element: PhantomData }
     }
 }
 
 /// `y`, of which workers store disjoint tiles.
 pub(super) struct Output<'a, T> {
-    first: *mut T,
-    stride: usize,
+    pub(super) first: *mut T,
+    pub(super) stride: usize,
     lives: PhantomData<&'a mut [T]>,
 }
 
@@ -70,106 +72,47 @@ impl<T: Element> Call<'_, T> {
             if self.protocol.poisoned() {
                 return Err(Poisoned);
             }
-            self.multiply(item, scratch)?;
-            match item.sink {
-                sink::SEND => self.send(item, &scratch.acc),
-                sink::REDUCE => {
-                    self.reduce(item, scratch)?;
-                    self.store(item, &scratch.acc);
-                }
-                _ => self.store(item, &scratch.acc),
+            if item.sink != sink::FOLD {
+                self.multiply(item, scratch)?;
             }
-            self.protocol.complete(item)?;
+            self.await_all(self.program.late_awaits_of(item))?;
+            self.sink(item, scratch);
+            self.protocol.complete(item, self.program.heard_by(item))?;
         }
         let workers = u32::try_from(step).expect("there are fewer workers than 2^32");
         self.protocol.leave(workers, self.await_pushed, pause::until(self.memory.deadline()))
     }
 
-    /// The tile's product into the accumulators, once its rows of A are there.
+    /// The item's product into the accumulators, once its rows of A are there.
     fn multiply(&self, item: &WorkItem, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
+        self.await_all(self.program.awaits_of(item))?;
         let (row, rows) = (item.row as usize, item.rows as usize);
         let (col, cols) = (item.col as usize, item.cols as usize);
         let problem = &self.program.problem;
-        let k = problem.k_local() as usize;
+        let (k, tile_k) = (problem.k_local() as usize, self.program.tile.k as usize);
+        let steps = item.k_first as usize..(item.k_first + item.k_steps) as usize;
+        let (first_k, end_k) = (steps.start * tile_k, k.min(steps.end * tile_k));
         let key = (item.a_source, item.a_outer);
         let a = if item.a_source == source::GATHER {
-            self.await_all(self.program.awaits_of(item))?;
             let place = u64::from(item.a_outer) * layout::gather_place_bytes(problem);
-            let bytes = (rows * k * size_of::<T>()) as u64;
-            let offset = place + (row * k * size_of::<T>()) as u64;
-            let first: *const T = self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
-            // SAFETY: `half` has checked that these bytes lie inside the own data region. Their writer published them before the signals just
-            // awaited, and writes them again only after this call's credit, which is published after the last read.
-            let gathered = unsafe { std::slice::from_raw_parts(first, rows * k) };
-            scratch.a.rows(key, row, rows, |i| &gathered[i * k..][..k])
+            scratch.a.rows(key, (row, rows), steps, |i, columns| {
+                let offset = place + (((row + i) * k + columns.start) * size_of::<T>()) as u64;
+                let bytes = (columns.len() * size_of::<T>()) as u64;
+                let first: *const T = self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
+                // SAFETY: `half` has checked that these bytes lie inside the own data region. Their writer published them before the signals just
+                // awaited, and writes them again only after this call's credit, which is published after the last read.
+                unsafe { std::slice::from_raw_parts(first, columns.len()) }
+            })
         } else {
             let outer = (item.a_outer * problem.m_shard()) as usize;
-            scratch.a.rows(key, row, rows, |i| self.x.row(outer + row + i, k))
+            scratch.a.rows(key, (row, rows), steps, |i, columns| &self.x.row(outer + row + i, k)[columns])
         };
-        let b = &self.weights[col * k..(col + cols) * k];
-        panel::multiply(rows, cols, k, a, b, &mut scratch.acc, self.program.tile.n as usize);
+        let b = &self.weights[col * k + first_k..];
+        panel::multiply((rows, cols, end_k - first_k), a, b, k, &mut scratch.acc, self.program.tile.n as usize);
         Ok(())
     }
 
     fn await_all(&self, awaits: &[Await]) -> Result<(), Poisoned> {
         awaits.iter().try_for_each(|a| self.protocol.wait(a.signal, Rank::new(a.peer), pause::until(self.memory.deadline())))
-    }
-
-    /// Rounds the tile into its slot at the owner; rows lie the tile's `n` apart.
-    fn send(&self, item: &WorkItem, acc: &[f32]) {
-        for (i, from) in self.rows(item, acc).enumerate() {
-            let first = self.slot_row(Rank::new(item.dest), item.slot, i, item.cols);
-            // SAFETY: `slot_row` has checked that the row lies inside the owner's data region. This rank alone writes the slot, and its owner
-            // reads it only after the signal that this item's chunk raises later; it has read the slot's last content, by its credit.
-            let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
-            T::narrow(from, to);
-        }
-    }
-
-    /// Adds the peers' partial tiles in rank order, once they are there.
-    fn reduce(&self, item: &WorkItem, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
-        self.await_all(self.program.late_awaits_of(item))?;
-        let (cols, tile_n) = (item.cols as usize, self.program.tile.n as usize);
-        let partial = &mut scratch.partial[..cols];
-        for source in 0..item.partials {
-            let slot = item.slot + source * self.program.slots_per_source;
-            for (i, acc) in scratch.acc.chunks_exact_mut(tile_n).take(item.rows as usize).enumerate() {
-                let first: *const T = self.slot_row(self.program.rank, slot, i, item.cols);
-                // SAFETY: as for the gather buffer: inside the own data region, published before the signals just awaited, and not written
-                // again before this call's credit.
-                let sent = unsafe { std::slice::from_raw_parts(first, cols) };
-                T::widen(sent, partial);
-                for (sum, add) in acc.iter_mut().zip(&*partial) {
-                    *sum += add;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Rounds the tile into `y`.
-    fn store(&self, item: &WorkItem, acc: &[f32]) {
-        let outer = (item.out_outer * self.program.problem.m_shard() + item.row) as usize;
-        for (i, from) in self.rows(item, acc).enumerate() {
-            let offset = (outer + i) * self.y.stride + item.col as usize;
-            // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's rows and columns are
-            // among them (`check`). No other item stores these elements.
-            let to = unsafe { std::slice::from_raw_parts_mut(self.y.first.add(offset), from.len()) };
-            T::narrow(from, to);
-        }
-    }
-
-    /// The rows of an item's accumulators.
-    fn rows<'r>(&self, item: &WorkItem, acc: &'r [f32]) -> impl Iterator<Item = &'r [f32]> {
-        let cols = item.cols as usize;
-        acc.chunks_exact(self.program.tile.n as usize).take(item.rows as usize).map(move |row| &row[..cols])
-    }
-
-    /// Row `row` of a slot at `owner`, of which `cols` elements are about to be used.
-    fn slot_row(&self, owner: Rank, slot: u32, row: usize, cols: u32) -> *mut T {
-        let tile = self.program.tile;
-        let bytes = size_of::<T>() as u64;
-        let offset = u64::from(slot) * layout::slot_bytes(&self.program.problem, tile) + row as u64 * u64::from(tile.n) * bytes;
-        self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)
     }
 }

@@ -4,64 +4,105 @@
 //! same element of `y`.
 
 use super::error::ExecuteError;
-use flux_core::program::{NONE, TileProgram, WorkItem, sink, source};
+use flux_core::program::{FOLD_ROWS, NONE, TileProgram, WorkItem, sink, source};
+use flux_core::{OpKind, Problem};
 use std::collections::HashSet;
 
 /// Checks every item against the problem.
 pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {
+    let fault = |item, what| Err(ExecuteError::Program { rank: program.rank.get(), item, what });
+    if [program.tile.m, program.tile.n, program.tile.k].contains(&0) {
+        return fault(0, "its tile is empty");
+    }
     let mut stored = HashSet::new();
     for (index, item) in program.items.iter().enumerate() {
-        if let Some(what) = item_fault(program, item, &mut stored) {
-            return Err(ExecuteError::Program { rank: program.rank.get(), item: index, what });
+        let what = operands(program, item).or_else(|| results(program, item, &mut stored)).or_else(|| signals(program, item));
+        if let Some(what) = what {
+            return fault(index, what);
         }
     }
     Ok(())
 }
 
-fn item_fault(program: &TileProgram, item: &WorkItem, stored: &mut HashSet<(u32, u32, u32)>) -> Option<&'static str> {
+/// Whether tiles are scattered and folded.
+fn scatters(program: &TileProgram) -> bool {
+    program.stacked && program.problem.op() == OpKind::GemmReduceScatter
+}
+
+/// What it reads of the operands, and where in a shard of the output it is.
+fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (problem, tile) = (&program.problem, program.tile);
-    let (world, peers) = (problem.world().get(), problem.world().peers());
-    let shards = |rows: u32| rows / problem.m_shard();
     let within = |first: u32, count: u32, block: u32, end: u32| {
         count > 0 && count <= block && first.is_multiple_of(block) && first.checked_add(count).is_some_and(|last| last <= end)
     };
-    if !within(item.row, item.rows, tile.m, problem.m_shard()) {
+    let fold = item.sink == sink::FOLD;
+    let rows = if program.stacked && !fold { problem.m() } else { problem.m_shard() };
+    if !within(item.row, item.rows, if fold { FOLD_ROWS } else { tile.m }, rows) {
         return Some("its rows are not a tile's of the shard");
     }
     if !within(item.col, item.cols, tile.n, problem.n_local()) {
         return Some("its columns are not a tile's of the output");
     }
-    match item.a_source {
-        source::CALLER if item.a_outer < shards(problem.x_shape().rows) => {}
-        source::GATHER if item.a_outer < peers => {}
-        _ => return Some("its rows of operand A do not exist"),
+    if !fold && (item.k_steps == 0 || item.k_first.checked_add(item.k_steps).is_none_or(|end| end > program.k_steps())) {
+        return Some("its steps along k do not exist");
     }
-    let slots = peers.saturating_mul(program.slots_per_source);
+    let outer = match item.a_source {
+        source::CALLER => shards(program, problem.x_shape().rows),
+        source::GATHER if problem.op() == OpKind::AllGatherGemm => shards(program, rows_gathered(program, problem)),
+        _ => 0,
+    };
+    (item.a_outer >= outer).then_some("its rows of operand A do not exist")
+}
+
+/// Rows in the gather buffer.
+fn rows_gathered(program: &TileProgram, problem: &Problem) -> u32 {
+    if program.stacked { problem.m() } else { problem.m() - problem.m_shard() }
+}
+
+/// What a matrix of so many rows consists of, as items count it: shards, or, where tiles span them, all rows as one.
+fn shards(program: &TileProgram, rows: u32) -> u32 {
+    if program.stacked { rows / program.problem.m() } else { rows / program.problem.m_shard() }
+}
+
+/// Where its result goes, and what it adds to it.
+fn results(program: &TileProgram, item: &WorkItem, stored: &mut HashSet<(u32, u32, u32)>) -> Option<&'static str> {
+    let (world, peers) = (program.problem.world().get(), program.problem.world().peers());
+    let parts = if item.sink == sink::LEND { 1 } else { item.parts };
+    if parts > 0 && item.part.checked_add(parts).is_none_or(|end| end > program.part_slots) {
+        return Some("its part slots do not exist");
+    }
     match item.sink {
-        sink::STORE | sink::REDUCE => {
-            if item.out_outer >= shards(problem.y_shape().rows) {
+        sink::LEND => None,
+        sink::SCATTER if scatters(program) => None,
+        sink::SEND if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
+        sink::REDUCE if item.partials > peers || item.slot >= program.slots_per_source => Some("the slots that it adds do not exist"),
+        sink::FOLD if item.partials > world => Some("the rows that it adds do not exist"),
+        // a fold's rows are in blocks of their own, which must not mix with those of tiles
+        sink::STORE | sink::REDUCE | sink::FOLD if (item.sink == sink::FOLD) == scatters(program) => {
+            let y_shards = if scatters(program) { 1 } else { shards(program, program.problem.y_shape().rows) };
+            if item.out_outer >= y_shards {
                 return Some("its rows of y do not exist");
             }
-            if !stored.insert((item.out_outer, item.row, item.col)) {
-                return Some("its tile of y is stored by an earlier item too");
-            }
+            let first = stored.insert((item.out_outer, item.row, item.col));
+            (!first).then_some("its tile of y is stored by an earlier item too")
         }
-        sink::SEND if item.slot < slots && item.dest < world => {}
-        _ => return Some("its sink does not exist"),
+        _ => Some("its sink does not exist"),
     }
-    if item.sink == sink::REDUCE && (item.partials > peers || item.slot >= program.slots_per_source) {
-        return Some("the slots that it adds do not exist");
-    }
+}
+
+/// What it raises, counts and awaits.
+fn signals(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
+    let world = program.problem.world().get();
     if item.raise != NONE && (item.raise >= program.signals || item.dest >= world) {
         return Some("the signal that it raises does not exist");
     }
     if item.counter != NONE && item.counter >= program.counters {
         return Some("its counter does not exist");
     }
-    let awaits = program.awaits.get(item.await_first as usize..).and_then(|rest| rest.get(..item.await_count as usize));
-    match awaits {
-        Some(awaits) if awaits.iter().all(|a| a.signal < program.signals && a.peer < world) => None,
-        None if item.await_count == 0 => None,
-        _ => Some("a signal that it awaits does not exist"),
-    }
+    let exist = |first: u32, count: u32| {
+        let awaits = program.awaits.get(first as usize..).and_then(|rest| rest.get(..count as usize));
+        awaits.is_some_and(|awaits| awaits.iter().all(|a| a.signal < program.signals && a.peer < world))
+    };
+    let all = exist(item.await_first, item.await_count) && exist(item.late_first, item.late_count);
+    (!all).then_some("a signal that it awaits does not exist")
 }

@@ -1,8 +1,8 @@
 //! The CPU executor: walks a rank's tile program against the memory of a host transport.
 //!
-//! Invariant: a tile's numbers depend on the program alone. Its inner product is one call on the whole of `k`, partial sums are added in
-//! rank order, and each is rounded where the kernel rounds: a sent partial once, an output once. So results are equal bit for bit
-//! between runs and between numbers of workers.
+//! Invariant: a tile's numbers depend on the program alone. Its inner product is one call on the whole of `k`, or one for each part of it, added in the
+//! order of `k`; partial sums are added in rank order, and each is rounded where the kernel rounds: a sent or scattered partial once, an output once. So
+//! results are equal bit for bit between runs and between numbers of workers.
 
 mod call;
 mod check;
@@ -10,6 +10,7 @@ mod error;
 mod memory;
 mod panel;
 mod pause;
+mod sinks;
 
 pub use error::ExecuteError;
 pub use memory::HostMemory;

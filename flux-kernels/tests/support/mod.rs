@@ -130,18 +130,21 @@ impl Memory {
         }
     }
 
-    /// What a mover does in call `epoch` of `program`'s rank: its rows to the peers' gather buffers, each chunk with its signal.
+    /// What a mover does in call `epoch` of `program`'s rank: its rows to the gather buffers, each slice of a chunk with its signal.
     pub fn push<T: Element>(&self, program: &TileProgram, x: &[T], epoch: Epoch) {
         let k = program.problem.k_local() as usize;
         let row_bytes = (k * size_of::<T>()) as u64;
         for transfer in &program.transfers {
-            let rows = &x[transfer.row as usize * k..][..transfer.rows as usize * k];
-            let offset = epoch.half() as u64 * self.size.half_stride()
-                + u64::from(transfer.place) * layout::gather_place_bytes(&program.problem)
-                + u64::from(transfer.row) * row_bytes;
-            let to = (self.data_addresses[transfer.dest as usize] + offset) as usize;
-            // SAFETY: inside the destination's half, which is this rank's to write: the protocol's credits say so.
-            unsafe { std::ptr::with_exposed_provenance_mut::<T>(to).copy_from_nonoverlapping(rows.as_ptr(), rows.len()) };
+            for row in transfer.row..transfer.row + transfer.rows {
+                let from = &x[row as usize * k + transfer.col as usize..][..transfer.cols as usize];
+                let offset = epoch.half() as u64 * self.size.half_stride()
+                    + u64::from(transfer.place) * layout::gather_place_bytes(&program.problem)
+                    + u64::from(row) * row_bytes
+                    + u64::from(transfer.col) * size_of::<T>() as u64;
+                let to = (self.data_addresses[transfer.dest as usize] + offset) as usize;
+                // SAFETY: inside the destination's half, which is this rank's to write: the protocol's credits say so.
+                unsafe { std::ptr::with_exposed_provenance_mut::<T>(to).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+            }
             self.signal(transfer.dest, transfer.raise).store(epoch.get(), Ordering::Release);
         }
         self.pushed(program.rank.get()).store(epoch.get(), Ordering::Release);

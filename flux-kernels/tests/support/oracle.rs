@@ -58,12 +58,13 @@ impl<T: Element> Global<T> {
         }
     }
 
-    /// Compares `y` of `rank` with the product in fp64; the error of each element must stay below its bound.
+    /// Compares `y` of `rank` with the product in fp64; the error of each element must stay below its bound. Only where tiles are `stacked` the rank's
+    /// own partial sum is rounded too.
     ///
     /// With `u` the roundoff of the element type, `e` that of fp32 and `g(k) = k e / (1 - k e)`: an inner product of `k` terms in fp32, in any
     /// order, is off by at most `g(k) s`, `s` the sum of its terms' magnitudes (products of two elements are exact). Rounding to the element
     /// type adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials in fp32 adds `g(w)` of their magnitudes.
-    pub fn verify(&self, rank: u32, y: &[T]) {
+    pub fn verify(&self, rank: u32, y: &[T], stacked: bool) {
         let p = &self.problem;
         let (w, k_local) = (p.world().get(), p.k_local() as usize);
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
@@ -86,7 +87,7 @@ impl<T: Element> Global<T> {
                         terms += product.abs();
                     }
                     let mut off = g(k_local) * terms;
-                    if parts > 1 && part != rank {
+                    if parts > 1 && (part != rank || stacked) {
                         off += u * (sum.abs() + off) + subnormal;
                     }
                     exact += sum;

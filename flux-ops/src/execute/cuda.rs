@@ -11,10 +11,10 @@ use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{Schedule, TileProgram};
-use flux_kernels::Variant;
 use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, TraceBuffer, launch};
 use flux_kernels::nvrtc::Arch;
+use flux_kernels::{Element, Variant};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream, TransportError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -83,7 +83,7 @@ impl CudaExecutor {
         Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, prefetch_steps, trace, device })
     }
 
-    pub(super) fn run<T>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(super) fn run<T: Element>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
         let wrong_stream = || TransportError::WrongStream { stream, device: comm.device() };
         let raw_stream = stream.raw().ok_or_else(wrong_stream)?;
         let _current = self.device.enter().map_err(TransportError::from)?;
@@ -94,11 +94,9 @@ impl CudaExecutor {
         let mut call = comm.begin(stream)?;
         let by_kernel = self.push_by_kernel || !call.copy_engine_usable();
         if !by_kernel {
-            let place = gather_place_bytes(&program.problem);
-            let x = &operands.x;
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
-            unsafe { call.push(x.address, x.row_bytes::<T>(), x.payload_bytes::<T>(), place, &program.transfers) }?;
+            unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
         }
         let matrix = |view: &View| Matrix { address: view.address, row_bytes: view.row_bytes::<T>() };
         let memory = call.memory();

@@ -6,7 +6,6 @@ use super::Hands;
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
-use flux_core::layout::gather_place_bytes;
 use flux_core::program::TileProgram;
 use flux_kernels::Element;
 use flux_kernels::cpu::{CpuArgs, ExecuteError, Executor, HostMemory, Rows, RowsMut};
@@ -48,9 +47,8 @@ impl<T: Element> HostExecutor<T> {
         let mut executor = self.executor.lock().unwrap_or_else(PoisonError::into_inner);
         let mut call = comm.begin(stream)?;
         let program = executor.program();
-        let place = gather_place_bytes(&program.problem);
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
-        unsafe { call.push(operands.x.address, operands.x.row_bytes::<T>(), operands.x.payload_bytes::<T>(), place, &program.transfers) }?;
+        unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
         let memory = call.memory();
         let deadline = Duration::from_nanos(memory.deadline_ns);
         // SAFETY: the communicator owns this workspace for as long as the call lives, gives every rank of it this layout, and only lets calls

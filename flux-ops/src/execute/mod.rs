@@ -7,9 +7,14 @@ mod host;
 
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
+<<<<<<< HEAD
 use crate::tensor::Location;
 use crate::timeline::{Timeline, TimelineError};
+=======
+use crate::tensor::{Location, View};
+>>>>>>> core2
 use cuda::CudaExecutor;
+use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Stream};
@@ -48,6 +53,19 @@ pub enum Push {
 pub(crate) enum Executor<T> {
     Host(HostExecutor<T>),
     Cuda(CudaExecutor),
+}
+
+/// What a mover is given of a call's `x`: a row's elements are as many as the problem says, wherever the rows start.
+pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::Push<'p> {
+    let element_bytes = size_of::<T>() as u64;
+    flux_transport::Push {
+        x: x.address,
+        row_stride: x.row_bytes::<T>(),
+        row_bytes: u64::from(program.problem.k_local()) * element_bytes,
+        element_bytes,
+        place_bytes: gather_place_bytes(&program.problem),
+        transfers: &program.transfers,
+    }
 }
 
 /// Where `comm` works.

@@ -90,11 +90,6 @@ impl View {
         (self.layout.row_stride * size_of::<T>()) as u64
     }
 
-    /// Bytes of a row's elements.
-    pub(crate) fn payload_bytes<T>(&self) -> u64 {
-        (self.layout.cols * size_of::<T>()) as u64
-    }
-
     /// Bytes from the first element to behind the last.
     pub(crate) fn bytes<T>(&self) -> std::ops::Range<u64> {
         self.address..self.address + (self.layout.span() * size_of::<T>()) as u64

@@ -3,6 +3,7 @@
 //! The exact result models every rounding that the ops make, so it holds to the last bit wherever fp32 sums are exact. The bound is derived
 //! (design: one rounding of the output, one of each partial that travels, fp32 accumulation), not chosen.
 
+use flux_core::program::Schedule;
 use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 
@@ -74,9 +75,15 @@ impl<T: Element> Case<T> {
         rows.flat_map(|row| &row[col..col + cols]).copied().collect()
     }
 
-    /// What the ops must compute.
+    /// What the ops must compute under the schedule that they choose themselves.
     pub fn expected(&self) -> Expected<T> {
+        self.expected_of(&Schedule::heuristic(&self.problem))
+    }
+
+    /// What the ops must compute under this schedule: where tiles span shards a rank's own partial sum is rounded like those that travel.
+    pub fn expected_of(&self, schedule: &Schedule) -> Expected<T> {
         let p = &self.problem;
+        let stacked = schedule.stack && p.world().peers() > 0;
         let (m, n, k, k_local) = (p.m() as usize, p.n() as usize, p.k() as usize, p.k_local() as usize);
         let widen = |v: &[T]| v.iter().map(|v| f64::from(v.to_f32())).collect::<Vec<f64>>();
         let (x, w) = (widen(&self.x), widen(&self.w));
@@ -97,7 +104,7 @@ impl<T: Element> Case<T> {
                 for (source, (a, b)) in a.chunks_exact(k_local).zip(b.chunks_exact(k_local)).enumerate() {
                     let partial: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
                     y += partial;
-                    let stays = p.op() == OpKind::AllGatherGemm || source == owner;
+                    let stays = p.op() == OpKind::AllGatherGemm || (source == owner && !stacked);
                     y_rounded += if stays { partial } else { round(partial) };
                     error += if stays { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
                 }

@@ -6,7 +6,6 @@
 use super::Communicator;
 use crate::fault::reason;
 use crate::{Push, Stream, TransportError, WorkspaceView};
-use flux_core::program::Transfer;
 use std::sync::{Arc, MutexGuard};
 
 /// A call in progress.
@@ -47,10 +46,8 @@ impl<'c> Call<'c> {
         self.comm.inner.health.transport().copy_engine_usable()
     }
 
-    /// Has the mover carry rows of this rank's shard to the peers (AllGather-GEMM); returns at once. At most once in a call.
-    ///
-    /// `x` is the address of the shard's first row on the communicator's device; a row starts `row_stride` bytes after the one before, and
-    /// `row_bytes` of it are moved. A place in the gather buffer has `place_bytes`.
+    /// Has the mover carry this rank's shard, which lies on the communicator's device, to gather buffers (AllGather-GEMM); returns at once. At most once
+    /// in a call.
     ///
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished: on the host until [`finish`](Self::finish) returns, on a device
@@ -58,20 +55,12 @@ impl<'c> Call<'c> {
     ///
     /// # Errors
     /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is moved.
-    pub unsafe fn push(
-        &mut self,
-        x: u64,
-        row_stride: u64,
-        row_bytes: u64,
-        place_bytes: u64,
-        transfers: &[Transfer],
-    ) -> Result<(), TransportError> {
-        if transfers.is_empty() {
+    pub unsafe fn push(&mut self, push: &Push<'_>) -> Result<(), TransportError> {
+        if push.transfers.is_empty() {
             return Ok(());
         }
-        let push = Push { x, row_stride, row_bytes, place_bytes, transfers };
         // SAFETY: this function's caller vouches for the shard.
-        let handed = unsafe { self.comm.inner.health.transport().push(self.stream, &push) };
+        let handed = unsafe { self.comm.inner.health.transport().push(self.stream, push) };
         self.note(handed)
     }
 

@@ -125,15 +125,15 @@ pub(crate) unsafe fn copy_async(device: &CudaDevice, to: u64, from: u64, bytes: 
     driver.check("cuMemcpyDtoDAsync", unsafe { (driver.cu_memcpy_dtod_async)(to, from, bytes, stream) })
 }
 
-/// Copies `rows` rows of `bytes` each on `stream`, from rows `pitch` bytes apart to dense rows.
+/// Copies `rows` rows of `bytes` each on `stream`; both sides are an address and the bytes from a row to the next.
 ///
 /// # Safety
-/// As [`copy_async`], for `rows * bytes` bytes at `to` and the rows at `from`.
+/// As [`copy_async`], for the rows at `to` and those at `from`.
 pub(crate) unsafe fn copy_rows_async(
     device: &CudaDevice,
-    to: u64,
-    from: u64,
-    (rows, bytes, pitch): (usize, usize, usize),
+    (to, to_pitch): (u64, usize),
+    (from, from_pitch): (u64, usize),
+    (rows, bytes): (usize, usize),
     stream: Handle,
 ) -> Result<(), CudaError> {
     let driver = device.driver();
@@ -144,14 +144,14 @@ pub(crate) unsafe fn copy_rows_async(
         srcHost: ptr::null(),
         srcDevice: from,
         srcArray: ptr::null_mut(),
-        srcPitch: pitch,
+        srcPitch: from_pitch,
         dstXInBytes: 0,
         dstY: 0,
         dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
         dstHost: ptr::null_mut(),
         dstDevice: to,
         dstArray: ptr::null_mut(),
-        dstPitch: bytes,
+        dstPitch: to_pitch,
         WidthInBytes: bytes,
         Height: rows,
     };

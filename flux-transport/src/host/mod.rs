@@ -102,7 +102,7 @@ impl Transport for Host {
             return Err(TransportError::MoverUnusable { why: "it has been used in this call" });
         }
         let mapping = self.mapping();
-        push.check(mapping.rank, mapping.world.get(), mapping.view.size)?;
+        push.check(mapping.world.get(), mapping.view.size)?;
         // SAFETY: the transfers were just checked against this mapping; the caller vouches for the shard until the call has finished, and
         // `finish` waits, so that the job of the call before has ended.
         unsafe { mover.start(mapping, push) };

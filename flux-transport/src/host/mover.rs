@@ -1,6 +1,6 @@
 //! The thread that moves a rank's shard to its peers.
 //!
-//! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads the caller's `x` and writes the peers' gather
+//! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads the caller's `x` and writes its place in gather
 //! buffers; at no other time does it touch either. It waits for nothing but jobs, so every job ends.
 
 use super::block::pointer;
@@ -33,6 +33,7 @@ struct Job {
     x: u64,
     row_stride: u64,
     row_bytes: u64,
+    element_bytes: u64,
     place_bytes: u64,
     transfers: Vec<Transfer>,
 }
@@ -57,9 +58,9 @@ impl Desk {
 impl Mover {
     /// Starts the thread.
     pub(super) fn spawn(rank: Rank) -> Result<Self, TransportError> {
-        let (x, row_stride, row_bytes, place_bytes) = (0, 0, 0, 0);
+        let (x, row_stride, row_bytes, element_bytes, place_bytes) = (0, 0, 0, 0, 0);
         let transfers = Vec::with_capacity(64 * MAX_WORLD);
-        let job = Job { state: State::Idle, mapping: None, x, row_stride, row_bytes, place_bytes, transfers };
+        let job = Job { state: State::Idle, mapping: None, x, row_stride, row_bytes, element_bytes, place_bytes, transfers };
         let desk = Arc::new(Desk { job: Mutex::new(job), changed: Condvar::new() });
         let for_thread = Arc::clone(&desk);
         let thread = std::thread::Builder::new()
@@ -77,7 +78,8 @@ impl Mover {
     pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &Push<'_>) {
         let mut job = self.desk.lock();
         job.mapping = Some(mapping);
-        (job.x, job.row_stride, job.row_bytes, job.place_bytes) = (push.x, push.row_stride, push.row_bytes, push.place_bytes);
+        (job.x, job.row_stride, job.row_bytes) = (push.x, push.row_stride, push.row_bytes);
+        (job.element_bytes, job.place_bytes) = (push.element_bytes, push.place_bytes);
         job.transfers.clear();
         job.transfers.extend_from_slice(push.transfers);
         job.state = State::Given;
@@ -132,18 +134,19 @@ fn carry_out(job: &Job, mapping: &Mapping) {
     call.pushed();
 }
 
-/// Copies a transfer's rows of the shard to the place at address `to`.
+/// Copies a transfer's columns of its rows of the shard to the place at address `to`.
 fn copy_rows(job: &Job, transfer: &Transfer, to: u64) {
     let (first, rows) = (u64::from(transfer.row), u64::from(transfer.rows));
-    // rows that lie densely are one piece
-    let (pieces, piece_rows) = if job.row_stride == job.row_bytes { (1, rows) } else { (rows, 1) };
+    let (col, width) = (u64::from(transfer.col) * job.element_bytes, u64::from(transfer.cols) * job.element_bytes);
+    // whole rows that lie densely are one piece
+    let (pieces, piece_rows) = if width == job.row_bytes && job.row_stride == job.row_bytes { (1, rows) } else { (rows, 1) };
     for piece in 0..pieces {
         let row = first + piece * piece_rows;
-        let from = pointer(job.x + row * job.row_stride).cast_const();
-        let to = pointer(to + row * job.row_bytes);
-        let bytes = usize::try_from(piece_rows * job.row_bytes).expect("rows in memory are addressable");
+        let from = pointer(job.x + row * job.row_stride + col).cast_const();
+        let to = pointer(to + row * job.row_bytes + col);
+        let bytes = usize::try_from(piece_rows * width).expect("rows in memory are addressable");
         // SAFETY: `start`'s caller vouches for the shard. The rows lie in their place in the gather buffer (`Push::check`), which is this rank's to
-        // write in this call: the peer has given its credit for the call before the last, and reads only after the signal.
+        // write in this call: the owner has given its credit for the call before the last, and reads only after the signal.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }
 }

@@ -36,15 +36,16 @@ pub(super) unsafe fn by_copy_engine(
     let half = epoch.half() as u64 * at.size.half_stride();
     let _current = device.enter()?;
     for copy in copies(push, half, at.data, at.pads) {
-        let (rows, row_bytes, pitch) = (host_size(copy.rows), host_size(copy.row_bytes), host_size(copy.pitch));
-        if copy.rows == 0 || copy.row_bytes == 0 {
+        let (rows, width) = (host_size(copy.rows), host_size(copy.width));
+        if copy.rows == 0 || copy.width == 0 {
             // Nothing to carry; the signal still says so.
         } else if copy.dense() {
             // SAFETY: the push was checked against the workspace; the caller promised the source.
-            unsafe { copy_async(device, copy.to, copy.from, rows * row_bytes, lane.raw()) }?;
+            unsafe { copy_async(device, copy.to, copy.from, rows * width, lane.raw()) }?;
         } else {
+            let (to, from) = ((copy.to, host_size(copy.to_pitch)), (copy.from, host_size(copy.from_pitch)));
             // SAFETY: as above.
-            unsafe { copy_rows_async(device, copy.to, copy.from, (rows, row_bytes, pitch), lane.raw()) }?;
+            unsafe { copy_rows_async(device, to, from, (rows, width), lane.raw()) }?;
         }
         // A copy like those of the rows, which takes less time here than a stream's write of a value.
         // SAFETY: both words are in the workspace.

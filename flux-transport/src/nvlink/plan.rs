@@ -5,36 +5,38 @@
 use crate::Push;
 use flux_core::layout::signal_offset;
 
-/// One copy: `rows` rows of `row_bytes`, `pitch` bytes apart at `from`, dense at `to`; then a signal.
+/// One copy: `rows` rows of `width` bytes, `from_pitch` bytes apart at `from` and `to_pitch` at `to`; then a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
     pub(super) to: u64,
     pub(super) from: u64,
     pub(super) rows: u64,
-    pub(super) row_bytes: u64,
-    pub(super) pitch: u64,
+    pub(super) width: u64,
+    pub(super) from_pitch: u64,
+    pub(super) to_pitch: u64,
     pub(super) signal: u64,
 }
 
 impl Copy {
     /// Whether the rows follow each other without gaps.
     pub(super) fn dense(&self) -> bool {
-        self.rows == 1 || self.pitch == self.row_bytes
+        self.rows == 1 || (self.from_pitch == self.width && self.to_pitch == self.width)
     }
 }
 
 /// The copies of a checked push, in order, into the half that starts `half` bytes into each peer's data region. Transfers without rows only
 /// signal.
 pub(super) fn copies(push: &Push<'_>, half: u64, data: &[u64], pads: &[u64]) -> impl Iterator<Item = Copy> {
-    let &Push { x, row_stride, row_bytes, place_bytes, transfers } = push;
+    let &Push { x, row_stride, row_bytes, element_bytes, place_bytes, transfers } = push;
     transfers.iter().map(move |t| {
-        let dest = t.dest as usize;
+        let (dest, col) = (t.dest as usize, u64::from(t.col) * element_bytes);
         Copy {
-            to: data[dest] + half + u64::from(t.place) * place_bytes + u64::from(t.row) * row_bytes,
-            from: x + u64::from(t.row) * row_stride,
+            to: data[dest] + half + u64::from(t.place) * place_bytes + u64::from(t.row) * row_bytes + col,
+            from: x + u64::from(t.row) * row_stride + col,
             rows: u64::from(t.rows),
-            row_bytes,
-            pitch: row_stride,
+            width: u64::from(t.cols) * element_bytes,
+            from_pitch: row_stride,
+            to_pitch: row_bytes,
             signal: pads[dest] + signal_offset(t.raise),
         }
     })
@@ -43,7 +45,6 @@ pub(super) fn copies(push: &Push<'_>, half: u64, data: &[u64], pads: &[u64]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::Rank;
     use flux_core::layout::{WorkspaceSize, pad_bytes};
     use flux_core::program::Transfer;
     use proptest::prelude::*;
@@ -51,28 +52,32 @@ mod tests {
     const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 3 * 1024, signals: 6, counters: 0 };
 
     fn push(transfers: &[Transfer]) -> Push<'_> {
-        Push { x: 0x1000, row_stride: 96, row_bytes: 64, place_bytes: 1024, transfers }
+        Push { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, place_bytes: 1024, transfers }
     }
 
     #[test]
     fn a_copy_has_the_addresses_of_the_layout() {
-        let list = [Transfer { dest: 2, place: 1, row: 4, rows: 8, col: 0, cols: 32, raise: 3, step: 1 }];
+        let whole = Transfer { dest: 2, place: 1, row: 4, rows: 8, col: 0, cols: 32, raise: 3, step: 1 };
+        let list = [whole, Transfer { col: 16, cols: 8, ..whole }];
         let half = SIZE.half_stride();
         let copies: Vec<Copy> = copies(&push(&list), half, &[0, 0, 1 << 30, 0], &[0, 0, 1 << 20, 0]).collect();
         let to = (1 << 30) + half + 1024 + 4 * 64;
         let signal = (1 << 20) + (16 + 3) * 128;
-        assert_eq!(copies, [Copy { to, from: 0x1000 + 4 * 96, rows: 8, row_bytes: 64, pitch: 96, signal }]);
-        assert!(!copies[0].dense());
+        let rows = Copy { to, from: 0x1000 + 4 * 96, rows: 8, width: 64, from_pitch: 96, to_pitch: 64, signal };
+        assert_eq!(copies, [rows, Copy { to: to + 32, from: rows.from + 32, width: 16, ..rows }]);
+        assert!(!copies[0].dense() && !copies[1].dense());
+        assert!(Copy { from_pitch: 64, ..rows }.dense() && !Copy { from_pitch: 64, width: 16, ..rows }.dense());
     }
 
     proptest! {
         #[test]
-        fn checked_copies_stay_in_the_half_and_on_the_pad(place in 0u32..5, row in 0u32..20, rows in 0u32..20, raise in 0u32..8, dest in 0u32..5) {
-            let list = [Transfer { dest, place, row, rows, col: 0, cols: 32, raise, step: 1 }];
+        fn checked_copies_stay_in_the_half_and_on_the_pad(place in 0u32..5, row in 0u32..20, rows in 0u32..20, col in 0u32..40, cols in 0u32..40, raise in 0u32..8, dest in 0u32..5) {
+            let list = [Transfer { dest, place, row, rows, col, cols, raise, step: 1 }];
             let push = push(&list);
-            if push.check(Rank::new(1), 4, SIZE).is_ok() {
+            if push.check(4, SIZE).is_ok() {
                 for copy in copies(&push, 0, &[0; 4], &[0; 4]) {
-                    prop_assert!(copy.to + copy.rows * copy.row_bytes <= SIZE.half_bytes);
+                    let end = copy.to + copy.rows.saturating_sub(1) * copy.to_pitch + copy.width;
+                    prop_assert!(copy.rows == 0 || end <= SIZE.half_bytes);
                     prop_assert!(copy.signal < pad_bytes(SIZE.signals));
                 }
             }

@@ -13,7 +13,6 @@ use super::workspace::Workspace;
 use crate::control::ControlPlane;
 use crate::cuda::{CudaDevice, CudaError, Handles};
 use crate::{Capabilities, Device, Mover, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
-use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -175,7 +174,7 @@ impl Transport for NvLink {
             return Err(TransportError::MoverUnusable { why });
         }
         let at = &state.current;
-        push.check(Rank::new(self.members.rank), self.members.world(), *at.size())?;
+        push.check(self.members.world(), *at.size())?;
         if push.transfers.is_empty() {
             return Ok(());
         }

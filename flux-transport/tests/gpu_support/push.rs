@@ -50,7 +50,7 @@ pub(crate) fn shard(rank: u32, epoch: u32, stride: usize) -> Vec<u32> {
 }
 
 pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> Push<'a> {
-    Push { x: x.address, row_stride: 4 * stride as u64, row_bytes: 4 * ROW as u64, place_bytes: PLACE, transfers }
+    Push { x: x.address, row_stride: 4 * stride as u64, row_bytes: 4 * ROW as u64, element_bytes: 4, place_bytes: PLACE, transfers }
 }
 
 /// What every peer sent in call `epoch` is in this rank's half, and its signals say so.
@@ -83,9 +83,8 @@ pub(crate) fn calls_arrive(this: &RankUnderTest, first: u32) {
         assert!(!call.capturing());
         assert!(call.copy_engine_usable());
         let view = call.memory().clone();
-        let Push { x: address, row_stride, row_bytes, place_bytes, .. } = push(&x, stride, &list);
         // SAFETY: `x` lives past the synchronisation below.
-        unsafe { call.push(address, row_stride, row_bytes, place_bytes, &list) }.unwrap();
+        unsafe { call.push(&push(&x, stride, &list)) }.unwrap();
         assert!(call.pushes());
         call.finish().unwrap();
         this.device.synchronize().unwrap();

@@ -13,9 +13,9 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let world = first.problem.world().index();
     // the workspace is sized for the tiles of the layout, whatever the program says
     let slots = match first.problem.op() {
-        OpKind::AllGatherGemm => 0,
-        OpKind::GemmReduceScatter if first.tile.m > 0 && first.tile.n > 0 => TileGrid::of_shard(&first.problem, first.tile).tiles(),
-        OpKind::GemmReduceScatter => return Err(Violation::Disagreement { index: 0, what: "tile" }),
+        _ if [first.tile.m, first.tile.n, first.tile.k].contains(&0) => return Err(Violation::Disagreement { index: 0, what: "tile" }),
+        OpKind::GemmReduceScatter if !first.stacked => TileGrid::of_shard(&first.problem, first.tile).tiles(),
+        _ => 0,
     };
     for (index, (rank, p)) in (0..).map(Rank::new).zip(programs).enumerate() {
         let same = [
@@ -24,6 +24,8 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.tile == first.tile, "tile"),
             (p.signals == first.signals, "signals"),
             (p.counters == first.counters, "counters"),
+            (p.part_slots == first.part_slots, "part slots"),
+            (p.stacked == first.stacked, "stacking"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),
         ];
         for (same, what) in same {

@@ -2,48 +2,74 @@
 
 use super::{Record, Violation};
 use crate::OpKind;
-use crate::program::{NONE, TileProgram, WorkItem, sink, source};
+use crate::program::{FOLD_ROWS, NONE, TileProgram, WorkItem, sink, source};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
-    let world = p.problem.world();
+    let (world, m_shard, k) = (p.problem.world(), p.problem.m_shard(), p.problem.k_local());
     for (index, item) in p.items.iter().enumerate() {
-        check_item(p, Limits { p, record: Record::Item(index) }, item)?;
+        let at = Limits { p, record: Record::Item(index) };
+        operands(p, at, item)?;
+        workspace(p, at, item)?;
     }
     for (index, entry) in p.awaits.iter().enumerate() {
         let at = Limits { p, record: Record::Await(index) };
         at.below("signal", entry.signal, p.signals)?;
         at.below("peer", entry.peer, world.get())?;
+        at.below("k_step", entry.k_step, p.k_steps())?;
     }
     for (index, transfer) in p.transfers.iter().enumerate() {
         let at = Limits { p, record: Record::Transfer(index) };
         at.below("dest", transfer.dest, world.get())?;
-        at.below("place", transfer.place, world.peers())?;
-        at.range("rows", transfer.row, transfer.rows, p.problem.m_shard(), p.problem.m_shard())?;
+        at.below("place", transfer.place, places(p))?;
+        at.range("rows", transfer.row, transfer.rows, m_shard, m_shard)?;
+        at.range("cols", transfer.col, transfer.cols, k, k)?;
         at.below("raise", transfer.raise, p.signals)?;
     }
     Ok(())
 }
 
-fn check_item(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
-    let world = p.problem.world();
-    at.range("rows", item.row, item.rows, p.problem.m_shard(), p.tile.m)?;
+/// Places in the gather buffer.
+fn places(p: &TileProgram) -> u32 {
+    if p.stacked { p.problem.world().get() } else { p.problem.world().peers() }
+}
+
+/// What an item reads and computes of the operands.
+fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
+    let world = p.problem.world().get();
+    let fold = item.sink == sink::FOLD;
+    let rows = if p.stacked && !fold { p.problem.m() } else { p.problem.m_shard() };
+    at.range("rows", item.row, item.rows, rows, if fold { FOLD_ROWS } else { p.tile.m })?;
     at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
     at.below("a_source", item.a_source, source::GATHER + 1)?;
-    at.below("sink", item.sink, sink::REDUCE + 1)?;
+    at.below("sink", item.sink, sink::FOLD + 1)?;
     let (x_shards, y_shards) = match p.problem.op() {
-        OpKind::AllGatherGemm => (1, world.get()),
-        OpKind::GemmReduceScatter => (world.get(), 1),
+        _ if p.stacked => (1, 1),
+        OpKind::AllGatherGemm => (1, world),
+        OpKind::GemmReduceScatter => (world, 1),
     };
-    at.below("a_outer", item.a_outer, if item.a_source == source::GATHER { world.peers() } else { x_shards })?;
+    // stacked, the places are one matrix
+    let outer = if item.a_source == source::GATHER && !p.stacked { places(p) } else { x_shards };
+    at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
-    at.below("dest", item.dest, world.get())?;
+    if fold {
+        return at.below("k_steps", item.k_steps, 1_u32);
+    }
+    at.range("k_steps", item.k_first, item.k_steps, p.k_steps(), p.k_steps())
+}
 
+/// What an item uses of the workspace.
+fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
+    let world = p.problem.world();
+    at.below("dest", item.dest, world.get())?;
     let slots = u64::from(world.peers()) * u64::from(p.slots_per_source);
     let further = u64::from(item.partials.saturating_sub(1)) * u64::from(p.slots_per_source);
     match item.sink {
         sink::SEND => at.below("slot", item.slot, slots)?,
         sink::REDUCE => at.below("slot", u64::from(item.slot) + further, slots)?,
         _ => {}
+    }
+    if item.sink == sink::LEND || item.parts > 0 {
+        at.range("part", item.part, item.parts.max(1), p.part_slots, p.part_slots)?;
     }
     if item.raise != NONE {
         at.below("raise", item.raise, p.signals)?;

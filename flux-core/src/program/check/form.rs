@@ -7,11 +7,12 @@ use crate::{OpKind, Rank};
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let fault = |record, what| Err(Violation::Form { rank: p.rank, record, what });
     for (index, item) in p.items.iter().enumerate() {
-        let wrong = match p.problem.op() {
-            OpKind::AllGatherGemm => ag_gemm_item(p.rank, item),
-            OpKind::GemmReduceScatter => gemm_rs_item(p, item),
+        let wrong = match (p.problem.op(), p.stacked) {
+            (OpKind::AllGatherGemm, _) => ag_gemm_item(p, item),
+            (OpKind::GemmReduceScatter, false) => gemm_rs_item(p, item),
+            (OpKind::GemmReduceScatter, true) => stacked_gemm_rs_item(p, item),
         };
-        if let Some(what) = wrong.or(idle_fields(item)) {
+        if let Some(what) = wrong.or(signal_fields(p, item)).or(await_fields(p, item)).or(part_fields(item)) {
             return fault(Record::Item(index), what);
         }
     }
@@ -23,15 +24,15 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     Ok(())
 }
 
-fn ag_gemm_item(rank: Rank, item: &WorkItem) -> Option<&'static str> {
-    let place = Rank::new(item.out_outer).place_at(rank);
+fn ag_gemm_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
+    let place = if p.stacked { Some(0) } else { Rank::new(item.out_outer).place_at(p.rank) };
     let from_here = (item.a_source, item.a_outer) == (source::CALLER, 0);
     let from_place = item.a_source == source::GATHER && place == Some(item.a_outer);
-    match (place, item) {
-        _ if item.sink != sink::STORE => Some("AllGather-GEMM stores every tile"),
-        _ if item.dest != rank.get() => Some("AllGather-GEMM's output is the rank's own"),
+    match (place, item.sink) {
+        (_, sink) if sink != sink::STORE && sink != sink::LEND => Some("AllGather-GEMM stores every tile"),
+        _ if item.dest != p.rank.get() => Some("AllGather-GEMM's output is the rank's own"),
         (None, _) if !from_here => Some("the own shard is read from the caller's x"),
-        (Some(_), _) if !from_place => Some("a peer's shard is read from its place in the gather buffer"),
+        (Some(_), _) if !from_place => Some("a peer's shard is read from its place in the gather buffer, stacked shards from all of it"),
         _ => None,
     }
 }
@@ -40,32 +41,73 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let peers = p.problem.world().peers();
     let own = item.dest == p.rank.get();
     match item.sink {
+        sink::LEND if item.a_source == source::CALLER => None,
         _ if (item.a_source, item.a_outer) != (source::CALLER, item.dest) => Some("operand A is the caller's shard of the owner's rows"),
         sink::SEND if own => Some("nothing is sent to oneself"),
-        sink::SEND if item.raise == NONE => Some("a partial tile is announced by a signal"),
         sink::SEND => None,
         _ if !own => Some("a partial tile of a peer's shard is sent"),
         sink::STORE if peers > 0 => Some("the own shard is reduced"),
         sink::REDUCE if item.partials != peers || peers == 0 => Some("a reduction adds a partial tile of every peer"),
+        sink::SCATTER | sink::FOLD => Some("rows are scattered where tiles span shards"),
         _ => None,
     }
 }
 
-/// What no form uses: raising without sending, counting without raising, and awaiting what is not needed to send.
-fn idle_fields(item: &WorkItem) -> Option<&'static str> {
+fn stacked_gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
-        sink::STORE | sink::REDUCE if item.raise != NONE => Some("only a send raises a signal"),
+        _ if item.a_source != source::CALLER => Some("operand A is the caller's"),
+        sink::FOLD if item.dest != p.rank.get() => Some("a fold's rows are the rank's own"),
+        sink::FOLD if item.partials != p.problem.world().get() => Some("a fold adds the rows of every rank"),
+        sink::SCATTER | sink::LEND | sink::FOLD => None,
+        _ => Some("tiles that span shards are scattered"),
+    }
+}
+
+/// Who raises a signal: what others read, alone or counted; and nothing else does.
+fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
+    match item.sink {
+        sink::STORE | sink::REDUCE | sink::FOLD if item.raise != NONE => Some("only what others read raises a signal"),
+        sink::SEND | sink::LEND | sink::SCATTER if item.raise == NONE => Some("what others read is announced by a signal"),
+        sink::LEND | sink::SCATTER if item.counter != NONE => Some("a part, or a tile that is scattered, has a signal of its own"),
+        sink::LEND | sink::SCATTER if item.dest != p.rank.get() => Some("a part, and a tile that is scattered, is the rank's own"),
         _ if item.raise == NONE && item.counter != NONE => Some("a counter is for a signal"),
-        sink::SEND if item.await_count > 0 => Some("there is nothing to await"),
+        _ => None,
+    }
+}
+
+/// What is awaited before rows of A are read, in the order of its steps, and what after the multiplication.
+fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
+    let (rows, late) = (p.awaits_of(item), p.late_awaits_of(item));
+    let reads_late = item.parts > 0 || matches!(item.sink, sink::REDUCE | sink::FOLD);
+    match p.problem.op() {
+        OpKind::GemmReduceScatter if !rows.is_empty() => Some("there is nothing to await for rows of the caller's x"),
+        _ if !late.is_empty() && !reads_late => Some("there is nothing to await after the multiplication"),
+        _ if !rows.is_sorted_by_key(|entry| entry.k_step) => Some("rows are awaited in the order of steps along k"),
+        _ if rows.iter().any(|entry| entry.k_step >= item.k_first + item.k_steps) => Some("a step is awaited that is not multiplied"),
+        _ if late.iter().any(|entry| entry.k_step != 0) => Some("what is awaited after the multiplication has no step"),
+        _ => None,
+    }
+}
+
+/// Who lends and who borrows.
+fn part_fields(item: &WorkItem) -> Option<&'static str> {
+    match item.sink {
+        sink::LEND | sink::FOLD if item.parts != 0 => Some("only a tile's last item adds parts"),
+        sink::LEND => None,
+        _ if item.parts == 0 && item.part != NONE => Some("a part slot is named that is not used"),
         _ => None,
     }
 }
 
 fn transfer_form(p: &TileProgram, transfer: &Transfer) -> Option<&'static str> {
-    match (p.problem.op(), p.rank.place_at(Rank::new(transfer.dest))) {
+    let place = if p.stacked { Some(p.rank.get()) } else { p.rank.place_at(Rank::new(transfer.dest)) };
+    let end = transfer.col + transfer.cols;
+    match (p.problem.op(), place) {
         (OpKind::GemmReduceScatter, _) => Some("GEMM-ReduceScatter has no transfers"),
         (_, None) => Some("nothing is transferred to oneself"),
-        (_, Some(place)) if place != transfer.place => Some("a rank fills its own place in a peer's gather buffer"),
+        (_, Some(place)) if place != transfer.place => Some("a rank fills its own place in a gather buffer"),
+        _ if !transfer.col.is_multiple_of(p.tile.k) => Some("a slice begins at a step along k"),
+        _ if !end.is_multiple_of(p.tile.k) && end != p.problem.k_local() => Some("a slice ends at a step along k"),
         _ => None,
     }
 }

@@ -9,12 +9,14 @@ mod cover;
 mod destinations;
 mod form;
 mod order;
+mod parts;
 mod reads;
+mod rect;
 mod signals;
 mod violation;
 mod writers;
 
-pub use violation::{Record, Violation};
+pub use violation::{Output, Record, Violation};
 
 use super::TileProgram;
 
@@ -22,13 +24,17 @@ use super::TileProgram;
 ///
 /// - all are for the same problem, tile and workspace, and no index points outside of it;
 /// - each item multiplies the rows that it stores, and is of the form that the operation has;
-/// - each rank computes each element of each shard of its output exactly once;
+/// - each rank computes each element of each shard of its output exactly once, each step along `k` of it once, and folds each element of its own shard
+///   once where rows are scattered;
 /// - a counter counts the items of one chunk;
 /// - every awaited signal is raised once in a call, by the rank that the await names, and every raised signal is awaited;
-/// - no two writers have a slot or a row of a gather place in common;
-/// - whatever an item reads of its peers' data was announced by a signal that it awaits;
+/// - no two writers have a slot, a part slot or an element of a gather place in common;
+/// - each part slot has one lender and one reader, which awaits the lender and adds the parts of its own tile in the order of `k`;
+/// - whatever an item reads of its peers' data was announced by a signal that it awaits, each column of A before the step that reads it, the others
+///   after the multiplication;
 /// - no rank waits on work that comes after its own, for any number of workers;
-/// - at each step the ranks send to different destinations.
+/// - at each step the ranks send to different destinations. That is a rule of speed, and does not hold for what is scattered: tiles that span shards
+///   are small problems', whose rows go to several owners at once, and in an order that is the same on every rank each fold's rows come early.
 ///
 /// # Errors
 /// The first rule that is broken, as a [`Violation`] that names where.
@@ -42,6 +48,7 @@ pub fn verify(programs: &[TileProgram]) -> Result<(), Violation> {
     }
     signals::check(programs)?;
     writers::check(programs)?;
+    programs.iter().try_for_each(parts::check)?;
     reads::check(programs)?;
     order::check(programs)?;
     destinations::check(programs)

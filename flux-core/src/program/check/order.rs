@@ -14,12 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let mut raised: BTreeSet<(u32, u32)> = BTreeSet::new();
     // by rank: the signals that its items raise, in the order in which they do
-    let mut to_raise: Vec<BTreeMap<usize, (u32, u32)>> = Vec::with_capacity(programs.len());
+    let mut to_raise: Vec<BTreeMap<usize, Vec<(u32, u32)>>> = Vec::with_capacity(programs.len());
     for p in programs {
-        let mut by_item = BTreeMap::new();
+        let mut by_item: BTreeMap<usize, Vec<(u32, u32)>> = BTreeMap::new();
         for (key, record) in raises(p) {
             match record {
-                Record::Item(item) => drop(by_item.insert(item, key)),
+                Record::Item(item) => by_item.entry(item).or_default().push(key),
                 _ => drop(raised.insert(key)),
             }
         }
@@ -38,7 +38,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
                 waiting.insert(missing, rank);
                 break;
             }
-            if let Some(&key) = to_raise[rank].get(&next[rank]) {
+            for &key in to_raise[rank].get(&next[rank]).into_iter().flatten() {
                 raised.insert(key);
                 ready.extend(waiting.remove(&key));
             }

@@ -1,22 +1,35 @@
-//! Rule: whatever an item reads of its peers' data was announced by a signal that it awaits, and partial tiles are of the item's own
-//! elements.
+//! Rule: whatever an item reads of other ranks' data was announced by a signal that it awaits, each column of A before the step that reads it; and
+//! partial results are of the item's own elements.
 
-use super::{Record, Violation};
+use super::Violation;
+use super::rect::Rect;
 use crate::Rank;
 use crate::program::{Await, TileProgram, WorkItem, sink, source};
 use std::collections::BTreeMap;
 
-/// Who writes what, by owner and first slot or gather row. Writers do not overlap, so a key has one.
-type Writers<'p> = BTreeMap<(u32, u32), (&'p TileProgram, Record)>;
+/// Who writes what. Writers do not overlap, so a slot has one.
+#[derive(Default)]
+struct Writers<'p> {
+    /// By owner and slot.
+    slots: BTreeMap<(u32, u32), (&'p TileProgram, &'p WorkItem)>,
+    /// By owner and place, each with its signal and what it fills.
+    places: BTreeMap<(u32, u32), Vec<(u32, Rect)>>,
+    /// By source and first column: the tiles that it scatters.
+    scattered: BTreeMap<(u32, u32), Vec<&'p WorkItem>>,
+}
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
-    let mut writers = Writers::new();
+    let mut writers = Writers::default();
     for p in programs {
-        for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::SEND) {
-            writers.insert((item.dest, item.slot), (p, Record::Item(index)));
+        for item in &p.items {
+            match item.sink {
+                sink::SEND => drop(writers.slots.insert((item.dest, item.slot), (p, item))),
+                sink::SCATTER => writers.scattered.entry((p.rank.get(), item.col)).or_default().push(item),
+                _ => {}
+            }
         }
-        for (index, transfer) in p.transfers.iter().enumerate() {
-            writers.insert((transfer.dest, transfer.place * p.problem.m_shard() + transfer.row), (p, Record::Transfer(index)));
+        for t in &p.transfers {
+            writers.places.entry((t.dest, t.place)).or_default().push((t.raise, Rect::of_transfer(t)));
         }
     }
     for p in programs {
@@ -24,29 +37,41 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             if item.a_source == source::GATHER {
                 gathered(p, index, item, &writers)?;
             }
-            if item.sink == sink::REDUCE {
-                reduced(p, index, item, &writers)?;
+            match item.sink {
+                sink::REDUCE => reduced(p, index, item, &writers)?,
+                sink::FOLD => folded(p, index, item, &writers)?,
+                _ => {}
             }
         }
     }
     Ok(())
 }
 
-/// The rows of A, which one or more transfers bring.
+/// The rows of A, of one place or, stacked, of several.
 fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
-    let mut row = item.a_outer * p.problem.m_shard() + item.row;
-    let end = row + item.rows;
-    while row < end {
-        let transfer = writers.range((p.rank.get(), 0)..=(p.rank.get(), row)).next_back().and_then(|(&(_, first), writer)| match writer {
-            (source, Record::Transfer(transfer)) => Some((first, &source.transfers[*transfer])),
-            _ => None,
+    let m_shard = p.problem.m_shard();
+    let first = item.a_outer * m_shard + item.row;
+    let (places, end) = (first / m_shard..=(first + item.rows - 1) / m_shard, first + item.rows);
+    let col = item.k_first * p.tile.k;
+    let cols = p.problem.k_local().min((item.k_first + item.k_steps).saturating_mul(p.tile.k)) - col;
+    for place in places {
+        let of_place = Rect { row: 0, rows: m_shard, col, cols };
+        let (row, last) = (first.max(place * m_shard) - place * m_shard, end.min((place + 1) * m_shard) - place * m_shard);
+        let read = Rect { row, rows: last - row, ..of_place };
+        let written = writers.places.get(&(p.rank.get(), place)).map_or(&[][..], Vec::as_slice);
+        let announced = written.iter().filter(|(signal, rect)| {
+            // the first step that reads what the transfer brings
+            let step = item.k_first.max(rect.col / p.tile.k);
+            p.awaits_of(item).iter().any(|entry| entry.signal == *signal && entry.k_step <= step)
         });
-        match transfer {
-            Some((first, t)) if first + t.rows > row && awaits(p.awaits_of(item), t.raise) => row = first + t.rows,
-            _ => {
-                let peer = Rank::new(item.out_outer);
-                return Err(Violation::Unguarded { rank: p.rank, item: index, what: "gather row", index: row, peer });
-            }
+        let parts: Vec<Rect> = announced.filter_map(|(_, rect)| rect.meet(read)).collect();
+        // they do not overlap, so they are everything if the areas are equal
+        if parts.iter().map(|part| part.area()).sum::<u64>() < read.area() {
+            let cols_of =
+                |row: u32| parts.iter().filter(|part| (part.row..part.row + part.rows).contains(&row)).map(|part| part.cols).sum::<u32>();
+            let row = (read.row..last).find(|&row| cols_of(row) < cols).unwrap_or(read.row);
+            let peer = Rank::new(if p.stacked { place } else { item.out_outer });
+            return Err(Violation::Unguarded { rank: p.rank, item: index, what: "gather row", index: place * m_shard + row, peer });
         }
     }
     Ok(())
@@ -54,20 +79,32 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
 
 /// The partial tiles, one of each peer in rank order.
 fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
-    let elements = |item: &WorkItem| (item.row, item.rows, item.col, item.cols);
     let peers = p.problem.world().ranks().filter(|&peer| peer != p.rank);
     for (place, peer) in (0..item.partials).zip(peers) {
         let slot = item.slot + place * p.slots_per_source;
-        let sent = writers.get(&(p.rank.get(), slot)).and_then(|&(source, writer)| match writer {
-            Record::Item(send) if source.rank == peer => Some(&source.items[send]),
-            _ => None,
-        });
+        let sent = writers.slots.get(&(p.rank.get(), slot)).filter(|(source, _)| source.rank == peer);
         match sent {
-            Some(sent) if elements(sent) != elements(item) => {
+            Some((_, sent)) if Rect::of_item(sent) != Rect::of_item(item) => {
                 return Err(Violation::WrongPartial { rank: p.rank, item: index, slot, peer });
             }
-            Some(sent) if awaits(p.late_awaits_of(item), sent.raise) => {}
+            Some((_, sent)) if awaits(p.late_awaits_of(item), sent.raise) => {}
             _ => return Err(Violation::Unguarded { rank: p.rank, item: index, what: "slot", index: slot, peer }),
+        }
+    }
+    Ok(())
+}
+
+/// The scattered rows of every rank: the tiles that hold some of them. That all are there follows from each rank's tiles covering the output.
+fn folded(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
+    let read = Rect { row: p.rank.get() * p.problem.m_shard() + item.row, ..Rect::of_item(item) };
+    for source in p.problem.world().ranks() {
+        let columns = (source.get(), (item.col + 1).saturating_sub(p.tile.n))..(source.get(), item.col + item.cols);
+        let tiles = writers.scattered.range(columns).flat_map(|(_, tiles)| tiles);
+        for tile in tiles.filter(|tile| Rect::of_item(tile).meet(read).is_some()) {
+            if !awaits(p.late_awaits_of(item), tile.raise) {
+                let row = tile.row.max(read.row) - read.row + item.row;
+                return Err(Violation::Unguarded { rank: p.rank, item: index, what: "scattered row", index: row, peer: source });
+            }
         }
     }
     Ok(())

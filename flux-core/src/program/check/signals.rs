@@ -5,7 +5,8 @@ use crate::Rank;
 use crate::program::{NONE, TileProgram};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The signals of a call, by owner and index, and what raises each: a transfer, or the last item of a chunk in program order.
+/// The signals of a call, by owner and index, and what raises each: a transfer, or the last item of a chunk in program order. An item that
+/// scatters raises the same signal on several pads.
 pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Record)> {
     let mut left: BTreeMap<u32, u32> = BTreeMap::new();
     let items = p.items.iter().enumerate().filter(move |(_, item)| {
@@ -15,7 +16,7 @@ pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Recor
             item.counter == NONE || *left == 0
         }
     });
-    let items = items.map(|(index, item)| ((item.dest, item.raise), Record::Item(index)));
+    let items = items.flat_map(|(index, item)| p.heard_by(item).map(move |owner| ((owner.get(), item.raise), Record::Item(index))));
     items.chain(p.transfers.iter().enumerate().map(|(index, t)| ((t.dest, t.raise), Record::Transfer(index))))
 }
 

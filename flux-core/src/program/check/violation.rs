@@ -24,6 +24,27 @@ impl fmt::Display for Record {
     }
 }
 
+/// A matrix that a rank computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// The rows of one shard.
+    Shard(u32),
+    /// The rows of all shards, in tiles that span them.
+    AllShards,
+    /// The rows of the own shard, folded from what was scattered.
+    Folded,
+}
+
+impl fmt::Display for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shard(shard) => write!(f, "shard {shard}"),
+            Self::AllShards => f.write_str("the shards"),
+            Self::Folded => f.write_str("the folded shard"),
+        }
+    }
+}
+
 /// The rule that a set of tile programs breaks, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -61,22 +82,22 @@ pub enum Violation {
         what: &'static str,
     },
     /// Elements of the output are computed by no item.
-    #[error("rank {rank} leaves {missing} elements of shard {shard} without an item")]
+    #[error("rank {rank} leaves {missing} elements of {output} without an item")]
     NotCovered {
         /// Whose program.
         rank: Rank,
-        /// Shard of the output.
-        shard: u32,
+        /// Of which output.
+        output: Output,
         /// Elements that no item computes.
         missing: u64,
     },
     /// Elements of the output are computed by two items.
-    #[error("rank {rank} computes a part of shard {shard} in item {first} and again in item {second}")]
+    #[error("rank {rank} computes a part of {output} in item {first} and again in item {second}")]
     CoveredTwice {
         /// Whose program.
         rank: Rank,
-        /// Shard of the output.
-        shard: u32,
+        /// Of which output.
+        output: Output,
         /// One item.
         first: usize,
         /// The other.
@@ -154,12 +175,12 @@ pub enum Violation {
         /// Who raises it.
         by: (Rank, Record),
     },
-    /// A slot, or a row of a gather place, would be written twice in a call.
+    /// A slot, a part slot, or an element of a gather place, would be written twice in a call.
     #[error("{what} {index} of rank {owner} is written by rank {}, {}, and by rank {}, {}", first.0, first.1, second.0, second.1)]
     WrittenTwice {
         /// Whose memory.
         owner: Rank,
-        /// `slot` or `gather row`.
+        /// `slot`, `part slot` or `gather row`.
         what: &'static str,
         /// The slot, or the place times `m_shard` plus the row.
         index: u32,
@@ -175,9 +196,9 @@ pub enum Violation {
         rank: Rank,
         /// Its item.
         item: usize,
-        /// `slot` or `gather row`.
+        /// `slot`, `part slot`, `gather row` or `scattered row`.
         what: &'static str,
-        /// The slot, or the place times `m_shard` plus the row.
+        /// The slot, or the place times `m_shard` plus the row, or the row of the own shard.
         index: u32,
         /// Who should have written it.
         peer: Rank,
@@ -193,6 +214,60 @@ pub enum Violation {
         slot: u32,
         /// Who wrote it.
         peer: Rank,
+    },
+    /// A step along `k` is multiplied by no item of a tile, or by two.
+    #[error("rank {rank}: the parts of the tile of item {item} do not meet at step {step} along k")]
+    KNotCovered {
+        /// Whose program.
+        rank: Rank,
+        /// The item that finishes the tile.
+        item: usize,
+        /// Where the parts before end.
+        step: u32,
+    },
+    /// An item adds a part that nobody leaves.
+    #[error("rank {rank}, item {item} adds part slot {part}, which no item fills")]
+    PartNotLent {
+        /// Whose program.
+        rank: Rank,
+        /// The item that reads.
+        item: usize,
+        /// The part slot.
+        part: u32,
+    },
+    /// A part is left that no item adds.
+    #[error("rank {rank}, item {item} fills part slot {part}, which no item adds")]
+    PartNotRead {
+        /// Whose program.
+        rank: Rank,
+        /// The item that lends.
+        item: usize,
+        /// The part slot.
+        part: u32,
+    },
+    /// Two items add the same part.
+    #[error("rank {rank}: items {first} and {second} both add part slot {part}")]
+    PartReadTwice {
+        /// Whose program.
+        rank: Rank,
+        /// The part slot.
+        part: u32,
+        /// One item.
+        first: usize,
+        /// The other.
+        second: usize,
+    },
+    /// An item adds a part of another tile.
+    #[error("rank {rank}, item {item} adds part slot {part}, where item {lender} leaves another tile")]
+    WrongPart {
+        /// Whose program.
+        rank: Rank,
+        /// The item that reads.
+        item: usize,
+        /// The part slot.
+        part: u32,
+        /// The item that lends.
+        lender: usize,
     },
     /// With programs walked in order, ranks wait for each other in a circle.
     #[error("deadlock: rank {rank}, item {item} awaits signal {signal} of rank {peer}, which waits in turn")]

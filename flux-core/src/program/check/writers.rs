@@ -1,48 +1,40 @@
-//! Rule: no two writers have a slot or a row of a gather place in common.
+//! Rule: no two writers have a slot, a part slot or an element of a gather place in common.
+//!
+//! Of scattered rows nothing is left to check: each source has a place of its own, and the tiles of one source do not overlap.
 
+use super::rect::{Rect, overlap};
 use super::{Record, Violation};
 use crate::Rank;
 use crate::program::{TileProgram, sink};
 use std::collections::BTreeMap;
 
-/// A range of slots, or of rows of gather places, of one rank.
-struct Write {
-    owner: u32,
-    what: &'static str,
-    first: u32,
-    end: u32,
-    by: (Rank, Record),
-}
-
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
-    let mut seen: BTreeMap<(u32, u32), Write> = BTreeMap::new();
-    for write in programs.iter().flat_map(writes) {
-        let Write { owner, what, first, end, by } = write;
-        // of what is known not to overlap, only the range that begins last before the end of this one can
-        if let Some((_, other)) = seen.range((owner, 0)..(owner, end)).next_back()
-            && other.end > first
-        {
-            let index = first.max(other.first);
-            return Err(Violation::WrittenTwice { owner: Rank::new(owner), what, index, first: other.by, second: by });
+    let mut slots: BTreeMap<(&'static str, u32, u32), (Rank, Record)> = BTreeMap::new();
+    let mut places: BTreeMap<(u32, u32), Vec<(Rect, (Rank, Record))>> = BTreeMap::new();
+    for p in programs {
+        for (index, item) in p.items.iter().enumerate() {
+            let (what, owner, slot) = match item.sink {
+                sink::SEND => ("slot", item.dest, item.slot),
+                sink::LEND => ("part slot", p.rank.get(), item.part),
+                _ => continue,
+            };
+            let second = (p.rank, Record::Item(index));
+            if let Some(first) = slots.insert((what, owner, slot), second) {
+                return Err(Violation::WrittenTwice { owner: Rank::new(owner), what, index: slot, first, second });
+            }
         }
-        seen.insert((owner, first), write);
+        for (index, transfer) in p.transfers.iter().enumerate() {
+            let by = (p.rank, Record::Transfer(index));
+            places.entry((transfer.dest, transfer.place)).or_default().push((Rect::of_transfer(transfer), by));
+        }
+    }
+    for ((owner, place), writes) in places {
+        let rects: Vec<Rect> = writes.iter().map(|write| write.0).collect();
+        if let Some((first, second)) = overlap(&rects) {
+            let index = place * programs[0].problem.m_shard() + rects[first].row.max(rects[second].row);
+            let (first, second) = (writes[first].1, writes[second].1);
+            return Err(Violation::WrittenTwice { owner: Rank::new(owner), what: "gather row", index, first, second });
+        }
     }
     Ok(())
-}
-
-fn writes(p: &TileProgram) -> impl Iterator<Item = Write> {
-    let sends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::SEND);
-    let sends = sends.map(|(index, item)| Write {
-        owner: item.dest,
-        what: "slot",
-        first: item.slot,
-        end: item.slot + 1,
-        by: (p.rank, Record::Item(index)),
-    });
-    let transfers = p.transfers.iter().enumerate().map(|(index, transfer)| {
-        let first = transfer.place * p.problem.m_shard() + transfer.row;
-        let by = (p.rank, Record::Transfer(index));
-        Write { owner: transfer.dest, what: "gather row", first, end: first + transfer.rows, by }
-    });
-    sends.chain(transfers)
 }

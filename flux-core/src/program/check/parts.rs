@@ -1,0 +1,51 @@
+//! Rule: the items of a tile multiply each step along `k` once, in the order in which their parts are added; each part slot has one lender and one
+//! reader, of the same tile, and the reader awaits the lender.
+
+use super::Violation;
+use crate::program::{TileProgram, WorkItem, sink};
+use std::collections::BTreeMap;
+
+pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
+    let rank = p.rank;
+    let lends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::LEND);
+    let lenders: BTreeMap<u32, usize> = lends.map(|(index, item)| (item.part, index)).collect();
+    let mut readers: BTreeMap<u32, usize> = BTreeMap::new();
+    for (index, lead) in p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::LEND | sink::FOLD)) {
+        let split = |step| Err(Violation::KNotCovered { rank, item: index, step });
+        if lead.k_first != 0 {
+            return split(0);
+        }
+        let mut step = lead.k_steps;
+        for part in (0..lead.parts).map(|i| lead.part + i) {
+            if let Some(first) = readers.insert(part, index) {
+                return Err(Violation::PartReadTwice { rank, part, first, second: index });
+            }
+            let Some(&lender) = lenders.get(&part) else {
+                return Err(Violation::PartNotLent { rank, item: index, part });
+            };
+            let lent = &p.items[lender];
+            if tile(lent) != tile(lead) {
+                return Err(Violation::WrongPart { rank, item: index, part, lender });
+            }
+            if lent.k_first != step {
+                return split(step);
+            }
+            step += lent.k_steps;
+            if !p.late_awaits_of(lead).iter().any(|entry| entry.signal == lent.raise) {
+                return Err(Violation::Unguarded { rank, item: index, what: "part slot", index: part, peer: rank });
+            }
+        }
+        if step != p.k_steps() {
+            return split(step);
+        }
+    }
+    match lenders.into_iter().find(|(part, _)| !readers.contains_key(part)) {
+        Some((part, item)) => Err(Violation::PartNotRead { rank, item, part }),
+        None => Ok(()),
+    }
+}
+
+/// What the items of one tile have in common.
+fn tile(item: &WorkItem) -> [u32; 7] {
+    [item.a_source, item.a_outer, item.row, item.rows, item.col, item.cols, item.out_outer]
+}
