@@ -9,9 +9,6 @@ constexpr u32 kNone = 0xFFFFFFFFu;
 constexpr u32 kMaxWorld = 16;
 constexpr u32 kLine = 128;
 
-// Steps along k in a box of weights that is brought into L2: 512 bytes of each row, so that memory is read in longer runs than the ring's.
-constexpr u32 kPrefetchSteps = 4;
-
 enum class Source : u32 { kCaller = 0, kGather = 1 };
 enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kLend = 3, kScatter = 4, kFold = 5 };
 
@@ -71,7 +68,6 @@ struct Params {
     TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x; stacked: [1, 1, m, k_local]
     TensorMap a_gather;  // [2 halves, W - 1 places, m_shard, k_local] of the own gather buffer; stacked: [2, 1, m, k_local]
     TensorMap b;         // [n_local, k_local] of the caller's w
-    TensorMap b_prefetch;  // the same, in boxes of kPrefetchSteps steps
     TensorMap y;         // [W or 1, m_shard, n_local] of the caller's y; stacked: [1, m, n_local]
 
     u64 data[kMaxWorld];  // every rank's data region, as mapped here
@@ -99,13 +95,12 @@ struct Params {
     u32 send_gap_ns;       // between pieces of a partial tile
     u32 m_shard;           // rows of a shard
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
-    u32 prefetch_steps;    // steps along k by which weights are brought into L2 ahead of the ring; 0: not at all
-    u32 reserved[3];
+    u32 reserved[4];
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces
 };
-static_assert(sizeof(Params) == 1152, "params.rs");
+static_assert(sizeof(Params) == 1024, "params.rs");
 
 __device__ __forceinline__ u32* consumed_word(u64 pad, u32 rank) {
     return reinterpret_cast<u32*>(pad + static_cast<u64>(rank) * kLine);

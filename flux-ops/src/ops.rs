@@ -53,13 +53,6 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// How many steps along `k`, of the tile's `k` elements each, weights are brought into the GPU's L2 ahead of their use; by default 16 where there are at
-    /// most 256 rows, and none where there are more. Means nothing on the host.
-    pub fn prefetch(mut self, steps: u32) -> Self {
-        self.request.hands.prefetch = Some(steps);
-        self
-    }
-
     /// Whether each call on a GPU leaves its time line, for `timeline()` to read. The kernel that records is one of its own, compiled at the first
     /// use, and a little slower. It may differ between ranks and does not change the result.
     pub fn trace(mut self, trace: bool) -> Self {

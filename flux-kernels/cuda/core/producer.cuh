@@ -16,8 +16,6 @@ struct Producer {
     RingState<C::kStages> ring;
     // The await list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
     u32 seen_first = kNone, seen_count = 0;
-    // The step up to which the item's weights were brought into L2.
-    u32 prefetched = 0;
 
     // What of an item's await list is still to come: entry `next` is awaited before step `step` of k is loaded.
     struct Pending {
@@ -38,13 +36,7 @@ struct Producer {
                             gather ? (epoch & 1) : 0);
     }
 
-    // Where a call is bound by reading the weights, they are brought into L2 well ahead of the ring: the memory is read on while the ring waits for
-    // rows, and in longer runs.
-    __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) {
-        const u32 ahead = step + p.prefetch_steps;
-        for (; prefetched < ahead && prefetched < item.k_first + item.k_steps; prefetched += kPrefetchSteps) {
-            ptx::tensor_prefetch_2d(&p.b_prefetch, prefetched * C::kTileK, item.col);
-        }
+    __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {
         ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
     }
 
@@ -100,6 +92,8 @@ struct Producer {
             load_b(item, ring.stage, s);
             ring.advance();
         }
+        // The next as well, into L2: without the wait they would be on their way by now.
+        for (u32 s = step + ahead; s < end && s < step + 2 * C::kStages; ++s) ptx::tensor_prefetch_2d(&p.b, s * C::kTileK, item.col);
         for (u32 s = step; s < step + ahead; ++s) {
             if (s >= w.step) wait(w, s);
             load_a(item, start.stage, s);
@@ -154,7 +148,6 @@ struct Producer {
             const WorkItem item = load_item(p, i);
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
-            prefetched = step + C::kStages;
             stamp<C>(p, i, &ItemStamps::opened);
             if constexpr (!C::kReduceScatter) {
                 for (Pending w = pending(item); w.step < end;) {

@@ -4,7 +4,7 @@ use super::LaunchError;
 use super::module::Module;
 use super::params::Params;
 use super::program::DeviceProgram;
-use super::tensor_map::{BoxCols, Stack, encode};
+use super::tensor_map::{Stack, encode};
 use super::trace::TraceBuffer;
 use crate::Variant;
 use cudarc::driver::sys;
@@ -103,8 +103,6 @@ pub struct LaunchArgs<'a> {
     pub push: bool,
     /// How traffic is spread.
     pub pace: Pace,
-    /// Steps along k by which weights are brought into L2 ahead of their use, for calls that are bound by reading them; 0 leaves them to the ring.
-    pub prefetch_steps: u32,
     /// Where a traced kernel records the call; given exactly where the kernel is one.
     pub trace: Option<&'a TraceBuffer>,
     /// The stream.
@@ -161,7 +159,6 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         row_bytes: args.x.row_bytes,
         outer: &x_outer,
         box_rows: tile.m,
-        cols_of_box: BoxCols::Swizzled,
     };
     let w = Stack {
         operand: "w",
@@ -171,7 +168,6 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         row_bytes: args.w.row_bytes,
         outer: &[],
         box_rows: tile.n,
-        cols_of_box: BoxCols::Swizzled,
     };
     let y_outer = [(y_shards, shard_bytes(args.y))];
     let y = Stack {
@@ -182,7 +178,6 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         row_bytes: args.y.row_bytes,
         outer: &y_outer,
         box_rows: 64,
-        cols_of_box: BoxCols::Swizzled,
     };
     let row_bytes = u64::from(k) * dtype.bytes() as u64;
     let a_caller = encode(dtype, &x)?;
@@ -199,7 +194,6 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         a_caller,
         a_gather,
         b: encode(dtype, &w)?,
-        b_prefetch: encode(dtype, &Stack { cols_of_box: BoxCols::Prefetched, ..w })?,
         y: encode(dtype, &y)?,
         data: by_rank(args.data, world),
         pad: by_rank(args.pads, world),
@@ -227,8 +221,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         send_gap_ns: args.pace.send_gap_ns,
         m_shard,
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
-        prefetch_steps: args.prefetch_steps,
-        reserved: [0; 3],
+        reserved: [0; 4],
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

@@ -11,7 +11,6 @@ pub(super) struct Params {
     pub(super) a_caller: CUtensorMap,
     pub(super) a_gather: CUtensorMap,
     pub(super) b: CUtensorMap,
-    pub(super) b_prefetch: CUtensorMap,
     pub(super) y: CUtensorMap,
     pub(super) data: [u64; MAX_WORLD],
     pub(super) pad: [u64; MAX_WORLD],
@@ -39,10 +38,9 @@ pub(super) struct Params {
     pub(super) send_gap_ns: u32,
     pub(super) m_shard: u32,
     pub(super) source_row_bytes: u32,
-    pub(super) prefetch_steps: u32,
-    pub(super) reserved: [u32; 3],
+    pub(super) reserved: [u32; 4],
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }
 
-const _: () = assert!(size_of::<Params>() == 1152 && size_of::<CUtensorMap>() == 128 && MAX_WORLD == 16);
+const _: () = assert!(size_of::<Params>() == 1024 && size_of::<CUtensorMap>() == 128 && MAX_WORLD == 16);

@@ -1,7 +1,6 @@
 //! Tensor maps: how bulk loads and stores see the operands.
 //!
-//! Invariant: what comes to shared memory is cut into rows of 64 elements, 128 bytes, swizzled; elements beyond an extent read as zero and are never
-//! written.
+//! Invariant: rows are cut into boxes of 64 elements, 128 bytes, swizzled; elements beyond an extent read as zero and are never written.
 
 use super::LaunchError;
 use cudarc::driver::sys::{
@@ -9,6 +8,9 @@ use cudarc::driver::sys::{
     CUtensorMapSwizzle,
 };
 use flux_core::DType;
+
+/// Elements of a box along the inner dimension: 128 bytes.
+const BOX_COLS: u32 = 64;
 
 /// A matrix stack: outer extents with their strides in bytes, rows and columns.
 #[derive(Clone, Copy, Debug)]
@@ -27,17 +29,6 @@ pub(super) struct Stack<'a> {
     pub(super) outer: &'a [(u32, u64)],
     /// Rows of a box.
     pub(super) box_rows: u32,
-    /// Columns of a box, and how they lie in shared memory.
-    pub(super) cols_of_box: BoxCols,
-}
-
-/// Columns of a box.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BoxCols {
-    /// 64, a swizzled row of 128 bytes in shared memory.
-    Swizzled,
-    /// 256, which only L2 sees.
-    Prefetched,
 }
 
 /// Most dimensions of a tensor map.
@@ -51,11 +42,7 @@ pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, Lau
     let mut strides = [0u64; MAX_RANK - 1];
     let mut boxes = [1u32; MAX_RANK];
     (dims[0], dims[1]) = (u64::from(stack.cols), u64::from(stack.rows));
-    let (box_cols, swizzle) = match stack.cols_of_box {
-        BoxCols::Swizzled => (64, CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B),
-        BoxCols::Prefetched => (256, CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE),
-    };
-    (boxes[0], boxes[1]) = (box_cols, stack.box_rows);
+    (boxes[0], boxes[1]) = (BOX_COLS, stack.box_rows);
     strides[0] = stack.row_bytes;
     for (i, &(extent, bytes)) in stack.outer.iter().enumerate() {
         dims[2 + i] = u64::from(extent);
@@ -79,7 +66,7 @@ pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, Lau
             boxes.as_ptr(),
             steps.as_ptr(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
             CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -88,7 +88,6 @@ pub(crate) struct World {
     size: WorkspaceSize,
     /// Gaps of pushes and sends.
     pub(crate) pace: Pace,
-    pub(crate) prefetch_steps: u32,
     /// CTAs of a rank.
     pub(crate) workers: u32,
     pub(crate) deadline_ns: u64,
@@ -124,7 +123,7 @@ impl World {
         context.synchronize().expect("initialised");
         let workers = kernel.multiprocessors() / ranks.len() as u32;
         let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
-        Self { problem, kernel, harness, ranks, data, pads, size, pace, prefetch_steps: 0, workers, deadline_ns, epoch: first }
+        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, epoch: first }
     }
 
     fn raw(&self, rank: usize) -> usize {
@@ -182,7 +181,6 @@ impl World {
             workers: self.workers,
             push: true,
             pace: self.pace,
-            prefetch_steps: self.prefetch_steps,
             trace: None,
             stream: self.raw(i),
         };

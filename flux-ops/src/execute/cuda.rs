@@ -26,13 +26,6 @@ const SPREAD_PERCENT: u32 = 40;
 /// shapes the kernel is faster with shards of 3 MB and the copy engines are from 6 MB on (results/tuning/push-*.json).
 const COPY_ENGINE_BYTES: u64 = 5 << 20;
 
-/// Calls of so few rows are bound by reading the weights, not by multiplying them: an H200 does some 170 operations while it reads a byte, and each
-/// element of `w`, two bytes, takes two for every row.
-const PREFETCH_ROWS: u32 = 256;
-
-/// How far ahead they then bring weights into L2, in steps along k.
-const PREFETCH_STEPS: u32 = 16;
-
 /// The compute capability that the kernels are compiled for.
 const COMPUTE: (u32, u32) = (9, 0);
 
@@ -51,7 +44,6 @@ pub(crate) struct CudaExecutor {
     push_by_kernel: bool,
     workers: u32,
     pace: Pace,
-    prefetch_steps: u32,
     trace: Option<TraceBuffer>,
 }
 
@@ -78,9 +70,8 @@ impl CudaExecutor {
             Push::Kernel => true,
             Push::CopyEngine => false,
         };
-        let prefetch_steps = hands.prefetch.unwrap_or(if program.problem.m() <= PREFETCH_ROWS { PREFETCH_STEPS } else { 0 });
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
-        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, prefetch_steps, trace, device })
+        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, trace, device })
     }
 
     pub(super) fn run<T: Element>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
@@ -114,7 +105,6 @@ impl CudaExecutor {
             workers: self.workers,
             push: by_kernel,
             pace: self.pace,
-            prefetch_steps: self.prefetch_steps,
             trace: self.trace.as_ref(),
             stream: raw_stream,
         };

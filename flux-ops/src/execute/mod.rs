@@ -7,12 +7,8 @@ mod host;
 
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
-<<<<<<< HEAD
-use crate::tensor::Location;
-use crate::timeline::{Timeline, TimelineError};
-=======
 use crate::tensor::{Location, View};
->>>>>>> core2
+use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Schedule, TileProgram};
@@ -29,7 +25,6 @@ pub(crate) struct Hands {
     pub(crate) push: Push,
     /// Percent of the time that there is.
     pub(crate) spread: Option<u32>,
-    pub(crate) prefetch: Option<u32>,
     /// Whether each call leaves its time line.
     pub(crate) trace: bool,
 }
