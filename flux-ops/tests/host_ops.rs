@@ -81,6 +81,26 @@ fn the_workspace_is_known_before_it_is_taken() {
     suite::the_workspace_is_known_before_it_is_taken(MACHINE);
 }
 
+#[test]
+fn an_integer_bias_is_added_exactly_once() {
+    suite::an_integer_bias_is_added_exactly_once(MACHINE);
+}
+
+#[test]
+fn activations_stay_within_the_derived_bound() {
+    suite::activations_stay_within_the_derived_bound(MACHINE);
+}
+
+#[test]
+fn ranks_agree_on_bias_and_activation() {
+    suite::ranks_agree_on_bias_and_activation(MACHINE);
+}
+
+#[test]
+fn a_bias_that_does_not_fit_is_refused() {
+    suite::a_bias_that_does_not_fit_is_refused(MACHINE);
+}
+
 /// Ops are shared between threads, as a model's layers are.
 #[test]
 fn an_op_can_be_used_from_any_thread() {
