@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, doctor, gpu_ci, launch, links, run, show, soak};
+use crate::{bench, doctor, first_call, gpu_ci, launch, links, peers, run, show, soak};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -18,6 +18,10 @@ pub struct Cli {
 enum Command {
     /// Verify and measure both ops beside the unfused path
     Bench(bench::Args),
+    /// Time what a user would pick instead: PyTorch, with NCCL in turn and with its fused ops
+    Peers(peers::Args),
+    /// Time the first call of an op in a process that has just built it, beside the calls after it
+    FirstCall(first_call::Args),
     /// Run an op on operands from a safetensors file
     Run(run::Args),
     /// Start a program once for every rank, as processes of this machine
@@ -51,6 +55,8 @@ pub fn main() -> ExitCode {
 fn act(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Bench(args) => bench::run(&args).map(status),
+        Command::Peers(args) => peers::run(&args).map(status),
+        Command::FirstCall(args) => first_call::run(&args).map(status),
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
         Command::Soak(args) => soak::run(&args).map(status),

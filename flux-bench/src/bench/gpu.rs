@@ -109,6 +109,13 @@ impl<'a, T: Element> GpuLane<'a, T> {
         Ok(())
     }
 
+    fn line_up(&self) -> anyhow::Result<()> {
+        let (word, stream) = (self.word.address(), self.gpu.raw_stream());
+        // SAFETY: one word of this rank's memory, on its one stream.
+        unsafe { self.nccl.all_reduce(word, word, 1, ElementType::U32, stream)? };
+        self.gpu.spin(self.spin)
+    }
+
     fn launch(&mut self, contender: Contender, round: usize) -> anyhow::Result<()> {
         let set = round % self.sets.len();
         match (contender, self.op.problem().op()) {
@@ -161,12 +168,17 @@ impl<'a, T: Element> GpuLane<'a, T> {
 
 impl<T: Element> Lane for GpuLane<'_, T> {
     fn sample(&mut self, contender: Contender, round: usize) -> anyhow::Result<Span> {
-        let (word, stream) = (self.word.address(), self.gpu.raw_stream());
-        // SAFETY: one word of this rank's memory, on its one stream.
-        unsafe { self.nccl.all_reduce(word, word, 1, ElementType::U32, stream)? };
-        self.gpu.spin(self.spin)?;
+        self.line_up()?;
         let gpu = self.gpu;
         let end = gpu.time(|| self.launch(contender, round))?;
+        Ok(Span { start: 0.0, end })
+    }
+
+    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
+        self.line_up()?;
+        let gpu = self.gpu;
+        let end = gpu.time(|| (0..calls).try_for_each(|call| self.launch(contender, call)))?;
+        self.op.status()?;
         Ok(Span { start: 0.0, end })
     }
 }

@@ -6,8 +6,10 @@
 mod gpu;
 mod host;
 mod measure;
+mod sustained;
 
 pub use measure::{Contender, Lane, WARM_UP, measure};
+pub use sustained::sustain;
 
 use crate::data::Fill;
 use crate::machine;
@@ -16,7 +18,7 @@ use crate::operands::Operands;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::reference::Verdict;
-use crate::report::{self, Measured, Report, Row, Verified};
+use crate::report::{self, Measured, Report, Row, Sustained, Verified};
 use crate::shapes::Model;
 use crate::site::Site;
 use anyhow::{Context, ensure};
@@ -53,6 +55,9 @@ pub struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long)]
     pub samples: Option<usize>,
+    /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one of --ms, or at the largest where it is left out
+    #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
+    pub sustained: Option<f64>,
     /// Changes to the plan
     #[command(flatten)]
     pub plan: Plan,
@@ -72,6 +77,17 @@ pub fn parse_op(word: &str) -> Result<OpKind, String> {
 struct Case {
     model: String,
     problem: Problem,
+    /// Seconds for which each contender is also called back to back.
+    sustained: Option<f64>,
+}
+
+/// What one rank has to say of a case.
+#[derive(Clone)]
+struct Outcome {
+    verdict: Verdict,
+    measured: Measured,
+    sustained: Option<Sustained>,
+    plan: String,
 }
 
 /// Runs the benchmark, prints the table, writes the file, and says whether every row was verified.
@@ -125,13 +141,18 @@ fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Cas
         ([], false) => vec![512],
         (given, _) => given.to_vec(),
     };
+    let most = ms.iter().max().filter(|_| args.ms.is_empty());
     let mut cases = Vec::new();
     for model in &models {
         for &op in &args.ops {
             let (n, k) = model.extents(op);
             for &m in &ms {
                 let problem = Problem::new(op, m, n, k, DType::Bf16, world).with_context(|| format!("{op} of {model} at m = {m}"))?;
-                cases.push(Case { model: model.name().to_owned(), problem });
+                cases.push(Case {
+                    model: model.name().to_owned(),
+                    problem,
+                    sustained: args.sustained.filter(|_| args.ms.contains(&m) || most == Some(&m)),
+                });
             }
         }
     }
@@ -168,8 +189,9 @@ fn host_rows(cases: &[Case], chosen: Plan, samples: usize) -> anyhow::Result<Vec
                 }
             };
             let measured = measure(&mut lane, site.comm(), samples, &tick)?;
+            let sustained = case.sustained.map(|seconds| sustain(&mut lane, site.comm(), &measured, seconds)).transpose()?;
             drop(lane);
-            Ok((verdict.merge(verify(&site, &op, &mut set)?), measured, plan(&op)))
+            Ok(Outcome { verdict: verdict.merge(verify(&site, &op, &mut set)?), measured, sustained, plan: plan(&op) })
         };
         rows.push(row(case, samples, ranks::on_threads(World::local(problem.world().get())?, body)?)?);
     }
@@ -207,8 +229,9 @@ fn gpu_rows(cases: &[Case], args: &Args, samples: usize) -> anyhow::Result<Vec<R
                 }
             };
             let measured = measure(&mut lane, site.comm(), samples, &tick)?;
+            let sustained = case.sustained.map(|seconds| sustain(&mut lane, site.comm(), &measured, seconds)).transpose()?;
             drop(lane);
-            rows.push((verdict.merge(verify(&site, &op, &mut sets[0])?), measured, plan(&op)));
+            rows.push(Outcome { verdict: verdict.merge(verify(&site, &op, &mut sets[0])?), measured, sustained, plan: plan(&op) });
         }
         Ok(rows)
     };
@@ -244,12 +267,13 @@ fn plan(op: &FusedOp<bf16>) -> String {
     format!("{}, {}", op.schedule(), op.executor())
 }
 
-fn row(case: &Case, samples: usize, ranks: Vec<(Verdict, Measured, String)>) -> anyhow::Result<Row> {
-    let verdict = ranks.iter().fold(Verdict::default(), |sum, (v, ..)| sum.merge(*v));
+fn row(case: &Case, samples: usize, ranks: Vec<Outcome>) -> anyhow::Result<Row> {
+    let verdict = ranks.iter().fold(Verdict::default(), |sum, rank| sum.merge(rank.verdict));
     if !verdict.ok() {
         eprintln!("{}: {verdict}", case.problem);
     }
-    let (_, measured, plan) = ranks.into_iter().next().context("no ranks")?;
+    let Outcome { measured, sustained, plan, .. } = ranks.into_iter().next().context("no ranks")?;
     let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
-    Ok(Row::new(&case.model, &case.problem, plan, measured, verified, u32::try_from(samples)?))
+    let row = Row::new(&case.model, &case.problem, plan, measured, verified, u32::try_from(samples)?);
+    Ok(Row { sustained, ..row })
 }

@@ -1,6 +1,6 @@
 //! The table that a person reads: medians, with the spread of the op.
 
-use super::{Report, Row};
+use super::{Report, Row, sustained};
 use crate::stats::Times;
 use std::fmt::Write as _;
 
@@ -39,6 +39,7 @@ pub fn table(report: &Report) -> String {
         text.truncate(text.trim_end().len());
         text.push('\n');
     }
+    text.push_str(&sustained::table(&report.rows));
     text
 }
 
