@@ -100,7 +100,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
         passed &= all.passed();
         if first {
             let word = if all.passed() { "passed" } else { "FAILED" };
-            println!("{word}  {:<44} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
+            println!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
         }
     }
     Ok(passed)

@@ -2,6 +2,7 @@
 
 use super::{Args, Case};
 use crate::data::{self, Fill};
+use crate::finish::Finish;
 use crate::op::FusedOp;
 use crate::operands::Operands;
 use crate::plan::Plan;
@@ -66,11 +67,11 @@ impl fmt::Display for Soaked {
 /// Runs a case's phases on this rank; collective.
 pub(super) fn soak<T: Element>(site: &Site, case: &Case, args: &Args) -> anyhow::Result<Soaked> {
     let workers = site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| gpu.device().info().sms / args.ranks_per_gpu);
-    let op = FusedOp::<T>::build(&case.problem, site.comm(), &Plan { workers, ..Plan::default() })?;
-    let mut sets = [site.operand_set(&case.problem)?, site.operand_set(&case.problem)?];
+    let op = FusedOp::<T>::finished(&case.problem, site.comm(), &Plan { workers, ..Plan::default() }, case.finish)?;
+    let mut sets = [site.finished_set(&case.problem, case.finish)?, site.finished_set(&case.problem, case.finish)?];
     let mut soaked = Soaked::default();
     let few = args.quick || case.heavy;
-    let rank = Rank { site, op: &op, seed: args.seed };
+    let rank = Rank { site, op: &op, finish: case.finish, seed: args.seed };
     rank.apart(&mut sets[0], if few { 3 } else { 8 }, &mut soaked).context("calls apart")?;
     rank.in_a_row(&mut sets, if few { args.calls.min(16) } else { args.calls }, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
@@ -80,6 +81,7 @@ pub(super) fn soak<T: Element>(site: &Site, case: &Case, args: &Args) -> anyhow:
 struct Rank<'a, T> {
     site: &'a Site,
     op: &'a FusedOp<T>,
+    finish: Finish,
     seed: u64,
 }
 
@@ -88,7 +90,7 @@ const LONGEST_NS: u64 = 3_000_000;
 
 impl<T: Element> Rank<'_, T> {
     fn operands(&self, call: u64, fill: Fill) -> Operands {
-        Operands::new(*self.op.problem(), self.seed, call, fill)
+        Operands::new(*self.op.problem(), self.seed, call, fill).finished(self.finish)
     }
 
     /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed.
