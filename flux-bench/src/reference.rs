@@ -97,9 +97,10 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T]) -> Verdict {
     let k = problem.k();
     let x = operand::<T>(operands, operands.seed_x, Window { row0: window.row0, col0: 0, rows: window.rows, cols: k });
     let w = operand::<T>(operands, operands.seed_w, Window { row0: window.col0, col0: 0, rows: window.cols, cols: k });
-    let bias = match operands.finish.bias {
-        true => operand::<T>(operands, operands.seed_bias, bias_window(problem, rank)),
-        false => vec![0.0; window.cols as usize],
+    let bias = if operands.finish.bias {
+        operand::<T>(operands, operands.seed_bias, bias_window(problem, rank))
+    } else {
+        vec![0.0; window.cols as usize]
     };
     let mut verdict = Verdict::default();
     for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {

@@ -22,9 +22,9 @@ pub enum Activation {
 }
 
 /// `2 sqrt(2/pi)`.
-const GELU_LINEAR: f32 = 1.595_769_1;
+const GELU_LINEAR: f32 = 1.595_769_121_605_730_8_f64 as f32;
 /// `2 sqrt(2/pi) 0.044715`.
-const GELU_CUBIC: f32 = 0.071_354_814;
+const GELU_CUBIC: f32 = 0.071_354_816_272_600_25_f64 as f32;
 
 impl Activation {
     /// Every one.
@@ -35,11 +35,10 @@ impl Activation {
     /// GELU is computed as `v / (1 + exp(-2h))`, its equal since `1 + tanh(h) = 2 / (1 + exp(-2h))`: nothing cancels for negative `v`.
     pub fn apply(self, v: f32) -> f32 {
         match self {
-            Self::None => v,
             Self::Gelu => v / (1.0 + (v * (-GELU_LINEAR - GELU_CUBIC * (v * v))).exp()),
             Self::Silu => v / (1.0 + (-v).exp()),
             Self::Relu if v < 0.0 => 0.0,
-            Self::Relu => v,
+            Self::None | Self::Relu => v,
         }
     }
 
