@@ -33,6 +33,7 @@ pub mod show;
 pub mod site;
 pub mod soak;
 pub mod stats;
+pub mod trace;
 
 /// The README's example, so that it is compiled and run.
 #[cfg(doctest)]

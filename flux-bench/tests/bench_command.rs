@@ -86,6 +86,25 @@ fn the_soak_passes_on_the_host() {
 }
 
 #[test]
+fn processes_share_host_memory_as_threads_do() {
+    let done = flux_bench(&["soak", "--transport", "host", "--tp", "3", "--quick", "--processes", "--only", "least"]);
+    assert!(done.status.success(), "{}", text(&done));
+    assert!(text(&done).contains("3 ranks are processes of this machine"), "{}", text(&done));
+    assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 4, "{}", text(&done));
+}
+
+#[test]
+fn a_random_soak_says_its_seed_and_one_of_its_cases_can_be_run_again() {
+    let words = ["soak", "--transport", "host", "--tp", "3"];
+    let done = flux_bench(&[words.as_slice(), &["--random", "0.04", "--seed", "11"]].concat());
+    assert!(done.status.success(), "{}", text(&done));
+    assert!(text(&done).contains("random cases of seed 11: "), "{}", text(&done));
+    let again = flux_bench(&[words.as_slice(), &["--case", "1", "--seed", "11"]].concat());
+    assert!(again.status.success() && text(&again).contains("passed  case 1, "), "{}", text(&again));
+    assert_eq!(flux_bench(&[words.as_slice(), &["--case", "1"]].concat()).status.code(), Some(2), "a case is of a seed");
+}
+
+#[test]
 fn a_soak_of_nothing_is_a_failure() {
     let done = flux_bench(&["soak", "--transport", "host", "--tp", "2", "--only", "no such case"]);
     assert_eq!(done.status.code(), Some(1), "{}", text(&done));

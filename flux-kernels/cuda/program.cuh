@@ -51,6 +51,18 @@ static_assert(sizeof(Fault) == kLine + 4, "layout.rs");
 enum class FaultCode : u32 { kTimeout = 1, kAborted = 2 };
 enum class FaultWait : u32 { kSignal = 1, kConsumed = 2, kPushed = 3 };
 
+// Times in nanoseconds of %globaltimer; only kernels that are instantiated to trace write them.
+struct ItemStamps {
+    u64 opened, rows_there, loaded, partials_there, multiplied, summed, written, sent;
+};
+static_assert(sizeof(ItemStamps) == 64, "trace.rs");
+
+struct WorkerStamps {
+    u64 entered, drained, left;
+    u32 multiprocessor, reserved;
+};
+static_assert(sizeof(WorkerStamps) == 32, "trace.rs");
+
 struct Params {
     TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x
     TensorMap a_gather;  // [2 halves, W - 1 places, m_shard, k_local] of the own gather buffer
@@ -80,7 +92,10 @@ struct Params {
     u32 push_gap_ns;       // between pieces that the mover pushes, from the second destination on
     u32 send_gap_ns;       // between pieces of a partial tile
     u32 activation;        // after the bias; AllGather-GEMM only
-    u32 reserved[2];
+    u32 reserved[4];
+
+    ItemStamps* item_stamps;      // by item, where the kernel traces
+    WorkerStamps* worker_stamps;  // by CTA, where the kernel traces
 };
 static_assert(sizeof(Params) == 1024, "params.rs");
 

@@ -25,6 +25,7 @@ headers![
     "core/mover.cuh",
     "core/producer.cuh",
     "core/storer.cuh",
+    "core/trace.cuh",
     "core/wait.cuh",
     "harness/data.cuh",
 ];

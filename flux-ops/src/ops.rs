@@ -6,6 +6,7 @@ use crate::error::{BuildError, CallError};
 use crate::execute::Push;
 use crate::fused::{FusedOp, Request};
 use crate::tensor::{TensorMut, TensorRef};
+use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Schedule;
 use flux_core::{OpKind, Problem, WorldSize};
@@ -55,6 +56,13 @@ impl<Op> Builder<Op> {
     /// there, and at 100 a wave's partial tiles are on their way until the next is finished. The result is the same.
     pub fn spread(mut self, percent: u32) -> Self {
         self.request.hands.spread = Some(percent);
+        self
+    }
+
+    /// Whether each call on a GPU leaves its time line, for `timeline()` to read. The kernel that records is one of its own, compiled at the first
+    /// use, and a little slower. It may differ between ranks and does not change the result.
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.request.hands.trace = trace;
         self
     }
 
@@ -162,6 +170,14 @@ impl<T: Element> AllGatherGemm<T> {
         self.fused.status()
     }
 
+    /// The time line of the last call, of an op that was built with [`trace`](Builder::trace). Waits for what is on `stream`, where the calls went.
+    ///
+    /// # Errors
+    /// [`TimelineError`]: the op does not trace, or was not called.
+    pub fn timeline(&self, stream: impl Into<Stream>) -> Result<Timeline, TimelineError> {
+        self.fused.timeline(stream.into())
+    }
+
     /// The problem: shapes of every operand on one rank.
     pub const fn problem(&self) -> &Problem {
         self.fused.problem()
@@ -235,6 +251,14 @@ impl<T: Element> GemmReduceScatter<T> {
     /// The fault that broke the communicator.
     pub fn status(&self) -> Result<(), Fault> {
         self.fused.status()
+    }
+
+    /// The time line of the last call; see [`AllGatherGemm::timeline`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn timeline(&self, stream: impl Into<Stream>) -> Result<Timeline, TimelineError> {
+        self.fused.timeline(stream.into())
     }
 
     /// The problem: shapes of every operand on one rank.

@@ -3,7 +3,7 @@
 //! Invariant: a row's times and its verification come from the same process, ops and buffers; a row that did not verify is reported as such,
 //! and fails the run.
 
-mod gpu;
+pub(crate) mod gpu;
 mod host;
 mod measure;
 mod sustained;
@@ -243,12 +243,12 @@ fn gpu_rows(cases: &[Case], args: &Args, samples: usize) -> anyhow::Result<Vec<R
 
 /// Ends the process: the other ranks may wait in a collective of NCCL for this one, and no error of ours ends that wait.
 #[expect(clippy::exit, reason = "see above")]
-fn give_up(rank: Rank, error: &anyhow::Error) -> anyhow::Error {
+pub(crate) fn give_up(rank: Rank, error: &anyhow::Error) -> anyhow::Error {
     eprintln!("flux-bench: rank {rank}: {error:#}");
     std::process::exit(1)
 }
 
-const SEED: u64 = 0x5EED_F10C_u64;
+pub(crate) const SEED: u64 = 0x5EED_F10C_u64;
 
 /// One call with integer data, which must be exact, and one with random data, which must be within the bound; both with the output poisoned.
 fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut crate::site::OperandSet<bf16>) -> anyhow::Result<Verdict> {

@@ -9,6 +9,7 @@ use flux_core::{DType, Rank};
 use flux_kernels::harness::{self, Expected, Harness, Seeds};
 use flux_transport::Stream;
 use flux_transport::cuda::{CudaDevice, DeviceBlock};
+use flux_transport::nccl::{Comm, ElementType};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,6 +106,15 @@ impl Gpu {
         self.device.bind()?;
         self.harness.spin(time.as_nanos() as u64, self.raw_stream())?;
         Ok(())
+    }
+
+    /// Holds the stream until every rank's has come here, and for `spin` longer: time for the host to enqueue what follows. `word` is 4 bytes that
+    /// nothing else uses.
+    pub(crate) fn line_up(&self, nccl: &Comm, word: &DeviceBlock, spin: Duration) -> anyhow::Result<()> {
+        anyhow::ensure!(word.bytes() >= 4, "{} bytes are no word", word.bytes());
+        // SAFETY: one word of this rank's memory, on its one stream.
+        unsafe { nccl.all_reduce(word.address(), word.address(), 1, ElementType::U32, self.raw_stream())? };
+        self.spin(spin)
     }
 
     /// An event that marks what is on the stream now.

@@ -115,6 +115,8 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
     }
     steps.push(("soak-threads".to_owned(), program(&["soak", "--quick"])));
     steps.push(("soak-processes".to_owned(), program(&["soak", "--quick", "--processes"])));
+    // 20 seconds.
+    steps.push(("soak-random".to_owned(), program(&["soak", "--random", "0.34"])));
     if matches!(gpus, 1 | 2 | 4) && args.tp.is_none() {
         // A world of 8 on fewer GPUs.
         steps.push(("soak-shared".to_owned(), program(&["soak", "--quick", "--ranks-per-gpu", &(8 / gpus).to_string()])));
@@ -210,7 +212,7 @@ mod tests {
         let summary: Summary = serde_json::from_str(&json).unwrap();
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).filter(|&name| name != "peers").collect();
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
-        let checks = ["soak-threads", "soak-processes", "soak-shared", "links", "bench", "first-call"];
+        let checks = ["soak-threads", "soak-processes", "soak-random", "soak-shared", "links", "bench", "first-call"];
         assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &checks].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));

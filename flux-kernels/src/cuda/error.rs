@@ -50,4 +50,14 @@ pub enum LaunchError {
         /// Multiprocessors of the device.
         limit: u32,
     },
+    /// A traced kernel has no buffer of its launch's size, or another kernel has one.
+    #[error("the kernel {kernel} needs a trace buffer of {items} items and {ctas} CTAs if it is a traced one, and none otherwise")]
+    Trace {
+        /// The kernel.
+        kernel: String,
+        /// Items of the program.
+        items: usize,
+        /// CTAs of the launch.
+        ctas: u32,
+    },
 }

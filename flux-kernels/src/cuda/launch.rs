@@ -5,6 +5,7 @@ use super::module::Module;
 use super::params::Params;
 use super::program::DeviceProgram;
 use super::tensor_map::{Stack, encode};
+use super::trace::TraceBuffer;
 use crate::{Activation, Variant};
 use cudarc::driver::sys;
 use flux_core::layout::gather_place_bytes;
@@ -106,6 +107,8 @@ pub struct LaunchArgs<'a> {
     pub push: bool,
     /// How traffic is spread.
     pub pace: Pace,
+    /// Where a traced kernel records the call; given exactly where the kernel is one.
+    pub trace: Option<&'a TraceBuffer>,
     /// The stream.
     pub stream: usize,
 }
@@ -131,6 +134,9 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     let ctas = args.workers;
     if ctas == 0 || ctas > kernel.multiprocessors {
         return Err(LaunchError::Grid { ctas, limit: kernel.multiprocessors });
+    }
+    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(p.items.len(), ctas)) {
+        return Err(LaunchError::Trace { kernel: variant.to_string(), items: p.items.len(), ctas });
     }
     let params = encode_params(program, args)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());
@@ -210,7 +216,9 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         push_gap_ns: args.pace.push_gap_ns,
         send_gap_ns: args.pace.send_gap_ns,
         activation: args.activation as u32,
-        reserved: [0; 2],
+        reserved: [0; 4],
+        item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
+        worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
 }
 

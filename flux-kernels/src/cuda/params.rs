@@ -36,7 +36,9 @@ pub(super) struct Params {
     pub(super) push_gap_ns: u32,
     pub(super) send_gap_ns: u32,
     pub(super) activation: u32,
-    pub(super) reserved: [u32; 2],
+    pub(super) reserved: [u32; 4],
+    pub(super) item_stamps: u64,
+    pub(super) worker_stamps: u64,
 }
 
 const _: () = assert!(size_of::<Params>() == 1024 && size_of::<CUtensorMap>() == 128 && MAX_WORLD == 16);

@@ -193,6 +193,7 @@ impl World {
             workers,
             push: true,
             pace: self.pace,
+            trace: None,
             stream: self.raw(i),
         };
         // SAFETY: all memory belongs to this world and outlives the launch.

@@ -28,6 +28,9 @@ pub(crate) struct HostExecutor<T> {
 
 impl<T: Element> HostExecutor<T> {
     pub(super) fn prepare(program: TileProgram, hands: Hands) -> Result<Self, BuildError> {
+        if hands.trace {
+            return Err(BuildError::Trace { place: Location::Host });
+        }
         let workers = match hands.workers {
             Some(value) => usize::try_from(value)
                 .ok()

@@ -8,6 +8,7 @@ mod host;
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::Location;
+use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::{Activation, Element};
@@ -23,6 +24,8 @@ pub(crate) struct Hands {
     pub(crate) push: Push,
     /// Percent of the time that there is.
     pub(crate) spread: Option<u32>,
+    /// Whether each call leaves its time line.
+    pub(crate) trace: bool,
 }
 
 /// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).
@@ -65,6 +68,14 @@ impl<T: Element> Executor<T> {
         match self {
             Self::Host(host) => host.run(comm, operands, activation, stream),
             Self::Cuda(cuda) => cuda.run::<T>(comm, operands, activation, stream),
+        }
+    }
+
+    /// The last call's time line, when what is on `stream` is done.
+    pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+        match self {
+            Self::Host(_) => Err(TimelineError::NotTraced),
+            Self::Cuda(cuda) => cuda.timeline(stream),
         }
     }
 

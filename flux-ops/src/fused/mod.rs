@@ -12,6 +12,7 @@ pub(crate) use validate::Operands;
 use crate::error::{BuildError, CallError};
 use crate::execute::{Executor, Hands, location};
 use crate::tensor::{Location, TensorMut, TensorRef};
+use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
@@ -109,6 +110,10 @@ impl<T: Element> FusedOp<T> {
             operands.check_stream(stream)?;
         }
         self.executor.run(&self.comm, &operands, self.finish.activation, stream)
+    }
+
+    pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+        self.executor.timeline(stream)
     }
 
     pub(crate) fn status(&self) -> Result<(), Fault> {

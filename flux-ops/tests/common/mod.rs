@@ -15,7 +15,9 @@ pub use machine::{Machine, Node};
 use flux_core::OpKind;
 use flux_core::program::Schedule;
 use flux_kernels::Element;
-use flux_ops::{Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef};
+use flux_ops::{
+    Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError,
+};
 use flux_transport::{Communicator, Fault, Stream};
 
 /// Both operations.
@@ -30,6 +32,7 @@ pub struct Plan {
     pub bias: bool,
     /// AllGather-GEMM only.
     pub activation: Activation,
+    pub trace: bool,
 }
 
 impl Plan {
@@ -40,7 +43,7 @@ impl Plan {
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
-        builder.push(self.push).bias(self.bias)
+        builder.push(self.push).bias(self.bias).trace(self.trace)
     }
 }
 
@@ -90,6 +93,13 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.status(),
             Self::Rs(op) => op.status(),
+        }
+    }
+
+    pub fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+        match self {
+            Self::Ag(op) => op.timeline(stream),
+            Self::Rs(op) => op.timeline(stream),
         }
     }
 
