@@ -11,6 +11,7 @@ constexpr u32 kLine = 128;
 
 enum class Source : u32 { kCaller = 0, kGather = 1 };
 enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kLend = 3, kScatter = 4, kFold = 5 };
+enum class Activation : u32 { kNone = 0, kGelu = 1, kSilu = 2, kRelu = 3 };  // epilogue.rs
 
 struct WorkItem {
     u32 a_source, a_outer, row, rows;
@@ -86,6 +87,7 @@ struct Params {
     u64 y_address;         // the caller's y, for sums that are folded
     u64 y_row_bytes;       // distance of its rows
     u64 parts_offset;      // of the part slots in a half
+    u64 bias;              // [n_local], added to every row of the result; 0 for none
 
     u32 rank, world;
     u32 item_count, transfer_count;
@@ -95,7 +97,8 @@ struct Params {
     u32 send_gap_ns;       // between pieces of a partial tile
     u32 m_shard;           // rows of a shard
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
-    u32 reserved[4];
+    u32 activation;        // after the bias; AllGather-GEMM only
+    u32 reserved[5];
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

@@ -2,6 +2,7 @@
 // output buffer, where the storer takes over. Sums over other ranges of k and over other ranks are made here, in a fixed order.
 #pragma once
 #include "core/config.cuh"
+#include "core/epilogue.cuh"
 #include "core/fold.cuh"
 #include "core/trace.cuh"
 #include "ptx/bulk.cuh"
@@ -188,6 +189,11 @@ struct Consumer {
         }
     }
 
+    // Whether the sum is whole, and goes to the caller.
+    __device__ __forceinline__ static bool finishes(const WorkItem& item) {
+        return item.sink == static_cast<u32>(Sink::kStore) || (C::kReduceScatter && item.sink == static_cast<u32>(Sink::kReduce));
+    }
+
     // The output buffer, or for accumulators that are lent the part slot.
     __device__ __forceinline__ void write(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kLend)) {
@@ -223,6 +229,7 @@ struct Consumer {
             }
             mark(i, &ItemStamps::summed);
             ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
+            if (finishes(item)) finish_tile<C>(p, item, index, thread, acc);
             write(item, acc);
             // Orders this thread's writes of the output buffer before the bulk store that reads it.
             ptx::fence_proxy_async_shared();

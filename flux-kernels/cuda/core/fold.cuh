@@ -2,6 +2,7 @@
 // rank order, in fp32, and rounded once.
 #pragma once
 #include "core/config.cuh"
+#include "core/epilogue.cuh"
 #include "core/wait.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -30,6 +31,14 @@ __device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem&
                 ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
                 sum[2 * i] += lo;
                 sum[2 * i + 1] += hi;
+            }
+        }
+        if (p.bias != 0) {
+#pragma unroll
+            for (u32 i = 0; i < 8; i += 2) {
+                const float2 bias = bias_pair<C::kBf16>(p, item.col + v % per_row * 8 + i);
+                sum[i] += bias.x;
+                sum[i + 1] += bias.y;
             }
         }
         ptx::store_global_16(p.y_address + row * p.y_row_bytes + col_bytes,

@@ -28,6 +28,7 @@ pub(super) struct Params {
     pub(super) y_address: u64,
     pub(super) y_row_bytes: u64,
     pub(super) parts_offset: u64,
+    pub(super) bias: u64,
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) item_count: u32,
@@ -38,7 +39,8 @@ pub(super) struct Params {
     pub(super) send_gap_ns: u32,
     pub(super) m_shard: u32,
     pub(super) source_row_bytes: u32,
-    pub(super) reserved: [u32; 4],
+    pub(super) activation: u32,
+    pub(super) reserved: [u32; 5],
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }
