@@ -135,7 +135,6 @@ fn tiles_that_span_shards_and_split_k_are_right() {
         for tile in TILES {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
-                println!("{p} {tile}");
                 for (stack, splits, k_chunks) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
                     check(&context, p, &Schedule { stack, splits, k_chunks, band: 2, ..Schedule::of(tile) });
                 }

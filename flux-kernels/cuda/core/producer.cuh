@@ -85,7 +85,9 @@ struct Producer {
 
     // Rows of A that peers send are missing: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
     __device__ __forceinline__ u32 load_awaited(const WorkItem& item, Pending& w, u32 step, u32 end) {
-        const u32 ahead = end - step < C::kStages ? end - step : C::kStages;
+        // The consumers give a stage back when they have the next one: within an item, one stage is theirs until A has come too.
+        const u32 free = step == item.k_first ? C::kStages : C::kStages - 1;
+        const u32 ahead = end - step < free ? end - step : free;
         RingState<C::kStages> start = ring;
         for (u32 s = step; s < step + ahead; ++s) {
             open_stage(C::kStageBytes);
