@@ -80,13 +80,14 @@ impl Gpu {
         Ok(())
     }
 
-    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64) -> anyhow::Result<Verdict> {
+    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, stacked: bool) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
         let seeds = Seeds { x: operands.seed_x, w: operands.seed_w };
         let y = (y, u64::from(problem.y_shape().cols));
         self.device.bind()?;
+        let verify = if stacked { Harness::verify_stacked } else { Harness::verify };
         // SAFETY: `y` is the set's, of the problem's shape.
-        let report = unsafe { self.harness.verify(problem, rank, y, seeds, operands.fill.into(), self.raw_stream())? };
+        let report = unsafe { verify(&self.harness, problem, rank, y, seeds, operands.fill.into(), self.raw_stream())? };
         Ok(Verdict {
             max_error: f64::from(report.max_error),
             max_reference: f64::from(report.max_reference),

@@ -133,15 +133,21 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();
-        let index = pick_item(&p.items, item, folds);
-        // another fold still awaits what this one does not any more
-        let fold = p.items[index];
-        let shared = p.items.iter().filter(|other| folds(other) && (other.late_first, other.late_count) == (fold.late_first, fold.late_count));
-        prop_assume!(shared.count() > 1);
-        if !last {
-            p.items[index].late_first += 1;
+        let folding: Vec<usize> = (0..p.items.len()).filter(|&index| folds(&p.items[index])).collect();
+        prop_assume!(folding.len() > 1);
+        let one = item.index(folding.len());
+        let (index, other) = (folding[one], folding[(one + 1) % folding.len()]);
+        let [this, that] = [p.items[index], p.items[other]].map(|fold| (fold.late_first, fold.late_count));
+        if this == that {
+            // the other fold still awaits what this one does not any more
+            p.items[index].late_first += u32::from(!last);
+            p.items[index].late_count -= 1;
+        } else {
+            // they await each other's tile of this source
+            let entry = |(first, count): (u32, u32)| (if last { first + count - 1 } else { first }) as usize;
+            prop_assume!(p.awaits[entry(this)] != p.awaits[entry(that)]);
+            p.awaits.swap(entry(this), entry(that));
         }
-        p.items[index].late_count -= 1;
         let source = Rank::new(if last { world - 1 } else { 0 });
         assert_violates!(call, Violation::Unguarded { what: "scattered row", peer, .. } if peer == source);
     }

@@ -215,10 +215,48 @@ impl Harness {
         fill: Fill,
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.verify_partials(problem, rank, y, (seeds, fill), rank.get(), stream) }
+    }
+
+    /// As [`Self::verify`], where tiles span shards: a GEMM-ReduceScatter then rounds the rank's own partial sums too.
+    ///
+    /// # Safety
+    /// As for [`Self::verify`].
+    ///
+    /// # Errors
+    /// As for [`Self::verify`].
+    pub unsafe fn verify_stacked(
+        &self,
+        problem: &Problem,
+        rank: Rank,
+        y: (u64, u64),
+        seeds: Seeds,
+        fill: Fill,
+        stream: usize,
+    ) -> Result<VerifyReport, LaunchError> {
+        let none = problem.world().get();
+        // SAFETY: the caller's promise.
+        unsafe { self.verify_partials(problem, rank, y, (seeds, fill), none, stream) }
+    }
+
+    /// Verifies, with the partial sums of source `own` not rounded.
+    ///
+    /// # Safety
+    /// As for [`Self::verify`].
+    unsafe fn verify_partials(
+        &self,
+        problem: &Problem,
+        rank: Rank,
+        y: (u64, u64),
+        (seeds, fill): (Seeds, Fill),
+        own: u32,
+        stream: usize,
+    ) -> Result<VerifyReport, LaunchError> {
         let shape = problem.y_shape();
         let (row0, col0, segment, own) = match problem.op() {
             OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0),
-            OpKind::GemmReduceScatter => (rank.get() * problem.m_shard(), 0, problem.k_local(), rank.get()),
+            OpKind::GemmReduceScatter => (rank.get() * problem.m_shard(), 0, problem.k_local(), own),
         };
         let params = VerifyParams {
             y: y.0,
