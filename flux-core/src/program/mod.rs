@@ -223,12 +223,74 @@ mod tests {
     }
 
     #[test]
+    fn the_k_of_a_tile_is_split_in_order_and_its_lead_comes_last() {
+        let p = problem(OpKind::GemmReduceScatter, 2, 100); // 3 column blocks, 2 steps of 32 along k
+        let schedule = Schedule { splits: 9, ..Schedule::of(TileShape::new(128, 256, 32)) };
+        let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
+        let [lender, lead] = [program.items[6], program.items[7]]; // of the first own tile
+        assert_eq!((lender.sink, lender.part, lender.raise, lender.k_first, lender.k_steps), (sink::LEND, 3, 1 + 3, 1, 1));
+        assert_eq!((lead.sink, lead.part, lead.parts, lead.k_first, lead.k_steps), (sink::REDUCE, 3, 1, 0, 1));
+        let late = [Await { signal: 4, peer: 0, k_step: 0 }, Await { signal: 0, peer: 1, k_step: 0 }];
+        assert_eq!(program.late_awaits_of(&lead), late);
+        let (slots, parts) = (3 * 128 * 256 * 2, 6 * 128 * 256 * 4);
+        assert_eq!((program.part_slots, program.parts_offset()), (6, slots));
+        assert_eq!(program.workspace(), WorkspaceSize { half_bytes: slots + parts, signals: 1 + 6, counters: 1 });
+    }
+
+    #[test]
+    fn an_item_awaits_the_slices_that_it_multiplies() {
+        let p = problem(OpKind::AllGatherGemm, 2, 100); // 4 steps of 32 along k
+        let schedule = Schedule { splits: 2, k_chunks: 2, ..Schedule::of(TileShape::new(128, 256, 32)) };
+        let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
+        let [lender, lead] = [program.items[4], program.items[5]]; // of the first tile of shard 1
+        assert_eq!(program.awaits_of(&lender), [Await { signal: 1, peer: 1, k_step: 2 }]);
+        assert_eq!(program.awaits_of(&lead), [Await { signal: 0, peer: 1, k_step: 0 }]);
+        let cut: Vec<_> = program.transfers.iter().map(|t| (t.col, t.cols, t.raise)).collect();
+        assert_eq!(cut, [(0, 64, 0), (64, 64, 1)]);
+        let banded = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { band: 3, ..schedule });
+        let order: Vec<_> = banded.expect("a valid schedule").transfers.iter().map(|t| (t.col > 0, t.step)).collect();
+        assert_eq!(order, [(false, 1), (false, 2), (true, 1), (true, 2)], "the first slices of all shards come first");
+    }
+
+    #[test]
+    fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
+        let p = problem(OpKind::AllGatherGemm, 3, 100); // 3 row blocks of 128 rows over 3 shards
+        let schedule = Schedule { stack: true, ..Schedule::of(TILE) };
+        let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
+        let item = program.items[1];
+        assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (source::GATHER, 0, 128, 128, 0));
+        let entry = |rank| Await { signal: rank, peer: rank, k_step: 0 };
+        assert_eq!(program.awaits_of(&item), [entry(1), entry(2)], "rows 128 to 256 are those of shards 1 and 2, the own one first");
+        let moves: Vec<_> = program.transfers.iter().map(|t| (t.step, t.dest, t.place, t.raise)).collect();
+        assert_eq!(moves, [(0, 1, 1, 1), (1, 0, 1, 1), (2, 2, 1, 1)]);
+        assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 300 * 192 * 2, signals: 3, counters: 3 });
+    }
+
+    #[test]
+    fn stacked_tiles_are_scattered_to_their_owners_and_folded_there() {
+        let p = problem(OpKind::GemmReduceScatter, 3, 20); // 1 row block over 3 shards by 4 column blocks of 960
+        let schedule = Schedule { stack: true, ..Schedule::of(TILE) };
+        let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
+        let tile = program.items[2];
+        assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (sink::SCATTER, 0, 60, 4 + 2, 1));
+        assert_eq!(program.heard_by(&tile).map(Rank::get).collect::<Vec<_>>(), [0, 1, 2]);
+        // 20 rows are folded 16 and 4 at a time
+        let folds: Vec<_> = program.items[4..].iter().map(|i| (i.sink, i.row, i.rows, i.col, i.partials)).collect();
+        assert_eq!(folds[..3], [(sink::FOLD, 0, 16, 0, 3), (sink::FOLD, 16, 4, 0, 3), (sink::FOLD, 0, 16, 256, 3)]);
+        let late = [0, 1, 2].map(|source| Await { signal: source * 4, peer: source, k_step: 0 });
+        assert_eq!((folds.len(), program.late_awaits_of(&program.items[5])), (8, &late[..]));
+        assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 3 * 20 * 960 * 2, signals: 12, counters: 0 });
+    }
+
+    #[test]
     fn a_world_of_one_awaits_and_sends_nothing() {
         for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
             let program = build(&problem(op, 1, 300), 0, Chunk::Tiles(1));
             assert!(program.awaits.is_empty() && program.transfers.is_empty());
             assert!(program.items.iter().all(|i| i.sink == sink::STORE && i.raise == NONE && i.await_count == 0));
             assert_eq!(program.workspace(), WorkspaceSize::default());
+            let stacked = Schedule { chunk: Chunk::Tiles(1), stack: true, ..Schedule::of(TILE) };
+            assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &stacked), Ok(program), "there is nothing to span");
         }
     }
 
@@ -250,6 +312,14 @@ mod tests {
         assert!(text(0, Schedule { raster: Raster::RowGroups(0), ..good }).starts_with("raster group = 0"));
         assert!(text(0, Schedule { tile: TileShape::new(0, 1, 1), ..good }).starts_with("tile.m = 0"));
         assert_eq!(text(0, Schedule { tile: TileShape::new(1 << 25, 1, 1), ..good }), "tile.m = 33554432 is above the limit 16777216");
+
+        assert_eq!(text(0, Schedule { splits: 0, ..good }), "splits = 0: it must be at least 1");
+        assert_eq!(text(0, Schedule { k_chunks: 0, ..good }), "k_chunks = 0: it must be at least 1");
+
+        let deep = Problem::new(OpKind::AllGatherGemm, 1 << 18, 16, 1 << 10, DType::Bf16, p.world()).expect("a valid problem");
+        let schedule = Schedule { chunk: Chunk::Tiles(1), k_chunks: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };
+        let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
+        assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
 
         let large = problem(OpKind::GemmReduceScatter, 2, 1 << 20);
         let schedule = Schedule { tile: TileShape::new(1, 1, 1), ..good };
