@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, doctor, gpu_ci, launch, links, run, show, soak};
+use crate::{bench, doctor, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -18,6 +18,12 @@ pub struct Cli {
 enum Command {
     /// Verify and measure both ops beside the unfused path
     Bench(bench::Args),
+    /// Record when each phase of each tile of one call ended, on every rank
+    Trace(trace::Args),
+    /// Time what a user would pick instead: PyTorch, with NCCL in turn and with its fused ops
+    Peers(peers::Args),
+    /// Time the first call of an op in a process that has just built it, beside the calls after it
+    FirstCall(first_call::Args),
     /// Run an op on operands from a safetensors file
     Run(run::Args),
     /// Start a program once for every rank, as processes of this machine
@@ -51,6 +57,9 @@ pub fn main() -> ExitCode {
 fn act(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Bench(args) => bench::run(&args).map(status),
+        Command::Trace(args) => trace::run(&args).map(|()| 0),
+        Command::Peers(args) => peers::run(&args).map(status),
+        Command::FirstCall(args) => first_call::run(&args).map(status),
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
         Command::Soak(args) => soak::run(&args).map(status),
@@ -83,6 +92,15 @@ mod tests {
         let words = ["flux-bench", "bench", "--ms", "512,1024", "--shapes", "gpt3,llama70b", "--ops", "ag_gemm"];
         let Command::Bench(args) = Cli::parse_from(words).command else { panic!("not a bench") };
         assert_eq!((args.ms, args.shapes.len(), args.ops.len()), (vec![512, 1024], 2, 1));
+    }
+
+    #[test]
+    fn trace_needs_one_shape_and_something_to_show() {
+        let parse = |words: &str| Cli::try_parse_from(["flux-bench", "trace"].into_iter().chain(words.split(' ')));
+        assert!(parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err());
+        let words = "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --tile 128x192 --band 2 --output a.json --summary";
+        let Command::Trace(args) = parse(words).unwrap().command else { panic!("not a trace") };
+        assert_eq!((args.ms, args.calls, args.plan.band), (512, 20, Some(2)));
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn libraries() {
 
 fn transports() {
     println!();
-    line("host", "works: ranks are threads of one process");
+    line("host", "works: ranks are threads of one process or processes of this machine");
     let word = match nvlink() {
         Ok(ranks) => format!("works: up to {ranks} ranks, one a GPU"),
         Err(why) => format!("does not work: {why}"),

@@ -11,14 +11,18 @@ pub mod bench;
 pub mod cli;
 pub mod data;
 pub mod doctor;
+pub mod finish;
+pub mod first_call;
 pub mod gpu;
 pub mod gpu_ci;
 pub mod launch;
+pub mod limited;
 pub mod links;
 pub mod machine;
 pub mod memory;
 pub mod op;
 pub mod operands;
+pub mod peers;
 pub mod plan;
 pub mod ranks;
 pub mod reference;
@@ -29,6 +33,7 @@ pub mod show;
 pub mod site;
 pub mod soak;
 pub mod stats;
+pub mod trace;
 
 /// The README's example, so that it is compiled and run.
 #[cfg(doctest)]

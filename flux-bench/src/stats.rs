@@ -32,6 +32,12 @@ impl Times {
         Some(Self { p10: percentile(&sorted, 1)?, median: percentile(&sorted, 5)?, p90: percentile(&sorted, 9)? })
     }
 
+    /// Of one of `calls` that were timed together.
+    #[must_use]
+    pub fn over(self, calls: f64) -> Self {
+        Self { p10: self.p10 / calls, median: self.median / calls, p90: self.p90 / calls }
+    }
+
     /// Over rounds that each rank has timed: `ranks[r][i]` is rank `r`'s span of round `i`. A round lasts from its first rank's start to its
     /// last rank's end. `None` without rounds, or where ranks report different numbers of them.
     pub fn of_slowest(ranks: &[Vec<Span>]) -> Option<Self> {

@@ -35,6 +35,26 @@ fn the_host_bench_verifies_both_ops_and_writes_what_it_prints() {
 }
 
 #[test]
+fn a_sustained_bench_says_what_calls_back_to_back_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("host.json");
+    let words =
+        ["bench", "--transport", "host", "--tp", "2", "--ms", "16,32", "--shapes", "gpt3/128", "--ops", "gemm_rs", "--samples", "3"];
+    let done = flux_bench(&[words.as_slice(), &["--sustained", "0.1", "--json", path.to_str().unwrap()]].concat());
+    assert!(done.status.success(), "{}", text(&done));
+    let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(report.rows.len(), 2);
+    for row in &report.rows {
+        let sustained = row.sustained.unwrap();
+        assert_eq!((sustained.seconds, sustained.blocks), (0.1, 1));
+        for times in [sustained.t_op_ms, sustained.t_gemm_ms, sustained.t_serial_ms] {
+            assert!(times.median > 0.0, "{sustained:?}");
+        }
+    }
+    assert!(text(&done).contains("back to back, 0.1 s each"), "{}", text(&done));
+}
+
+#[test]
 fn a_shape_that_no_world_can_split_is_refused() {
     let done = flux_bench(&["bench", "--transport", "host", "--tp", "5", "--ms", "16"]);
     assert_eq!(done.status.code(), Some(1));
@@ -49,10 +69,39 @@ fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
 }
 
 #[test]
+fn each_first_call_has_a_process_of_its_own_and_a_slow_one_fails() {
+    let words = ["first-call", "--transport", "host", "--tp", "2", "--ms", "16,32", "--shapes", "gpt3/128", "--ops", "ag-gemm"];
+    let done = flux_bench(&[words.as_slice(), &["--at-most", "1e9"]].concat());
+    assert!(done.status.success(), "{}", text(&done));
+    assert_eq!(text(&done).lines().filter(|l| l.starts_with("ag_gemm")).count(), 2, "{}", text(&done));
+    let slow = flux_bench(&[words.as_slice(), &["--at-most", "0"]].concat());
+    assert_eq!((slow.status.code(), text(&slow).matches("TOO SLOW").count()), (Some(1), 2), "{}", text(&slow));
+}
+
+#[test]
 fn the_soak_passes_on_the_host() {
     let done = flux_bench(&["soak", "--transport", "host", "--tp", "3", "--quick", "--only", "least"]);
     assert!(done.status.success(), "{}", text(&done));
-    assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 4, "{}", text(&done));
+    assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 14, "{}", text(&done));
+}
+
+#[test]
+fn processes_share_host_memory_as_threads_do() {
+    let done = flux_bench(&["soak", "--transport", "host", "--tp", "3", "--quick", "--processes", "--only", "least"]);
+    assert!(done.status.success(), "{}", text(&done));
+    assert!(text(&done).contains("3 ranks are processes of this machine"), "{}", text(&done));
+    assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 14, "{}", text(&done));
+}
+
+#[test]
+fn a_random_soak_says_its_seed_and_one_of_its_cases_can_be_run_again() {
+    let words = ["soak", "--transport", "host", "--tp", "3"];
+    let done = flux_bench(&[words.as_slice(), &["--random", "0.04", "--seed", "11"]].concat());
+    assert!(done.status.success(), "{}", text(&done));
+    assert!(text(&done).contains("random cases of seed 11: "), "{}", text(&done));
+    let again = flux_bench(&[words.as_slice(), &["--case", "1", "--seed", "11"]].concat());
+    assert!(again.status.success() && text(&again).contains("passed  case 1, "), "{}", text(&again));
+    assert_eq!(flux_bench(&[words.as_slice(), &["--case", "1"]].concat()).status.code(), Some(2), "a case is of a seed");
 }
 
 #[test]

@@ -11,6 +11,7 @@ constexpr u32 kLine = 128;
 
 enum class Source : u32 { kCaller = 0, kGather = 1 };
 enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2 };
+enum class Activation : u32 { kNone = 0, kGelu = 1, kSilu = 2, kRelu = 3 };  // epilogue.rs
 
 struct WorkItem {
     u32 a_source, a_outer, row, rows;
@@ -50,6 +51,18 @@ static_assert(sizeof(Fault) == kLine + 4, "layout.rs");
 enum class FaultCode : u32 { kTimeout = 1, kAborted = 2 };
 enum class FaultWait : u32 { kSignal = 1, kConsumed = 2, kPushed = 3 };
 
+// Times in nanoseconds of %globaltimer; only kernels that are instantiated to trace write them.
+struct ItemStamps {
+    u64 opened, rows_there, loaded, partials_there, multiplied, summed, written, sent;
+};
+static_assert(sizeof(ItemStamps) == 64, "trace.rs");
+
+struct WorkerStamps {
+    u64 entered, drained, left;
+    u32 multiprocessor, reserved;
+};
+static_assert(sizeof(WorkerStamps) == 32, "trace.rs");
+
 struct Params {
     TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x
     TensorMap a_gather;  // [2 halves, W - 1 places, m_shard, k_local] of the own gather buffer
@@ -69,6 +82,7 @@ struct Params {
     u64 x_row_bytes;       // distance of its rows
     u64 row_bytes;         // bytes of a row that are moved, and distance of rows in a gather buffer
     u64 place_bytes;       // distance of places in a gather buffer
+    u64 bias;              // [n_local], added to every row of the result; 0 for none
 
     u32 rank, world;
     u32 item_count, transfer_count;
@@ -77,7 +91,11 @@ struct Params {
     u32 await_pushed;      // copy engines read the caller's x; the call ends when they have
     u32 push_gap_ns;       // between pieces that the mover pushes, from the second destination on
     u32 send_gap_ns;       // between pieces of a partial tile
-    u32 reserved[5];
+    u32 activation;        // after the bias; AllGather-GEMM only
+    u32 reserved[4];
+
+    ItemStamps* item_stamps;      // by item, where the kernel traces
+    WorkerStamps* worker_stamps;  // by CTA, where the kernel traces
 };
 static_assert(sizeof(Params) == 1024, "params.rs");
 

@@ -20,10 +20,12 @@ headers![
     "core/close.cuh",
     "core/config.cuh",
     "core/consumer.cuh",
+    "core/epilogue.cuh",
     "core/fused_gemm.cuh",
     "core/mover.cuh",
     "core/producer.cuh",
     "core/storer.cuh",
+    "core/trace.cuh",
     "core/wait.cuh",
     "harness/data.cuh",
 ];

@@ -9,13 +9,14 @@ use flux_core::program::Schedule;
 use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
-/// One instantiation: operation, element type, tile, and how many stages of operands are in flight.
+/// One instantiation: operation, element type, tile, how many stages of operands are in flight, and whether it records its time line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
     dtype: DType,
     tile: TileShape,
     stages: u32,
+    traced: bool,
 }
 
 /// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory.
@@ -34,12 +35,13 @@ pub struct NoSuchTile {
     pub tile: TileShape,
 }
 
-/// Every variant, for both operations and element types.
+/// Every variant that is compiled ahead of time, for both operations and element types; the [`traced`](Variant::traced) forms are compiled where they
+/// are used.
 pub fn all() -> Vec<Variant> {
     let mut variants = Vec::new();
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         for dtype in [DType::Bf16, DType::F16] {
-            variants.extend(TILES.iter().map(|&(tile, stages)| Variant { op, dtype, tile, stages }));
+            variants.extend(TILES.iter().map(|&(tile, stages)| Variant { op, dtype, tile, stages, traced: false }));
         }
     }
     variants
@@ -58,9 +60,20 @@ impl Variant {
     pub fn of(op: OpKind, dtype: DType, schedule: &Schedule) -> Result<Self, NoSuchTile> {
         let tile = schedule.tile;
         match TILES.iter().find(|(t, _)| *t == tile) {
-            Some(&(_, stages)) => Ok(Self { op, dtype, tile, stages }),
+            Some(&(_, stages)) => Ok(Self { op, dtype, tile, stages, traced: false }),
             None => Err(NoSuchTile { tile }),
         }
+    }
+
+    /// The same kernel, recording when each phase of each item ended: it takes a [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
+    #[must_use]
+    pub const fn traced(self) -> Self {
+        Self { traced: true, ..self }
+    }
+
+    /// Whether it records.
+    pub const fn is_traced(&self) -> bool {
+        self.traced
     }
 
     /// Which operation.
@@ -96,10 +109,11 @@ impl Variant {
     pub fn source(&self) -> Source {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
+        let traced = if self.traced { ", true" } else { "" };
         let TileShape { m, n, .. } = self.tile;
         let text = format!(
             "#include \"core/fused_gemm.cuh\"\n\
-             using C = flux::Config<{m}, {n}, {stages}, {bf16}, {rs}>;\n\
+             using C = flux::Config<{m}, {n}, {stages}, {bf16}, {rs}{traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads}, \"variant.rs\");\n\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
              flux::fused_gemm<C>(p);\n}}\n",
@@ -113,6 +127,7 @@ impl Variant {
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)
+        write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
+        if self.traced { f.write_str("_traced") } else { Ok(()) }
     }
 }

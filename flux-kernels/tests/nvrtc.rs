@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use flux_kernels::nvrtc::{Arch, CompileError, KernelSource, Nvrtc};
-use flux_kernels::sources;
+use flux_kernels::{sources, variant};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -53,6 +53,17 @@ fn the_same_source_gives_the_same_image() {
         (nvrtc.compile(&source).unwrap(), other.join().unwrap())
     });
     assert!(first.cubin == second.cubin);
+}
+
+#[test]
+fn recording_a_time_line_makes_no_kernel_spill() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for variant in variant::all() {
+        let source = variant.traced().source();
+        let report = nvrtc.compile(&KernelSource::ours(&source, Arch::Sm90a)).unwrap().report;
+        assert_eq!(report.defects(), [""; 0]);
+        assert_eq!(report.functions[0].function, format!("{}_traced", variant.entry()));
+    }
 }
 
 #[test]

@@ -9,7 +9,8 @@ use common::suite::{self, Number};
 use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
-use flux_ops::Push;
+use flux_kernels::nvrtc::Nvrtc;
+use flux_ops::{Push, TimedItem, Timeline, TimelineError};
 use flux_transport::cuda;
 use half::bf16;
 use std::io::Write;
@@ -62,6 +63,10 @@ suite!(
     a_rank_that_cannot_build_is_named_to_the_others,
     a_rank_that_never_calls_is_named_by_the_others,
     the_workspace_is_known_before_it_is_taken,
+    an_integer_bias_is_added_exactly_once,
+    activations_stay_within_the_derived_bound,
+    ranks_agree_on_bias_and_activation,
+    a_bias_that_does_not_fit_is_refused,
 );
 
 #[test]
@@ -88,6 +93,54 @@ fn whoever_pushes_changes_no_bit() {
             });
         }
     });
+}
+
+/// A kernel that records computes the same, and what it records is in the order in which things happen.
+#[test]
+fn a_traced_call_gives_the_same_bits_and_times_in_order() {
+    on_gpus(|machine| {
+        if let Err(why) = Nvrtc::get() {
+            // Traced kernels are not compiled ahead of time.
+            println!("a_traced_call_gives_the_same_bits_and_times_in_order: skipped, {why}");
+            return;
+        }
+        for world in machine.worlds(&[1, 2, 4]) {
+            for op in OPS {
+                let case = Case::<bf16>::new(op, suite::ragged(machine, op, world), world, Values::Reals, 41);
+                machine.run(world, suite::defaults, |node| {
+                    let plain = suite::call(&AnyOp::of(&case, Plan::default(), node), &case, node).unwrap();
+                    let op = AnyOp::of(&case, Plan { trace: true, ..Plan::default() }, node);
+                    assert_eq!(op.timeline(node.stream()), Err(TimelineError::NoCall));
+                    let mut last_end = 0;
+                    for _ in 0..3 {
+                        assert!(suite::call(&op, &case, node).unwrap() == plain, "rank {}: {} differs traced", node.rank, case.problem);
+                        let timeline = op.timeline(node.stream()).unwrap();
+                        assert!(last_end < timeline.start_ns());
+                        last_end = timeline.end_ns();
+                        assert_in_order(&timeline);
+                    }
+                });
+            }
+        }
+    });
+}
+
+fn assert_in_order(timeline: &Timeline) {
+    let workers = timeline.workers.len();
+    for (w, worker) in timeline.workers.iter().enumerate() {
+        let (mut opened_after, mut sent_after) = (worker.entered, worker.entered);
+        for (i, TimedItem { item, times: t }) in timeline.items.iter().enumerate().skip(w).step_by(workers) {
+            let adds = item.partials > 0;
+            let producer = [opened_after, t.opened, t.rows_there, t.loaded, if adds { t.partials_there } else { t.loaded }];
+            let after_load = [t.loaded, t.multiplied, t.summed, t.written, t.sent];
+            let in_turn = [sent_after, t.sent, worker.drained, worker.left];
+            for order in [&producer[..], &after_load, &in_turn] {
+                assert!(order.is_sorted(), "rank {}, item {i} of CTA {w}: {order:?} in {t:?}, {worker:?}", timeline.rank);
+            }
+            assert!(adds || t.partials_there == 0, "item {i} adds nothing: {t:?}");
+            (opened_after, sent_after) = (producer[4], t.sent);
+        }
+    }
 }
 
 /// A call is captured once and replayed on changing inputs, with eager calls in between. An op that is told to use the copy engines leaves them at

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Machine, suite};
+use common::{AnyOp, Case, Machine, OPS, Plan, Values, suite};
+use flux_ops::{BuildError, Location, TimelineError};
+use half::bf16;
 
 const MACHINE: Machine = Machine::Host;
 
@@ -86,10 +88,41 @@ fn the_workspace_is_known_before_it_is_taken() {
     suite::the_workspace_is_known_before_it_is_taken(MACHINE);
 }
 
+#[test]
+fn an_integer_bias_is_added_exactly_once() {
+    suite::an_integer_bias_is_added_exactly_once(MACHINE);
+}
+
+#[test]
+fn activations_stay_within_the_derived_bound() {
+    suite::activations_stay_within_the_derived_bound(MACHINE);
+}
+
+#[test]
+fn ranks_agree_on_bias_and_activation() {
+    suite::ranks_agree_on_bias_and_activation(MACHINE);
+}
+
+#[test]
+fn a_bias_that_does_not_fit_is_refused() {
+    suite::a_bias_that_does_not_fit_is_refused(MACHINE);
+}
+
+#[test]
+fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
+    let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 1, Values::Integers, 1);
+    MACHINE.run(1, suite::defaults, |node| {
+        let traced = AnyOp::<bf16>::build(OPS[0], [16, 16, 16], Plan { trace: true, ..Plan::default() }, &node.comm);
+        assert!(matches!(traced, Err(BuildError::Trace { place: Location::Host })));
+        let op = AnyOp::of(&case, Plan::default(), node);
+        assert_eq!(op.timeline(node.stream()), Err(TimelineError::NotTraced));
+    });
+}
+
 /// Ops are shared between threads, as a model's layers are.
 #[test]
 fn an_op_can_be_used_from_any_thread() {
     fn shared<T: Send + Sync>() {}
-    shared::<flux_ops::AllGatherGemm<half::bf16>>();
+    shared::<flux_ops::AllGatherGemm<bf16>>();
     shared::<flux_ops::GemmReduceScatter<half::f16>>();
 }

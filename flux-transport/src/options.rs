@@ -13,7 +13,7 @@ pub enum Select {
     /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others; else host.
     #[default]
     Auto,
-    /// Threads of this process, in host memory.
+    /// Threads of this process, or processes of this machine, in host memory.
     Host,
     /// Peer memory of CUDA devices.
     NvLink,

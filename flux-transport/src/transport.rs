@@ -18,7 +18,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransportKind {
-    /// Threads of one process, in host memory.
+    /// Threads of one process, or processes of one machine, in host memory.
     Host,
     /// Peer memory of CUDA devices.
     NvLink,

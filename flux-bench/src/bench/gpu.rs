@@ -20,7 +20,7 @@ use flux_transport::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
 
 /// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one reads.
-pub(super) const SETS: usize = 3;
+pub(crate) const SETS: usize = 3;
 /// Least time for which the spinning kernel holds the stream.
 const SPIN: Duration = Duration::from_micros(100);
 
@@ -161,12 +161,17 @@ impl<'a, T: Element> GpuLane<'a, T> {
 
 impl<T: Element> Lane for GpuLane<'_, T> {
     fn sample(&mut self, contender: Contender, round: usize) -> anyhow::Result<Span> {
-        let (word, stream) = (self.word.address(), self.gpu.raw_stream());
-        // SAFETY: one word of this rank's memory, on its one stream.
-        unsafe { self.nccl.all_reduce(word, word, 1, ElementType::U32, stream)? };
-        self.gpu.spin(self.spin)?;
+        self.gpu.line_up(self.nccl, &self.word, self.spin)?;
         let gpu = self.gpu;
         let end = gpu.time(|| self.launch(contender, round))?;
+        Ok(Span { start: 0.0, end })
+    }
+
+    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
+        self.gpu.line_up(self.nccl, &self.word, self.spin)?;
+        let gpu = self.gpu;
+        let end = gpu.time(|| (0..calls).try_for_each(|call| self.launch(contender, call)))?;
+        self.op.status()?;
         Ok(Span { start: 0.0, end })
     }
 }

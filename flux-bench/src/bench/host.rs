@@ -111,6 +111,16 @@ impl<'a, T: Element> HostLane<'a, T> {
         Ok(())
     }
 
+    fn call(&mut self, contender: Contender) -> anyhow::Result<()> {
+        match (contender, self.op.problem().op()) {
+            (Contender::Gemm, _) => self.gemm(),
+            (Contender::Comm, OpKind::AllGatherGemm) => self.all_gather(),
+            (Contender::Comm, OpKind::GemmReduceScatter) => self.reduce_scatter(),
+            (Contender::Serial, _) => self.serial(),
+            (Contender::Op, _) => self.site.forward(self.op, self.set),
+        }
+    }
+
     fn serial(&mut self) -> anyhow::Result<()> {
         match self.op.problem().op() {
             OpKind::AllGatherGemm => {
@@ -129,15 +139,13 @@ impl<'a, T: Element> HostLane<'a, T> {
 
 impl<T: Element> Lane for HostLane<'_, T> {
     fn sample(&mut self, contender: Contender, _round: usize) -> anyhow::Result<Span> {
+        self.block(contender, 1)
+    }
+
+    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
         self.site.comm().barrier()?;
         let start = self.shared.origin.elapsed().as_secs_f64() * 1e3;
-        match (contender, self.op.problem().op()) {
-            (Contender::Gemm, _) => self.gemm()?,
-            (Contender::Comm, OpKind::AllGatherGemm) => self.all_gather()?,
-            (Contender::Comm, OpKind::GemmReduceScatter) => self.reduce_scatter()?,
-            (Contender::Serial, _) => self.serial()?,
-            (Contender::Op, _) => self.site.forward(self.op, self.set)?,
-        }
+        (0..calls).try_for_each(|_| self.call(contender))?;
         Ok(Span { start, end: self.shared.origin.elapsed().as_secs_f64() * 1e3 })
     }
 }

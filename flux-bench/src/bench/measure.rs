@@ -23,12 +23,25 @@ pub enum Contender {
 impl Contender {
     /// All, in the order of a round.
     pub const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
+
+    /// Its times.
+    pub const fn of(self, measured: &Measured) -> Times {
+        match self {
+            Self::Gemm => measured.gemm,
+            Self::Comm => measured.comm,
+            Self::Serial => measured.serial,
+            Self::Op => measured.op,
+        }
+    }
 }
 
 /// One rank's contenders at one shape.
 pub trait Lane {
     /// Lines the ranks up, runs `contender` once on this rank's operand set number `round` of its rotation, and says how long that took.
     fn sample(&mut self, contender: Contender, round: usize) -> anyhow::Result<Span>;
+
+    /// Lines the ranks up once, runs `contender` so many times back to back on all operand sets in turn, and says how long that took in all.
+    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span>;
 }
 
 /// Rounds whose times are thrown away: caches, clocks, and whatever is loaded at the first use.

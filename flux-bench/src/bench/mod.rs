@@ -3,11 +3,13 @@
 //! Invariant: a row's times and its verification come from the same process, ops and buffers; a row that did not verify is reported as such,
 //! and fails the run.
 
-mod gpu;
+pub(crate) mod gpu;
 mod host;
 mod measure;
+mod sustained;
 
 pub use measure::{Contender, Lane, WARM_UP, measure};
+pub use sustained::sustain;
 
 use crate::data::Fill;
 use crate::machine;
@@ -16,11 +18,11 @@ use crate::operands::Operands;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::reference::Verdict;
-use crate::report::{self, Measured, Report, Row, Verified};
-use crate::shapes::Model;
+use crate::report::{self, Measured, Report, Row, Sustained, Verified};
+use crate::shapes::{self, Layer, Model, parse_op};
 use crate::site::Site;
 use anyhow::{Context, ensure};
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_transport::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Options, Select, World};
 use half::bf16;
@@ -53,18 +55,12 @@ pub struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long)]
     pub samples: Option<usize>,
+    /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one of --ms, or at the largest where it is left out
+    #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
+    pub sustained: Option<f64>,
     /// Changes to the plan
     #[command(flatten)]
     pub plan: Plan,
-}
-
-/// The op of a `--ops` word.
-pub fn parse_op(word: &str) -> Result<OpKind, String> {
-    match word.replace('-', "_").as_str() {
-        "ag_gemm" => Ok(OpKind::AllGatherGemm),
-        "gemm_rs" => Ok(OpKind::GemmReduceScatter),
-        _ => Err(format!("{word:?} is neither ag_gemm nor gemm_rs")),
-    }
 }
 
 /// One row to be measured.
@@ -72,6 +68,17 @@ pub fn parse_op(word: &str) -> Result<OpKind, String> {
 struct Case {
     model: String,
     problem: Problem,
+    /// Seconds for which each contender is also called back to back.
+    sustained: Option<f64>,
+}
+
+/// What one rank has to say of a case.
+#[derive(Clone)]
+struct Outcome {
+    verdict: Verdict,
+    measured: Measured,
+    sustained: Option<Sustained>,
+    plan: String,
 }
 
 /// Runs the benchmark, prints the table, writes the file, and says whether every row was verified.
@@ -85,8 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
         None if on_gpus => machine::gpu_count(),
         None => 8,
     };
-    let world = WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))?;
-    let cases = cases(args, world, on_gpus)?;
+    let cases = cases(args, shapes::world(tp)?, on_gpus)?;
     let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
     ensure!(samples > 0, "--samples must be at least 1");
     let rows = if on_gpus { gpu_rows(&cases, args, samples)? } else { host_rows(&cases, args.plan, samples)? };
@@ -125,17 +131,13 @@ fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Cas
         ([], false) => vec![512],
         (given, _) => given.to_vec(),
     };
-    let mut cases = Vec::new();
-    for model in &models {
-        for &op in &args.ops {
-            let (n, k) = model.extents(op);
-            for &m in &ms {
-                let problem = Problem::new(op, m, n, k, DType::Bf16, world).with_context(|| format!("{op} of {model} at m = {m}"))?;
-                cases.push(Case { model: model.name().to_owned(), problem });
-            }
-        }
-    }
-    Ok(cases)
+    let most = ms.iter().max().copied().filter(|_| args.ms.is_empty());
+    let layers = shapes::layers(&models, &args.ops, &ms, world)?;
+    let case = |Layer { model, problem }: Layer| {
+        let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() as usize == most));
+        Case { model: model.name().to_owned(), problem, sustained }
+    };
+    Ok(layers.into_iter().map(case).collect())
 }
 
 fn bar(rows: usize, samples: usize) -> ProgressBar {
@@ -168,8 +170,9 @@ fn host_rows(cases: &[Case], chosen: Plan, samples: usize) -> anyhow::Result<Vec
                 }
             };
             let measured = measure(&mut lane, site.comm(), samples, &tick)?;
+            let sustained = case.sustained.map(|seconds| sustain(&mut lane, site.comm(), &measured, seconds)).transpose()?;
             drop(lane);
-            Ok((verdict.merge(verify(&site, &op, &mut set)?), measured, plan(&op)))
+            Ok(Outcome { verdict: verdict.merge(verify(&site, &op, &mut set)?), measured, sustained, plan: plan(&op) })
         };
         rows.push(row(case, samples, ranks::on_threads(World::local(problem.world().get())?, body)?)?);
     }
@@ -207,8 +210,9 @@ fn gpu_rows(cases: &[Case], args: &Args, samples: usize) -> anyhow::Result<Vec<R
                 }
             };
             let measured = measure(&mut lane, site.comm(), samples, &tick)?;
+            let sustained = case.sustained.map(|seconds| sustain(&mut lane, site.comm(), &measured, seconds)).transpose()?;
             drop(lane);
-            rows.push((verdict.merge(verify(&site, &op, &mut sets[0])?), measured, plan(&op)));
+            rows.push(Outcome { verdict: verdict.merge(verify(&site, &op, &mut sets[0])?), measured, sustained, plan: plan(&op) });
         }
         Ok(rows)
     };
@@ -220,12 +224,12 @@ fn gpu_rows(cases: &[Case], args: &Args, samples: usize) -> anyhow::Result<Vec<R
 
 /// Ends the process: the other ranks may wait in a collective of NCCL for this one, and no error of ours ends that wait.
 #[expect(clippy::exit, reason = "see above")]
-fn give_up(rank: Rank, error: &anyhow::Error) -> anyhow::Error {
+pub(crate) fn give_up(rank: Rank, error: &anyhow::Error) -> anyhow::Error {
     eprintln!("flux-bench: rank {rank}: {error:#}");
     std::process::exit(1)
 }
 
-const SEED: u64 = 0x5EED_F10C_u64;
+pub(crate) const SEED: u64 = 0x5EED_F10C_u64;
 
 /// One call with integer data, which must be exact, and one with random data, which must be within the bound; both with the output poisoned.
 fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut crate::site::OperandSet<bf16>) -> anyhow::Result<Verdict> {
@@ -244,12 +248,13 @@ fn plan(op: &FusedOp<bf16>) -> String {
     format!("{}, {}", op.schedule(), op.executor())
 }
 
-fn row(case: &Case, samples: usize, ranks: Vec<(Verdict, Measured, String)>) -> anyhow::Result<Row> {
-    let verdict = ranks.iter().fold(Verdict::default(), |sum, (v, ..)| sum.merge(*v));
+fn row(case: &Case, samples: usize, ranks: Vec<Outcome>) -> anyhow::Result<Row> {
+    let verdict = ranks.iter().fold(Verdict::default(), |sum, rank| sum.merge(rank.verdict));
     if !verdict.ok() {
         eprintln!("{}: {verdict}", case.problem);
     }
-    let (_, measured, plan) = ranks.into_iter().next().context("no ranks")?;
+    let Outcome { measured, sustained, plan, .. } = ranks.into_iter().next().context("no ranks")?;
     let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
-    Ok(Row::new(&case.model, &case.problem, plan, measured, verified, u32::try_from(samples)?))
+    let row = Row::new(&case.model, &case.problem, plan, measured, verified, u32::try_from(samples)?);
+    Ok(Row { sustained, ..row })
 }

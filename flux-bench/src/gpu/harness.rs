@@ -6,9 +6,10 @@ use crate::operands::Operands;
 use crate::reference::{Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Rank};
-use flux_kernels::harness::{self, Harness, Seeds};
+use flux_kernels::harness::{self, Expected, Harness, Seeds};
 use flux_transport::Stream;
 use flux_transport::cuda::{CudaDevice, DeviceBlock};
+use flux_transport::nccl::{Comm, ElementType};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,12 +83,17 @@ impl Gpu {
 
     pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, stacked: bool) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
-        let seeds = Seeds { x: operands.seed_x, w: operands.seed_w };
+        let expected = Expected {
+            seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
+            fill: operands.fill.into(),
+            bias: operands.finish.bias.then_some(operands.seed_bias),
+            activation: operands.finish.activation,
+            stacked,
+        };
         let y = (y, u64::from(problem.y_shape().cols));
         self.device.bind()?;
-        let verify = if stacked { Harness::verify_stacked } else { Harness::verify };
         // SAFETY: `y` is the set's, of the problem's shape.
-        let report = unsafe { verify(&self.harness, problem, rank, y, seeds, operands.fill.into(), self.raw_stream())? };
+        let report = unsafe { self.harness.verify(problem, rank, y, &expected, self.raw_stream())? };
         Ok(Verdict {
             max_error: f64::from(report.max_error),
             max_reference: f64::from(report.max_reference),
@@ -101,6 +107,15 @@ impl Gpu {
         self.device.bind()?;
         self.harness.spin(time.as_nanos() as u64, self.raw_stream())?;
         Ok(())
+    }
+
+    /// Holds the stream until every rank's has come here, and for `spin` longer: time for the host to enqueue what follows. `word` is 4 bytes that
+    /// nothing else uses.
+    pub(crate) fn line_up(&self, nccl: &Comm, word: &DeviceBlock, spin: Duration) -> anyhow::Result<()> {
+        anyhow::ensure!(word.bytes() >= 4, "{} bytes are no word", word.bytes());
+        // SAFETY: one word of this rank's memory, on its one stream.
+        unsafe { nccl.all_reduce(word.address(), word.address(), 1, ElementType::U32, self.raw_stream())? };
+        self.spin(spin)
     }
 
     /// An event that marks what is on the stream now.

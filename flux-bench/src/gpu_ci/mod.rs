@@ -115,6 +115,8 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
     }
     steps.push(("soak-threads".to_owned(), program(&["soak", "--quick"])));
     steps.push(("soak-processes".to_owned(), program(&["soak", "--quick", "--processes"])));
+    // 20 seconds.
+    steps.push(("soak-random".to_owned(), program(&["soak", "--random", "0.34"])));
     if matches!(gpus, 1 | 2 | 4) && args.tp.is_none() {
         // A world of 8 on fewer GPUs.
         steps.push(("soak-shared".to_owned(), program(&["soak", "--quick", "--ranks-per-gpu", &(8 / gpus).to_string()])));
@@ -127,7 +129,19 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
     let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
     bench.arg(out.join("bench.json"));
     steps.push(("bench".to_owned(), bench));
+    steps.push(("first-call".to_owned(), program(&["first-call", "--ms", "512,8192", "--shapes", "llama70b"])));
+    if gpus > 1 && has_pytorch() {
+        let mut peers = program(&["peers", "--ms", "512", "--samples", "10", "--limit", "150", "--json"]);
+        peers.arg(out.join("peers.json"));
+        steps.push(("peers".to_owned(), peers));
+    }
     Ok(steps)
+}
+
+/// Whether Python would find PyTorch, which is slow to import.
+fn has_pytorch() -> bool {
+    let script = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)";
+    Command::new("python3").args(["-c", script]).status().is_ok_and(|status| status.success())
 }
 
 /// The first program of this name in the folders of `path`.
@@ -196,9 +210,9 @@ mod tests {
         assert!(!check(&args, 2).unwrap());
         let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
         let summary: Summary = serde_json::from_str(&json).unwrap();
-        let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).collect();
+        let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).filter(|&name| name != "peers").collect();
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
-        let checks = ["soak-threads", "soak-processes", "soak-shared", "links", "bench"];
+        let checks = ["soak-threads", "soak-processes", "soak-random", "soak-shared", "links", "bench", "first-call"];
         assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &checks].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));

@@ -3,9 +3,11 @@
 //! Invariant: a [`Row`] is derived in one place, [`Row::new`], from four times that were measured in the same run.
 
 mod date;
+mod sustained;
 mod table;
 
 pub use date::{now, utc};
+pub use sustained::Sustained;
 pub use table::table;
 pub(crate) use table::{ms, resolved};
 
@@ -85,6 +87,9 @@ pub struct Row {
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
+    /// Calls back to back, where they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustained: Option<Sustained>,
 }
 
 /// The four contenders' times, over the same rounds.
@@ -112,8 +117,7 @@ pub struct Verified {
 impl Row {
     /// The row of `problem`, from what was measured.
     pub fn new(model: &str, problem: &Problem, plan: String, measured: Measured, verified: Verified, samples: u32) -> Self {
-        let time = |t: Times| Duration::from_secs_f64(t.median.max(0.0) * 1e-3);
-        let (op, gemm, serial) = (time(measured.op), time(measured.gemm), time(measured.serial));
+        let [op, gemm, serial] = [measured.op, measured.gemm, measured.serial].map(milliseconds);
         Self {
             op: problem.op().name().to_owned(),
             model: model.to_owned(),
@@ -133,6 +137,7 @@ impl Row {
             max_rel_err: verified.max_rel_err,
             verified: verified.ok,
             samples,
+            sustained: None,
         }
     }
 }
@@ -150,6 +155,11 @@ impl Report {
     pub fn verified(&self) -> bool {
         self.rows.iter().all(|r| r.verified)
     }
+}
+
+/// The median, as a time.
+fn milliseconds(times: Times) -> Duration {
+    Duration::from_secs_f64(times.median.max(0.0) * 1e-3)
 }
 
 /// The command line of this process, quoted for a shell on any machine: of absolute paths only the file's name is told.

@@ -8,21 +8,25 @@
 //! - **in a row**: calls follow each other with nothing between them, with new data each and one rank after the other delayed, so ranks are as
 //!   far apart as the protocol lets them be; some of the results are checked, the last among them;
 //! - **again**: the same random data with other delays must give the same bits.
+//!
+//! With `--random` the cases are not the matrix's but random ones, of random plans, until the time is up.
 
 mod cases;
 mod phases;
+mod random;
 
 pub use cases::{Case, matrix};
 
 use crate::launch;
 use crate::machine;
+use crate::plan::Plan;
 use crate::ranks;
 use crate::site::Site;
 use anyhow::ensure;
 use flux_core::DType;
 use flux_transport::{Communicator, Select, World, WorldError};
 use half::{bf16, f16};
-use phases::Soaked;
+use phases::{Run, Soaked};
 use std::time::Instant;
 
 /// Arguments of `flux-bench soak`.
@@ -49,9 +53,15 @@ pub struct Args {
     /// Only the cases whose names contain this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
-    /// Seed of data and delays
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    /// Random shapes and plans for so long, in place of the matrix
+    #[arg(long, value_name = "MINUTES", value_parser = random::minutes, conflicts_with_all = ["calls", "quick", "only"])]
+    pub random: Option<f64>,
+    /// The one random case of this number
+    #[arg(long, value_name = "NUMBER", requires = "seed", conflicts_with_all = ["calls", "quick", "only", "random"])]
+    pub case: Option<u64>,
+    /// Seed of data and delays, and of random cases: where it is left out 1, and for random cases that of the clock
+    #[arg(long)]
+    pub seed: Option<u64>,
 }
 
 /// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the ranks.
@@ -81,6 +91,9 @@ fn as_processes(tp: u32) -> anyhow::Result<bool> {
 fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.rank(), args.ranks_per_gpu))?;
     let site = Site::new(comm)?;
+    if args.random.is_some() || args.case.is_some() {
+        return random::soak_rank(args, &site);
+    }
     let comm = site.comm();
     let first = comm.rank().get() == 0;
     let cases = matrix(comm.world_size(), !args.quick && site.gpu().is_some())?;
@@ -89,18 +102,27 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     if first {
         println!("{}\n{} cases", comm.explain(), wanted.len());
     }
+    let workers = site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| gpu.device().info().sms / args.ranks_per_gpu);
     let mut passed = true;
     for case in wanted {
         let start = Instant::now();
+        let few = args.quick || case.heavy;
+        let run = Run {
+            plan: Plan { workers, ..Plan::default() },
+            finish: case.finish,
+            apart: if few { 3 } else { 8 },
+            in_a_row: if few { args.calls.min(16) } else { args.calls },
+            seed: args.seed.unwrap_or(1),
+        };
         let soaked = match case.problem.dtype() {
-            DType::Bf16 => phases::soak::<bf16>(&site, case, args)?,
-            DType::F16 => phases::soak::<f16>(&site, case, args)?,
+            DType::Bf16 => phases::soak::<bf16>(&site, &case.problem, &run)?,
+            DType::F16 => phases::soak::<f16>(&site, &case.problem, &run)?,
         };
         let all = exchange(comm, soaked)?;
         passed &= all.passed();
         if first {
             let word = if all.passed() { "passed" } else { "FAILED" };
-            println!("{word}  {:<44} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
+            println!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
         }
     }
     Ok(passed)

@@ -1,13 +1,14 @@
 //! The three phases of a case, on one rank.
 
-use super::{Args, Case};
 use crate::data::{self, Fill};
+use crate::finish::Finish;
 use crate::op::FusedOp;
 use crate::operands::Operands;
 use crate::plan::Plan;
 use crate::reference::{Verdict, Violation};
 use crate::site::{OperandSet, Site};
 use anyhow::Context;
+use flux_core::Problem;
 use flux_kernels::Element;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -41,6 +42,11 @@ impl Soaked {
         }
     }
 
+    /// Both, of one case after the other.
+    pub(super) fn then(self, next: Self) -> Self {
+        Self { calls: self.calls + next.calls, ..Self { calls: 0, ..self }.merge(next) }
+    }
+
     fn add(&mut self, verdict: Verdict) {
         self.checked += 1;
         self.violations += verdict.violations;
@@ -63,16 +69,26 @@ impl fmt::Display for Soaked {
     }
 }
 
-/// Runs a case's phases on this rank; collective.
-pub(super) fn soak<T: Element>(site: &Site, case: &Case, args: &Args) -> anyhow::Result<Soaked> {
-    let workers = site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| gpu.device().info().sms / args.ranks_per_gpu);
-    let op = FusedOp::<T>::build(&case.problem, site.comm(), &Plan { workers, ..Plan::default() })?;
-    let mut sets = [site.operand_set(&case.problem)?, site.operand_set(&case.problem)?];
+/// How a problem is soaked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) plan: Plan,
+    pub(super) finish: Finish,
+    /// Calls apart, and in a row.
+    pub(super) apart: u64,
+    pub(super) in_a_row: u64,
+    /// Of data and delays.
+    pub(super) seed: u64,
+}
+
+/// Runs a problem's phases on this rank; collective.
+pub(super) fn soak<T: Element>(site: &Site, problem: &Problem, run: &Run) -> anyhow::Result<Soaked> {
+    let op = FusedOp::<T>::finished(problem, site.comm(), &run.plan, run.finish)?;
+    let mut sets = [site.finished_set(problem, run.finish)?, site.finished_set(problem, run.finish)?];
     let mut soaked = Soaked::default();
-    let few = args.quick || case.heavy;
-    let rank = Rank { site, op: &op, seed: args.seed };
-    rank.apart(&mut sets[0], if few { 3 } else { 8 }, &mut soaked).context("calls apart")?;
-    rank.in_a_row(&mut sets, if few { args.calls.min(16) } else { args.calls }, &mut soaked).context("calls in a row")?;
+    let rank = Rank { site, op: &op, finish: run.finish, seed: run.seed };
+    rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
+    rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
     Ok(soaked)
 }
@@ -80,6 +96,7 @@ pub(super) fn soak<T: Element>(site: &Site, case: &Case, args: &Args) -> anyhow:
 struct Rank<'a, T> {
     site: &'a Site,
     op: &'a FusedOp<T>,
+    finish: Finish,
     seed: u64,
 }
 
@@ -88,12 +105,12 @@ const LONGEST_NS: u64 = 3_000_000;
 
 impl<T: Element> Rank<'_, T> {
     fn operands(&self, call: u64, fill: Fill) -> Operands {
-        Operands::new(*self.op.problem(), self.seed, call, fill)
+        Operands::new(*self.op.problem(), self.seed, call, fill).finished(self.finish)
     }
 
-    /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed.
+    /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed; the seed says who begins.
     fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
-        let turn = call / 4 % u64::from(self.op.problem().world().get());
+        let turn = (call / 4).wrapping_add(self.seed) % u64::from(self.op.problem().world().get());
         let random = data::seed(self.seed, pattern, call);
         if turn == u64::from(self.site.rank().get()) && random.is_multiple_of(2) {
             self.site.delay(Duration::from_nanos(random / 2 % LONGEST_NS))?;

@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter>
+template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace = false>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -13,6 +13,7 @@ struct Config {
     static constexpr u32 kStages = Stages;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
+    static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
     static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer and mover

@@ -2,6 +2,8 @@
 // output buffer, where the storer takes over.
 #pragma once
 #include "core/config.cuh"
+#include "core/epilogue.cuh"
+#include "core/trace.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -90,6 +92,13 @@ struct Consumer {
         }
     }
 
+    // One thread speaks for both consumers: they take the same stages at nearly the same time.
+    __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
+        if constexpr (C::kTrace) {
+            if (index == 0 && thread == 0) stamp<C>(p, item, phase);
+        }
+    }
+
     // Row-major boxes of 64 x 64 with the 128-byte swizzle that the tensor store undoes.
     __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocksM][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
@@ -126,19 +135,24 @@ struct Consumer {
             const WorkItem item = load_item(p, i);
             float acc[C::kBlocksM][kAccumulators];
             multiply(acc);
+            mark(i, &ItemStamps::multiplied);
             if constexpr (C::kReduceScatter) {
                 if (item.sink == static_cast<u32>(Sink::kReduce)) add_partials(item, acc);
             }
+            mark(i, &ItemStamps::summed);
             ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
             bool send = false;
             if constexpr (C::kReduceScatter) send = item.sink == static_cast<u32>(Sink::kSend);
             if (send) {
                 write_slot(acc);
             } else {
+                finish_tile<C>(p, item, thread, acc);
                 write_boxes(acc);
             }
             // Orders this thread's writes of the output buffer before the bulk store that reads it.
             ptx::fence_proxy_async_shared();
+            // Before the arrival, so that it is never later than the storer's stamp.
+            mark(i, &ItemStamps::written);
             ptx::mbarrier_arrive(smem.out_full(index));
             out_phase ^= 1;
         }

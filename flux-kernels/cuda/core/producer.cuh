@@ -3,6 +3,7 @@
 #include "core/config.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
+#include "core/trace.cuh"
 #include "core/wait.cuh"
 
 namespace flux {
@@ -76,8 +77,9 @@ struct Producer {
     }
 
     // The peers' partial tiles, in rank order, through the same ring.
-    __device__ __forceinline__ void load_partials(const WorkItem& item) {
+    __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index) {
         for (u32 i = 0; i < item.await_count; ++i) wait_for(p, epoch, target(item, i));
+        stamp<C>(p, index, &ItemStamps::partials_there);
         // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
         ptx::fence_proxy_async();
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
@@ -99,17 +101,20 @@ struct Producer {
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
             u32 step = 0;
+            stamp<C>(p, i, &ItemStamps::opened);
             if constexpr (!C::kReduceScatter) {
                 if (item.await_count != 0) step = load_awaited(item);
             }
+            stamp<C>(p, i, &ItemStamps::rows_there);
             for (; step < p.k_steps; ++step) {
                 open_stage(C::kStageBytes);
                 load_a(item, ring.stage, step);
                 load_b(item, ring.stage, step);
                 ring.advance();
             }
+            stamp<C>(p, i, &ItemStamps::loaded);
             if constexpr (C::kReduceScatter) {
-                if (item.sink == static_cast<u32>(Sink::kReduce)) load_partials(item);
+                if (item.sink == static_cast<u32>(Sink::kReduce)) load_partials(item, i);
             }
         }
     }

@@ -3,6 +3,7 @@
 #include "core/config.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
+#include "core/trace.cuh"
 #include "core/wait.cuh"
 
 namespace flux {
@@ -82,6 +83,7 @@ struct Storer {
                 ptx::bulk_wait<0>();
                 raise(item);
             }
+            stamp<C>(p, i, &ItemStamps::sent);
         }
         ptx::bulk_wait<0>();
     }

@@ -1,4 +1,4 @@
-// Warps and warpgroups: election and register budgets (PTX ISA: elect.sync, setmaxnreg), and packed conversions (cvt).
+// Warps and warpgroups: election, register budgets and place (PTX ISA: elect.sync, setmaxnreg, %smid), and packed conversions (cvt).
 #pragma once
 #include "types.cuh"
 
@@ -27,6 +27,13 @@ __device__ __forceinline__ void release_registers() {
 template <u32 Registers>
 __device__ __forceinline__ void acquire_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// %smid: where the CTA runs
+__device__ __forceinline__ u32 multiprocessor() {
+    u32 id;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+    return id;
 }
 
 // cvt.rn.bf16x2.f32 or cvt.rn.f16x2.f32: rounds two numbers to nearest even, `lo` into the lower half

@@ -3,7 +3,7 @@
 //! Invariant: payload is touched only between the signals that hand it over, and after a failure nothing is published.
 
 use super::panel::{self, Panel};
-use super::{HostMemory, Rows, RowsMut, pause};
+use super::{Epilogue, HostMemory, Rows, RowsMut, pause};
 use crate::Element;
 use flux_core::Rank;
 use flux_core::layout;
@@ -58,6 +58,7 @@ pub(super) struct Call<'a, T> {
     /// `w` in fp32, dense.
     pub(super) weights: &'a [f32],
     pub(super) y: Output<'a, T>,
+    pub(super) epilogue: Epilogue<'a, T>,
     pub(super) memory: &'a HostMemory<'a>,
     pub(super) protocol: Protocol<'a, HostMemory<'a>>,
     /// Whether a mover reads `x` in this call.

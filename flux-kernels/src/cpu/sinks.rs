@@ -19,9 +19,9 @@ impl<T: Element> Call<'_, T> {
             sink::FOLD => self.fold(item, scratch),
             sink::REDUCE => {
                 self.reduce(item, scratch);
-                self.store(item, &scratch.acc);
+                self.store(item, &mut scratch.acc);
             }
-            _ => self.store(item, &scratch.acc),
+            _ => self.store(item, &mut scratch.acc),
         }
     }
 
@@ -105,15 +105,16 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Rounds the tile into `y`.
-    fn store(&self, item: &WorkItem, acc: &[f32]) {
-        for (i, from) in (0..).zip(self.rows(item, acc)) {
-            self.store_row(item, i, from);
+    /// Finishes the tile's sums and rounds them into `y`.
+    fn store(&self, item: &WorkItem, acc: &mut [f32]) {
+        for (i, row) in (0..item.rows).zip(acc.chunks_exact_mut(self.program.tile.n as usize)) {
+            self.store_row(item, i, &mut row[..item.cols as usize]);
         }
     }
 
-    /// Rounds row `i` of an item into `y`.
-    fn store_row(&self, item: &WorkItem, i: u32, from: &[f32]) {
+    /// Finishes the sums of row `i` of an item and rounds them into `y`.
+    fn store_row(&self, item: &WorkItem, i: u32, from: &mut [f32]) {
+        self.epilogue.apply(item.col as usize, from);
         let row = (item.out_outer * self.program.problem.m_shard() + item.row + i) as usize;
         let offset = row * self.y.stride + item.col as usize;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's rows and columns are

@@ -1,5 +1,7 @@
 //! Why something could not be enqueued.
 
+use crate::Activation;
+
 /// A driver call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -34,6 +36,12 @@ pub enum LaunchError {
         /// The kernel.
         kernel: String,
     },
+    /// An activation of a sum that other ranks add to.
+    #[error("GEMM-ReduceScatter takes no activation, and {activation} was asked for")]
+    Activation {
+        /// What was asked for.
+        activation: Activation,
+    },
     /// There are no CTAs, or more than may be resident at once.
     #[error("{ctas} CTAs were asked for: at least 1 and at most {limit} run at once on this device")]
     Grid {
@@ -41,5 +49,15 @@ pub enum LaunchError {
         ctas: u32,
         /// Multiprocessors of the device.
         limit: u32,
+    },
+    /// A traced kernel has no buffer of its launch's size, or another kernel has one.
+    #[error("the kernel {kernel} needs a trace buffer of {items} items and {ctas} CTAs if it is a traced one, and none otherwise")]
+    Trace {
+        /// The kernel.
+        kernel: String,
+        /// Items of the program.
+        items: usize,
+        /// CTAs of the launch.
+        ctas: u32,
     },
 }

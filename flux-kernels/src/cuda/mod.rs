@@ -10,7 +10,9 @@ pub(crate) mod module;
 mod params;
 mod program;
 mod tensor_map;
+mod trace;
 
 pub use error::LaunchError;
 pub use launch::{Kernel, LaunchArgs, Matrix, Pace, launch};
 pub use program::DeviceProgram;
+pub use trace::{ItemStamps, Stamps, TraceBuffer, WorkerStamps};

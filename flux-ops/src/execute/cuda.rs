@@ -6,14 +6,15 @@ use super::{Hands, Push};
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
+use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::cache::{self, Origin};
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, TraceBuffer, launch};
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Element, Variant};
+use flux_kernels::{Activation, Element, Variant};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream, TransportError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -43,6 +44,7 @@ pub(crate) struct CudaExecutor {
     push_by_kernel: bool,
     workers: u32,
     pace: Pace,
+    trace: Option<TraceBuffer>,
 }
 
 impl CudaExecutor {
@@ -54,7 +56,7 @@ impl CudaExecutor {
         }
         let _current = device.enter()?;
         let variant = Variant::of(program.problem.op(), program.problem.dtype(), schedule)?;
-        let kernel = kernel(ordinal, variant)?;
+        let kernel = kernel(ordinal, if hands.trace { variant.traced() } else { variant })?;
         let sms = kernel.multiprocessors();
         if let Some(value) = hands.workers.filter(|value| !(1..=sms).contains(value)) {
             return Err(BuildError::Workers { value, max: sms, place: Location::Cuda(ordinal) });
@@ -68,10 +70,17 @@ impl CudaExecutor {
             Push::Kernel => true,
             Push::CopyEngine => false,
         };
-        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, device })
+        let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
+        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, trace, device })
     }
 
-    pub(super) fn run<T: Element>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(super) fn run<T: Element>(
+        &self,
+        comm: &Communicator,
+        operands: &Operands,
+        activation: Activation,
+        stream: Stream,
+    ) -> Result<(), CallError> {
         let wrong_stream = || TransportError::WrongStream { stream, device: comm.device() };
         let raw_stream = stream.raw().ok_or_else(wrong_stream)?;
         let _current = self.device.enter().map_err(TransportError::from)?;
@@ -92,6 +101,8 @@ impl CudaExecutor {
             x: matrix(&operands.x),
             w: matrix(&operands.w),
             y: matrix(&operands.y),
+            bias: operands.bias.map_or(0, |bias| bias.address),
+            activation,
             data: &memory.data,
             pads: &memory.pads,
             control: memory.control,
@@ -102,6 +113,7 @@ impl CudaExecutor {
             workers: self.workers,
             push: by_kernel,
             pace: self.pace,
+            trace: self.trace.as_ref(),
             stream: raw_stream,
         };
         // SAFETY: the operands were checked against the problem and are held as above; the workspace is the communicator's, covers this program since
@@ -115,6 +127,19 @@ impl CudaExecutor {
                 Err(CallError::Launch(error))
             }
         }
+    }
+
+    pub(super) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+        let trace = self.trace.as_ref().ok_or(TimelineError::NotTraced)?;
+        let stream = stream.raw().ok_or(TimelineError::WrongStream)?;
+        let _current = self.device.enter()?;
+        let stamps = trace.read(stream)?;
+        if stamps.workers.iter().any(|worker| worker.entered == 0) {
+            return Err(TimelineError::NoCall);
+        }
+        let program = self.program.program();
+        let items = program.items.iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
+        Ok(Timeline { rank: program.rank, items, workers: stamps.workers })
     }
 
     /// Asks the driver about memory whose location is only claimed.

@@ -8,10 +8,11 @@ mod host;
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
+use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Schedule, TileProgram};
-use flux_kernels::Element;
+use flux_kernels::{Activation, Element};
 use flux_transport::{Communicator, Stream};
 use host::HostExecutor;
 
@@ -24,6 +25,8 @@ pub(crate) struct Hands {
     pub(crate) push: Push,
     /// Percent of the time that there is.
     pub(crate) spread: Option<u32>,
+    /// Whether each call leaves its time line.
+    pub(crate) trace: bool,
 }
 
 /// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).
@@ -75,10 +78,18 @@ impl<T: Element> Executor<T> {
     }
 
     /// Runs the program once; on CUDA it returns when the work is on the stream.
-    pub(crate) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(crate) fn run(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
         match self {
-            Self::Host(host) => host.run(comm, operands, stream),
-            Self::Cuda(cuda) => cuda.run::<T>(comm, operands, stream),
+            Self::Host(host) => host.run(comm, operands, activation, stream),
+            Self::Cuda(cuda) => cuda.run::<T>(comm, operands, activation, stream),
+        }
+    }
+
+    /// The last call's time line, when what is on `stream` is done.
+    pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+        match self {
+            Self::Host(_) => Err(TimelineError::NotTraced),
+            Self::Cuda(cuda) => cuda.timeline(stream),
         }
     }
 

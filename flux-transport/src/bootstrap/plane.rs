@@ -4,7 +4,7 @@
 //! or number means that the ranks are out of step. After a failed step this end takes no more: a late frame can never pass for a later
 //! step's.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -18,8 +18,8 @@ use super::error::BootstrapError;
 use super::frame::{Header, Kind, MAX_BODY};
 use super::monitor::{Arrived, End, Shared};
 use super::rendezvous::Mesh;
-use super::socket::{self, MAX_DESCRIPTORS};
-use crate::control::{ControlError, ControlPlane, Launch, Notice, Watcher};
+use super::socket::MAX_DESCRIPTORS;
+use crate::control::{ControlError, ControlPlane, Hosts, Launch, Notice, Watcher};
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
 const PARTING: Duration = Duration::from_millis(100);
@@ -28,6 +28,7 @@ const PARTING: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct ProcessControl {
     world: WorldSize,
+    hosts: Hosts,
     shared: Arc<Shared>,
     turn: Mutex<Turn>,
     said_goodbye: AtomicBool,
@@ -44,16 +45,16 @@ struct Turn {
 impl ProcessControl {
     /// Starts the monitor over the connections.
     pub(super) fn start(mesh: Mesh) -> Result<Self, BootstrapError> {
-        let Mesh { rank, world, sockets } = mesh;
+        let Mesh { rank, world, hosts, links } = mesh;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(BootstrapError::io("making the descriptor that stops the monitor"))?;
-        let shared = Arc::new(Shared::new(rank, sockets, stop));
+        let shared = Arc::new(Shared::new(rank, links, stop));
         let theirs = Arc::clone(&shared);
         let monitor = std::thread::Builder::new()
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
             .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
-        Ok(Self { world, shared, turn: Mutex::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
+        Ok(Self { world, hosts, shared, turn: Mutex::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
     }
 
     /// This rank's fault.
@@ -90,8 +91,8 @@ impl ProcessControl {
         let bytes = header.encode(body.len());
         // The next rank first: not all ranks write to rank 0 at once.
         let (before, after): (Vec<_>, Vec<_>) = self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
-        for (rank, socket) in after.into_iter().chain(before) {
-            match socket::send(socket.as_fd(), &[&bytes, body], fds, deadline) {
+        for (rank, link) in after.into_iter().chain(before) {
+            match link.send(&[&bytes, body], fds, deadline) {
                 Ok(()) => {}
                 Err(Errno::TIMEDOUT) => return Err(self.timeout(header.kind, |peer| peer == rank)),
                 // It ended without this step; how, the monitor reads now.
@@ -155,8 +156,8 @@ impl ProcessControl {
     fn part(&self, kind: Kind, body: &[u8]) {
         let bytes = Header { kind, descriptors: 0, sequence: 0 }.encode(body.len());
         let deadline = Instant::now() + PARTING;
-        for (rank, socket) in self.shared.peers() {
-            if let Err(error) = socket::send(socket.as_fd(), &[&bytes, body], &[], deadline) {
+        for (rank, link) in self.shared.peers() {
+            if let Err(error) = link.send(&[&bytes, body], &[], deadline) {
                 tracing::debug!(%rank, %error, "did not hear the {}", kind.name());
             }
         }
@@ -184,12 +185,19 @@ impl ControlPlane for ProcessControl {
         Launch::Processes
     }
 
+    fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
         let frames = self.step(Kind::Exchange, payload, &[], deadline)?;
         Ok(frames.into_iter().map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body)).collect())
     }
 
     fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+        if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
+            return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
+        }
         let frames = self.step(Kind::Descriptors, &[], fds, deadline)?;
         Ok(frames.into_iter().map(|frame| frame.map_or_else(Vec::new, |frame| frame.descriptors)).collect())
     }

@@ -4,7 +4,7 @@
 
 use super::health::Health;
 use super::{Communicator, ConnectError};
-use crate::control::{Launch, agree};
+use crate::control::agree;
 use crate::host::Host;
 use crate::nvlink::{Members, NvLink, NvLinkError};
 use crate::{Options, Select, Transport, World};
@@ -37,10 +37,6 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
                 (Box::new(NvLink::connect(world, options, members)?), why)
             }
             Err(NvLinkError::Control(error)) => return Err(error.into()),
-            Err(error) if world.launch() == Launch::Processes => {
-                let why = format!("nvlink: {error}; host: it connects threads of one process, and the ranks are processes");
-                return Err(ConnectError::Unusable { select: selected, why });
-            }
             Err(error) => (Box::new(Host::connect(world, options)?), format!("chosen, as nvlink cannot be used: {error}")),
         },
     };
@@ -111,7 +107,8 @@ mod tests {
     use std::ffi::OsString;
     use std::os::unix::fs::PermissionsExt;
 
-    fn in_processes(select: Select) -> Vec<ConnectError> {
+    /// Two ranks that meet as processes do, in this one.
+    fn in_processes(select: Select) -> Vec<Result<String, ConnectError>> {
         let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
         let path = directory.path();
         let rank = |rank: u32| {
@@ -124,7 +121,7 @@ mod tests {
             let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
             let deadline = Instant::now() + Duration::from_secs(20);
             let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
-            connect(&World::new(rank, control), &select.into()).unwrap_err()
+            connect(&World::new(rank, control), &select.into()).map(|comm| comm.explain())
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
@@ -133,17 +130,21 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_refused_by_the_host_transport_and_told_why_nothing_else_works() {
-        for error in in_processes(Select::Host) {
-            assert!(matches!(error, ConnectError::HostNeedsThreads { .. }), "{error}");
+    fn processes_without_gpus_share_files_and_are_told_why() {
+        for explained in in_processes(Select::Host) {
+            let text = explained.unwrap();
+            assert!(text.starts_with("host: 2 ranks are processes of this machine") && text.ends_with("(asked for)"), "{text}");
         }
         if crate::cuda::available().is_ok() {
             return; // nvlink may work here; its own tests say
         }
-        for error in in_processes(Select::Auto) {
-            let text = error.to_string();
-            assert!(matches!(error, ConnectError::Unusable { select: Select::Auto, .. }), "{text}");
-            assert!(text.contains("nvlink: ") && text.contains("driver") && text.contains("host: "), "{text}");
+        for explained in in_processes(Select::Auto) {
+            let text = explained.unwrap();
+            assert!(text.starts_with("host: ") && text.contains("as nvlink cannot be used: ") && text.contains("driver"), "{text}");
+        }
+        for refused in in_processes(Select::NvLink) {
+            let text = refused.unwrap_err().to_string();
+            assert!(text.contains("driver"), "{text}");
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::control::{ControlError, Disagreed};
 use crate::cuda::CudaError;
 use crate::{ParseSelectError, Select, TransportError};
-use flux_core::{Rank, WorldSize};
+use flux_core::Rank;
 use std::time::Duration;
 
 /// Why there is no communicator. If one rank fails, all do.
@@ -31,14 +31,6 @@ pub enum ConnectError {
         rank: Rank,
         /// What it said.
         reason: String,
-    },
-    /// The host transport is for threads.
-    #[error(
-        "the host transport connects threads of one process, and the {world} ranks are processes: make them as threads (`World::local`), or give each a CUDA device"
-    )]
-    HostNeedsThreads {
-        /// Number of ranks.
-        world: WorldSize,
     },
     /// The transport asked for cannot work here.
     #[error("the {select} transport cannot be used: {why}")]

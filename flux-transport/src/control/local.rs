@@ -3,7 +3,7 @@
 //! Invariant: a rank posts step `g + 1` only after it has taken what all ranks posted for step `g`. So steps `g` and `g + 2` can share their
 //! places: who posts `g + 2` knows that everybody has posted `g + 1`, and so has taken `g`.
 
-use super::{ControlError, ControlPlane, Launch, Notice, Watcher};
+use super::{ControlError, ControlPlane, Hosts, Launch, Notice, Watcher};
 use flux_core::{Rank, WorldSize};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -27,6 +27,7 @@ struct Turn {
 
 struct Shared {
     world: WorldSize,
+    hosts: Hosts,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -93,7 +94,7 @@ impl LocalControl {
             presence: vec![Presence::Here; world.index()],
             watchers: world.ranks().map(|_| Vec::new()).collect(),
         };
-        let shared = Arc::new(Shared { world, state: Mutex::new(state), changed: Condvar::new() });
+        let shared = Arc::new(Shared { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() });
         world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), turn: Mutex::default() }).collect()
     }
 
@@ -190,6 +191,10 @@ impl ControlPlane for LocalControl {
 
     fn kind(&self) -> Launch {
         Launch::Threads
+    }
+
+    fn hosts(&self) -> &Hosts {
+        &self.shared.hosts
     }
 
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {

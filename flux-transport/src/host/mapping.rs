@@ -4,12 +4,13 @@
 
 use super::block::Block;
 use super::region::Region;
-use crate::control::{ControlPlane, agree};
+use crate::control::{ControlPlane, Launch, agree};
 use crate::transport::same_epoch;
 use crate::{TransportError, WorkspaceView};
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control};
 use flux_core::signal::{self, Control, Epoch, SharedMemory, Word, Words};
 use flux_core::{Rank, WorldSize};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ pub(super) struct Mapping {
     _fault: Block,
 }
 
-/// What a rank tells the others: the number of its region and the epoch of its next call.
+/// What a rank tells the others: the number under which threads find its region, and the epoch of its next call.
 const OFFER_BYTES: usize = 12;
 
 impl Mapping {
@@ -39,23 +40,30 @@ impl Mapping {
         deadline: Instant,
     ) -> Result<Self, TransportError> {
         let (rank, world) = (plane.rank(), plane.world());
-        let own = Own::new(size).inspect(|own| own.initialise(rank, world, size, next));
+        let own = Own::new(size, plane.kind()).inspect(|own| own.initialise(rank, world, size, next));
         let offer = own.as_ref().map(|own| own.offer(next));
         let answers = agree(plane, &offer, deadline);
         // an own failure is told as it is, not as others hear of it
         let own = own?;
-        let regions = find(world, &answers?);
+        let numbers = numbers(world, &answers?);
+        let regions = match &own.file {
+            None => numbers.and_then(|numbers| find(&numbers)),
+            Some(file) => {
+                let files = plane.exchange_fds(&[file.as_fd()], deadline)?;
+                numbers.and_then(|_| open(&own.region, size, rank, &files))
+            }
+        };
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
         let found = agree(plane, &regions.as_ref().map(|_| []), deadline);
         let regions = regions?;
         found?;
-        let pads: Vec<*mut u8> = regions.iter().map(|region| region.pad.pointer()).collect();
+        let pads: Vec<*mut u8> = regions.iter().map(|region| region.pad_pointer()).collect();
         // SAFETY: the mapping holds the blocks for as long as `words` lives in it; they have the sizes that `size` asks for (all ranks take the
         // same size), and their words are accessed by the signal protocol only.
         let words = unsafe { SharedMemory::new(&pads, own.control.pointer(), own.fault.pointer(), size) };
         let view = WorkspaceView {
-            data: regions.iter().map(|region| region.data.address()).collect(),
-            pads: regions.iter().map(|region| region.pad.address()).collect(),
+            data: regions.iter().map(|region| region.data()).collect(),
+            pads: regions.iter().map(|region| region.pad()).collect(),
             control: own.control.address(),
             fault: own.fault.address(),
             size,
@@ -70,38 +78,64 @@ impl Mapping {
     }
 }
 
-/// The regions that the ranks have offered, if they all stand at the same call.
-fn find(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<Arc<Region>>, TransportError> {
-    let mut regions = Vec::with_capacity(offers.len());
+/// The numbers of the regions that the ranks have offered, if they all stand at the same call.
+fn numbers(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<(Rank, u64)>, TransportError> {
+    let mut numbers = Vec::with_capacity(offers.len());
     let mut epochs = Vec::with_capacity(offers.len());
     for (rank, offer) in world.ranks().zip(offers) {
-        let failed = |reason: &str| TransportError::PeerFailed { rank, reason: reason.to_owned() };
-        let (number, rest) = offer.split_first_chunk().ok_or_else(|| failed("it sent no region"))?;
-        let (epoch, _) = rest.split_first_chunk().ok_or_else(|| failed("it sent no epoch"))?;
-        epochs.push(Epoch::new(u32::from_le_bytes(*epoch)));
-        regions.push(Region::find(u64::from_le_bytes(*number)).ok_or_else(|| failed("its memory is gone"))?);
+        let Ok(offer) = <&[u8; OFFER_BYTES]>::try_from(offer.as_slice()) else {
+            return Err(failed(rank, format!("it offered its memory in {} bytes, not {OFFER_BYTES}", offer.len())));
+        };
+        let [n0, n1, n2, n3, n4, n5, n6, n7, epoch @ ..] = *offer;
+        numbers.push((rank, u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7])));
+        epochs.push(Epoch::new(u32::from_le_bytes(epoch)));
     }
     same_epoch(&epochs)?;
-    Ok(regions)
+    Ok(numbers)
+}
+
+/// The regions of threads.
+fn find(numbers: &[(Rank, u64)]) -> Result<Vec<Arc<Region>>, TransportError> {
+    let find = |&(rank, number)| Region::find(number).ok_or_else(|| failed(rank, "its memory is gone".to_owned()));
+    numbers.iter().map(find).collect()
+}
+
+/// The regions of processes, from the descriptors that they gave, by rank.
+fn open(own: &Arc<Region>, size: WorkspaceSize, rank: Rank, files: &[Vec<OwnedFd>]) -> Result<Vec<Arc<Region>>, TransportError> {
+    let open = |(peer, files): (Rank, &Vec<OwnedFd>)| match files.as_slice() {
+        [] if peer == rank => Ok(Arc::clone(own)),
+        [file] => Region::open(file.as_fd(), size).map_err(|why| failed(peer, why)),
+        files => Err(failed(peer, format!("it gave {} descriptors of memory, not 1", files.len()))),
+    };
+    (0..).map(Rank::new).zip(files).map(open).collect()
+}
+
+fn failed(rank: Rank, reason: String) -> TransportError {
+    TransportError::PeerFailed { rank, reason }
 }
 
 /// A rank's own memory, before it knows of the others'.
 struct Own {
     region: Arc<Region>,
+    /// For ranks that are processes.
+    file: Option<OwnedFd>,
     control: Block,
     fault: Block,
 }
 
 impl Own {
-    fn new(size: WorkspaceSize) -> Result<Self, TransportError> {
-        let region = Region::new(size)?;
+    fn new(size: WorkspaceSize, ranks: Launch) -> Result<Self, TransportError> {
+        let (region, file) = match ranks {
+            Launch::Threads => (Region::for_threads(size)?, None),
+            Launch::Processes => Region::for_processes(size).map(|(region, file)| (region, Some(file)))?,
+        };
         let control = Block::new("control words", control::bytes(size.counters))?;
         let fault = Block::new("fault record", FAULT_BYTES)?;
-        Ok(Self { region, control, fault })
+        Ok(Self { region, file, control, fault })
     }
 
     fn initialise(&self, rank: Rank, world: WorldSize, size: WorkspaceSize, next: Epoch) {
-        let pads: Vec<*mut u8> = world.ranks().map(|_| self.region.pad.pointer()).collect();
+        let pads: Vec<*mut u8> = world.ranks().map(|_| self.region.pad_pointer()).collect();
         // SAFETY: the blocks live as long as `self`, longer than these words, and have the sizes that `size` asks for. Only the own pad
         // is written, as `initialise` promises, and no peer knows of it yet.
         let words = unsafe { SharedMemory::new(&pads, self.control.pointer(), self.fault.pointer(), size) };

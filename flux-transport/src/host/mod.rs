@@ -1,9 +1,10 @@
-//! Ranks as threads: memory is the heap's, and a thread of each rank moves its shard.
+//! Ranks on the host, as threads or as processes: they share the heap or files without names, and a thread of each rank moves its shard.
 //!
 //! Invariant: a call is synchronous. Between [`begin`](Transport::begin) and [`finish`](Transport::finish) the caller's thread executes the program;
 //! after `finish` neither it nor the mover touches the caller's tensors.
 
 mod block;
+mod file;
 mod mapping;
 mod mover;
 mod region;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 /// One rank's end of the host transport.
 #[derive(Debug)]
 pub(crate) struct Host {
+    launch: Launch,
     deadline: Duration,
     mapping: RwLock<Arc<Mapping>>,
     /// `None` in a world of one, where there is nobody to move to.
@@ -29,15 +31,13 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Connects the ranks of a world of threads. Collective.
+    /// Connects the ranks of a world on one machine. Collective.
     pub(crate) fn connect(world: &World, options: &Options) -> Result<Self, ConnectError> {
-        if world.launch() != Launch::Threads {
-            return Err(ConnectError::HostNeedsThreads { world: world.size() });
-        }
         let deadline = Instant::now() + options.deadline;
         let mapping = Mapping::new(world.control(), options.reserve, options.first_epoch, options.deadline, deadline)?;
         let mover = if world.size().get() > 1 { Some(Mover::spawn(world.rank())?) } else { None };
-        Ok(Self { deadline: options.deadline, mapping: RwLock::new(Arc::new(mapping)), mover, pushed: AtomicBool::new(false) })
+        let launch = world.launch();
+        Ok(Self { launch, deadline: options.deadline, mapping: RwLock::new(Arc::new(mapping)), mover, pushed: AtomicBool::new(false) })
     }
 
     fn mapping(&self) -> Arc<Mapping> {
@@ -55,12 +55,16 @@ impl Transport for Host {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: true, mover: crate::Mover::Thread, graphs: false, processes: false }
+        Capabilities { peer_stores: true, mover: crate::Mover::Thread, graphs: false, processes: true }
     }
 
     fn explain(&self) -> String {
         let world = self.mapping().world;
-        format!("host: {world} ranks are threads of this process, their memory is the heap's, and a thread of each rank moves its shard")
+        let how = match self.launch {
+            Launch::Threads => "threads of this process, their memory is the heap's",
+            Launch::Processes => "processes of this machine, their memory is that of sealed files without names",
+        };
+        format!("host: {world} ranks are {how}, and a thread of each rank moves its shard")
     }
 
     fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {

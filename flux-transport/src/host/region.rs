@@ -1,23 +1,32 @@
 //! What a rank's peers write to: its data region and its pad.
 //!
-//! Invariant: whoever has a region's address shares the region, so the memory outlives a peer's last write. A region is found by its number as long
-//! as its owner holds it, which it does until all peers have answered.
+//! Invariant: whoever has a region's address holds the region, so the memory outlives a peer's last write. Threads hold the one region, which is
+//! found by its number as long as its owner holds it, which it does until all peers have answered; each process holds a mapping of its own.
 
-use super::block::Block;
+use super::block::{Block, pointer};
+use super::file::{self, MappedFile};
 use crate::TransportError;
 use flux_core::layout::{WorkspaceSize, pad_bytes};
 use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A data region and a pad.
+/// A data region and, behind it, a pad.
 #[derive(Debug)]
 pub(super) struct Region {
-    number: u64,
-    pub(super) data: Block,
-    pub(super) pad: Block,
+    memory: Memory,
+    data_bytes: u64,
+    /// Its number, where threads find it.
+    number: Option<u64>,
 }
 
-/// The regions of this process, by number.
+#[derive(Debug)]
+enum Memory {
+    Heap(Block),
+    File(MappedFile),
+}
+
+/// The regions of this process that its threads share, by number.
 static REGIONS: Mutex<Registry> = Mutex::new(Registry { next: 0, live: BTreeMap::new() });
 
 struct Registry {
@@ -26,33 +35,73 @@ struct Registry {
 }
 
 impl Region {
-    /// A region of zeros.
-    pub(super) fn new(size: WorkspaceSize) -> Result<Arc<Self>, TransportError> {
-        let overflow = || TransportError::OutOfMemory { what: "workspace", bytes: u64::MAX };
-        let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN).ok_or_else(overflow)?;
-        let data = Block::new("workspace", stride.checked_mul(2).ok_or_else(overflow)?)?;
-        let pad = Block::new("signals", pad_bytes(size.signals))?;
+    /// A region of zeros that the threads of this process can find.
+    pub(super) fn for_threads(size: WorkspaceSize) -> Result<Arc<Self>, TransportError> {
+        let (data_bytes, bytes) = extent(size)?;
+        let memory = Memory::Heap(Block::new("workspace", bytes)?);
         let mut registry = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
         let number = registry.next;
         registry.next += 1;
-        let region = Arc::new(Self { number, data, pad });
+        let region = Arc::new(Self { memory, data_bytes, number: Some(number) });
         registry.live.insert(number, Arc::downgrade(&region));
         Ok(region)
     }
 
-    /// The number under which peers find it.
+    /// A region of zeros, and the descriptor that makes it another process's too.
+    pub(super) fn for_processes(size: WorkspaceSize) -> Result<(Arc<Self>, OwnedFd), TransportError> {
+        let file = file::create("workspace", extent(size)?.1)?;
+        let what = "mapping the workspace";
+        let region = Self::open(file.as_fd(), size).map_err(|why| TransportError::Io { what, source: std::io::Error::other(why) })?;
+        Ok((region, file))
+    }
+
+    /// The number under which threads find it; 0 where they do not.
     pub(super) fn number(&self) -> u64 {
-        self.number
+        self.number.unwrap_or_default()
     }
 
     /// The region with this number, if its owner holds it.
     pub(super) fn find(number: u64) -> Option<Arc<Self>> {
         REGIONS.lock().unwrap_or_else(PoisonError::into_inner).live.get(&number).and_then(Weak::upgrade)
     }
+
+    /// The region of `size` that a descriptor is of; in words, what is wrong with it.
+    pub(super) fn open(file: BorrowedFd<'_>, size: WorkspaceSize) -> Result<Arc<Self>, String> {
+        let (data_bytes, bytes) = extent(size).map_err(|error| error.to_string())?;
+        Ok(Arc::new(Self { memory: Memory::File(MappedFile::map(file, bytes)?), data_bytes, number: None }))
+    }
+
+    /// Address of the data region.
+    pub(super) fn data(&self) -> u64 {
+        match &self.memory {
+            Memory::Heap(block) => block.address(),
+            Memory::File(file) => file.address(),
+        }
+    }
+
+    /// Address of the pad.
+    pub(super) fn pad(&self) -> u64 {
+        self.data() + self.data_bytes
+    }
+
+    /// Pointer to the pad.
+    pub(super) fn pad_pointer(&self) -> *mut u8 {
+        pointer(self.pad())
+    }
+}
+
+/// Bytes of the data region, and of it and the pad.
+fn extent(size: WorkspaceSize) -> Result<(u64, u64), TransportError> {
+    let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN);
+    let data = stride.and_then(|stride| stride.checked_mul(2));
+    let both = data.and_then(|data| Some((data, data.checked_add(pad_bytes(size.signals))?)));
+    both.ok_or(TransportError::OutOfMemory { what: "workspace", bytes: u64::MAX })
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        REGIONS.lock().unwrap_or_else(PoisonError::into_inner).live.remove(&self.number);
+        if let Some(number) = &self.number {
+            REGIONS.lock().unwrap_or_else(PoisonError::into_inner).live.remove(number);
+        }
     }
 }

@@ -10,7 +10,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;
 use crate::bootstrap::frame::{HEADER_BYTES, MAX_FRAME};
-use crate::bootstrap::socket::{Received, receive};
+use crate::bootstrap::socket::{self, Received, receive};
 
 fn ample() -> Instant {
     Instant::now() + Duration::from_secs(30)

@@ -1,0 +1,269 @@
+"""Times what a PyTorch user would pick instead of flux: torch.mm alone, NCCL and torch.mm in turn, and symmetric memory's fused ops.
+
+`flux-bench peers` starts this with a job as JSON in argv[1]:
+
+    {"out": FILE, "store": FILE, "tp": W, "samples": N, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
+
+and reads FILE: a line of JSON that names the versions, then one for each row. One process a GPU, all in the caller's process group.
+
+Invariant: in each round every contender runs once, in the same order on every rank. Before each sample a one-word all-reduce has lined the
+ranks up on their devices, and a spinning kernel has given the host the time to enqueue what is timed. A result that is not the serial
+path's makes its row unverified; a fused op that raises leaves the reason in place of its times.
+"""
+
+import ctypes
+import json
+import signal
+import sys
+import time
+import traceback
+import warnings
+
+# What exit statuses say, beside 0 and whatever an exception gives.
+NO_TORCH = 3
+TOO_FEW_GPUS = 4
+
+WARM_UP = 5
+# Operand sets in rotation: what one call leaves in the L2 cache is not what the next one reads.
+SETS = 3
+SPIN_US = 100
+# torch.cuda._sleep counts cycles; no SM of Hopper runs faster than this.
+CYCLES_PER_US = 1980
+# Half a unit in the last place of bf16, relative.
+BF16_ROUNDOFF = 2.0**-8
+
+
+class Failed(Exception):
+    """The fused op failed on some rank."""
+
+
+class Bench:
+    """One rank."""
+
+    def __init__(self, torch, dist, rank, job):
+        self.torch, self.dist, self.rank, self.job = torch, dist, rank, job
+        self.world = job["tp"]
+        self.word = torch.zeros(1, dtype=torch.int32, device="cuda")
+        self.start = torch.cuda.Event(enable_timing=True)
+        self.end = torch.cuda.Event(enable_timing=True)
+        self.group = dist.group.WORLD.group_name
+        self.no_fused = self.prepare_fused()
+
+    def prepare_fused(self):
+        """Why the fused ops must not or cannot run at all, or None."""
+        torch = self.torch
+        try:
+            import torch.distributed._symmetric_memory as symm_mem
+            from torch._C._autograd import DeviceType
+            from torch._C._distributed_c10d import _SymmetricMemory
+
+            if _SymmetricMemory.has_multicast_support(DeviceType.CUDA, self.rank):
+                return "NVLink multicast is not switched off in this PyTorch"
+            torch.ops.symm_mem.fused_all_gather_matmul
+            torch.ops.symm_mem.fused_matmul_reduce_scatter
+            # Older versions need it, newer ones warn of it.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                symm_mem.enable_symm_mem_for_group(self.group)
+        except (ImportError, AttributeError, RuntimeError) as error:
+            return reason(error)
+        return None
+
+    def random(self, *shape):
+        """Uniform in +-0.1: other data on every rank and in every set."""
+        return self.torch.empty(shape, dtype=self.torch.bfloat16, device="cuda").uniform_(-0.1, 0.1)
+
+    def agree(self, mine):
+        """Whether it holds on every rank."""
+        flag = self.torch.tensor([int(bool(mine))], dtype=self.torch.int32, device="cuda")
+        self.dist.all_reduce(flag, op=self.dist.ReduceOp.MIN)
+        return bool(flag.item())
+
+    def slowest(self, values):
+        """Every value's largest over the ranks."""
+        times = self.torch.tensor(values, dtype=self.torch.float64, device="cuda")
+        self.dist.all_reduce(times, op=self.dist.ReduceOp.MAX)
+        return times.tolist()
+
+    def layer(self, case):
+        """All rows of one op and model, on operands that are made once, for the largest m."""
+        torch, world = self.torch, self.world
+        n, k, most = case["n"], case["k"], max(case["ms"])
+        gathers = case["op"] == "ag_gemm"
+        torch.manual_seed(1 + self.rank)
+        if gathers:
+            operands = [(self.random(most // world, k), self.random(n // world, k)) for _ in range(SETS)]
+            between = torch.empty(most, k, dtype=torch.bfloat16, device="cuda")
+            y = torch.empty(most, n // world, dtype=torch.bfloat16, device="cuda")
+        else:
+            operands = [(self.random(most, k // world), self.random(n, k // world)) for _ in range(SETS)]
+            between = torch.empty(most, n, dtype=torch.bfloat16, device="cuda")
+            y = torch.empty(most // world, n, dtype=torch.bfloat16, device="cuda")
+        for m in case["ms"]:
+            rows = (m // world, m, m) if gathers else (m, m, m // world)
+            yield self.row(case, m, [(x[: rows[0]], w.t()) for x, w in operands], between[: rows[1]], y[: rows[2]])
+
+    def row(self, case, m, sets, between, y):
+        torch, dist = self.torch, self.dist
+        ops = torch.ops.symm_mem
+        gathers = case["op"] == "ag_gemm"
+
+        def gemm(x, w):
+            torch.mm(between if gathers else x, w, out=y if gathers else between)
+
+        def serial(x, w):
+            if gathers:
+                dist.all_gather_into_tensor(between, x)
+                torch.mm(between, w, out=y)
+            else:
+                torch.mm(x, w, out=between)
+                dist.reduce_scatter_tensor(y, between)
+
+        def fused(x, w):
+            if gathers:
+                return ops.fused_all_gather_matmul(x, [w], gather_dim=0, group_name=self.group, return_A=False)[1][0]
+            return ops.fused_matmul_reduce_scatter(x, w, "sum", scatter_dim=0, group_name=self.group)
+
+        y.fill_(float("nan"))
+        serial(*sets[0])
+        verified, why = bool(torch.isfinite(y).all().item()), self.no_fused
+        if why is None:
+            try:
+                verified = self.same(fused, sets[0], y, gathers) and verified
+            except Failed as error:
+                why = str(error)
+        verified = self.agree(verified)
+
+        contenders = [("gemm_ms", gemm), ("serial_ms", serial)] + ([] if why else [("async_tp_ms", fused)])
+        spins = [self.spin_for(call, sets) for _, call in contenders]
+        rounds = [[] for _ in contenders]
+        for index in range(WARM_UP + self.job["samples"]):
+            for (_, call), spin, times in zip(contenders, spins, rounds):
+                elapsed = self.sample(call, sets[index % SETS], spin)
+                if index >= WARM_UP:
+                    times.append(elapsed)
+        row = {"op": case["op"], "model": case["model"], "m": m, "n": case["n"], "k": case["k"], "tp": self.world, "dtype": "bf16"}
+        row["async_tp_ms"] = None
+        for (name, _), times in zip(contenders, rounds):
+            row[name] = percentiles(self.slowest(times))
+        if why:
+            row["why"] = why
+        row["verified"], row["samples"] = verified, self.job["samples"]
+        return row
+
+    def same(self, fused, operands, serial, gathers):
+        """Whether the fused op's result is the serial path's, up to the roundings of either."""
+        torch = self.torch
+        why, result = None, None
+        try:
+            result = fused(*operands)
+            torch.cuda.synchronize()
+        except Exception as error:  # Whatever a library's op raises is the row's reason.
+            why = reason(error)
+        if not self.agree(why is None):
+            raise Failed(why or "it failed on another rank")
+        if tuple(result.shape) != tuple(serial.shape):
+            return False
+        # A product is rounded once; a sum of W partial products in bf16 has W of them rounded, and W - 1 sums. Both paths, so twice.
+        roundings = 2 if gathers else 2 * (2 * self.world - 1)
+        largest = serial.abs().max().float()
+        difference = (result.float() - serial.float()).abs().max()
+        # Not a number compares as false.
+        return bool((difference <= roundings * BF16_ROUNDOFF * largest).item()) and bool((largest > 0).item())
+
+    def spin_for(self, call, sets):
+        """Microseconds for which to spin before `call`: longer than the slowest rank takes to enqueue it."""
+        longest = 0.0
+        for index in range(6):
+            self.dist.all_reduce(self.word)
+            self.torch.cuda.synchronize()
+            start = time.perf_counter()
+            call(*sets[index % SETS])
+            # The first rounds load what is loaded lazily.
+            if index >= 3:
+                longest = max(longest, time.perf_counter() - start)
+            self.torch.cuda.synchronize()
+        return max(SPIN_US, 1.5e6 * self.slowest([longest])[0])
+
+    def sample(self, call, operands, spin_us):
+        self.dist.all_reduce(self.word)
+        self.torch.cuda._sleep(int(spin_us * CYCLES_PER_US))
+        self.start.record()
+        call(*operands)
+        self.end.record()
+        self.end.synchronize()
+        return self.start.elapsed_time(self.end)
+
+
+def percentiles(times):
+    """Tenth, fiftieth and ninetieth percentile; between two samples interpolated linearly."""
+    ordered = sorted(times)
+
+    def at(share):
+        place = share * (len(ordered) - 1)
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+    return {"p10": at(0.1), "median": at(0.5), "p90": at(0.9)}
+
+
+def reason(error):
+    """An exception in one line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:300]
+
+
+def end_with_parent():
+    """Asks the kernel to kill this process when its parent ends: one that waits on a device does not look at other signals."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def work(rank, job):
+    """A rank's process."""
+    end_with_parent()
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    # A file in a folder of the caller's: no port to be found, no name to be resolved.
+    dist.init_process_group("nccl", init_method=f"file://{job['store']}", rank=rank, world_size=job["tp"])
+    bench = Bench(torch, dist, rank, job)
+    with torch.inference_mode(), open(job["out"] if rank == 0 else "/dev/null", "w", encoding="utf-8") as out:
+
+        def write(line):
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+        write({"torch": torch.__version__, "nccl": nccl})
+        for case in job["cases"]:
+            for row in bench.layer(case):
+                write(row)
+            torch.cuda.empty_cache()
+    dist.destroy_process_group()
+
+
+def main():
+    job = json.loads(sys.argv[1])
+    try:
+        import torch
+        import torch.multiprocessing as multiprocessing
+    except ImportError as error:
+        print(f"PyTorch cannot be imported: {error}", file=sys.stderr)
+        return NO_TORCH
+    gpus = torch.cuda.device_count()
+    if gpus < job["tp"]:
+        print(f"PyTorch sees {gpus} GPUs, fewer than the {job['tp']} ranks", file=sys.stderr)
+        return TOO_FEW_GPUS
+    try:
+        multiprocessing.spawn(work, args=(job,), nprocs=job["tp"])
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

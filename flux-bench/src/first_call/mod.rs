@@ -1,0 +1,113 @@
+//! `flux-bench first-call`: what the first call of an op takes in a process that has just built it, beside the calls after it.
+//!
+//! Invariant: every shape is timed in a process of its own, so nothing that an earlier shape has loaded, compiled or registered is there.
+
+mod report;
+#[cfg(test)]
+mod tests;
+mod timing;
+
+pub use report::{FirstCall, FirstCallReport, SCHEMA, table};
+
+use crate::report as bench_report;
+use crate::shapes::{self, Layer, Model, parse_op};
+use crate::{atomic_file, limited, machine};
+use anyhow::{Context, bail, ensure};
+use flux_core::OpKind;
+use flux_transport::Select;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Arguments of `flux-bench first-call`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Write the results to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Global rows
+    #[arg(long, value_delimiter = ',', value_name = "M,...", default_value = "512,2048,8192")]
+    pub ms: Vec<usize>,
+    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16
+    #[arg(long, value_delimiter = ',', value_name = "MODEL,...", default_value = "gpt3,llama70b")]
+    pub shapes: Vec<Model>,
+    /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<u32>,
+    /// auto, host or nvlink
+    #[arg(long, default_value = "auto")]
+    pub transport: Select,
+    /// Ops
+    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
+    pub ops: Vec<OpKind>,
+    /// How many times as long as a warm call a first one may take
+    #[arg(long, value_name = "RATIO", default_value_t = 2.0)]
+    pub at_most: f64,
+    /// Seconds after which the process of a shape is ended, and the run has failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub limit: u64,
+    /// Time the one shape that is given in this very process, and write its row to this file
+    #[arg(long, value_name = "FILE")]
+    pub here: Option<PathBuf>,
+}
+
+/// Times every shape in a process of its own, prints the table, writes the file, and says whether no first call was too slow.
+///
+/// # Errors
+/// A shape that the ranks cannot split, or a process that failed or ran past its limit.
+pub fn run(args: &Args) -> anyhow::Result<bool> {
+    let on_gpus = machine::uses_gpus(args.transport)?;
+    let tp = args.tp.unwrap_or_else(|| if on_gpus { machine::gpu_count() } else { 8 });
+    let cases = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(tp)?)?;
+    ensure!(!cases.is_empty(), "there is nothing to time");
+    if let Some(path) = &args.here {
+        let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
+        write_row(&timing::first_call(case.model.name(), &case.problem, args.transport)?, path)?;
+        return Ok(true);
+    }
+    if let Some(path) = &args.json {
+        atomic_file::check(path)?;
+    }
+    let folder = tempfile::tempdir().context("a folder for the rows cannot be made")?;
+    let rows = cases.iter().map(|case| in_a_process(args, case, tp, folder.path())).collect::<anyhow::Result<Vec<_>>>()?;
+    let machine = machine::describe(on_gpus, tp);
+    let report = FirstCallReport {
+        schema: SCHEMA,
+        device: machine.device,
+        gpus: machine.gpus,
+        driver: machine.driver,
+        cuda: machine.cuda,
+        commit: bench_report::commit(),
+        date: bench_report::now(),
+        command: bench_report::command_line(),
+        at_most: args.at_most,
+        rows,
+    };
+    print!("{}", table(&report));
+    if let Some(path) = &args.json {
+        report.write(path)?;
+        println!("\nwritten to {}", path.display());
+    }
+    Ok(report.kept())
+}
+
+/// The row of a case, from this program started anew.
+fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Result<FirstCall> {
+    let (row, log) = (folder.join("row"), folder.join("log"));
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["first-call", "--ops", case.problem.op().name(), "--shapes", case.model.name()]);
+    command
+        .args(["--ms", &case.problem.m().to_string(), "--tp", &tp.to_string(), "--transport", &args.transport.to_string(), "--here"])
+        .arg(&row);
+    let said = || limited::tail(&log, 20).join("\n");
+    match limited::run(&mut command, Duration::from_secs(args.limit), &log)? {
+        Some(status) if status.success() => {}
+        Some(status) => bail!("{} failed, {status}:\n{}", case.problem, said()),
+        None => bail!("{} took more than {} s: see --limit\n{}", case.problem, args.limit, said()),
+    }
+    Ok(serde_json::from_slice(&std::fs::read(&row)?)?)
+}
+
+fn write_row(row: &FirstCall, path: &Path) -> anyhow::Result<()> {
+    Ok(atomic_file::write(path, |w| Ok(serde_json::to_writer(w, row)?))?)
+}

@@ -1,0 +1,106 @@
+//! What first calls took.
+
+use crate::atomic_file::{self, WriteError};
+use crate::report::ms;
+use crate::stats::Times;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Version of the file's form.
+pub const SCHEMA: u32 = 1;
+
+/// First calls, with what is needed to judge and repeat them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FirstCallReport {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Name of the GPUs, or `host` with the number of processors.
+    pub device: String,
+    /// Number of GPUs; 0 on the host.
+    pub gpus: u32,
+    /// Version of the GPU driver.
+    pub driver: Option<String>,
+    /// Version of CUDA that the driver supports.
+    pub cuda: Option<String>,
+    /// Commit of the code.
+    pub commit: String,
+    /// When the run ended, UTC, RFC 3339.
+    pub date: String,
+    /// Command line that repeats the run.
+    pub command: String,
+    /// How many times as long as a warm call a first one may take.
+    pub at_most: f64,
+    /// One per op and shape, each from a process of its own.
+    pub rows: Vec<FirstCall>,
+}
+
+/// One op at one shape. Times are in milliseconds, of the slowest rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FirstCall {
+    /// `ag_gemm` or `gemm_rs`.
+    pub op: String,
+    /// Whose layer the shape is.
+    pub model: String,
+    /// Global rows.
+    pub m: u32,
+    /// Global output columns.
+    pub n: u32,
+    /// Global length of the inner product.
+    pub k: u32,
+    /// Ranks.
+    pub tp: u32,
+    /// The first call after the op was built.
+    pub first_call_ms: f64,
+    /// Later calls, timed alike.
+    pub warm_ms: Times,
+    /// On the host, until the first call was enqueued.
+    pub first_enqueue_ms: f64,
+    /// The same of later calls.
+    pub warm_enqueue_ms: Times,
+}
+
+impl FirstCall {
+    /// How many times as long as a warm call the first one took.
+    pub fn ratio(&self) -> f64 {
+        self.first_call_ms / self.warm_ms.median
+    }
+}
+
+impl FirstCallReport {
+    /// Writes the report as JSON, whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
+        atomic_file::write(path, |w| {
+            serde_json::to_writer_pretty(&mut *w, self)?;
+            w.write_all(b"\n")
+        })
+    }
+
+    /// Whether no first call took longer than it may.
+    pub fn kept(&self) -> bool {
+        self.rows.iter().all(|r| self.keeps(r))
+    }
+
+    /// Not a number is no success.
+    fn keeps(&self, row: &FirstCall) -> bool {
+        row.ratio() <= self.at_most
+    }
+}
+
+/// The report as text: what was measured where, then a line a row.
+pub fn table(report: &FirstCallReport) -> String {
+    let tp = report.rows.first().map_or(0, |r| r.tp);
+    let mut text = format!(
+        "{}, TP {tp}\nfirst call after build, a process each; ms, slowest rank; at most {} times a warm call\n\n\
+         op       model            m    first     warm  ratio   enqueue first     warm\n",
+        report.device, report.at_most
+    );
+    for r in &report.rows {
+        let (op, model, m, ratio) = (&r.op, &r.model, r.m, r.ratio());
+        let [first, warm, enqueue, warm_enqueue] =
+            [r.first_call_ms, r.warm_ms.median, r.first_enqueue_ms, r.warm_enqueue_ms.median].map(ms);
+        let word = if report.keeps(r) { "" } else { "  TOO SLOW" };
+        let _ = writeln!(text, "{op:<8} {model:<12} {m:>5} {first:>8} {warm:>8} {ratio:>6.2} {enqueue:>15} {warm_enqueue:>8}{word}");
+    }
+    text
+}

@@ -1,0 +1,101 @@
+//! The first call and those after it, in this process.
+//!
+//! Invariant: both are timed alike: the ranks agree on an instant, hold their streams until then, and time the call between two events. The
+//! hold is too short to hide a module's loading or a compilation.
+
+use super::FirstCall;
+use crate::data::Fill;
+use crate::machine;
+use crate::op::FusedOp;
+use crate::operands::Operands;
+use crate::plan::Plan;
+use crate::ranks;
+use crate::site::{OperandSet, Site};
+use crate::stats::{Span, Times};
+use anyhow::Context;
+use flux_core::Problem;
+use flux_transport::{Communicator, Select, World};
+use half::bf16;
+use std::time::{Duration, Instant};
+
+/// From the ranks' agreement to the call: enough to enqueue a call that has nothing to load, as the spinning kernel of the benchmark.
+const LEAD: Duration = Duration::from_micros(300);
+/// For which the streams are held before the first call, so that the clocks are those of a machine at work.
+const WAKE: Duration = Duration::from_millis(100);
+/// Calls after the first that are thrown away, and those that are kept.
+const SETTLING: usize = 4;
+const WARM: usize = 21;
+
+/// What a call took: on the rank's stream, and on the host until it was enqueued. Milliseconds.
+#[derive(Clone, Copy)]
+struct Call {
+    time: f64,
+    enqueue: f64,
+}
+
+/// Builds the op and times it.
+pub(super) fn first_call(model: &str, problem: &Problem, transport: Select) -> anyhow::Result<FirstCall> {
+    let origin = Instant::now();
+    let body = |world: &World| {
+        let comm = Communicator::connect_blocking(world, machine::options(transport, world.rank(), 1))?;
+        let site = Site::new(comm)?;
+        let mut set = site.operand_set::<bf16>(problem)?;
+        site.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
+        let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan::default())?;
+        if site.gpu().is_some() {
+            site.delay(WAKE)?;
+        }
+        (0..=SETTLING + WARM).map(|_| call(&site, &op, &mut set, origin)).collect::<anyhow::Result<Vec<_>>>()
+    };
+    let ranks = ranks::on_threads(World::local(problem.world().get())?, body)?;
+
+    let longest = |of: fn(&Call) -> f64| ranks.iter().map(|calls| of(&calls[0])).fold(0.0, f64::max);
+    let warm = |of: fn(&Call) -> f64| {
+        let spans = |calls: &Vec<Call>| calls[1 + SETTLING..].iter().map(|c| Span { start: 0.0, end: of(c) }).collect();
+        Times::of_slowest(&ranks.iter().map(spans).collect::<Vec<_>>()).context("no calls")
+    };
+    Ok(FirstCall {
+        op: problem.op().name().to_owned(),
+        model: model.to_owned(),
+        m: problem.m(),
+        n: problem.n(),
+        k: problem.k(),
+        tp: problem.world().get(),
+        first_call_ms: longest(|c| c.time),
+        warm_ms: warm(|c| c.time)?,
+        first_enqueue_ms: longest(|c| c.enqueue),
+        warm_enqueue_ms: warm(|c| c.enqueue)?,
+    })
+}
+
+/// One call, ranks lined up.
+fn call(site: &Site, op: &FusedOp<bf16>, set: &mut OperandSet<bf16>, origin: Instant) -> anyhow::Result<Call> {
+    site.sync(op)?;
+    site.comm().barrier()?;
+    // Ranks are threads: they read one clock. Everybody waits for the last one's word.
+    let mine = (origin.elapsed().as_nanos() as u64).to_le_bytes();
+    let all = site.comm().exchange(&mine)?;
+    let agreed = all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().context("no ranks")?;
+    let start = Duration::from_nanos(agreed) + LEAD;
+    site.delay(start.saturating_sub(origin.elapsed()))?;
+
+    let mut enqueue = 0.0;
+    let mut forward = || {
+        let begun = Instant::now();
+        site.forward(op, set)?;
+        enqueue = milliseconds(begun.elapsed());
+        Ok(())
+    };
+    let time = if let Some(gpu) = site.gpu() {
+        gpu.time(forward)?
+    } else {
+        forward()?;
+        enqueue
+    };
+    site.sync(op)?;
+    Ok(Call { time, enqueue })
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

@@ -1,0 +1,89 @@
+//! Programs run with a time limit.
+//!
+//! Invariant: when [`run`] returns, nothing that the program started in its process group runs any more. When this process is killed, the
+//! kernel kills the program.
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process_group, set_parent_process_death_signal, waitid};
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Runs `command` for at most `limit`, with everything that it writes in the file `log`. `None` where it had to be killed.
+///
+/// # Errors
+/// A log that cannot be created, a program that cannot be started.
+pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
+    let log = File::create(log)?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+    let parent = getpid();
+    let die_with_parent = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before the line above.
+        if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+    };
+    // SAFETY: between fork and exec the closure makes two system calls that are async-signal-safe; it allocates nothing, takes no lock and
+    // touches no memory but a copied process id and the error that it returns by value.
+    unsafe { command.pre_exec(die_with_parent) };
+    wait(command.spawn()?, limit)
+}
+
+/// Its group is killed before the child is reaped, so the group's number is still its own.
+fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let leader = Pid::from_child(&child);
+    let end = Instant::now() + limit;
+    let over = loop {
+        if waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some() {
+            break true;
+        }
+        if Instant::now() >= end {
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    kill_process_group(leader, Signal::KILL)?;
+    let status = child.wait()?;
+    Ok(over.then_some(status))
+}
+
+/// The last `lines` lines of a log; none where it cannot be read.
+pub fn tail(log: &Path, lines: usize) -> Vec<String> {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].iter().map(|&l| l.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_at_its_limit_is_killed_with_its_children() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 1000 & echo $!; sleep 1000"]);
+        let start = Instant::now();
+        assert_eq!(run(&mut command, Duration::from_millis(300), &log).unwrap(), None);
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        let child = Pid::from_raw(tail(&log, 1)[0].parse().unwrap()).unwrap();
+        // The grandchild is reaped by whoever adopts it, soon after it is killed.
+        let gone = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.as_raw_nonzero())).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z ")
+        });
+        assert!(gone, "{child:?} still runs");
+    }
+
+    #[test]
+    fn a_tail_is_the_last_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        std::fs::write(&log, "a\nb\nc\n").unwrap();
+        assert_eq!((tail(&log, 2), tail(&log, 9).len()), (vec!["b".to_owned(), "c".to_owned()], 3));
+    }
+}

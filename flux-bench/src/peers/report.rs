@@ -1,0 +1,121 @@
+//! What the peers took: one form for the table, the file and the pictures.
+//!
+//! Invariant: a time that is missing has its reason beside it.
+
+use crate::atomic_file::{self, WriteError};
+use crate::report::{Row, ms};
+use crate::stats::Times;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Version of the file's form.
+pub const SCHEMA: u32 = 1;
+
+/// The peers' times, with what is needed to judge and repeat them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeersReport {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Name of the GPUs.
+    pub device: String,
+    /// Number of GPUs.
+    pub gpus: u32,
+    /// Version of the GPU driver.
+    pub driver: Option<String>,
+    /// Version of CUDA that the driver supports.
+    pub cuda: Option<String>,
+    /// Version of the NCCL that PyTorch uses.
+    pub nccl: String,
+    /// Version of PyTorch.
+    pub torch: String,
+    /// Commit of the code.
+    pub commit: String,
+    /// When the run ended, UTC, RFC 3339.
+    pub date: String,
+    /// Command line that repeats the run.
+    pub command: String,
+    /// One per op and shape.
+    pub rows: Vec<PeerRow>,
+}
+
+/// One op at one shape. Times are in milliseconds, of the slowest rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerRow {
+    /// `ag_gemm` or `gemm_rs`.
+    pub op: String,
+    /// Whose layer the shape is.
+    pub model: String,
+    /// Global rows.
+    pub m: u32,
+    /// Global output columns.
+    pub n: u32,
+    /// Global length of the inner product.
+    pub k: u32,
+    /// Ranks.
+    pub tp: u32,
+    /// `bf16`.
+    pub dtype: String,
+    /// `torch.mm` of one rank's part, unsplit.
+    pub gemm_ms: Option<Times>,
+    /// NCCL and `torch.mm`, one after the other.
+    pub serial_ms: Option<Times>,
+    /// PyTorch's fused op on symmetric memory.
+    pub async_tp_ms: Option<Times>,
+    /// Why a time is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Whether every result was finite and the fused op's that of the serial path, up to their roundings, on every rank.
+    pub verified: bool,
+    /// Rounds measured.
+    pub samples: u32,
+}
+
+impl PeerRow {
+    /// The median of the faster of the ways to run the whole op, and which it is; `None` where none ran.
+    pub fn best(&self) -> Option<(f64, &'static str)> {
+        let ways = [(self.serial_ms, "serial"), (self.async_tp_ms, "async-TP")];
+        ways.into_iter().filter_map(|(times, name)| Some((times?.median, name))).min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+}
+
+impl PeersReport {
+    /// Writes the report as JSON, whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
+        atomic_file::write(path, |w| {
+            serde_json::to_writer_pretty(&mut *w, self)?;
+            w.write_all(b"\n")
+        })
+    }
+
+    /// Whether every row's numbers were verified.
+    pub fn verified(&self) -> bool {
+        self.rows.iter().all(|r| r.verified)
+    }
+
+    /// What the peers took at the shape of one of the benchmark's rows.
+    pub fn of(&self, row: &Row) -> Option<&PeerRow> {
+        let key = (&row.op, row.m, row.n, row.k, row.tp, &row.dtype);
+        self.rows.iter().find(|r| (&r.op, r.m, r.n, r.k, r.tp, &r.dtype) == key)
+    }
+}
+
+/// The report as text: what was measured where, then a line a row.
+pub fn table(report: &PeersReport) -> String {
+    let tp = report.rows.first().map_or(0, |r| r.tp);
+    let samples = report.rows.first().map_or(0, |r| r.samples);
+    let mut text = format!(
+        "{}, TP {tp}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest rank\n\n\
+         op       model            m       n       k     gemm   serial  async-TP  verified\n",
+        report.device, report.torch, report.nccl
+    );
+    for r in &report.rows {
+        let time = |times: Option<Times>| times.map_or_else(|| "-".to_owned(), |t| ms(t.median));
+        let (gemm, serial, fused) = (time(r.gemm_ms), time(r.serial_ms), time(r.async_tp_ms));
+        let verified = if r.verified { "yes" } else { "NO" };
+        let why = r.why.as_ref().map_or_else(String::new, |why| format!("  {why}"));
+        let (op, model, m, n, k) = (&r.op, &r.model, r.m, r.n, r.k);
+        let _ = writeln!(text, "{op:<8} {model:<12} {m:>5} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9}  {verified:>8}{why}");
+    }
+    text
+}

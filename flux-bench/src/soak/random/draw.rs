@@ -1,0 +1,147 @@
+//! Random cases: problems from tiny to a few thousand, with tails, and plans for them.
+//!
+//! Invariant: a case is a function of seed, number, world and place, so all ranks agree on it without a word, and it can be had again. What
+//! ranks must agree on is drawn from the case alone; what each may choose for itself, from case and rank.
+
+use crate::data;
+use crate::finish::Finish;
+use crate::plan::Plan;
+use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
+use flux_ops::Push;
+use std::fmt;
+
+/// Where ranks work, which decides the sizes: all ranks of a host share its few cores, and their code may be built for debugging.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Threads of this machine.
+    Host,
+    /// A GPU that runs so many CTAs of a rank at once.
+    Gpu {
+        /// CTAs.
+        ctas: u32,
+    },
+}
+
+/// One problem with the plan that all ranks share.
+#[derive(Clone, Debug)]
+pub(super) struct RandomCase {
+    /// What it is called by: with the seed it says everything.
+    pub(super) number: u64,
+    /// The problem.
+    pub(super) problem: Problem,
+    /// What the op does to its sums.
+    pub(super) finish: Finish,
+    /// The schedule; what a rank chooses for itself is left out.
+    pub(super) shared: Plan,
+    /// Calls in a row.
+    pub(super) calls: u64,
+    /// Of its data, its delays and the ranks' own choices.
+    pub(super) seed: u64,
+}
+
+/// Tiles that there are kernels for.
+const TILES: [(u32, u32); 4] = [(128, 256), (256, 128), (128, 192), (128, 128)];
+
+impl RandomCase {
+    /// Case `number` of `seed`.
+    ///
+    /// # Errors
+    /// None for the worlds that there are; they would be a fault of this function.
+    pub(super) fn new(seed: u64, number: u64, world: WorldSize, place: Place) -> Result<Self, ProblemError> {
+        let mut draw = Draw::new(data::seed(seed, 1, number));
+        let (most_rows, most) = match place {
+            Place::Host => (24, 12),
+            Place::Gpu { .. } => (2048, 512),
+        };
+        let op = draw.of(&[OpKind::AllGatherGemm, OpKind::GemmReduceScatter]);
+        let dtype = draw.of(&[DType::Bf16, DType::F16]);
+        let ranks = world.index();
+        let m = draw.extent(most_rows, 128) as usize * ranks;
+        let (split, whole) = (8 * draw.extent(most, 16) as usize * ranks, 8 * draw.extent(most, 16) as usize);
+        let (n, k) = match op {
+            OpKind::AllGatherGemm => (split, whole),
+            OpKind::GemmReduceScatter => (whole, split),
+        };
+        let problem = Problem::new(op, m, n, k, dtype, world)?;
+        let mut shared = Plan::default();
+        // In one of four cases the op chooses.
+        if draw.below(4) > 0 {
+            let (rows, cols) = match place {
+                Place::Host => (1 + draw.below(48), 8 * (1 + draw.below(12))),
+                Place::Gpu { .. } => draw.of(&TILES),
+            };
+            shared.tile = Some(TileShape::new(rows, cols, 64));
+            // 0 is the whole shard.
+            shared.chunk = Some(draw.below(6));
+            shared.group = Some(draw.of(&[1, 2, 3, 8, 1 << 20]));
+            shared.band = Some(1 + draw.below(world.get() + 1));
+        }
+        let calls = 4 + u64::from(draw.below(13));
+        let finishes: Vec<Finish> = std::iter::once(Finish::default()).chain(Finish::with_bias(op)).collect();
+        let finish = Finish { bias: draw.below(2) > 0, ..draw.of(&finishes) };
+        Ok(Self { number, problem, finish, shared, calls, seed: data::seed(seed, 2, number) })
+    }
+
+    /// The whole plan of `rank`: with its own choice of workers, mover and pace.
+    pub(super) fn plan(&self, rank: Rank, place: Place) -> Plan {
+        let mut draw = Draw::new(data::seed(self.seed, 3, u64::from(rank.get())));
+        let workers = match place {
+            Place::Host => 1 + draw.below(3),
+            Place::Gpu { ctas } => {
+                let any = 1 + draw.below(ctas);
+                draw.of(&[ctas, ctas, ctas - ctas / 8, any])
+            }
+        };
+        let push = Some(draw.of(&[Push::Auto, Push::Kernel, Push::CopyEngine]));
+        Plan { workers: Some(workers), push, spread: Some(draw.of(&[0, 10, 40, 100])), ..self.shared }
+    }
+}
+
+impl fmt::Display for RandomCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { number, problem, finish, shared, calls, .. } = self;
+        write!(f, "case {number}, {problem}{finish}, {calls} calls in a row, ")?;
+        let Plan { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
+            return f.write_str("default schedule");
+        };
+        write!(f, "tile {}x{}, chunk {chunk}, group {group}, band {band}", tile.m, tile.n)
+    }
+}
+
+/// A sequence of random numbers.
+#[derive(Clone)]
+struct Draw {
+    seed: u64,
+    drawn: u64,
+}
+
+impl Draw {
+    const fn new(seed: u64) -> Self {
+        Self { seed, drawn: 0 }
+    }
+
+    /// Below `end`.
+    fn below(&mut self, end: u32) -> u32 {
+        self.drawn += 1;
+        // The top bits are the best mixed.
+        let random = u64::from(data::raw(self.seed, 0, self.drawn as u32));
+        (random * u64::from(end) / u64::from(data::RAW_END)) as u32
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u32) as usize]
+    }
+
+    /// From 1 to `most`: tiny, next to a multiple of `tile`, or of any order of magnitude.
+    fn extent(&mut self, most: u32, tile: u32) -> u32 {
+        let drawn = match self.below(4) {
+            0 => 1 + self.below(4),
+            1 => (1 + self.below((most / tile).clamp(1, 8))) * tile + self.below(3) - 1,
+            _ => {
+                let limit = most >> self.below(most.ilog2());
+                1 + self.below(limit)
+            }
+        };
+        drawn.min(most)
+    }
+}

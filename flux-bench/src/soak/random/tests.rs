@@ -1,0 +1,63 @@
+use super::*;
+use crate::finish::Finish;
+use flux_core::{OpKind, Rank, WorldSize};
+use flux_ops::Activation;
+
+const PLACES: [Place; 2] = [Place::Host, Place::Gpu { ctas: 132 }];
+
+fn cases(world: u32, place: Place) -> impl Iterator<Item = RandomCase> {
+    (0..400).map(move |number| RandomCase::new(7, number, WorldSize::new(world).unwrap(), place).unwrap())
+}
+
+#[test]
+fn every_world_and_place_has_valid_cases() {
+    for world in 1..=16 {
+        for place in PLACES {
+            for case in cases(world, place) {
+                for rank in case.problem.world().ranks() {
+                    let workers = case.plan(rank, place).workers.unwrap();
+                    assert!((1..=132).contains(&workers), "{case}: {workers}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
+    let place = PLACES[1];
+    let has = |what: fn(&RandomCase) -> bool| cases(4, place).any(|case| what(&case));
+    assert!(has(|c| c.problem.m_shard() == 1) && has(|c| c.problem.m_shard() > 1024));
+    assert!(
+        has(|c| c.problem.m_shard() % 128 == 1) && has(|c| c.problem.m_shard() % 128 == 127) && has(|c| c.problem.m_shard() % 128 == 0)
+    );
+    assert!(has(|c| c.problem.k_local() == 8) && has(|c| c.problem.k_local() > 2048) && has(|c| c.problem.k_local() % 64 != 0));
+    assert!(has(|c| c.problem.n_local() == 8) && has(|c| c.problem.n_local() > 2048));
+    assert!(has(|c| c.shared.tile.is_none()) && has(|c| c.shared.band.is_some_and(|b| b > 4)) && has(|c| c.shared.chunk == Some(0)));
+    assert!(has(|c| c.finish.bias && c.problem.op() == OpKind::GemmReduceScatter) && has(|c| c.finish == Finish::default()));
+    for activation in Activation::ALL {
+        for bias in [false, true] {
+            assert!(cases(4, place).any(|c| c.finish == Finish { bias, activation }), "{activation} {bias}");
+        }
+    }
+    for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+        for dtype in [DType::Bf16, DType::F16] {
+            assert!(cases(4, place).any(|c| c.problem.op() == op && c.problem.dtype() == dtype));
+        }
+    }
+}
+
+#[test]
+fn a_case_is_a_function_of_seed_and_number_and_ranks_differ_only_in_their_own_choices() {
+    let world = WorldSize::new(4).unwrap();
+    let case = |seed, number| RandomCase::new(seed, number, world, Place::Host).unwrap();
+    assert_eq!(case(1, 5).to_string(), case(1, 5).to_string());
+    assert_ne!(case(1, 5).to_string(), case(2, 5).to_string());
+    let differ = (0..20).any(|number| {
+        let case = case(1, number);
+        let plans = [0, 1].map(|rank| case.plan(Rank::new(rank), Place::Host));
+        assert_eq!((plans[0].tile, plans[0].chunk, plans[0].band), (plans[1].tile, plans[1].chunk, plans[1].band));
+        plans[0].workers != plans[1].workers
+    });
+    assert!(differ);
+}

@@ -1,0 +1,112 @@
+//! The time line as trace events, which Perfetto and Chrome's viewer open.
+//!
+//! Invariant: a rank is a process. A CTA is three threads, one for each role, because roles work on different items at a time and spans of one thread
+//! must nest. Times are microseconds since the rank's first CTA began, so ranks are lined up by their own beginnings.
+
+use super::Traced;
+use super::summary::kind;
+use flux_core::Problem;
+use flux_ops::{ItemStamps, TimedItem, Timeline};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// A file's content.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Trace {
+    #[serde(rename = "traceEvents")]
+    events: Vec<Value>,
+    display_time_unit: &'static str,
+    other_data: Value,
+}
+
+/// Roles of a CTA, in the order of their threads.
+const ROLES: [&str; 3] = ["producer", "consumers", "storer"];
+const PRODUCER: usize = 0;
+const CONSUMERS: usize = 1;
+const STORER: usize = 2;
+
+/// The events of all ranks.
+pub fn events(problem: &Problem, ranks: &[Traced]) -> Trace {
+    let mut all = Vec::new();
+    for traced in ranks {
+        Writer { timeline: &traced.timeline, start: traced.timeline.start_ns(), events: &mut all }.rank();
+    }
+    let plans: Vec<&str> = ranks.iter().map(|traced| traced.plan.as_str()).collect();
+    let call_us: Vec<f64> = ranks.iter().map(|traced| traced.event_ms * 1e3).collect();
+    let other_data = json!({ "problem": problem.to_string(), "plans": plans, "call_us": call_us, "commit": crate::report::commit() });
+    Trace { events: all, display_time_unit: "ns", other_data }
+}
+
+struct Writer<'a> {
+    timeline: &'a Timeline,
+    start: u64,
+    events: &'a mut Vec<Value>,
+}
+
+impl Writer<'_> {
+    fn rank(&mut self) {
+        let rank = self.timeline.rank.get();
+        self.metadata("process_name", 0, &json!({ "name": format!("rank {rank}") }));
+        self.metadata("process_sort_index", 0, &json!({ "sort_index": rank }));
+        for (cta, worker) in self.timeline.workers.iter().enumerate() {
+            for (role, name) in ROLES.into_iter().enumerate() {
+                let name = format!("CTA {cta:03} {name} (SM {})", worker.multiprocessor);
+                self.metadata("thread_name", thread(cta, role), &json!({ "name": name }));
+                self.metadata("thread_sort_index", thread(cta, role), &json!({ "sort_index": thread(cta, role) }));
+            }
+            self.span(thread(cta, PRODUCER), "CTA", worker.entered, worker.left, &json!({}));
+            self.span(thread(cta, PRODUCER), "close", worker.drained, worker.left, &json!({}));
+            self.items(cta);
+        }
+    }
+
+    /// The items of one CTA, in turn.
+    fn items(&mut self, cta: usize) {
+        let timeline = self.timeline;
+        let (mut consumers_free, mut storer_free) = (0, 0);
+        for (i, timed) in timeline.items.iter().enumerate().skip(cta).step_by(timeline.workers.len()) {
+            let TimedItem { item, times: t } = timed;
+            let args = json!({
+                "item": i, "kind": kind(item), "row": item.row, "col": item.col, "a shard": item.a_outer, "y shard": item.out_outer,
+                "owner": item.dest, "partials": item.partials,
+            });
+            self.producer(cta, t, &args);
+            // There is no stamp of the first stage: the consumers begin when they are free and rows are there. The storer has its next item in
+            // hand while the last one's write completes.
+            self.span(thread(cta, CONSUMERS), "multiply", consumers_free.max(t.rows_there), t.multiplied, &args);
+            self.span(thread(cta, CONSUMERS), "add partials", t.multiplied, t.summed, &args);
+            self.span(thread(cta, CONSUMERS), "write", t.summed, t.written, &args);
+            self.span(thread(cta, STORER), kind(item), storer_free.max(t.written), t.sent, &args);
+            (consumers_free, storer_free) = (t.written, t.sent);
+        }
+    }
+
+    fn producer(&mut self, cta: usize, t: &ItemStamps, args: &Value) {
+        let thread = thread(cta, PRODUCER);
+        self.span(thread, "await rows", t.opened, t.rows_there, args);
+        self.span(thread, "load", t.rows_there, t.loaded, args);
+        if t.partials_there != 0 {
+            self.span(thread, "await partials", t.loaded, t.partials_there, args);
+        }
+    }
+
+    /// A span, unless it took no time.
+    fn span(&mut self, thread: usize, name: &str, from: u64, to: u64, args: &Value) {
+        if to <= from {
+            return;
+        }
+        let us = |ns: u64| ns as f64 / 1e3;
+        let (ts, dur) = (us(from.saturating_sub(self.start)), us(to - from));
+        let pid = self.timeline.rank.get();
+        self.events.push(json!({ "name": name, "ph": "X", "pid": pid, "tid": thread, "ts": ts, "dur": dur, "args": args }));
+    }
+
+    fn metadata(&mut self, name: &str, thread: usize, args: &Value) {
+        self.events.push(json!({ "name": name, "ph": "M", "pid": self.timeline.rank.get(), "tid": thread, "args": args }));
+    }
+}
+
+fn thread(cta: usize, role: usize) -> usize {
+    cta * ROLES.len() + role
+}

@@ -1,0 +1,123 @@
+//! The time line of one fused call: for people, and as a file for a trace viewer.
+//!
+//! Invariant: the call that is shown is one of many alike: warm, on operand sets in rotation as in the benchmark, with the ranks lined up on their
+//! devices before it; and its result was verified.
+
+mod chrome;
+mod summary;
+#[cfg(test)]
+mod tests;
+
+pub use chrome::events;
+pub use summary::summary;
+
+use crate::atomic_file;
+use crate::bench::{self, gpu::SETS};
+use crate::data::Fill;
+use crate::machine;
+use crate::op::FusedOp;
+use crate::operands::Operands;
+use crate::plan::Plan;
+use crate::ranks;
+use crate::shapes::Model;
+use crate::site::Site;
+use anyhow::{Context, ensure};
+use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_ops::Timeline;
+use flux_transport::nccl::{Comm, UniqueId};
+use flux_transport::{Communicator, Select, World};
+use half::bf16;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Arguments of `flux-bench trace`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The op: ag_gemm or gemm_rs
+    #[arg(long, alias = "op", value_name = "OP", value_parser = crate::shapes::parse_op)]
+    pub ops: OpKind,
+    /// The layer: gpt3, llama70b, or a fraction of one as in gpt3/16
+    #[arg(long, alias = "shape", value_name = "MODEL", default_value = "gpt3")]
+    pub shapes: Model,
+    /// Global rows
+    #[arg(long, alias = "m", value_name = "M")]
+    pub ms: usize,
+    /// Ranks; as many as there are GPUs where it is left out
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<u32>,
+    /// Calls; the last one is shown
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub calls: u32,
+    /// Write the time line to this file, as trace events in JSON
+    #[arg(long, value_name = "FILE", required_unless_present = "summary")]
+    pub output: Option<PathBuf>,
+    /// Print when the waves of tiles came past each phase
+    #[arg(long)]
+    pub summary: bool,
+    /// Changes to the plan
+    #[command(flatten)]
+    pub plan: Plan,
+}
+
+/// One rank's part of the call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traced {
+    /// What it recorded.
+    pub timeline: Timeline,
+    /// How long the call took between two events on the stream, in milliseconds.
+    pub event_ms: f64,
+    /// The schedule and the executor, in words.
+    pub plan: String,
+}
+
+/// Holds the stream while the host enqueues the call, so that no rank's kernel waits for its launch.
+const SPIN: Duration = Duration::from_micros(500);
+
+/// Records the call, prints the summary, writes the file.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(path) = &args.output {
+        atomic_file::check(path)?;
+    }
+    ensure!(machine::uses_gpus(Select::Auto)?, "there is no GPU here: time lines are recorded by the CUDA kernel");
+    let tp = args.tp.unwrap_or_else(machine::gpu_count);
+    let world = WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))?;
+    let (n, k) = args.shapes.extents(args.ops);
+    let problem = Problem::new(args.ops, args.ms, n, k, DType::Bf16, world)?;
+    let id = UniqueId::new().context("lining the ranks up needs NCCL")?;
+    let body = |local: &World| record(local, &problem, args, id).map_err(|e| bench::give_up(local.rank(), &e));
+    let ranks = ranks::on_threads(World::local(tp)?, body)?;
+    if args.summary {
+        print!("{}", summary(&problem, &ranks));
+    }
+    if let Some(path) = &args.output {
+        let trace = events(&problem, &ranks);
+        atomic_file::write(path, |w| Ok(serde_json::to_writer(w, &trace)?))?;
+        println!("written to {}", path.display());
+    }
+    Ok(())
+}
+
+fn record(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {
+    let comm = Communicator::connect_blocking(local, machine::options(Select::Auto, local.rank(), 1))?;
+    let site = Site::new(comm)?;
+    let gpu = site.gpu().context("the communicator is not on a device")?;
+    let nccl = Comm::join(gpu.device(), id, local.rank().get(), problem.world().get(), Duration::from_mins(1))?;
+    let op = FusedOp::<bf16>::build_traced(problem, site.comm(), &args.plan)?;
+    let mut sets = (0..SETS).map(|_| site.operand_set(problem)).collect::<anyhow::Result<Vec<_>>>()?;
+    for (call, set) in sets.iter_mut().enumerate() {
+        site.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
+        site.poison(&mut set.y)?;
+    }
+    let word = gpu.alloc(4)?;
+    gpu.upload(&word, &[0; 4])?;
+    let mut event_ms = 0.0;
+    for call in 0..args.calls as usize {
+        gpu.line_up(&nccl, &word, SPIN)?;
+        event_ms = gpu.time(|| site.forward(&op, &mut sets[call % SETS]))?;
+    }
+    site.sync(&op)?;
+    let timeline = op.timeline(site.stream())?;
+    let verdict = site.verify(&sets[(args.calls as usize - 1) % SETS], op.schedule().stack)?;
+    ensure!(verdict.ok(), "the call's result is wrong: {verdict}");
+    Ok(Traced { timeline, event_ms, plan: format!("{}, {}", op.schedule(), op.executor()) })
+}

@@ -1,0 +1,107 @@
+//! The time line as a table: what the waves of tiles did when.
+//!
+//! Invariant: every item is in one row, that of its wave and its sink; times are microseconds since the rank's first CTA began.
+
+use super::Traced;
+use flux_core::program::{WorkItem, sink, source};
+use flux_core::{OpKind, Problem};
+use flux_ops::{ItemStamps, TimedItem, Timeline};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+type Phase = (&'static str, fn(&ItemStamps) -> u64);
+
+/// What an item of AllGather-GEMM comes past.
+const AG_PHASES: [Phase; 6] = [
+    ("opened", |t| t.opened),
+    ("rows there", |t| t.rows_there),
+    ("loaded", |t| t.loaded),
+    ("multiplied", |t| t.multiplied),
+    ("written", |t| t.written),
+    ("stored", |t| t.sent),
+];
+/// What an item of GEMM-ReduceScatter comes past.
+const RS_PHASES: [Phase; 6] = [
+    ("opened", |t| t.opened),
+    ("loaded", |t| t.loaded),
+    ("multiplied", |t| t.multiplied),
+    ("partials there", |t| t.partials_there),
+    ("summed", |t| t.summed),
+    ("stored", |t| t.sent),
+];
+
+/// A table for each rank.
+pub fn summary(problem: &Problem, ranks: &[Traced]) -> String {
+    let phases = match problem.op() {
+        OpKind::AllGatherGemm => &AG_PHASES,
+        OpKind::GemmReduceScatter => &RS_PHASES,
+    };
+    let mut text = format!("{problem}\nus since the rank's first CTA began: first / median / last of the wave's tiles\n");
+    if let Some(first) = ranks.first() {
+        let _infallible = writeln!(text, "{}", first.plan);
+    }
+    for traced in ranks {
+        rank(&mut text, traced, phases);
+    }
+    text
+}
+
+fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
+    let Timeline { rank, workers, .. } = &traced.timeline;
+    let start = traced.timeline.start_ns();
+    let us = |ns: u64| ns.saturating_sub(start) as f64 / 1e3;
+    let entered = workers.iter().map(|w| w.entered).max().unwrap_or(start);
+    let drained = spread(&mut workers.iter().map(|w| w.drained).collect::<Vec<_>>(), us);
+    let _infallible = writeln!(
+        text,
+        "\nrank {rank}: {} CTAs, last began {:.1}, drained {drained}, last closed {:.1}; call {:.1} by events",
+        workers.len(),
+        us(entered),
+        us(traced.timeline.end_ns()),
+        traced.event_ms * 1e3,
+    );
+    let _infallible = write!(text, "{:<17} {:>5}", "wave", "tiles");
+    for (name, _) in phases {
+        let _infallible = write!(text, " {name:>20}");
+    }
+    text.push('\n');
+    for ((wave, kind), items) in rows(&traced.timeline) {
+        let _infallible = write!(text, "{:<17} {:>5}", format!("{wave} {kind}"), items.len());
+        for (_, at) in phases {
+            let mut times: Vec<u64> = items.iter().map(at).collect();
+            // What no item of the row comes past.
+            let cell = if times.iter().all(|&t| t == 0) { "-".to_owned() } else { spread(&mut times, us) };
+            let _infallible = write!(text, " {cell:>20}");
+        }
+        text.push('\n');
+    }
+}
+
+/// Items by wave, the turns in which the workers take them, and by what becomes of them.
+fn rows(timeline: &Timeline) -> BTreeMap<(usize, &'static str), Vec<ItemStamps>> {
+    let mut rows = BTreeMap::<_, Vec<_>>::new();
+    let workers = timeline.workers.len().max(1);
+    for (i, TimedItem { item, times }) in timeline.items.iter().enumerate() {
+        rows.entry((i / workers, kind(item))).or_default().push(*times);
+    }
+    rows
+}
+
+/// What becomes of an item, and for what is stored whose rows it read.
+pub(super) fn kind(item: &WorkItem) -> &'static str {
+    match (item.sink, item.a_source) {
+        (sink::SEND, _) => "send",
+        (sink::REDUCE, _) => "reduce",
+        (sink::STORE, source::GATHER) => "store gathered",
+        (sink::STORE, _) => "store own",
+        _ => "other",
+    }
+}
+
+fn spread(times: &mut [u64], us: impl Fn(u64) -> f64) -> String {
+    times.sort_unstable();
+    match times {
+        [] => "-".to_owned(),
+        [first, ..] => format!("{:.1}/{:.1}/{:.1}", us(*first), us(times[times.len() / 2]), us(times[times.len() - 1])),
+    }
+}

@@ -1,0 +1,125 @@
+//! Memory that processes share: a file without a name, mapped by every rank.
+//!
+//! Invariant: a file's length is sealed before anybody else has its descriptor and is checked before it is mapped, and all its pages are taken when
+//! it is made. So no access to a mapping can fail, whatever the other ranks do or whether they live. There is nothing to leave behind: the memory
+//! goes with the last mapping.
+
+use crate::TransportError;
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// What keeps a file as long as it is: no rank can cut it under another's feet, or make it grow.
+const LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// A whole file, mapped for reading and writing.
+#[derive(Debug)]
+pub(super) struct MappedFile {
+    memory: NonNull<c_void>,
+    bytes: usize,
+    address: u64,
+}
+
+// SAFETY: a mapping is only memory; access to its bytes is by address and under the signal protocol.
+unsafe impl Send for MappedFile {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for MappedFile {}
+
+/// A file of `bytes` zeros, all of them taken.
+pub(super) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, TransportError> {
+    let refused = |errno: Errno| match errno {
+        Errno::NOSPC | Errno::NOMEM | Errno::FBIG => TransportError::OutOfMemory { what, bytes },
+        errno => TransportError::Io { what: "making memory that processes can share", source: errno.into() },
+    };
+    let file = rustix::fs::memfd_create("flux", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(refused)?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(refused)?;
+    rustix::fs::fcntl_add_seals(&file, LENGTH | SealFlags::SEAL).map_err(refused)?;
+    Ok(file)
+}
+
+impl MappedFile {
+    /// Maps the file of `bytes` that [`create`] made, here or in another process.
+    ///
+    /// # Errors
+    /// In words, what is wrong with the descriptor.
+    pub(super) fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self, String> {
+        let stat = rustix::fs::fstat(file).map_err(|errno| format!("its descriptor cannot be looked at: {errno}"))?;
+        if u64::try_from(stat.st_size) != Ok(bytes) {
+            return Err(format!("its memory has {} bytes, not {bytes}", stat.st_size));
+        }
+        // Only files in memory can be sealed: asking refuses all others.
+        if !rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(LENGTH)) {
+            return Err("its descriptor is not of memory with a sealed length".to_owned());
+        }
+        let length = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than this process can map"))?;
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this process.
+        let memory = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, flags, file.as_fd(), 0) };
+        let memory = memory.map_err(|errno| format!("{bytes} bytes of its memory cannot be mapped: {errno}"))?;
+        let address = memory.expose_provenance() as u64;
+        let memory = NonNull::new(memory).ok_or_else(|| "its memory was mapped at address 0".to_owned())?;
+        Ok(Self { memory, bytes: length, address })
+    }
+
+    /// Address of the first byte, on the border of a page.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this length; whoever uses its address holds it.
+        if let Err(error) = unsafe { rustix::mm::munmap(self.memory.as_ptr(), self.bytes) } {
+            tracing::error!(%error, "shared memory cannot be unmapped");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn refusal(file: &impl AsFd, bytes: u64) -> String {
+        MappedFile::map(file.as_fd(), bytes).unwrap_err()
+    }
+
+    #[test]
+    fn two_mappings_of_a_file_are_the_same_memory() {
+        let file = create("test", 1 << 16).unwrap();
+        let maps = [(); 2].map(|()| MappedFile::map(file.as_fd(), 1 << 16).unwrap());
+        drop(file);
+        let [a, b] = maps.each_ref().map(|map| super::super::block::pointer(map.address()));
+        // SAFETY: both are mapped for 64 KiB.
+        unsafe {
+            assert_eq!(b.add(65535).read_volatile(), 0);
+            a.add(65535).write_volatile(7);
+            assert_eq!(b.add(65535).read_volatile(), 7);
+        }
+    }
+
+    #[test]
+    fn a_descriptor_that_another_could_cut_is_refused() {
+        let open = rustix::fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&open, 4096).unwrap();
+        assert!(refusal(&open, 4096).contains("sealed"));
+        let mut on_disk = tempfile::tempfile().unwrap();
+        on_disk.write_all(&[0; 4096]).unwrap();
+        assert!(refusal(&on_disk, 4096).contains("sealed"));
+        let (pipe, _) = rustix::pipe::pipe().unwrap();
+        assert!(refusal(&pipe, 4096).contains("0 bytes, not 4096"));
+    }
+
+    #[test]
+    fn a_file_keeps_its_length() {
+        let file = create("test", 8192).unwrap();
+        assert!(refusal(&file, 4096).contains("8192 bytes, not 4096"));
+        for length in [4096, 16384] {
+            assert_eq!(rustix::fs::ftruncate(&file, length), Err(Errno::PERM));
+        }
+    }
+}
