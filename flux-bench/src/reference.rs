@@ -3,7 +3,7 @@
 //! Invariant: nothing that is checked here comes from what is checked. Operands are generated anew from their seeds, and the tolerance of an
 //! element is derived from its own terms.
 //!
-//! An op rounds to the element type once, and a GEMM-ReduceScatter also each partial sum that it sends. With `u` the type's unit roundoff,
+//! An op rounds to the element type once, and a GEMM-ReduceScatter also each partial sum that it sends, or scatters where its tiles are stacked. With `u` the type's unit roundoff,
 //! `p_s` the partial sum of source `s` and `A` the sum of the terms' absolute values:
 //!
 //! ```text
@@ -86,11 +86,11 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Checks `rank`'s output `y`, dense, against the reference.
+/// Checks `rank`'s output `y`, dense, against the reference. Where tiles are `stacked`, a rank rounds its own partial sums too.
 ///
 /// # Panics
 /// When `y` does not hold exactly the rank's elements.
-pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T]) -> Verdict {
+pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], stacked: bool) -> Verdict {
     let problem = &operands.problem;
     let window = y_window(problem, rank);
     assert_eq!(y.len(), elements(window), "{window:?}");
@@ -102,10 +102,11 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T]) -> Verdict {
     } else {
         vec![0.0; window.cols as usize]
     };
+    let keeps = (!stacked).then_some(rank);
     let mut verdict = Verdict::default();
     for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
         for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
-            let expected = expect::<T>(operands, rank, x, w, bias[col]);
+            let expected = expect::<T>(operands, keeps, x, w, bias[col]);
             let got = f64::from(y.to_f32());
             let error = (got - expected.value).abs();
             if error.is_nan() || error > expected.bound {
@@ -134,8 +135,9 @@ struct Expected {
     bound: f64,
 }
 
-/// One element of `owner`'s output, from a row of `x`, a row of `w` and its column's bias.
-fn expect<T: Element>(operands: &Operands, owner: Rank, x: &[f32], w: &[f32], bias: f32) -> Expected {
+/// One element of the output, from a row of `x`, a row of `w` and its column's bias, of a rank that `keeps` its own partial sums unrounded, or of one that
+/// does not.
+fn expect<T: Element>(operands: &Operands, keeps: Option<Rank>, x: &[f32], w: &[f32], bias: f32) -> Expected {
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
     let sources = match problem.op() {
@@ -147,7 +149,7 @@ fn expect<T: Element>(operands: &Operands, owner: Rank, x: &[f32], w: &[f32], bi
     let (mut exact, mut rounded, mut absolute, mut sent) = (0.0, 0.0, 0.0, 0.0);
     for (source, (x, w)) in x.chunks_exact(part).zip(w.chunks_exact(part)).enumerate() {
         let (sum, abs) = dot(x, w);
-        let own = sources == 1 || source == owner.index();
+        let own = sources == 1 || keeps.is_some_and(|rank| source == rank.index());
         exact += sum;
         absolute += abs;
         rounded += if own { sum } else { round(sum) };
@@ -199,7 +201,7 @@ mod tests {
     use half::bf16;
 
     /// What an op must write, by the definition: an order of summation and a way to index that the reference does not use.
-    fn outputs(operands: &Operands, rank: Rank) -> Vec<bf16> {
+    fn outputs(operands: &Operands, rank: Rank, stacked: bool) -> Vec<bf16> {
         let p = &operands.problem;
         let at = |seed, row, col| f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
         let window = y_window(p, rank);
@@ -211,7 +213,7 @@ mod tests {
                 for source in (0..sources).rev() {
                     let ks = (source * p.k() / sources..(source + 1) * p.k() / sources).rev();
                     let part: f64 = ks.map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
-                    let own = sources == 1 || source == rank.get();
+                    let own = sources == 1 || (source == rank.get() && !stacked);
                     sum += if own { part } else { f64::from(bf16::from_f64(part).to_f32()) };
                 }
                 let Finish { bias, activation } = operands.finish;
@@ -237,9 +239,11 @@ mod tests {
     #[test]
     fn the_right_output_passes() {
         for (operands, rank) in cases() {
-            let verdict = verify(&operands, rank, &outputs(&operands, rank));
-            assert!(verdict.ok(), "{operands:?}: {verdict}");
-            assert!(verdict.max_rel_err() < 0.01, "{operands:?}: {verdict}");
+            for stacked in [false, true] {
+                let verdict = verify(&operands, rank, &outputs(&operands, rank, stacked), stacked);
+                assert!(verdict.ok(), "{operands:?}: {verdict}");
+                assert!(verdict.max_rel_err() < 0.01, "{operands:?}: {verdict}");
+            }
         }
     }
 
@@ -250,10 +254,10 @@ mod tests {
             let (row, col) = (2, 5);
             let wrong_values: [fn(bf16) -> bf16; 3] = [|_| bf16::NAN, |v| v + bf16::from_f32(4.0), |_| bf16::INFINITY];
             for wrong in wrong_values {
-                let mut y = outputs(&operands, rank);
+                let mut y = outputs(&operands, rank, false);
                 let at = row * window.cols as usize + col;
                 y[at] = wrong(y[at]);
-                let verdict = verify(&operands, rank, &y);
+                let verdict = verify(&operands, rank, &y, false);
                 assert_eq!(verdict.violations, 1, "{operands:?}");
                 assert_eq!(verdict.first, Some(Violation { rank: 2, row: 2, col: 5 }));
             }
@@ -263,10 +267,10 @@ mod tests {
     #[test]
     fn integer_data_admit_no_rounding_error() {
         let (operands, rank) = cases().find(|(o, _)| o.fill == Fill::SmallInts).unwrap();
-        let mut y = outputs(&operands, rank);
+        let mut y = outputs(&operands, rank, false);
         let at = y.iter().position(|v| v.to_f32().abs() > 1.0).unwrap();
         y[at] = bf16::from_bits(y[at].to_bits() + 1);
-        assert_eq!(verify(&operands, rank, &y).violations, 1);
+        assert_eq!(verify(&operands, rank, &y, false).violations, 1);
     }
 
     /// A bias that is missing or in twice, and the result of any other activation.
@@ -275,7 +279,7 @@ mod tests {
         for (operands, rank) in cases() {
             let finishes = [false, true].into_iter().flat_map(|bias| Activation::ALL.map(|activation| Finish { bias, activation }));
             for other in finishes.filter(|&finish| finish != operands.finish) {
-                let verdict = verify(&operands, rank, &outputs(&operands.finished(other), rank));
+                let verdict = verify(&operands, rank, &outputs(&operands.finished(other), rank, false), false);
                 assert!(!verdict.ok(), "{operands:?} passes as {other:?}");
             }
         }
@@ -285,7 +289,7 @@ mod tests {
     fn the_output_of_another_call_fails() {
         for (operands, rank) in cases() {
             let other = Operands::new(operands.problem, 3, 2, operands.fill).finished(operands.finish);
-            let verdict = verify(&operands, rank, &outputs(&other, rank));
+            let verdict = verify(&operands, rank, &outputs(&other, rank, false), false);
             assert!(verdict.violations > elements(y_window(&operands.problem, rank)) as u64 / 2, "{verdict}");
         }
     }

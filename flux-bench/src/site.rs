@@ -185,14 +185,14 @@ impl Site {
         Ok(())
     }
 
-    /// Waits for the stream and checks the whole of a set's `y` against the reference of what the set holds.
-    pub fn verify<T: Element>(&self, set: &OperandSet<T>) -> anyhow::Result<Verdict> {
+    /// Waits for the stream and checks the whole of a set's `y` against the reference of what the set holds, made by tiles that are `stacked` or not.
+    pub fn verify<T: Element>(&self, set: &OperandSet<T>, stacked: bool) -> anyhow::Result<Verdict> {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
         };
         match &set.y {
-            Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements())),
-            Buffer::Cuda { block, .. } => self.expect_gpu()?.verify(operands, self.rank(), block.address()),
+            Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), stacked)),
+            Buffer::Cuda { block, .. } => self.expect_gpu()?.verify(operands, self.rank(), block.address(), stacked),
         }
     }
 

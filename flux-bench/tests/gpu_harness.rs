@@ -84,7 +84,7 @@ fn verifies_alike<T: Element>(site: &Site, op: OpKind, finish: Finish) {
         let mut set = set::<T>(site, operands);
         let y = right::<T>(&operands);
         site.upload(&mut set.y, &y).unwrap();
-        let (device, host) = (site.verify(&set).unwrap(), reference::verify(&operands, Rank::new(0), &y));
+        let (device, host) = (site.verify(&set, false).unwrap(), reference::verify(&operands, Rank::new(0), &y, false));
         assert!(device.ok() && host.ok(), "{device} / {host}");
         // The device's is a float.
         assert!((device.max_error - host.max_error).abs() <= 1e-6 * host.max_reference, "{device:?} / {host:?}");
@@ -95,12 +95,12 @@ fn verifies_alike<T: Element>(site: &Site, op: OpKind, finish: Finish) {
             let mut spoilt = y.clone();
             spoilt[at] = T::from_f32(spoilt[at].to_f32() + wrong);
             site.upload(&mut set.y, &spoilt).unwrap();
-            let verdict = site.verify(&set).unwrap();
+            let verdict = site.verify(&set, false).unwrap();
             assert_eq!(verdict.violations, 1, "{fill:?} + {wrong}: {verdict}");
             assert_eq!(verdict.first, Some(Violation { rank: 0, row: 71, col: 135 }));
         }
         site.poison(&mut set.y).unwrap();
-        assert_eq!(site.verify(&set).unwrap().violations, y.len() as u64, "poison is wrong everywhere");
+        assert_eq!(site.verify(&set, false).unwrap().violations, y.len() as u64, "poison is wrong everywhere");
     }
 }
 
@@ -137,7 +137,7 @@ fn every_candidate_of_the_baseline_gemm_is_right() {
             });
             // SAFETY: operands of the GEMM's shape, on the site's one stream.
             unsafe { gemm.launch(x, w, y, gpu.raw_stream()).unwrap() };
-            let verdict = site.verify(&set).unwrap();
+            let verdict = site.verify(&set, false).unwrap();
             assert!(verdict.ok(), "candidate {candidate}, {fill:?}: {verdict}");
         }
     }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control, fault, pad_bytes};
-use flux_core::program::{Chunk, Schedule, TileProgram, sink, source};
+use flux_core::program::{Await, Chunk, Schedule, TileProgram, WorkItem, sink, source};
 use flux_core::signal::{Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault};
 use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
@@ -13,15 +13,39 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Memory of all ranks: pads, control and fault blocks as words, and the data region as one stamp for each row of a gather place, or each
-/// slot.
+/// Memory of all ranks: pads, control and fault blocks as words, and the data region as one stamp for each step of a row of a gather place, each slot, each
+/// part slot, or each row of each column block that is scattered.
 struct Machine {
     world: WorldSize,
     size: WorkspaceSize,
     pads: Vec<Vec<u32>>,
     control: Vec<Vec<u32>>,
     faults: Vec<Vec<u32>>,
-    data: Vec<[Vec<AtomicU64>; 2]>,
+    data: Vec<[Half; 2]>,
+}
+
+/// What one rank holds for the calls of one half.
+struct Half {
+    shared: Vec<AtomicU64>,
+    parts: Vec<AtomicU64>,
+}
+
+impl Half {
+    fn new(p: &TileProgram) -> Self {
+        let (world, m_shard) = (p.problem.world().get(), p.problem.m_shard());
+        let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
+        let shared = world * p.slots_per_source.max(m_shard * p.k_steps().max(col_blocks));
+        let cells = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
+        Self { shared: cells(shared), parts: cells(p.part_slots) }
+    }
+
+    fn write(&self, cell: u32, value: u64) {
+        self.shared[cell as usize].store(value, Relaxed);
+    }
+
+    fn read(&self, cell: u32) -> u64 {
+        self.shared[cell as usize].load(Relaxed)
+    }
 }
 
 /// What a source leaves for a call: nobody else writes this number.
@@ -42,8 +66,7 @@ impl Machine {
         let world = programs[0].problem.world();
         let size = programs[0].workspace();
         let words = |bytes: u64| vec![vec![0_u32; usize::try_from(bytes / 4).unwrap()]; world.index()];
-        let cells = (programs[0].slots_per_source.max(programs[0].problem.m_shard()) * world.get()) as usize;
-        let half = || (0..cells).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        let half = || Half::new(&programs[0]);
         let mut machine = Self {
             world,
             size,
@@ -68,48 +91,80 @@ impl Machine {
 }
 
 /// One worker's walk: items `worker`, `worker + workers`, ...
-fn walk(
-    p: &TileProgram,
-    call: Protocol<'_, SharedMemory>,
-    data: &[[Vec<AtomicU64>; 2]],
-    worker: usize,
-    workers: usize,
-) -> Result<Left, Poisoned> {
-    let half = call.half();
-    let own = &data[p.rank.index()][half];
+fn walk(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], worker: usize, workers: usize) -> Result<Left, Poisoned> {
     for item in p.items.iter().skip(worker).step_by(workers) {
-        for entry in p.awaits_of(item).iter().chain(p.late_awaits_of(item)) {
-            call.wait(entry.signal, Rank::new(entry.peer), patient(Duration::from_secs(20)))?;
-        }
-        if item.a_source == source::GATHER {
-            for row in item.row..item.row + item.rows {
-                let cell = item.a_outer * p.problem.m_shard() + row;
-                assert_eq!(own[cell as usize].load(Relaxed), stamp(call.epoch(), item.out_outer, row), "row {row} in {item:?}");
-            }
-        }
-        match item.sink {
-            sink::SEND => data[item.dest as usize][half][item.slot as usize]
-                .store(stamp(call.epoch(), p.rank.get(), item.slot % p.slots_per_source), Relaxed),
-            sink::REDUCE => {
-                let peers = p.problem.world().ranks().filter(|&peer| peer != p.rank);
-                for (place, peer) in (0..item.partials).zip(peers) {
-                    let slot = place * p.slots_per_source + item.slot;
-                    assert_eq!(own[slot as usize].load(Relaxed), stamp(call.epoch(), peer.get(), item.slot), "{item:?}");
-                }
-            }
-            _ => {}
-        }
+        let wait = |entry: &Await| call.wait(entry.signal, Rank::new(entry.peer), patient(Duration::from_secs(20)));
+        p.awaits_of(item).iter().try_for_each(wait)?;
+        check_rows(p, call, data, item);
+        p.late_awaits_of(item).iter().try_for_each(wait)?;
+        finish(p, call, data, item);
         call.complete(item, p.heard_by(item))?;
     }
     call.leave(u32::try_from(workers).unwrap(), !p.transfers.is_empty(), patient(Duration::from_secs(20)))
 }
 
+/// Every step of every gathered row that `item` multiplies is its source's.
+fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
+    if item.a_source != source::GATHER {
+        return;
+    }
+    let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
+    for row in item.row..item.row + item.rows {
+        let (place, source) = if p.stacked { (row / m_shard, row / m_shard) } else { (item.a_outer, item.out_outer) };
+        for step in item.k_first..item.k_first + item.k_steps {
+            let index = row % m_shard * k_steps + step;
+            let seen = data[p.rank.index()][call.half()].read(place * m_shard * k_steps + index);
+            assert_eq!(seen, stamp(call.epoch(), source, index), "row {row}, step {step} in {item:?}");
+        }
+    }
+}
+
+/// What `item` adds is what it should be, and its result goes where it should.
+fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
+    let (rank, epoch, m_shard) = (p.rank.get(), call.epoch(), p.problem.m_shard());
+    let at = |rank: u32| &data[rank as usize][call.half()];
+    let own = at(rank);
+    for part in (0..item.parts).map(|i| item.part + i) {
+        assert_eq!(own.parts[part as usize].load(Relaxed), stamp(epoch, rank, part), "{item:?}");
+    }
+    let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
+    // of a row within its shard
+    let scattered = |row: u32| row * col_blocks + item.col / p.tile.n;
+    match item.sink {
+        sink::SEND => at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source)),
+        sink::LEND => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
+        sink::REDUCE => {
+            let peers = p.problem.world().ranks().filter(|&peer| peer != p.rank);
+            for (place, peer) in (0..item.partials).zip(peers) {
+                assert_eq!(own.read(place * p.slots_per_source + item.slot), stamp(epoch, peer.get(), item.slot), "{item:?}");
+            }
+        }
+        sink::SCATTER => {
+            for row in item.row..item.row + item.rows {
+                let index = scattered(row % m_shard);
+                at(row / m_shard).write(rank * m_shard * col_blocks + index, stamp(epoch, rank, index));
+            }
+        }
+        sink::FOLD => {
+            for (source, row) in (0..item.partials).flat_map(|source| (item.row..item.row + item.rows).map(move |row| (source, row))) {
+                let index = scattered(row);
+                assert_eq!(own.read(source * m_shard * col_blocks + index), stamp(epoch, source, index), "row {row} in {item:?}");
+            }
+        }
+        _ => {}
+    }
+}
+
 /// The mover of one rank, for one call.
-fn push(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Vec<AtomicU64>; 2]]) {
+fn push(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]]) {
+    let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
     for t in &p.transfers {
         for row in t.row..t.row + t.rows {
-            let cell = t.place * p.problem.m_shard() + row;
-            data[t.dest as usize][call.half()][cell as usize].store(stamp(call.epoch(), p.rank.get(), row), Relaxed);
+            for step in t.col / p.tile.k..(t.col + t.cols).div_ceil(p.tile.k) {
+                let index = row * k_steps + step;
+                let value = stamp(call.epoch(), p.rank.get(), index);
+                data[t.dest as usize][call.half()].write(t.place * m_shard * k_steps + index, value);
+            }
         }
         call.publish(Rank::new(t.dest), t.raise);
     }
@@ -120,8 +175,11 @@ fn push(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Vec<AtomicU6
 
 fn programs(op: OpKind, world: u32, schedule: Schedule) -> Vec<TileProgram> {
     let world = WorldSize::new(world).unwrap();
-    let split = 8 * world.index();
-    let problem = Problem::new(op, 37 * world.index(), 5 * split, split, DType::Bf16, world).unwrap();
+    let (m, n, k) = match op {
+        OpKind::AllGatherGemm => (37, 40 * world.index(), 40),
+        OpKind::GemmReduceScatter => (37, 40 * world.index(), 40 * world.index()),
+    };
+    let problem = Problem::new(op, m * world.index(), n, k, DType::Bf16, world).unwrap();
     world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap()).collect()
 }
 
@@ -158,7 +216,8 @@ fn run(programs: &[TileProgram], workers: usize, calls: u32) {
     }
 }
 
-const TILE: TileShape = TileShape::new(16, 16, 64);
+/// 3 row blocks of a shard, 3 steps along `k`.
+const TILE: TileShape = TileShape::new(16, 16, 16);
 
 #[test]
 fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
@@ -170,6 +229,18 @@ fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
             (5, Chunk::Shard, Raster::RowsFastest),
         ] {
             run(&programs(op, world, Schedule { chunk, raster, ..Schedule::of(TILE) }), 3, 40);
+        }
+    }
+}
+
+#[test]
+fn calls_that_split_slice_and_stack_read_what_the_same_call_left() {
+    for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+        for (world, k_chunks, splits, stack, band) in
+            [(1, 2, 3, true, 1), (2, 3, 1, true, 1), (3, 2, 2, false, 2), (3, 2, 2, true, 1), (5, 3, 3, true, 1)]
+        {
+            let schedule = Schedule { chunk: Chunk::Tiles(2), k_chunks, splits, stack, band, ..Schedule::of(TILE) };
+            run(&programs(op, world, schedule), 3, 40);
         }
     }
 }

@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
-use flux_ops::{AllGatherGemm, GemmReduceScatter, TensorMut, TensorRef};
+use flux_core::TileShape;
+use flux_core::program::Schedule;
+use flux_ops::{AllGatherGemm, Builder, GemmReduceScatter, TensorMut, TensorRef};
 use flux_transport::{Communicator, Select, Stream, World};
 use half::bf16;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -38,11 +40,13 @@ const N: usize = 48;
 const K: usize = 32;
 
 const CALLS: usize = 20;
-/// Tiles of one rank's call: one for every shard.
+/// Products of one rank's call: one for every shard.
 const TILES: usize = RANKS;
+/// Tiles that span shards, each of two items: 3 row blocks, and column blocks of 24 columns (AG) or 48 (RS).
+const CUT: Schedule = Schedule { k_chunks: 2, splits: 2, stack: true, ..Schedule::of(TileShape::new(16, 16, 8)) };
 
 /// One rank's calls: a few to warm up, then counted ones.
-fn count(aligned: &Barrier, mut forward: impl FnMut()) {
+fn count(aligned: &Barrier, products: usize, mut forward: impl FnMut()) {
     for _ in 0..3 {
         forward();
     }
@@ -55,7 +59,7 @@ fn count(aligned: &Barrier, mut forward: impl FnMut()) {
     aligned.wait();
     let taken = TAKEN.load(Ordering::Relaxed) - before;
     aligned.wait();
-    assert_eq!(taken, RANKS * CALLS * TILES, "one packing buffer a tile");
+    assert_eq!(taken, RANKS * CALLS * products, "one packing buffer a product");
 }
 
 #[test]
@@ -68,21 +72,27 @@ fn forward_allocates_nothing() {
                 let comm = Communicator::connect_blocking(&world, Select::Host.into()).unwrap();
                 let ones = |elements: usize| vec![bf16::ONE; elements];
 
-                let op = AllGatherGemm::<bf16>::builder(M, N, K).workers(1).build(&comm).unwrap();
-                let (x, w, mut y) = (ones(M / RANKS * K), ones(N / RANKS * K), ones(M * N / RANKS));
-                count(aligned, || {
-                    let (x, w) = (TensorRef::host(&x, (M / RANKS, K)).unwrap(), TensorRef::host(&w, (N / RANKS, K)).unwrap());
-                    op.forward(&x, &w, &mut TensorMut::host(&mut y, (M, N / RANKS)).unwrap(), Stream::Host).unwrap();
-                });
-                assert!(y.iter().all(|&y| y == bf16::from_f32(K as f32)));
+                for (schedule, products) in [(None, TILES), (Some(CUT), 3 * 2 * 2)] {
+                    let builder = AllGatherGemm::<bf16>::builder(M, N, K).workers(1);
+                    let op = schedule.into_iter().fold(builder, Builder::schedule).build(&comm).unwrap();
+                    let (x, w, mut y) = (ones(M / RANKS * K), ones(N / RANKS * K), ones(M * N / RANKS));
+                    count(aligned, products, || {
+                        let (x, w) = (TensorRef::host(&x, (M / RANKS, K)).unwrap(), TensorRef::host(&w, (N / RANKS, K)).unwrap());
+                        op.forward(&x, &w, &mut TensorMut::host(&mut y, (M, N / RANKS)).unwrap(), Stream::Host).unwrap();
+                    });
+                    assert!(y.iter().all(|&y| y == bf16::from_f32(K as f32)));
+                }
 
-                let op = GemmReduceScatter::<bf16>::builder(M, N, K).workers(1).build(&comm).unwrap();
-                let (x, w, mut y) = (ones(M * K / RANKS), ones(N * K / RANKS), ones(M / RANKS * N));
-                count(aligned, || {
-                    let (x, w) = (TensorRef::host(&x, (M, K / RANKS)).unwrap(), TensorRef::host(&w, (N, K / RANKS)).unwrap());
-                    op.forward(&x, &w, &mut TensorMut::host(&mut y, (M / RANKS, N)).unwrap(), Stream::Host).unwrap();
-                });
-                assert!(y.iter().all(|&y| y == bf16::from_f32(K as f32)));
+                for (schedule, products) in [(None, TILES), (Some(CUT), 3 * 3 * 2)] {
+                    let builder = GemmReduceScatter::<bf16>::builder(M, N, K).workers(1);
+                    let op = schedule.into_iter().fold(builder, Builder::schedule).build(&comm).unwrap();
+                    let (x, w, mut y) = (ones(M * K / RANKS), ones(N * K / RANKS), ones(M / RANKS * N));
+                    count(aligned, products, || {
+                        let (x, w) = (TensorRef::host(&x, (M, K / RANKS)).unwrap(), TensorRef::host(&w, (N, K / RANKS)).unwrap());
+                        op.forward(&x, &w, &mut TensorMut::host(&mut y, (M / RANKS, N)).unwrap(), Stream::Host).unwrap();
+                    });
+                    assert!(y.iter().all(|&y| y == bf16::from_f32(K as f32)));
+                }
             });
         }
     });

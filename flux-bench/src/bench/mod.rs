@@ -238,7 +238,7 @@ fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut crate::site::OperandSet<bf1
         site.poison(&mut set.y)?;
         site.forward(op, set)?;
         site.sync(op)?;
-        site.verify(set)
+        site.verify(set, op.schedule().stack)
     };
     let exact = call(Fill::SmallInts)?;
     Ok(Verdict { violations: exact.violations, first: exact.first, ..Verdict::default() }.merge(call(Fill::Uniform)?))

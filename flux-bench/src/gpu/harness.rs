@@ -81,13 +81,14 @@ impl Gpu {
         Ok(())
     }
 
-    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64) -> anyhow::Result<Verdict> {
+    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, stacked: bool) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
         let expected = Expected {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
             fill: operands.fill.into(),
             bias: operands.finish.bias.then_some(operands.seed_bias),
             activation: operands.finish.activation,
+            stacked,
         };
         let y = (y, u64::from(problem.y_shape().cols));
         self.device.bind()?;

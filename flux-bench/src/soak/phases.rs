@@ -130,7 +130,7 @@ impl<T: Element> Rank<'_, T> {
             self.site.forward(self.op, set)?;
             self.site.sync(self.op)?;
             soaked.calls += 1;
-            soaked.add(self.site.verify(set)?);
+            soaked.add(self.site.verify(set, self.op.schedule().stack)?);
             self.site.comm().barrier()?;
         }
         Ok(())
@@ -146,7 +146,7 @@ impl<T: Element> Rank<'_, T> {
             soaked.calls += 1;
             // Ranks check different calls, so that checking does not bring them back into step.
             if (call + u64::from(self.site.rank().get())) % 8 == 0 || call + 2 >= calls {
-                soaked.add(self.site.verify(set)?);
+                soaked.add(self.site.verify(set, self.op.schedule().stack)?);
             }
         }
         self.site.sync(self.op)
@@ -164,7 +164,7 @@ impl<T: Element> Rank<'_, T> {
             soaked.calls += 1;
             let now = self.site.download(&set.y)?;
             match &bits {
-                None => soaked.add(self.site.verify(set)?),
+                None => soaked.add(self.site.verify(set, self.op.schedule().stack)?),
                 Some(before) => soaked.differing += u64::from(bytes(before) != bytes(&now)),
             }
             bits = Some(now);

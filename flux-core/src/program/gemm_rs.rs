@@ -68,7 +68,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         tile: schedule.tile,
         signals: list.signals(),
         part_slots: list.part_slots,
-        items: list.items,
+        items: list.all,
         awaits: list.awaits,
         transfers: Vec::new(),
         slots_per_source: tiles,

@@ -65,7 +65,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         };
         listed = Some((fold, late_first));
         let extent = grid.extent(fold.row_blocks.start, fold.col_block);
-        list.items.push(WorkItem {
+        list.all.push(WorkItem {
             a_source: source::CALLER,
             row: fold.row,
             rows: fold.rows,
@@ -86,7 +86,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         tile: schedule.tile,
         signals: list.signals(),
         part_slots: list.part_slots,
-        items: list.items,
+        items: list.all,
         awaits: list.awaits,
         transfers: Vec::new(),
         slots_per_source: 0,

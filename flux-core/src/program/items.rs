@@ -10,7 +10,8 @@ use std::ops::Range;
 /// The lists of items and awaits.
 #[derive(Debug)]
 pub(super) struct Items {
-    pub(super) items: Vec<WorkItem>,
+    /// Every item, in order.
+    pub(super) all: Vec<WorkItem>,
     pub(super) awaits: Vec<Await>,
     /// Signals that are not lenders', and below them.
     other_signals: u32,
@@ -24,7 +25,7 @@ impl Items {
     /// None yet, of a program of `rank` that uses `other_signals` signals besides those of lenders.
     pub(super) fn new(rank: Rank, along_k: AlongK, schedule: &Schedule, other_signals: u32) -> Self {
         let parts = along_k.parts(schedule.splits);
-        Self { items: Vec::new(), awaits: Vec::new(), other_signals, part_slots: 0, parts, rank }
+        Self { all: Vec::new(), awaits: Vec::new(), other_signals, part_slots: 0, parts, rank }
     }
 
     /// Signals used so far.
@@ -49,7 +50,7 @@ impl Items {
             let (raise, part) = (self.other_signals + part + i, part + i);
             let (dest, slot, partials) = (self.rank.get(), super::NONE, 0);
             let of = WorkItem { sink: sink::LEND, dest, slot, partials, raise, counter: super::NONE, raise_after: 1, part, ..item(k) };
-            self.items.push(WorkItem { late_first: 0, late_count: 0, ..of });
+            self.all.push(WorkItem { late_first: 0, late_count: 0, ..of });
         }
         let mut lead = item(&self.parts[0]);
         if lenders > 0 {
@@ -61,6 +62,6 @@ impl Items {
             self.awaits.extend_from_within(late);
             self.part_slots += lenders;
         }
-        self.items.push(lead);
+        self.all.push(lead);
     }
 }

@@ -4,5 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 mod mutations;
+mod mutations_along_k;
+mod mutations_stacked;
 mod properties;
 mod strategies;

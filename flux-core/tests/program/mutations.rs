@@ -17,14 +17,16 @@ macro_rules! assert_violates {
     };
 }
 
+pub(crate) use assert_violates;
+
 /// One of the ranks' programs.
-fn pick(call: &mut Call, which: Index) -> &mut TileProgram {
+pub(crate) fn pick(call: &mut Call, which: Index) -> &mut TileProgram {
     let rank = which.index(call.0.len());
     &mut call.0[rank]
 }
 
 /// One of the items that are `wanted`.
-fn pick_item(items: &[WorkItem], which: Index, wanted: impl Fn(&WorkItem) -> bool) -> usize {
+pub(crate) fn pick_item(items: &[WorkItem], which: Index, wanted: impl Fn(&WorkItem) -> bool) -> usize {
     let candidates: Vec<usize> = (0..items.len()).filter(|&index| wanted(&items[index])).collect();
     *which.get(&candidates)
 }

@@ -33,11 +33,6 @@ impl<T: Element> Epilogue<'_, T> {
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
     }
 
-    /// Whether it leaves sums as they are.
-    pub(super) fn is_none(&self) -> bool {
-        self.bias.is_none() && self.activation == Activation::None
-    }
-
     /// Finishes one row of a tile, whose first column is `col` of `y`.
     pub(super) fn apply(&self, col: usize, row: &mut [f32]) {
         if let Some(bias) = self.bias {

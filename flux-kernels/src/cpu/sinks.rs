@@ -114,9 +114,7 @@ impl<T: Element> Call<'_, T> {
 
     /// Finishes the sums of row `i` of an item and rounds them into `y`.
     fn store_row(&self, item: &WorkItem, i: u32, from: &mut [f32]) {
-        if !self.epilogue.is_none() {
-            self.epilogue.apply(item.col as usize, from);
-        }
+        self.epilogue.apply(item.col as usize, from);
         let row = (item.out_outer * self.program.problem.m_shard() + item.row + i) as usize;
         let offset = row * self.y.stride + item.col as usize;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's rows and columns are

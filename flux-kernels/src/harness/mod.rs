@@ -60,12 +60,14 @@ pub struct Expected {
     pub bias: Option<u64>,
     /// What is applied to the sum with the bias.
     pub activation: Activation,
+    /// Whether tiles span shards: a GEMM-ReduceScatter then rounds the rank's own partial sums too.
+    pub stacked: bool,
 }
 
 impl Expected {
     /// The product and nothing else.
     pub const fn product(seeds: Seeds, fill: Fill) -> Self {
-        Self { seeds, fill, bias: None, activation: Activation::None }
+        Self { seeds, fill, bias: None, activation: Activation::None, stacked: false }
     }
 }
 
@@ -242,7 +244,11 @@ impl Harness {
         let shape = problem.y_shape();
         let (row0, col0, segment, own) = match problem.op() {
             OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0),
-            OpKind::GemmReduceScatter => (rank.get() * problem.m_shard(), 0, problem.k_local(), rank.get()),
+            OpKind::GemmReduceScatter => {
+                // no source's partial sums stay as they are where tiles span shards
+                let own = if expected.stacked { problem.world().get() } else { rank.get() };
+                (rank.get() * problem.m_shard(), 0, problem.k_local(), own)
+            }
         };
         let params = VerifyParams {
             y: y.0,

@@ -241,7 +241,8 @@ impl World {
 
     pub(crate) fn verify(&self, seeds: Seeds, fill: Fill) -> Vec<VerifyReport> {
         let p = &self.problem;
-        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation };
+        let stacked = self.ranks[0].program.program().stacked;
+        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, stacked };
         p.world()
             .ranks()
             .map(|r| {

@@ -23,6 +23,9 @@ pub(super) struct Addresses<'a> {
 
 /// Enqueues a push by copy engines on `lane`, for the call with number `epoch`.
 ///
+/// A transfer to the own rank is a copy within one device, which the driver may make by a kernel: whoever pushes such a program here leaves it an SM, or
+/// has the fused kernel push.
+///
 /// # Safety
 /// The push was checked; `lane` is forked from the caller's stream; the shard's rows are mapped for `device` and stay so until the lane is joined; the addresses are
 /// those of the current workspace; the epoch in the control block is `epoch` when the lane gets there.

@@ -8,9 +8,12 @@ use crate::Rank;
 use crate::program::{TileProgram, sink};
 use std::collections::BTreeMap;
 
+/// Who writes which part of a place.
+type Write = (Rect, (Rank, Record));
+
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let mut slots: BTreeMap<(&'static str, u32, u32), (Rank, Record)> = BTreeMap::new();
-    let mut places: BTreeMap<(u32, u32), Vec<(Rect, (Rank, Record))>> = BTreeMap::new();
+    let mut places: BTreeMap<(u32, u32), Vec<Write>> = BTreeMap::new();
     for p in programs {
         for (index, item) in p.items.iter().enumerate() {
             let (what, owner, slot) = match item.sink {

@@ -1,0 +1,164 @@
+//! Programs of small problems, item by item.
+
+use super::*;
+use crate::tile::Raster;
+use crate::{DType, WorldSize};
+
+const TILE: TileShape = TileShape::new(128, 256, 64);
+
+fn problem(op: OpKind, world: u32, m_shard: usize) -> Problem {
+    let world = WorldSize::new(world).expect("a world size");
+    let k = 64 * world.index();
+    let n = 8 * 40 * world.index();
+    Problem::new(op, m_shard * world.index(), n, k, DType::Bf16, world).expect("a valid problem")
+}
+
+fn build(p: &Problem, rank: u32, chunk: Chunk) -> TileProgram {
+    let schedule = Schedule { chunk, ..Schedule::of(TILE) };
+    TileProgram::build(p, Rank::new(rank), &schedule).expect("a valid schedule")
+}
+
+#[test]
+fn ag_gemm_reads_its_own_shard_first_and_in_place() {
+    let p = problem(OpKind::AllGatherGemm, 3, 129); // 2 row blocks by 2 column blocks of a shard of 129 x 320
+    let program = build(&p, 1, Chunk::Tiles(1));
+    let shards: Vec<u32> = program.items.iter().map(|item| item.out_outer).collect();
+    assert_eq!(shards, [1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0]);
+    assert!(program.items[..4].iter().all(|i| (i.a_source, i.a_outer, i.await_count) == (source::CALLER, 0, 0)));
+    // shard 2 lies in place 1 (ranks 0 and 2 have places 0 and 1) and has signals 2 and 3
+    assert!(program.items[4..8].iter().all(|i| (i.a_source, i.a_outer) == (source::GATHER, 1)));
+    let tail = program.items[5];
+    assert_eq!((tail.row, tail.rows, tail.col, tail.cols), (128, 1, 0, 256));
+    assert_eq!(program.awaits_of(&tail), [Await { signal: 3, peer: 2, k_step: 0 }]);
+    assert_eq!((program.signals, program.counters, program.slots_per_source), (4, 0, 0));
+}
+
+#[test]
+fn ag_gemm_moves_its_shard_to_the_rank_before_it_first() {
+    let p = problem(OpKind::AllGatherGemm, 3, 129);
+    let program = build(&p, 1, Chunk::Tiles(1));
+    let to = |dest, place, row, rows, raise, step| Transfer { dest, place, row, rows, col: 0, cols: p.k(), raise, step };
+    let expected = [to(0, 0, 0, 128, 0, 1), to(0, 0, 128, 1, 1, 1), to(2, 1, 0, 128, 2, 2), to(2, 1, 128, 1, 3, 2)];
+    assert_eq!(program.transfers, expected);
+    assert_eq!(build(&p, 1, Chunk::Tiles(2)), build(&p, 1, Chunk::Shard), "two row blocks are the shard");
+}
+
+#[test]
+fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
+    let p = problem(OpKind::GemmReduceScatter, 3, 100); // 1 row block by 4 column blocks of a shard of 100 x 960
+    let program = build(&p, 1, Chunk::Tiles(3));
+    let owners: Vec<u32> = program.items.iter().map(|item| item.dest).collect();
+    assert_eq!(owners, [2, 2, 2, 2, 0, 0, 0, 0, 1, 1, 1, 1]);
+    // at rank 2, rank 1 has place 1: slots 4..8 and signals 2, 3; the second chunk is one tile and needs no counter
+    let sends: Vec<_> = program.items[..4].iter().map(|i| (i.slot, i.raise, i.counter, i.raise_after)).collect();
+    assert_eq!(sends, [(4, 2, 2, 3), (5, 2, 2, 3), (6, 2, 2, 3), (7, 3, NONE, 1)]);
+    let own = program.items[11];
+    assert_eq!((own.sink, own.slot, own.partials, own.raise), (sink::REDUCE, 3, 2, NONE));
+    assert_eq!(program.late_awaits_of(&own), [Await { signal: 1, peer: 0, k_step: 0 }, Await { signal: 3, peer: 2, k_step: 0 }]);
+    assert_eq!((program.signals, program.counters, program.slots_per_source), (4, 4, 4));
+}
+
+#[test]
+fn the_k_of_a_tile_is_split_in_order_and_its_lead_comes_last() {
+    let p = problem(OpKind::GemmReduceScatter, 2, 100); // 3 column blocks, 2 steps of 32 along k
+    let schedule = Schedule { splits: 9, ..Schedule::of(TileShape::new(128, 256, 32)) };
+    let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
+    let [lender, lead] = [program.items[6], program.items[7]]; // of the first own tile
+    assert_eq!((lender.sink, lender.part, lender.raise, lender.k_first, lender.k_steps), (sink::LEND, 3, 1 + 3, 1, 1));
+    assert_eq!((lead.sink, lead.part, lead.parts, lead.k_first, lead.k_steps), (sink::REDUCE, 3, 1, 0, 1));
+    let late = [Await { signal: 4, peer: 0, k_step: 0 }, Await { signal: 0, peer: 1, k_step: 0 }];
+    assert_eq!(program.late_awaits_of(&lead), late);
+    let (slots, parts) = (3 * 128 * 256 * 2, 6 * 128 * 256 * 4);
+    assert_eq!((program.part_slots, program.parts_offset()), (6, slots));
+    assert_eq!(program.workspace(), WorkspaceSize { half_bytes: slots + parts, signals: 1 + 6, counters: 1 });
+}
+
+#[test]
+fn an_item_awaits_the_slices_that_it_multiplies() {
+    let p = problem(OpKind::AllGatherGemm, 2, 100); // 4 steps of 32 along k
+    let schedule = Schedule { splits: 2, k_chunks: 2, ..Schedule::of(TileShape::new(128, 256, 32)) };
+    let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
+    let [lender, lead] = [program.items[4], program.items[5]]; // of the first tile of shard 1
+    assert_eq!(program.awaits_of(&lender), [Await { signal: 1, peer: 1, k_step: 2 }]);
+    assert_eq!(program.awaits_of(&lead), [Await { signal: 0, peer: 1, k_step: 0 }]);
+    let cut: Vec<_> = program.transfers.iter().map(|t| (t.col, t.cols, t.raise)).collect();
+    assert_eq!(cut, [(0, 64, 0), (64, 64, 1)]);
+    let banded = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { band: 3, ..schedule });
+    let order: Vec<_> = banded.expect("a valid schedule").transfers.iter().map(|t| (t.col > 0, t.step)).collect();
+    assert_eq!(order, [(false, 1), (false, 2), (true, 1), (true, 2)], "the first slices of all shards come first");
+}
+
+#[test]
+fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
+    let p = problem(OpKind::AllGatherGemm, 3, 100); // 3 row blocks of 128 rows over 3 shards
+    let schedule = Schedule { stack: true, ..Schedule::of(TILE) };
+    let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
+    let item = program.items[1];
+    assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (source::GATHER, 0, 128, 128, 0));
+    let entry = |rank| Await { signal: rank, peer: rank, k_step: 0 };
+    assert_eq!(program.awaits_of(&item), [entry(1), entry(2)], "rows 128 to 256 are those of shards 1 and 2, the own one first");
+    let moves: Vec<_> = program.transfers.iter().map(|t| (t.step, t.dest, t.place, t.raise)).collect();
+    assert_eq!(moves, [(0, 1, 1, 1), (1, 0, 1, 1), (2, 2, 1, 1)]);
+    assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 300 * 192 * 2, signals: 3, counters: 3 });
+}
+
+#[test]
+fn stacked_tiles_are_scattered_to_their_owners_and_folded_there() {
+    let p = problem(OpKind::GemmReduceScatter, 3, 20); // 1 row block over 3 shards by 4 column blocks of 960
+    let schedule = Schedule { stack: true, ..Schedule::of(TILE) };
+    let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
+    let tile = program.items[2];
+    assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (sink::SCATTER, 0, 60, 4 + 2, 1));
+    assert_eq!(program.heard_by(&tile).map(Rank::get).collect::<Vec<_>>(), [0, 1, 2]);
+    // 20 rows are folded 16 and 4 at a time
+    let folds: Vec<_> = program.items[4..].iter().map(|i| (i.sink, i.row, i.rows, i.col, i.partials)).collect();
+    assert_eq!(folds[..3], [(sink::FOLD, 0, 16, 0, 3), (sink::FOLD, 16, 4, 0, 3), (sink::FOLD, 0, 16, 256, 3)]);
+    let late = [0, 1, 2].map(|source| Await { signal: source * 4, peer: source, k_step: 0 });
+    assert_eq!((folds.len(), program.late_awaits_of(&program.items[5])), (8, &late[..]));
+    assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 3 * 20 * 960 * 2, signals: 12, counters: 0 });
+}
+
+#[test]
+fn a_world_of_one_awaits_and_sends_nothing() {
+    for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+        let program = build(&problem(op, 1, 300), 0, Chunk::Tiles(1));
+        assert!(program.awaits.is_empty() && program.transfers.is_empty());
+        assert!(program.items.iter().all(|i| i.sink == sink::STORE && i.raise == NONE && i.await_count == 0));
+        assert_eq!(program.workspace(), WorkspaceSize::default());
+        let stacked = Schedule { chunk: Chunk::Tiles(1), stack: true, ..Schedule::of(TILE) };
+        assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &stacked), Ok(program), "there is nothing to span");
+    }
+}
+
+#[test]
+fn the_workspace_holds_what_the_indices_reach() {
+    let p = problem(OpKind::GemmReduceScatter, 3, 100);
+    let size = build(&p, 0, Chunk::Tiles(1)).workspace();
+    let slot_bytes = 128 * 256 * 2;
+    assert_eq!(size, WorkspaceSize { half_bytes: 2 * 4 * slot_bytes, signals: 8, counters: 0 });
+}
+
+#[test]
+fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
+    let p = problem(OpKind::AllGatherGemm, 2, 128);
+    let good = Schedule::of(TILE);
+    let text = |rank, schedule: Schedule| TileProgram::build(&p, Rank::new(rank), &schedule).expect_err("refused").to_string();
+    assert_eq!(text(2, good), "rank 2 is outside the world of 2 ranks");
+    assert_eq!(text(0, Schedule { chunk: Chunk::Tiles(0), ..good }), "chunk = 0: it must be at least 1");
+    assert!(text(0, Schedule { raster: Raster::RowGroups(0), ..good }).starts_with("raster group = 0"));
+    assert!(text(0, Schedule { tile: TileShape::new(0, 1, 1), ..good }).starts_with("tile.m = 0"));
+    assert_eq!(text(0, Schedule { tile: TileShape::new(1 << 25, 1, 1), ..good }), "tile.m = 33554432 is above the limit 16777216");
+
+    assert_eq!(text(0, Schedule { splits: 0, ..good }), "splits = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { k_chunks: 0, ..good }), "k_chunks = 0: it must be at least 1");
+
+    let deep = Problem::new(OpKind::AllGatherGemm, 1 << 18, 16, 1 << 10, DType::Bf16, p.world()).expect("a valid problem");
+    let schedule = Schedule { chunk: Chunk::Tiles(1), k_chunks: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };
+    let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
+    assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
+
+    let large = problem(OpKind::GemmReduceScatter, 2, 1 << 20);
+    let schedule = Schedule { tile: TileShape::new(1, 1, 1), ..good };
+    let error = TileProgram::build(&large, Rank::new(0), &schedule).expect_err("refused");
+    assert_eq!(error, ScheduleError::TooManyItems { tile: schedule.tile, items: (2 * 640) << 20 });
+}

@@ -1,0 +1,286 @@
+//! The rules of slices and splits of `k`, broken on purpose.
+
+use crate::mutations::{assert_violates, pick, pick_item};
+use crate::strategies::{Call, Knobs, knob_calls};
+use flux_core::OpKind::{self, AllGatherGemm, GemmReduceScatter};
+use flux_core::program::check::{Violation, verify};
+use flux_core::program::{NONE, WorkItem, sink, source};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+/// Calls of either operation whose tiles are several items each.
+fn split_calls() -> impl Strategy<Value = Call> {
+    split_calls_in_slices(3)
+}
+
+/// The same, with at most so many slices.
+fn split_calls_in_slices(most: u32) -> impl Strategy<Value = Call> {
+    let knobs = move || (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack });
+    let of = move |op: OpKind| knob_calls(op, 1..=5, 3..=5, knobs());
+    prop_oneof![of(AllGatherGemm), of(GemmReduceScatter)]
+}
+
+/// Calls of AllGather-GEMM that announce slices, with shards in places of their own or stacked.
+fn sliced_calls(stack: bool) -> impl Strategy<Value = Call> {
+    knob_calls(AllGatherGemm, 2..=5, 4..=6, (2..=3_u32, 1..=2_u32).prop_map(move |(k_chunks, splits)| Knobs { k_chunks, splits, stack }))
+}
+
+fn lends(item: &WorkItem) -> bool {
+    item.sink == sink::LEND
+}
+
+fn leads(item: &WorkItem) -> bool {
+    item.parts > 0
+}
+
+fn gathers(item: &WorkItem) -> bool {
+    item.a_source == source::GATHER
+}
+
+proptest! {
+    #[test]
+    fn bounds_along_k(call in split_calls(), rank: Index, item: Index, kind in 0..5) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let (k_steps, part_slots) = (p.k_steps(), p.part_slots);
+        let index = pick_item(&p.items, item, |item| if kind < 3 { item.k_steps > 0 } else { lends(item) == (kind == 3) && item.part != NONE });
+        let item = &mut p.items[index];
+        let expected = match kind {
+            0 => { item.k_steps = 0; "k_steps" }
+            1 => { item.k_first = k_steps; "k_steps" }
+            2 => { item.k_steps = u32::MAX; "k_steps" }
+            3 => { item.part = part_slots; "part" }
+            _ => { item.parts = part_slots + 1; "part" }
+        };
+        assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
+    }
+
+    #[test]
+    fn bounds_of_slices(call in sliced_calls(false), rank: Index, which: Index, kind in 0..3) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let (k_steps, k) = (p.k_steps(), p.problem.k_local());
+        let (transfer, entry) = (which.index(p.transfers.len()), which.index(p.awaits.len()));
+        let expected = match kind {
+            0 => { p.transfers[transfer].cols = k + 1; "cols" }
+            1 => { p.transfers[transfer].col = k; "cols" }
+            _ => { p.awaits[entry].k_step = k_steps; "k_step" }
+        };
+        assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
+    }
+
+    #[test]
+    fn form_of_parts(call in split_calls(), rank: Index, item: Index, kind in 0..6) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let rank = p.rank.get();
+        let world = p.problem.world().get();
+        let lent = pick_item(&p.items, item, lends);
+        let lead = pick_item(&p.items, item, leads);
+        match kind {
+            0 => p.items[lent].raise = NONE,
+            1 => p.items[lent].parts = 1,
+            2 if world > 1 => p.items[lent].dest = (rank + 1) % world,
+            // a tile that is one item names no part slot
+            2 | 3 => p.items[lead].parts = 0,
+            4 => {
+                // what is awaited late has no step
+                let entry = p.items[lead].late_first as usize;
+                p.awaits[entry].k_step = 1;
+            }
+            _ => {
+                // a lender awaits nothing after its multiplication
+                let late = (p.items[lead].late_first, p.items[lead].late_count);
+                (p.items[lent].late_first, p.items[lent].late_count) = late;
+            }
+        }
+        assert_violates!(call, Violation::Form { .. });
+    }
+
+    #[test]
+    fn form_of_slices(call in sliced_calls(false), rank: Index, which: Index, kind in 0..4) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let transfer = pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
+        let index = pick_item(&p.items, which, |item| gathers(item) && item.await_count > 0);
+        let item = p.items[index];
+        let (first, last) = (item.await_first as usize, (item.await_first + item.await_count - 1) as usize);
+        match kind {
+            0 => { p.transfers[transfer].col += 1; p.transfers[transfer].cols -= 1; }
+            1 => {
+                let before = pick_transfer(&p.transfers.iter().map(|t| t.col == 0).collect::<Vec<_>>(), which);
+                p.transfers[before].cols -= 1;
+            }
+            2 => {
+                prop_assume!(p.awaits[first].k_step < p.awaits[last].k_step);
+                p.awaits.swap(first, last);
+            }
+            _ => p.awaits[first].k_step = item.k_first + item.k_steps,
+        }
+        match kind {
+            3 if item.k_first + item.k_steps == call.0[0].k_steps() => assert_violates!(call, Violation::OutOfBounds { field: "k_step", .. }),
+            _ => assert_violates!(call, Violation::Form { .. }),
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_partition_k(call in split_calls_in_slices(1), rank: Index, item: Index, kind in 0..3) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let k_steps = p.k_steps();
+        match kind {
+            // a step too few at the end of k, or one twice
+            0 => {
+                let index = pick_item(&p.items, item, |item| lends(item) && item.k_first + item.k_steps == k_steps);
+                if p.items[index].k_steps > 1 { p.items[index].k_steps -= 1 } else { p.items[index].k_first -= 1 }
+            }
+            1 => {
+                let index = pick_item(&p.items, item, lends);
+                p.items[index].k_first -= 1;
+            }
+            _ => {
+                let index = pick_item(&p.items, item, leads);
+                p.items[index].k_steps += 1;
+            }
+        }
+        assert_violates!(call, Violation::KNotCovered { .. });
+    }
+
+    #[test]
+    fn parts_that_are_taken_twice_or_not_at_all(call in split_calls(), rank: Index, item: Index, kind in 0..4) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let lent = pick_item(&p.items, item, lends);
+        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| leads(&p.items[index])).collect();
+        match kind {
+            0 => {
+                prop_assume!(leading.len() > 1);
+                let one = item.index(leading.len() - 1);
+                p.items[leading[one + 1]].part = p.items[leading[one]].part;
+                assert_violates!(call, Violation::PartReadTwice { first, second, .. } if (first, second) == (leading[one], leading[one + 1]));
+            }
+            1 => {
+                // one slot more on every rank, where nobody looks for it
+                for p in &mut call.0 {
+                    p.part_slots += 1;
+                }
+                let p = pick(&mut call, rank);
+                p.items[lent].part = p.part_slots - 1;
+                assert_violates!(call, Violation::PartNotLent { item, .. } if item > lent);
+            }
+            2 => {
+                // the tile's last steps are multiplied twice, and added once
+                let lead = *item.get(&leading);
+                prop_assume!(p.items[lead].parts > 1);
+                p.items[lead].parts -= 1;
+                p.items[lead - 2].k_steps += p.items[lead - 1].k_steps;
+                assert_violates!(call, Violation::PartNotRead { item, .. } if item == lead - 1);
+            }
+            _ => {
+                let lenders: Vec<usize> = (0..p.items.len()).filter(|&index| lends(&p.items[index])).collect();
+                prop_assume!(lenders.len() > 1);
+                let other = lenders[(lenders.iter().position(|&index| index == lent).unwrap() + 1) % lenders.len()];
+                p.items[lent].part = p.items[other].part;
+                let (rank, slot) = (p.rank, p.items[other].part);
+                assert_violates!(call, Violation::WrittenTwice { owner, what: "part slot", index, .. } if (owner, index) == (rank, slot));
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_other_tiles(call in split_calls(), rank: Index, item: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| leads(&p.items[index])).collect();
+        prop_assume!(leading.len() > 1);
+        let one = item.index(leading.len());
+        let (first, second) = (leading[one], leading[(one + 1) % leading.len()]);
+        prop_assume!(p.items[first].parts == p.items[second].parts);
+        let part = p.items[first].part;
+        p.items[first].part = p.items[second].part;
+        p.items[second].part = part;
+        assert_violates!(call, Violation::WrongPart { .. });
+    }
+
+    #[test]
+    fn parts_that_are_not_awaited(call in split_calls(), rank: Index, item: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| leads(&p.items[index])).collect();
+        prop_assume!(leading.len() > 1);
+        let one = item.index(leading.len());
+        // two tiles await each other's first part
+        let [first, second] = [leading[one], leading[(one + 1) % leading.len()]].map(|index| p.items[index].late_first as usize);
+        p.awaits.swap(first, second);
+        let rank = p.rank;
+        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", peer, .. } if (unguarded, peer) == (rank, rank));
+    }
+
+    #[test]
+    fn a_lead_before_its_lenders(call in split_calls(), rank: Index, item: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let lead = pick_item(&p.items, item, leads);
+        let lenders = p.items[lead].parts as usize;
+        p.items[lead - lenders..=lead].rotate_right(1);
+        let rank = p.rank;
+        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. } if (stuck, item, peer) == (rank, lead - lenders, rank));
+    }
+
+    #[test]
+    fn slices_that_overlap(call in sliced_calls(true), rank: Index, which: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let which = pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
+        let transfer = &mut p.transfers[which];
+        transfer.col -= p.tile.k;
+        transfer.cols += p.tile.k;
+        let dest = transfer.dest;
+        assert_violates!(call, Violation::WrittenTwice { owner, what: "gather row", .. } if owner.get() == dest);
+    }
+
+    #[test]
+    fn slices_that_are_not_brought(call in sliced_calls(true), rank: Index, which: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let which = pick_transfer(&p.transfers.iter().map(|t| t.cols > p.tile.k).collect::<Vec<_>>(), which);
+        let transfer = &mut p.transfers[which];
+        transfer.col += p.tile.k;
+        transfer.cols -= p.tile.k;
+        let (source, dest) = (p.rank, transfer.dest);
+        assert_violates!(call, Violation::Unguarded { rank, what: "gather row", peer, .. } if (rank.get(), peer) == (dest, source));
+    }
+
+    #[test]
+    fn slices_that_are_awaited_late(call in sliced_calls(true), rank: Index, item: Index, kind in 0..2) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        if kind == 0 {
+            // an item of its own range of the await list, without its last entry, which the others still await
+            let index = pick_item(&p.items, item, |_| true);
+            let shared = p.items.iter().filter(|other| {
+                let (a, b) = (other.await_first + other.await_count, p.items[index].await_first + p.items[index].await_count);
+                a == b
+            });
+            prop_assume!(shared.count() > 1);
+            p.items[index].await_count -= 1;
+        } else {
+            let later = p.awaits.iter().map(|entry| entry.k_step > 0 && entry.k_step + 1 < p.k_steps()).collect::<Vec<_>>();
+            prop_assume!(later.contains(&true));
+            let which = pick_transfer(&later, item);
+            // all that are awaited at this step
+            let step = p.awaits[which].k_step;
+            let next = p.awaits.iter().map(|entry| entry.k_step).filter(|&k_step| k_step > step).min();
+            prop_assume!(next.is_none_or(|next| next > step + 1));
+            p.awaits.iter_mut().filter(|entry| entry.k_step == step).for_each(|entry| entry.k_step += 1);
+        }
+        // where nothing else is multiplied from that step on, the step is none of the item's
+        assert_violates!(call, Violation::Unguarded { what: "gather row", .. } | Violation::Form { .. });
+    }
+}
+
+/// One of the records that are `wanted`.
+fn pick_transfer(wanted: &[bool], which: Index) -> usize {
+    let candidates: Vec<usize> = (0..wanted.len()).filter(|&index| wanted[index]).collect();
+    *which.get(&candidates)
+}

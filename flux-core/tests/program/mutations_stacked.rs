@@ -1,0 +1,181 @@
+//! The rules of tiles that span shards, broken on purpose.
+
+use crate::mutations::{assert_violates, pick, pick_item};
+use crate::strategies::{Call, Knobs, knob_calls};
+use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
+use flux_core::program::check::{Output, Violation, verify};
+use flux_core::program::{FOLD_ROWS, NONE, WorkItem, sink, source};
+use flux_core::{Rank, program::TileProgram};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+fn stacked() -> impl Strategy<Value = Knobs> {
+    (1..=2_u32, 1..=2_u32).prop_map(|(k_chunks, splits)| Knobs { k_chunks, splits, stack: true })
+}
+
+fn gathering() -> impl Strategy<Value = Call> {
+    knob_calls(AllGatherGemm, 2..=6, 1..=3, stacked())
+}
+
+fn scattering() -> impl Strategy<Value = Call> {
+    knob_calls(GemmReduceScatter, 2..=6, 1..=3, stacked())
+}
+
+fn folds(item: &WorkItem) -> bool {
+    item.sink == sink::FOLD
+}
+
+fn scatters(item: &WorkItem) -> bool {
+    item.sink == sink::SCATTER
+}
+
+/// Signals of scattered tiles on a pad.
+fn tiles(p: &TileProgram) -> u32 {
+    p.items.iter().filter(|item| scatters(item)).count() as u32
+}
+
+proptest! {
+    #[test]
+    fn agreement(call in prop_oneof![gathering(), scattering()], rank: Index, kind in 0..2) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        if kind == 0 { p.stacked = false } else { p.part_slots += 1 }
+        assert_violates!(call, Violation::Disagreement { .. });
+    }
+
+    #[test]
+    fn bounds(call in scattering(), rank: Index, item: Index, kind in 0..5) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let (m, m_shard) = (p.problem.m(), p.problem.m_shard());
+        let index = pick_item(&p.items, item, |item| if kind < 2 { scatters(item) } else { folds(item) });
+        let item = &mut p.items[index];
+        let expected = match kind {
+            0 => { item.row = m; "rows" }
+            1 => { item.a_outer = 1; "a_outer" }
+            2 => { item.row = m_shard; "rows" }
+            3 => { item.rows = FOLD_ROWS + 1; "rows" }
+            _ => { item.k_steps = 1; "k_steps" }
+        };
+        assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
+    }
+
+    #[test]
+    fn form_of_ag_gemm(call in gathering(), rank: Index, item: Index, kind in 0..4) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let world = p.problem.world().get();
+        let index = pick_item(&p.items, item, |item| item.sink == sink::STORE);
+        match kind {
+            0 => p.items[index].a_source = source::CALLER,
+            1 => p.items[index].sink = sink::SCATTER,
+            2 => p.items[index].dest = (p.rank.get() + 1) % world,
+            _ => p.transfers[0].place = (p.rank.get() + 1) % world,
+        }
+        assert_violates!(call, Violation::Form { .. });
+    }
+
+    #[test]
+    fn form_of_gemm_rs(call in scattering(), rank: Index, item: Index, kind in 0..6) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let world = p.problem.world().get();
+        let index = pick_item(&p.items, item, |item| if kind < 4 { scatters(item) } else { folds(item) });
+        let item = &mut p.items[index];
+        match kind {
+            0 => item.sink = sink::STORE,
+            1 => item.raise = NONE,
+            2 => item.dest = (item.dest + 1) % world,
+            3 => item.a_source = source::GATHER,
+            4 => item.partials -= 1,
+            _ => item.raise = 0,
+        }
+        assert_violates!(call, Violation::Form { .. });
+    }
+
+    #[test]
+    fn cover(call in scattering(), rank: Index, item: Index, kind in 0..4) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let index = pick_item(&p.items, item, |item| if kind < 2 { scatters(item) } else { folds(item) });
+        let copy = p.items[index];
+        if kind % 2 == 0 {
+            p.items.remove(index);
+        } else {
+            p.items.push(copy);
+        }
+        let wanted = if kind < 2 { Output::AllShards } else { Output::Folded };
+        match kind % 2 {
+            0 => assert_violates!(call, Violation::NotCovered { output, .. } if output == wanted),
+            _ => assert_violates!(call, Violation::CoveredTwice { output, .. } if output == wanted),
+        }
+    }
+
+    #[test]
+    fn signals_of_scattered_tiles(call in scattering(), rank: Index, item: Index, kind in 0..2) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let index = pick_item(&p.items, item, scatters);
+        if kind == 0 {
+            // another source's
+            p.items[index].raise = (p.items[index].raise + tiles(p)) % (tiles(p) * p.problem.world().get());
+            assert_violates!(call, Violation::RaisedTwice { .. });
+        } else {
+            let (rank, world) = (p.rank, p.problem.world());
+            let entry = p.awaits.iter().position(|entry| entry.signal / tiles(p) == rank.get() && entry.signal < tiles(p) * world.get()).unwrap();
+            p.awaits[entry].peer = rank.after(1, world).get();
+            assert_violates!(call, Violation::WrongPeer { raiser, .. } if raiser == rank);
+        }
+    }
+
+    #[test]
+    fn folds_of_rows_that_are_not_awaited(call in scattering(), rank: Index, item: Index, last: bool) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let world = p.problem.world().get();
+        let folding: Vec<usize> = (0..p.items.len()).filter(|&index| folds(&p.items[index])).collect();
+        prop_assume!(folding.len() > 1);
+        let one = item.index(folding.len());
+        let (index, other) = (folding[one], folding[(one + 1) % folding.len()]);
+        let [this, that] = [p.items[index], p.items[other]].map(|fold| (fold.late_first, fold.late_count));
+        if this == that {
+            // the other fold still awaits what this one does not any more
+            p.items[index].late_first += u32::from(!last);
+            p.items[index].late_count -= 1;
+        } else {
+            // they await each other's tile of this source
+            let entry = |(first, count): (u32, u32)| (if last { first + count - 1 } else { first }) as usize;
+            prop_assume!(p.awaits[entry(this)] != p.awaits[entry(that)]);
+            p.awaits.swap(entry(this), entry(that));
+        }
+        let source = Rank::new(if last { world - 1 } else { 0 });
+        assert_violates!(call, Violation::Unguarded { what: "scattered row", peer, .. } if peer == source);
+    }
+
+    #[test]
+    fn folds_before_tiles(call in scattering(), rank: Index, distance: Index) {
+        let mut call = call;
+        let world = call.0.len();
+        let one = rank.index(world);
+        let other = (one + 1 + distance.index(world - 1)) % world;
+        // two ranks wait for each other's first tile, or one for its own
+        for rank in [one, other] {
+            let p = &mut call.0[rank];
+            let first = p.items.iter().position(folds).unwrap();
+            p.items.rotate_left(first);
+        }
+        assert_violates!(call, Violation::Deadlock { item: 0, .. });
+    }
+
+    #[test]
+    fn destinations_of_transfers(call in knob_calls(AllGatherGemm, 3..=6, 1..=3, stacked()), rank: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        // its own place when others fill theirs here
+        for transfer in &mut p.transfers {
+            transfer.step = match transfer.step { 0 => 1, 1 => 0, step => step };
+        }
+        let sender = p.rank;
+        assert_violates!(call, Violation::SameDestination { step: 0..=1, first, second, .. } if first == sender || second == sender);
+    }
+}
