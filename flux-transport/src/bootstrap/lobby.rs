@@ -267,7 +267,7 @@ impl Lobby {
 }
 
 /// For each rank, its sockets to the others in rank order.
-fn rows(world: WorldSize) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+pub(super) fn rows(world: WorldSize) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     let mut rows: Vec<Vec<OwnedFd>> = world.ranks().map(|_| Vec::new()).collect();
     for first in 0..world.index() {
         for second in first + 1..world.index() {

@@ -22,9 +22,11 @@ mod environment;
 mod error;
 mod frame;
 mod hello;
+mod inquiry;
 mod lobby;
 mod monitor;
 mod plane;
+mod regroup;
 mod rendezvous;
 mod socket;
 
@@ -41,7 +43,7 @@ use crate::{World, WorldError};
 
 const WAITING_FOR_RANKS: &str = "waiting for all ranks to start";
 /// How long the ranks of a launch may come one after another: a program may load a large framework first.
-const START: Duration = Duration::from_mins(1);
+pub(crate) const START: Duration = Duration::from_mins(1);
 
 /// This process's rank, from the variables of a launcher.
 ///
@@ -50,7 +52,7 @@ const START: Duration = Duration::from_mins(1);
 pub(crate) fn from_env() -> Result<World, WorldError> {
     let environment = Environment::read()?;
     let control = join(&environment, Instant::now() + START)?;
-    Ok(World::new(environment.local_rank, control))
+    Ok(World::launched(environment, control))
 }
 
 /// Meets the other ranks of a launch: this rank's end of their control plane. Blocks until all are there.

@@ -19,7 +19,7 @@ use super::frame::{Header, Kind, MAX_BODY};
 use super::monitor::{Arrived, End, Shared};
 use super::rendezvous::Mesh;
 use super::socket::{self, MAX_DESCRIPTORS};
-use crate::control::{ControlError, ControlPlane, Launch, Notice, Watcher};
+use crate::control::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Launch, Notice, Watcher};
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
 const PARTING: Duration = Duration::from_millis(100);
@@ -27,8 +27,10 @@ const PARTING: Duration = Duration::from_millis(100);
 /// One process's end.
 #[derive(Debug)]
 pub(super) struct ProcessControl {
-    world: WorldSize,
-    shared: Arc<Shared>,
+    pub(super) world: WorldSize,
+    pub(super) shared: Arc<Shared>,
+    /// One question at a time.
+    pub(super) asking: Mutex<()>,
     turn: Mutex<Turn>,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
@@ -53,7 +55,14 @@ impl ProcessControl {
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
             .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
-        Ok(Self { world, shared, turn: Mutex::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
+        Ok(Self {
+            world,
+            shared,
+            asking: Mutex::default(),
+            turn: Mutex::default(),
+            said_goodbye: AtomicBool::new(false),
+            monitor: Some(monitor),
+        })
     }
 
     /// This rank's fault.
@@ -152,13 +161,10 @@ impl ProcessControl {
     }
 
     /// To every peer that still takes it.
-    fn part(&self, kind: Kind, body: &[u8]) {
-        let bytes = Header { kind, descriptors: 0, sequence: 0 }.encode(body.len());
+    pub(super) fn part(&self, kind: Kind, body: &[u8]) {
         let deadline = Instant::now() + PARTING;
-        for (rank, socket) in self.shared.peers() {
-            if let Err(error) = socket::send(socket.as_fd(), &[&bytes, body], &[], deadline) {
-                tracing::debug!(%rank, %error, "did not hear the {}", kind.name());
-            }
+        for (rank, _) in self.shared.peers() {
+            self.shared.say(rank, kind, body, &[], deadline);
         }
     }
 }
@@ -219,6 +225,28 @@ impl ControlPlane for ProcessControl {
 
     fn abort_peers(&self, reason: u32) {
         self.part(Kind::Abort, &reason.to_le_bytes());
+    }
+
+    fn give_up(&self, what: &GaveUp) {
+        self.part(Kind::GaveUp, &what.encode());
+    }
+
+    fn settle(&self) {
+        self.shared.settle();
+    }
+
+    fn answer_with(&self, answerer: Weak<Answerer>) {
+        self.shared.inbox().inquiry.answer_with(answerer);
+    }
+
+    fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer> {
+        self.question(communicator, deadline)
+    }
+
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError> {
+        let mesh = self.shared.regroup(self.world, without, deadline)?;
+        let io = |error: BootstrapError| ControlError::Io { step: "regrouping", source: std::io::Error::other(error) };
+        mesh.into_control_plane().map_err(io)
     }
 }
 
