@@ -1,11 +1,12 @@
 //! Either fused op, chosen by the problem.
 
+use crate::finish::Finish;
 use crate::plan::Plan;
 use anyhow::bail;
 use flux_core::program::Schedule;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
-use flux_ops::{AllGatherGemm, CallError, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError};
+use flux_ops::{Activation, AllGatherGemm, CallError, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError};
 use flux_transport::{Communicator, Fault, Stream};
 
 /// A built op.
@@ -23,7 +24,15 @@ impl<T: Element> FusedOp<T> {
     /// # Errors
     /// What the op's `build` says.
     pub fn build(problem: &Problem, comm: &Communicator, plan: &Plan) -> anyhow::Result<Self> {
-        Self::build_as(problem, comm, plan, false)
+        Self::build_as(problem, comm, plan, Finish::default(), false)
+    }
+
+    /// The same, with a bias and an activation.
+    ///
+    /// # Errors
+    /// As [`Self::build`], and GEMM-ReduceScatter with an activation.
+    pub fn finished(problem: &Problem, comm: &Communicator, plan: &Plan, finish: Finish) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, plan, finish, false)
     }
 
     /// The same, with each call leaving its time line.
@@ -31,34 +40,46 @@ impl<T: Element> FusedOp<T> {
     /// # Errors
     /// As [`Self::build`]; on the host there are no time lines.
     pub fn build_traced(problem: &Problem, comm: &Communicator, plan: &Plan) -> anyhow::Result<Self> {
-        Self::build_as(problem, comm, plan, true)
+        Self::build_as(problem, comm, plan, Finish::default(), true)
     }
 
-    fn build_as(problem: &Problem, comm: &Communicator, plan: &Plan, trace: bool) -> anyhow::Result<Self> {
+    fn build_as(problem: &Problem, comm: &Communicator, plan: &Plan, finish: Finish, trace: bool) -> anyhow::Result<Self> {
         if problem.dtype() != T::DTYPE {
             bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
         }
         let (m, n, k) = (problem.m() as usize, problem.n() as usize, problem.k() as usize);
         Ok(match problem.op() {
             OpKind::AllGatherGemm => {
-                let builder = AllGatherGemm::builder(m, n, k);
+                let builder = AllGatherGemm::builder(m, n, k).bias(finish.bias).activation(finish.activation);
                 Self::AllGather(plan.apply(builder, problem).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
-                let builder = GemmReduceScatter::builder(m, n, k);
+                if finish.activation != Activation::None {
+                    bail!("{} takes no activation, and {} was asked for", problem.op(), finish.activation);
+                }
+                let builder = GemmReduceScatter::builder(m, n, k).bias(finish.bias);
                 Self::ReduceScatter(plan.apply(builder, problem).trace(trace).build(comm)?)
             }
         })
     }
 
-    /// The op's `forward`.
+    /// The op's `forward`, or `forward_with_bias` where there is one.
     ///
     /// # Errors
     /// What the op says.
-    pub fn forward(&self, x: &TensorRef<'_, T>, w: &TensorRef<'_, T>, y: &mut TensorMut<'_, T>, stream: Stream) -> Result<(), CallError> {
-        match self {
-            Self::AllGather(op) => op.forward(x, w, y, stream),
-            Self::ReduceScatter(op) => op.forward(x, w, y, stream),
+    pub fn forward(
+        &self,
+        x: &TensorRef<'_, T>,
+        w: &TensorRef<'_, T>,
+        bias: Option<&TensorRef<'_, T>>,
+        y: &mut TensorMut<'_, T>,
+        stream: Stream,
+    ) -> Result<(), CallError> {
+        match (self, bias) {
+            (Self::AllGather(op), None) => op.forward(x, w, y, stream),
+            (Self::AllGather(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
+            (Self::ReduceScatter(op), None) => op.forward(x, w, y, stream),
+            (Self::ReduceScatter(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
         }
     }
 

@@ -3,6 +3,7 @@
 //! Invariant: the ranks' windows of `y` tile the global `[m, n]` output; their windows of `x` tile `[m, k]` and those of `w` `[n, k]`.
 
 use crate::data::{self, Fill, Window};
+use crate::finish::Finish;
 use flux_core::{OpKind, Problem, Rank};
 
 /// The operands of one call of a problem, as their generators.
@@ -14,14 +15,25 @@ pub struct Operands {
     pub seed_x: u64,
     /// Seed of `w`.
     pub seed_w: u64,
-    /// Distribution of both.
+    /// Seed of the bias, a matrix `[1, n]`; used where there is one.
+    pub seed_bias: u64,
+    /// Distribution of all.
     pub fill: Fill,
+    /// What becomes of the product.
+    pub finish: Finish,
 }
 
 impl Operands {
-    /// The operands of call number `call`; other calls have other data.
+    /// The operands of call number `call`, of an op without bias and activation; other calls have other data.
     pub fn new(problem: Problem, base_seed: u64, call: u64, fill: Fill) -> Self {
-        Self { problem, seed_x: data::seed(base_seed, 0, call), seed_w: data::seed(base_seed, 1, call), fill }
+        let seed = |operand| data::seed(base_seed, operand, call);
+        Self { problem, seed_x: seed(0), seed_w: seed(1), seed_bias: seed(2), fill, finish: Finish::default() }
+    }
+
+    /// The same operands of an op with this finish.
+    #[must_use]
+    pub fn finished(self, finish: Finish) -> Self {
+        Self { finish, ..self }
     }
 }
 
@@ -53,6 +65,11 @@ pub fn y_window(problem: &Problem, rank: Rank) -> Window {
         OpKind::GemmReduceScatter => (rank.get() * shape.rows, 0),
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
+}
+
+/// What of the global `[1, n]` bias is `rank`'s: the columns of its `y`.
+pub fn bias_window(problem: &Problem, rank: Rank) -> Window {
+    Window { row0: 0, rows: 1, ..y_window(problem, rank) }
 }
 
 /// Elements of a window.

@@ -11,14 +11,21 @@
 //! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)                          and the output's own rounding
 //! ```
 //!
+//! A bias `b` is one more term of fp32, exact before it is added: `E` grows by `eps_f32 (|sum of p_s + b| + E)`. An activation whose slope is at
+//! most `L` and which is off by at most `c |v|` itself makes `L E + c (|v| + E)` of `E`, before the output's rounding
+//! ([`Activation::slope`](flux_ops::Activation::slope), [`Activation::ERROR`](flux_ops::Activation::ERROR)).
+//!
 //! `sqrt(k) eps_f32` is the probabilistic bound of an inner product with independent roundings (Higham and Mary, "A new approach to
 //! probabilistic rounding error analysis", 2019), with their factor at 2. Where the data are small integers every partial sum is exact in
-//! fp32, and the output must equal the correctly rounded sum of the correctly rounded partials: no tolerance.
+//! fp32, and the output must equal the correctly rounded sum of the correctly rounded partials, with a bias and ReLU or without: no tolerance.
+//! Before GELU and SiLU `E` is then zero.
 
 use crate::data::{self, Fill, Window};
-use crate::operands::{Operands, elements, y_window};
+use crate::finish::activated;
+use crate::operands::{Operands, bias_window, elements, y_window};
 use flux_core::{OpKind, Rank};
 use flux_kernels::Element;
+use flux_ops::Activation;
 use std::fmt;
 
 /// What a verification found in one rank's output, or, merged, in all of them.
@@ -88,12 +95,17 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T]) -> Verdict {
     let window = y_window(problem, rank);
     assert_eq!(y.len(), elements(window), "{window:?}");
     let k = problem.k();
-    let x = operand::<T>(operands, operands.seed_x, window.row0, window.rows);
-    let w = operand::<T>(operands, operands.seed_w, window.col0, window.cols);
+    let x = operand::<T>(operands, operands.seed_x, Window { row0: window.row0, col0: 0, rows: window.rows, cols: k });
+    let w = operand::<T>(operands, operands.seed_w, Window { row0: window.col0, col0: 0, rows: window.cols, cols: k });
+    let bias = if operands.finish.bias {
+        operand::<T>(operands, operands.seed_bias, bias_window(problem, rank))
+    } else {
+        vec![0.0; window.cols as usize]
+    };
     let mut verdict = Verdict::default();
     for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
         for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
-            let expected = expect::<T>(operands, rank, x, w);
+            let expected = expect::<T>(operands, rank, x, w, bias[col]);
             let got = f64::from(y.to_f32());
             let error = (got - expected.value).abs();
             if error.is_nan() || error > expected.bound {
@@ -108,9 +120,8 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T]) -> Verdict {
     verdict
 }
 
-/// `rows` whole rows of a global operand, as the elements' exact values.
-fn operand<T: Element>(operands: &Operands, seed: u64, row0: u32, rows: u32) -> Vec<f32> {
-    let window = Window { row0, col0: 0, rows, cols: operands.problem.k() };
+/// A window of a global operand, as the elements' exact values.
+fn operand<T: Element>(operands: &Operands, seed: u64, window: Window) -> Vec<f32> {
     let mut narrow = vec![T::from_f32(0.0); elements(window)];
     data::fill(&mut narrow, window, seed, operands.fill);
     let mut wide = vec![0.0; narrow.len()];
@@ -123,8 +134,8 @@ struct Expected {
     bound: f64,
 }
 
-/// One element of `owner`'s output, from a row of `x` and a row of `w`.
-fn expect<T: Element>(operands: &Operands, owner: Rank, x: &[f32], w: &[f32]) -> Expected {
+/// One element of `owner`'s output, from a row of `x`, a row of `w` and its column's bias.
+fn expect<T: Element>(operands: &Operands, owner: Rank, x: &[f32], w: &[f32], bias: f32) -> Expected {
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
     let sources = match problem.op() {
@@ -142,14 +153,24 @@ fn expect<T: Element>(operands: &Operands, owner: Rank, x: &[f32], w: &[f32]) ->
         rounded += if own { sum } else { round(sum) };
         sent += if own { 0.0 } else { unit * sum.abs() };
     }
-    match operands.fill {
-        Fill::SmallInts => Expected { value: round(rounded), bound: 0.0 },
+    let (finish, bias, epsilon) = (operands.finish, f64::from(bias), f64::from(f32::EPSILON));
+    let activated = |v| activated(finish.activation, v);
+    let (sum, mut before) = match operands.fill {
+        Fill::SmallInts if finish.is_exact() => return Expected { value: round(activated(rounded + bias)), bound: 0.0 },
+        Fill::SmallInts => (rounded + bias, 0.0),
         Fill::Uniform => {
             let terms = f64::from(problem.k()).sqrt() + f64::from(problem.world().get());
-            let before = sent + terms * f64::from(f32::EPSILON) * absolute;
-            Expected { value: exact, bound: before + unit * (exact.abs() + before) }
+            (exact + bias, sent + terms * epsilon * absolute)
         }
+    };
+    if finish.bias && operands.fill == Fill::Uniform {
+        before += epsilon * (sum.abs() + before);
     }
+    if finish.activation != Activation::None {
+        before = finish.activation.slope() * before + Activation::ERROR * (sum.abs() + before);
+    }
+    let value = activated(sum);
+    Expected { value, bound: before + unit * (value.abs() + before) }
 }
 
 /// Sum of products and of their absolute values. Products of two 11-bit significands are exact in fp32, so fp64 sums are exact to `k 2^-53`.
@@ -173,6 +194,7 @@ fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::finish::Finish;
     use flux_core::{DType, Problem, WorldSize};
     use half::bf16;
 
@@ -192,7 +214,9 @@ mod tests {
                     let own = sources == 1 || source == rank.get();
                     sum += if own { part } else { f64::from(bf16::from_f64(part).to_f32()) };
                 }
-                y.push(bf16::from_f64(sum));
+                let Finish { bias, activation } = operands.finish;
+                let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
+                y.push(bf16::from_f32(activation.apply(sum as f32)));
             }
         }
         y
@@ -203,7 +227,11 @@ mod tests {
         let problems =
             [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| Problem::new(op, 12, 64, 1056, DType::Bf16, world).unwrap());
         let fills = [Fill::Uniform, Fill::SmallInts];
-        problems.into_iter().flat_map(move |p| fills.map(|f| (Operands::new(p, 3, 1, f), Rank::new(2))))
+        let plain = problems.into_iter().flat_map(move |p| fills.map(|f| (Operands::new(p, 3, 1, f), Rank::new(2))));
+        plain.flat_map(|(operands, rank)| {
+            let finishes = std::iter::once(Finish::default()).chain(Finish::with_bias(operands.problem.op()));
+            finishes.map(move |finish| (operands.finished(finish), rank))
+        })
     }
 
     #[test]
@@ -241,10 +269,22 @@ mod tests {
         assert_eq!(verify(&operands, rank, &y).violations, 1);
     }
 
+    /// A bias that is missing or in twice, and the result of any other activation.
+    #[test]
+    fn the_output_of_another_finish_fails() {
+        for (operands, rank) in cases() {
+            let finishes = [false, true].into_iter().flat_map(|bias| Activation::ALL.map(|activation| Finish { bias, activation }));
+            for other in finishes.filter(|&finish| finish != operands.finish) {
+                let verdict = verify(&operands, rank, &outputs(&operands.finished(other), rank));
+                assert!(!verdict.ok(), "{operands:?} passes as {other:?}");
+            }
+        }
+    }
+
     #[test]
     fn the_output_of_another_call_fails() {
         for (operands, rank) in cases() {
-            let other = Operands::new(operands.problem, 3, 2, operands.fill);
+            let other = Operands::new(operands.problem, 3, 2, operands.fill).finished(operands.finish);
             let verdict = verify(&operands, rank, &outputs(&other, rank));
             assert!(verdict.violations > elements(y_window(&operands.problem, rank)) as u64 / 2, "{verdict}");
         }

@@ -2,7 +2,8 @@
 //!
 //! Invariant: a layer's two halves are each other's transpose, so what AllGather-GEMM writes is what GEMM-ReduceScatter reads.
 
-use flux_core::OpKind;
+use anyhow::Context;
+use flux_core::{DType, OpKind, Problem, WorldSize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -73,6 +74,50 @@ impl fmt::Display for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
+}
+
+/// One half of a model's layer at some number of tokens.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// Whose it is.
+    pub model: Model,
+    /// The problem, of bf16.
+    pub problem: Problem,
+}
+
+/// Every op of every model at every `m`, for `world` ranks; `m` changes fastest.
+///
+/// # Errors
+/// A shape that the world cannot split, with its name.
+pub fn layers(models: &[Model], ops: &[OpKind], ms: &[usize], world: WorldSize) -> anyhow::Result<Vec<Layer>> {
+    let mut layers = Vec::new();
+    for model in models {
+        for &op in ops {
+            let (n, k) = model.extents(op);
+            for &m in ms {
+                let problem = Problem::new(op, m, n, k, DType::Bf16, world).with_context(|| format!("{op} of {model} at m = {m}"))?;
+                layers.push(Layer { model: model.clone(), problem });
+            }
+        }
+    }
+    Ok(layers)
+}
+
+/// The op of a `--ops` word.
+pub fn parse_op(word: &str) -> Result<OpKind, String> {
+    match word.replace('-', "_").as_str() {
+        "ag_gemm" => Ok(OpKind::AllGatherGemm),
+        "gemm_rs" => Ok(OpKind::GemmReduceScatter),
+        _ => Err(format!("{word:?} is neither ag_gemm nor gemm_rs")),
+    }
+}
+
+/// The world of a `--tp` word.
+///
+/// # Errors
+/// No world has so many ranks.
+pub fn world(tp: u32) -> anyhow::Result<WorldSize> {
+    WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@
 //! does not ask which it is.
 
 use crate::data::{self, Fill, Window};
+use crate::finish::Finish;
 use crate::gpu::Gpu;
 use crate::memory::{Buffer, HostBuffer};
 use crate::op::FusedOp;
-use crate::operands::{Operands, elements, w_window, x_window, y_window};
+use crate::operands::{Operands, bias_window, elements, w_window, x_window, y_window};
 use crate::reference::{self, Verdict};
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
@@ -31,9 +32,11 @@ pub struct OperandSet<T> {
     pub x: Buffer<T>,
     /// The rank's `w`.
     pub w: Buffer<T>,
+    /// The rank's bias, for an op that adds one.
+    pub bias: Option<Buffer<T>>,
     /// The rank's `y`.
     pub y: Buffer<T>,
-    /// What `x` and `w` hold.
+    /// What the inputs hold.
     pub holds: Option<Operands>,
 }
 
@@ -75,10 +78,16 @@ impl Site {
         })
     }
 
-    /// Memory of one call's operands.
+    /// Memory of one call's operands, without a bias.
     pub fn operand_set<T: Element>(&self, problem: &Problem) -> anyhow::Result<OperandSet<T>> {
+        self.finished_set(problem, Finish::default())
+    }
+
+    /// Memory of one call's operands, for an op with this finish.
+    pub fn finished_set<T: Element>(&self, problem: &Problem, finish: Finish) -> anyhow::Result<OperandSet<T>> {
         let part = |window: fn(&Problem, Rank) -> Window| self.alloc(elements(window(problem, self.rank())));
-        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, y: part(y_window)?, holds: None })
+        let bias = finish.bias.then(|| part(bias_window)).transpose()?;
+        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, y: part(y_window)?, holds: None })
     }
 
     /// Writes the rank's parts of `operands`, in order on the stream. What the set holds already is not written again.
@@ -93,6 +102,10 @@ impl Site {
         }
         if !same(|o| o.seed_w) {
             self.fill_part(&mut set.w, w_window(problem, self.rank()), operands.seed_w, operands.fill)?;
+        }
+        anyhow::ensure!(set.bias.is_some() == operands.finish.bias, "the set's bias is not that of {:?}", operands.finish);
+        if let Some(bias) = set.bias.as_mut().filter(|_| !same(|o| o.seed_bias)) {
+            self.fill_part(bias, bias_window(problem, self.rank()), operands.seed_bias, operands.fill)?;
         }
         Ok(())
     }
@@ -157,6 +170,8 @@ impl Site {
         let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
         let (x_layout, w_layout, y_layout) = (layout(problem.x_shape()), layout(problem.w_shape()), layout(problem.y_shape()));
         let (x, w) = (view(&set.x, x_layout, &self.comm)?, view(&set.w, w_layout, &self.comm)?);
+        let columns = Layout::from((y_layout.cols,));
+        let bias = set.bias.as_ref().map(|bias| view(bias, columns, &self.comm)).transpose()?;
         let mut y = match &mut set.y {
             Buffer::Host(buffer) => TensorMut::host(buffer.elements_mut(), y_layout)?,
             Buffer::Cuda { block, elements } => {
@@ -166,7 +181,7 @@ impl Site {
                 unsafe { TensorMut::from_raw(raw)? }
             }
         };
-        op.forward(&x, &w, &mut y, self.stream())?;
+        op.forward(&x, &w, bias.as_ref(), &mut y, self.stream())?;
         Ok(())
     }
 

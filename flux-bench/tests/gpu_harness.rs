@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use flux_bench::data::{self, Fill};
+use flux_bench::finish::Finish;
 use flux_bench::gpu::cublas::{self, Gemm};
 use flux_bench::memory::Buffer;
 use flux_bench::operands::{Operands, w_window, x_window};
@@ -38,16 +39,18 @@ fn problem<T: Element>(op: OpKind) -> Problem {
     Problem::new(op, 72, 136, 200, T::DTYPE, WorldSize::new(1).unwrap()).unwrap()
 }
 
-/// The right output, computed on the host by the definition.
+/// The right output, computed on the host.
 fn right<T: Element>(operands: &Operands) -> Vec<T> {
     let p = &operands.problem;
     let at = |seed, row, col| f64::from(T::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
     let dot = |row, col| (0..p.k()).map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum::<f64>();
-    (0..p.m()).flat_map(|row| (0..p.n()).map(move |col| (row, col))).map(|(row, col)| T::from_f32(dot(row, col) as f32)).collect()
+    let bias = |col| if operands.finish.bias { at(operands.seed_bias, 0, col) } else { 0.0 };
+    let finished = |row, col| T::from_f32(operands.finish.activation.apply((dot(row, col) + bias(col)) as f32));
+    (0..p.m()).flat_map(|row| (0..p.n()).map(move |col| (row, col))).map(|(row, col)| finished(row, col)).collect()
 }
 
 fn set<T: Element>(site: &Site, operands: Operands) -> OperandSet<T> {
-    let mut set = site.operand_set(&operands.problem).unwrap();
+    let mut set = site.finished_set(&operands.problem, operands.finish).unwrap();
     site.fill(&mut set, operands).unwrap();
     set
 }
@@ -75,9 +78,9 @@ fn the_device_generates_the_same_data() {
     fills_alike::<f16>(&site);
 }
 
-fn verifies_alike<T: Element>(site: &Site) {
+fn verifies_alike<T: Element>(site: &Site, op: OpKind, finish: Finish) {
     for fill in FILLS {
-        let operands = Operands::new(problem::<T>(OpKind::GemmReduceScatter), 11, 6, fill);
+        let operands = Operands::new(problem::<T>(op), 11, 6, fill).finished(finish);
         let mut set = set::<T>(site, operands);
         let y = right::<T>(&operands);
         site.upload(&mut set.y, &y).unwrap();
@@ -104,8 +107,12 @@ fn verifies_alike<T: Element>(site: &Site) {
 #[test]
 fn the_device_finds_what_is_wrong() {
     let Some(site) = site("the_device_finds_what_is_wrong") else { return };
-    verifies_alike::<bf16>(&site);
-    verifies_alike::<f16>(&site);
+    for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+        for finish in std::iter::once(Finish::default()).chain(Finish::with_bias(op)) {
+            verifies_alike::<bf16>(&site, op, finish);
+            verifies_alike::<f16>(&site, op, finish);
+        }
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ constexpr u32 kLine = 128;
 
 enum class Source : u32 { kCaller = 0, kGather = 1 };
 enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2 };
+enum class Activation : u32 { kNone = 0, kGelu = 1, kSilu = 2, kRelu = 3 };  // epilogue.rs
 
 struct WorkItem {
     u32 a_source, a_outer, row, rows;
@@ -81,6 +82,7 @@ struct Params {
     u64 x_row_bytes;       // distance of its rows
     u64 row_bytes;         // bytes of a row that are moved, and distance of rows in a gather buffer
     u64 place_bytes;       // distance of places in a gather buffer
+    u64 bias;              // [n_local], added to every row of the result; 0 for none
 
     u32 rank, world;
     u32 item_count, transfer_count;
@@ -89,7 +91,8 @@ struct Params {
     u32 await_pushed;      // copy engines read the caller's x; the call ends when they have
     u32 push_gap_ns;       // between pieces that the mover pushes, from the second destination on
     u32 send_gap_ns;       // between pieces of a partial tile
-    u32 reserved[5];
+    u32 activation;        // after the bias; AllGather-GEMM only
+    u32 reserved[4];
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

@@ -8,6 +8,7 @@ pub mod cache;
 pub mod cpu;
 pub mod cuda;
 pub mod element;
+pub mod epilogue;
 pub mod harness;
 pub mod inspect;
 pub mod nvrtc;
@@ -15,4 +16,5 @@ pub mod sources;
 pub mod variant;
 
 pub use element::Element;
+pub use epilogue::Activation;
 pub use variant::Variant;

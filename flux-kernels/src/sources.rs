@@ -20,6 +20,7 @@ headers![
     "core/close.cuh",
     "core/config.cuh",
     "core/consumer.cuh",
+    "core/epilogue.cuh",
     "core/fused_gemm.cuh",
     "core/mover.cuh",
     "core/producer.cuh",

@@ -9,7 +9,7 @@ use flux_core::program::{Chunk, Schedule, TileProgram, sink};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
-use flux_kernels::cpu::{CpuArgs, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
@@ -35,6 +35,7 @@ fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pus
         x: Rows { elements: &x, stride: p.x_shape().cols as usize },
         w: Rows { elements: &w, stride: p.w_shape().cols as usize },
         y: RowsMut { elements: &mut y, stride: p.y_shape().cols as usize },
+        epilogue: Epilogue::default(),
         memory,
         await_pushed,
     })
@@ -153,6 +154,7 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
             x: Rows { elements: &x[..x_len], stride: x_stride },
             w: Rows { elements: &w, stride: 16 },
             y: RowsMut { elements: &mut y, stride: 32 },
+            epilogue: Epilogue::default(),
             memory: memory.view(0, SOON),
             await_pushed: false,
         });

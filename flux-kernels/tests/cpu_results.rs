@@ -10,7 +10,7 @@ use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
-use flux_kernels::cpu::{CpuArgs, Executor, Rows, RowsMut};
+use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, Rows, RowsMut};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use std::num::NonZeroUsize;
@@ -153,6 +153,7 @@ fn strided_operands_are_read_and_written_in_place() {
         x: Rows { elements: &x[..x.len() - PAD], stride: 16 + PAD },
         w: Rows { elements: &w, stride: 16 + PAD },
         y: RowsMut { elements: &mut y, stride: 24 + PAD },
+        epilogue: Epilogue::default(),
         memory: memory.view(0, Duration::from_secs(30)),
         await_pushed: false,
     };

@@ -11,6 +11,7 @@ use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_kernels::Activation;
 use flux_kernels::cuda::Pace;
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use std::sync::Arc;
@@ -75,6 +76,45 @@ fn together_every_variant_is_right_on_whole_and_ragged_tiles() {
         (8, 264, 1048, 8, Chunk::Tiles(3)),
     ];
     check_all_variants(&context, &cases);
+}
+
+/// Every variant with every activation it takes, with and without a bias.
+fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
+    for op in OPS {
+        let activations = if op == OPS[0] { &Activation::ALL[..] } else { &[Activation::None] };
+        for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TILES.map(|tile| (dtype, tile))) {
+            for &(m, n, k, world, chunk) in cases {
+                let p = problem(op, m, n, k, dtype, world);
+                let mut w = World::new(context, p, &schedule(tile, chunk), Epoch::FIRST);
+                for (call, &activation) in (1..).zip(activations) {
+                    for (bias, fill) in [(Some(50 + call), Fill::SmallInts), (Some(60 + call), Fill::Uniform), (None, Fill::Uniform)] {
+                        let seeds = Seeds { x: 11 * call, w: 2000 + call };
+                        (w.bias, w.activation) = (bias, activation);
+                        w.prepare(seeds, fill);
+                        w.call();
+                        for (rank, report) in w.verify(seeds, fill).iter().enumerate() {
+                            let fault = w.fault(rank);
+                            assert!(report.passed(), "{p} {tile} {activation} bias {bias:?} {fill:?} rank {rank}: {report:?} {fault:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Under `compute-sanitizer memcheck` too: the bias ends where its memory ends, in the middle of a tile.
+#[test]
+fn alone_every_epilogue_is_right() {
+    let Some(context) = device("alone_every_epilogue_is_right") else { return };
+    check_all_epilogues(&context, &[(129, 328, 200, 1, Chunk::Shard)]);
+}
+
+#[test]
+fn together_every_epilogue_is_right_on_whole_and_ragged_tiles() {
+    let Some(context) = device("together_every_epilogue_is_right_on_whole_and_ragged_tiles") else { return };
+    let cases = [(256, 512, 512, 2, Chunk::Shard), (129, 264, 72, 3, Chunk::Tiles(2)), (8, 520, 136, 8, Chunk::Tiles(3))];
+    check_all_epilogues(&context, &cases);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A tensor-parallel MLP, `y = gelu(x w1^T) w2^T`, on whatever transport is there: `cargo run -p flux-ops --example tp_mlp`.
+//! A tensor-parallel MLP, `y = gelu(x w1^T + b1) w2^T + b2`, on whatever transport is there: `cargo run -p flux-ops --example tp_mlp`.
 //! Tokens are split over the ranks before and after, the inner features in between. Fails if a number is off.
 #![allow(clippy::print_stdout, reason = "an example that shows its result")]
 
@@ -8,7 +8,7 @@ mod device;
 
 use device::Device;
 use flux_core::DType;
-use flux_ops::{AllGatherGemm, GemmReduceScatter};
+use flux_ops::{Activation, AllGatherGemm, GemmReduceScatter};
 use flux_transport::{Communicator, Select, World, WorldError, cuda};
 use half::bf16;
 use std::{cmp::Ordering, error::Error, thread};
@@ -34,10 +34,10 @@ fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     let (m, inner) = (m_shard * ranks, inner_shard * ranks);
 
     // The layers, built once; both use the communicator's one workspace.
-    let up = AllGatherGemm::<bf16>::builder(m, inner, FEATURES).build(&comm)?;
-    let down = GemmReduceScatter::<bf16>::builder(m, FEATURES, inner).build(&comm)?;
+    let up = AllGatherGemm::<bf16>::builder(m, inner, FEATURES).bias(true).activation(Activation::Gelu).build(&comm)?;
+    let down = GemmReduceScatter::<bf16>::builder(m, FEATURES, inner).bias(true).build(&comm)?;
 
-    // This rank's part of the global x [m, FEATURES], w1 [inner, FEATURES] and w2 [FEATURES, inner].
+    // This rank's part of the global x [m, FEATURES], w1 [inner, FEATURES], b1 [inner] and w2 [FEATURES, inner], and all of b2 [FEATURES].
     let part = |tensor, rows, cols, row, col| -> Vec<bf16> {
         (0..rows * cols).map(|i| bf16::from_f64(element(tensor, row + i / cols, col + i % cols))).collect()
     };
@@ -45,15 +45,14 @@ fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     let x = device.put(part(0, m_shard, FEATURES, rank * m_shard, 0))?;
     let w1 = device.put(part(1, inner_shard, FEATURES, rank * inner_shard, 0))?;
     let w2 = device.put(part(2, FEATURES, inner_shard, 0, rank * inner_shard))?;
+    let (b1, b2) = (device.put(part(3, 1, inner_shard, 0, rank * inner_shard))?, device.put(part(4, 1, FEATURES, 0, 0))?);
     let (mut h, mut y) = (device.put(vec![bf16::NAN; m * inner_shard])?, device.put(vec![bf16::NAN; m_shard * FEATURES])?);
 
     let (x, w1) = (device.view(&x, (m_shard, FEATURES))?, device.view(&w1, (inner_shard, FEATURES))?);
-    up.forward(&x, &w1, &mut device.view_mut(&mut h, (m, inner_shard))?, device.stream())?;
-    // A model launches a kernel of its own here, on the same stream.
-    let activated = device.get(&h)?.into_iter().map(|h| bf16::from_f64(gelu(h.to_f64()))).collect();
-    let h = device.put(activated)?;
+    let (b1, b2) = (device.view(&b1, (inner_shard,))?, device.view(&b2, (FEATURES,))?);
+    up.forward_with_bias(&x, &w1, &b1, &mut device.view_mut(&mut h, (m, inner_shard))?, device.stream())?;
     let (h, w2) = (device.view(&h, (m, inner_shard))?, device.view(&w2, (FEATURES, inner_shard))?);
-    down.forward(&h, &w2, &mut device.view_mut(&mut y, (m_shard, FEATURES))?, device.stream())?;
+    down.forward_with_bias(&h, &w2, &b2, &mut device.view_mut(&mut y, (m_shard, FEATURES))?, device.stream())?;
     let y = device.get(&y)?;
     up.status()?; // the first fault of any call, from the device too
 
@@ -65,15 +64,16 @@ fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-/// Compares rows of `y`, from global row `first` on, with the same in fp64 on one thread. Roundings that may differ: the inner features before and after
-/// the activation (its slope is at most 1.13), the partial sums that travel, the output; fp32 sums add less than a twentieth.
+/// Compares rows of `y`, from global row `first` on, with the same in fp64 on one thread. Roundings that may differ: the activated inner features, the
+/// partial sums that travel, the output; fp32 adds less than a twentieth.
 fn check(y: &[bf16], first: usize, inner: usize) -> Result<(), String> {
     let u = 1.05 * DType::Bf16.unit_roundoff();
     for (i, row) in y.chunks_exact(FEATURES).enumerate().map(|(i, row)| (first + i, row)) {
-        let h: Vec<f64> = (0..inner).map(|f| (0..FEATURES).map(|k| element(0, i, k) * element(1, f, k)).sum()).collect();
+        let dot = |f| (0..FEATURES).map(|k| element(0, i, k) * element(1, f, k)).sum::<f64>();
+        let h: Vec<f64> = (0..inner).map(|f| gelu(dot(f) + element(3, 0, f))).collect();
         for (j, found) in row.iter().enumerate() {
-            let exact: f64 = h.iter().enumerate().map(|(f, &h)| gelu(h) * element(2, j, f)).sum();
-            let parts: f64 = h.iter().enumerate().map(|(f, &h)| (1.13 * h.abs() + 2.0 * gelu(h).abs()) * element(2, j, f).abs()).sum();
+            let exact = h.iter().enumerate().map(|(f, h)| h * element(2, j, f)).sum::<f64>() + element(4, 0, j);
+            let parts: f64 = h.iter().enumerate().map(|(f, h)| 2.0 * (h * element(2, j, f)).abs()).sum();
             if (found.to_f64() - exact).abs().partial_cmp(&(u * (exact.abs() + parts))).is_none_or(Ordering::is_gt) {
                 return Err(format!("y[{i}, {j}] is {found}, must be {exact}"));
             }

@@ -107,7 +107,7 @@ pub enum CallError {
     /// An operand has another shape than the op.
     #[error("{operand} is [{}, {}], but {op} of this shape takes [{}, {}] on each of {world} ranks", found.rows, found.cols, expected.rows, expected.cols)]
     Shape {
-        /// `x`, `w` or `y`.
+        /// `x`, `w`, `bias` or `y`.
         operand: &'static str,
         /// The op.
         op: OpKind,
@@ -118,10 +118,22 @@ pub enum CallError {
         /// What was given.
         found: Layout,
     },
+    /// The op adds a bias, and none was given.
+    #[error("the op was built with a bias and none was given: call forward_with_bias with one of [{}, {}]", expected.rows, expected.cols)]
+    NoBias {
+        /// What it takes.
+        expected: Shape,
+    },
+    /// A bias was given, and the op adds none.
+    #[error("a bias of [{}, {}] was given to an op that was built without: call forward, or build the op with bias(true)", found.rows, found.cols)]
+    UnwantedBias {
+        /// What was given.
+        found: Layout,
+    },
     /// An operand is on another device than the communicator.
     #[error("{operand} is in {found}, but this rank's communicator works on {expected}: copy it there")]
     Location {
-        /// `x`, `w` or `y`.
+        /// `x`, `w`, `bias` or `y`.
         operand: &'static str,
         /// Where the communicator works.
         expected: Location,
@@ -131,7 +143,7 @@ pub enum CallError {
     /// The output shares memory with an input.
     #[error("y ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): y needs memory of its own", y.start, y.end, input.start, input.end)]
     Overlap {
-        /// `x` or `w`.
+        /// `x`, `w` or `bias`.
         operand: &'static str,
         /// Addresses of `y`.
         y: std::ops::Range<u64>,
@@ -141,7 +153,7 @@ pub enum CallError {
     /// An operand's earlier uses were awaited on another stream than the call's.
     #[error("the view of {operand} was made for stream {view:#x}, the call is on stream {call:#x}: make the view for the call's stream")]
     ViewStream {
-        /// `x`, `w` or `y`.
+        /// `x`, `w`, `bias` or `y`.
         operand: &'static str,
         /// Handle of the view's stream.
         view: usize,
@@ -151,7 +163,7 @@ pub enum CallError {
     /// The memory is not what its description says.
     #[error("{operand} at {address:#x} is not device memory: the driver does not know it ({code})")]
     NotDeviceMemory {
-        /// `x`, `w` or `y`.
+        /// `x`, `w`, `bias` or `y`.
         operand: &'static str,
         /// Its address.
         address: u64,

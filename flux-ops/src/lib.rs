@@ -15,7 +15,7 @@ mod timeline;
 
 pub use error::{BuildError, CallError, Requests};
 pub use execute::Push;
-pub use flux_kernels::Element;
+pub use flux_kernels::{Activation, Element};
 pub use half::{bf16, f16};
 pub use ops::{AllGatherGemm, Builder, GemmReduceScatter};
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};

@@ -10,7 +10,7 @@ use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Schedule;
 use flux_core::{OpKind, Problem, WorldSize};
-use flux_kernels::Element;
+use flux_kernels::{Activation, Element};
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::marker::PhantomData;
 
@@ -30,6 +30,12 @@ impl<Op> Builder<Op> {
     /// How the problem is cut and ordered, in place of the heuristic's choice. The same on every rank.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.request.schedule = Some(schedule);
+        self
+    }
+
+    /// Whether calls add a bias, in place of `false`: they are then made with `forward_with_bias`. The same on every rank.
+    pub fn bias(mut self, bias: bool) -> Self {
+        self.request.finish.bias = bias;
         self
     }
 
@@ -70,7 +76,8 @@ impl<Op> Builder<Op> {
     }
 }
 
-/// `y[m, n/W] = gather(x[m/W, k]) * transpose(w[n/W, k])`: each rank gives its rows of `x`, and gets all rows of its columns of `y`.
+/// `y[m, n/W] = act(gather(x[m/W, k]) * transpose(w[n/W, k]) + bias[n/W])`: each rank gives its rows of `x`, and gets all rows of its columns of
+/// `y`. Bias and activation are there where the builder was told so; both are applied in fp32, before the one rounding.
 ///
 /// The column-parallel Linear layer of a tensor-parallel model. `m`, `n` and `k` are global, `W` is the number of ranks; all operands are row-major.
 ///
@@ -103,6 +110,9 @@ pub struct AllGatherGemm<T> {
 /// The row-parallel Linear layer of a tensor-parallel model. Partial sums travel in the operands' type, are added in fp32 in the order of the
 /// ranks, and the sum is rounded once, so the result is the same bits in every run.
 ///
+/// A bias `[n]` is added once, to the fp32 sum, by the rank that owns the row: `y[m/W, n] = scatter(sum) + bias[n]`. There is no activation, because
+/// the layers that end in one are column-parallel; what follows a sum in a model is a residual or a norm.
+///
 /// Used as [`AllGatherGemm`] is.
 #[derive(Debug)]
 pub struct GemmReduceScatter<T> {
@@ -132,7 +142,24 @@ impl<T: Element> AllGatherGemm<T> {
         y: &mut TensorMut<'_, T>,
         stream: impl Into<Stream>,
     ) -> Result<(), CallError> {
-        self.fused.forward(x, w, y, stream.into())
+        self.fused.forward(x, w, None, y, stream.into())
+    }
+
+    /// As [`Self::forward`], on an op that was built with [`Builder::bias`]: `y = act(gather(x) * transpose(w) + bias)`.
+    ///
+    /// - `bias`: `[n/W]`, this rank's columns, as a view of shape `(n/W,)` or `(1, n/W)`. Added to every row.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_with_bias(
+        &self,
+        x: &TensorRef<'_, T>,
+        w: &TensorRef<'_, T>,
+        bias: &TensorRef<'_, T>,
+        y: &mut TensorMut<'_, T>,
+        stream: impl Into<Stream>,
+    ) -> Result<(), CallError> {
+        self.fused.forward(x, w, Some(bias), y, stream.into())
     }
 
     /// Whether a call made so far is known to have failed; waits for no call. On CUDA, ask when the stream has come past the call whose `y` is to be
@@ -213,7 +240,25 @@ impl<T: Element> GemmReduceScatter<T> {
         y: &mut TensorMut<'_, T>,
         stream: impl Into<Stream>,
     ) -> Result<(), CallError> {
-        self.fused.forward(x, w, y, stream.into())
+        self.fused.forward(x, w, None, y, stream.into())
+    }
+
+    /// As [`Self::forward`], on an op that was built with [`Builder::bias`]: `y = scatter(sum x * transpose(w)) + bias`.
+    ///
+    /// - `bias`: `[n]`, the whole and the same on every rank, as a view of shape `(n,)` or `(1, n)`. Each rank adds it to its own rows of the sum, so
+    ///   it is in the result once.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_with_bias(
+        &self,
+        x: &TensorRef<'_, T>,
+        w: &TensorRef<'_, T>,
+        bias: &TensorRef<'_, T>,
+        y: &mut TensorMut<'_, T>,
+        stream: impl Into<Stream>,
+    ) -> Result<(), CallError> {
+        self.fused.forward(x, w, Some(bias), y, stream.into())
     }
 
     /// Whether a call made so far is known to have failed; see [`AllGatherGemm::status`].
@@ -273,6 +318,12 @@ impl<T: Element> GemmReduceScatter<T> {
 }
 
 impl<T: Element> Builder<AllGatherGemm<T>> {
+    /// What is applied to each element after the bias, in place of [`Activation::None`]. The same on every rank.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.request.finish.activation = activation;
+        self
+    }
+
     /// Builds the op; collective, and drains what was launched on `comm` before.
     ///
     /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it, and a captured call does not follow.

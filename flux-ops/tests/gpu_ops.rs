@@ -63,6 +63,10 @@ suite!(
     a_rank_that_cannot_build_is_named_to_the_others,
     a_rank_that_never_calls_is_named_by_the_others,
     the_workspace_is_known_before_it_is_taken,
+    an_integer_bias_is_added_exactly_once,
+    activations_stay_within_the_derived_bound,
+    ranks_agree_on_bias_and_activation,
+    a_bias_that_does_not_fit_is_refused,
 );
 
 #[test]

@@ -84,6 +84,26 @@ fn the_workspace_is_known_before_it_is_taken() {
 }
 
 #[test]
+fn an_integer_bias_is_added_exactly_once() {
+    suite::an_integer_bias_is_added_exactly_once(MACHINE);
+}
+
+#[test]
+fn activations_stay_within_the_derived_bound() {
+    suite::activations_stay_within_the_derived_bound(MACHINE);
+}
+
+#[test]
+fn ranks_agree_on_bias_and_activation() {
+    suite::ranks_agree_on_bias_and_activation(MACHINE);
+}
+
+#[test]
+fn a_bias_that_does_not_fit_is_refused() {
+    suite::a_bias_that_does_not_fit_is_refused(MACHINE);
+}
+
+#[test]
 fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
     let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 1, Values::Integers, 1);
     MACHINE.run(1, suite::defaults, |node| {

@@ -33,9 +33,9 @@ mod transport;
 mod world;
 
 pub use comm::{Call, CallRecord, CallState, Communicator, ConnectError, Doing, Failure, Label, RankReport, Rebuild};
-pub use control::{ControlError, ControlPlane, Launch};
+pub use control::{ControlError, ControlPlane, Hosts, Launch};
 pub use device::{Device, Stream};
 pub use fault::{Fault, Wait};
 pub use options::{Options, ParseSelectError, Select};
 pub use transport::{Capabilities, Mover, Push, Transport, TransportError, TransportKind, WorkspaceView};
-pub use world::{World, WorldError};
+pub use world::{Builder, World, WorldError};

@@ -9,9 +9,9 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, private, with_mode};
+use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, place, private, with_mode};
 use flux_core::Rank;
-use flux_transport::bootstrap::{BootstrapError, Environment, Rendezvous, UnixRendezvous, join};
+use flux_transport::bootstrap::{BootstrapError, Environment, join};
 
 fn ranks(of: &[u32]) -> Vec<Rank> {
     of.iter().copied().map(Rank::new).collect()
@@ -250,7 +250,7 @@ fn torchruns_ranks_make_their_directory_and_remove_it() {
         Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap()
     };
     let environments: Vec<_> = (0..3).map(torchrun).collect();
-    assert!(environments[0].place.directory.starts_with(runtime.path()));
+    assert!(place(&environments[0]).directory.starts_with(runtime.path()));
     for _ in 0..2 {
         let planes: Vec<_> = join_all(&environments, ample()).into_iter().map(Result::unwrap).collect();
         assert_empty(runtime.path());
@@ -267,7 +267,7 @@ fn a_future_of_the_rendezvous_meets_too() {
     let directory = private();
     let planes: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..3)
-            .map(|rank| UnixRendezvous::new(environment(directory.path(), rank, 3)))
+            .map(|rank| environment(directory.path(), rank, 3).rendezvous())
             .map(|rendezvous| scope.spawn(move || pollster::block_on(rendezvous.meet(ample())).unwrap().into_control_plane().unwrap()))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()

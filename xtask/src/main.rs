@@ -35,7 +35,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Write the results of README.md and the pictures in `docs/` anew, from `results/*-nvlink.json`
+    /// Write the results of README.md and the pictures in `docs/` anew, from `results/*-nvlink.json` and the `*-peers.json` beside them
     Results,
     /// Compile every kernel, without a GPU, and print its registers, spills, stack and shared memory; fails where one spills
     Kernels {

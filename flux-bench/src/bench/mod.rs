@@ -19,10 +19,10 @@ use crate::plan::Plan;
 use crate::ranks;
 use crate::reference::Verdict;
 use crate::report::{self, Measured, Report, Row, Sustained, Verified};
-use crate::shapes::Model;
+use crate::shapes::{self, Layer, Model, parse_op};
 use crate::site::Site;
 use anyhow::{Context, ensure};
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_transport::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Options, Select, World};
 use half::bf16;
@@ -63,15 +63,6 @@ pub struct Args {
     pub plan: Plan,
 }
 
-/// The op of a `--ops` word.
-pub fn parse_op(word: &str) -> Result<OpKind, String> {
-    match word.replace('-', "_").as_str() {
-        "ag_gemm" => Ok(OpKind::AllGatherGemm),
-        "gemm_rs" => Ok(OpKind::GemmReduceScatter),
-        _ => Err(format!("{word:?} is neither ag_gemm nor gemm_rs")),
-    }
-}
-
 /// One row to be measured.
 #[derive(Clone, Debug)]
 struct Case {
@@ -101,8 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
         None if on_gpus => machine::gpu_count(),
         None => 8,
     };
-    let world = WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))?;
-    let cases = cases(args, world, on_gpus)?;
+    let cases = cases(args, shapes::world(tp)?, on_gpus)?;
     let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
     ensure!(samples > 0, "--samples must be at least 1");
     let rows = if on_gpus { gpu_rows(&cases, args, samples)? } else { host_rows(&cases, args.plan, samples)? };
@@ -141,22 +131,13 @@ fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Cas
         ([], false) => vec![512],
         (given, _) => given.to_vec(),
     };
-    let most = ms.iter().max().filter(|_| args.ms.is_empty());
-    let mut cases = Vec::new();
-    for model in &models {
-        for &op in &args.ops {
-            let (n, k) = model.extents(op);
-            for &m in &ms {
-                let problem = Problem::new(op, m, n, k, DType::Bf16, world).with_context(|| format!("{op} of {model} at m = {m}"))?;
-                cases.push(Case {
-                    model: model.name().to_owned(),
-                    problem,
-                    sustained: args.sustained.filter(|_| args.ms.contains(&m) || most == Some(&m)),
-                });
-            }
-        }
-    }
-    Ok(cases)
+    let most = ms.iter().max().copied().filter(|_| args.ms.is_empty());
+    let layers = shapes::layers(&models, &args.ops, &ms, world)?;
+    let case = |Layer { model, problem }: Layer| {
+        let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() as usize == most));
+        Case { model: model.name().to_owned(), problem, sustained }
+    };
+    Ok(layers.into_iter().map(case).collect())
 }
 
 fn bar(rows: usize, samples: usize) -> ProgressBar {

@@ -9,12 +9,11 @@ mod timing;
 
 pub use report::{FirstCall, FirstCallReport, SCHEMA, table};
 
-use crate::bench::parse_op;
 use crate::report as bench_report;
-use crate::shapes::Model;
+use crate::shapes::{self, Layer, Model, parse_op};
 use crate::{atomic_file, limited, machine};
 use anyhow::{Context, bail, ensure};
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::OpKind;
 use flux_transport::Select;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,14 +51,6 @@ pub struct Args {
     pub here: Option<PathBuf>,
 }
 
-/// One shape to be timed.
-#[derive(Clone, Debug)]
-struct Case {
-    model: Model,
-    m: usize,
-    problem: Problem,
-}
-
 /// Times every shape in a process of its own, prints the table, writes the file, and says whether no first call was too slow.
 ///
 /// # Errors
@@ -67,7 +58,8 @@ struct Case {
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     let on_gpus = machine::uses_gpus(args.transport)?;
     let tp = args.tp.unwrap_or_else(|| if on_gpus { machine::gpu_count() } else { 8 });
-    let cases = cases(args, tp)?;
+    let cases = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(tp)?)?;
+    ensure!(!cases.is_empty(), "there is nothing to time");
     if let Some(path) = &args.here {
         let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
         write_row(&timing::first_call(case.model.name(), &case.problem, args.transport)?, path)?;
@@ -99,28 +91,14 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(report.kept())
 }
 
-fn cases(args: &Args, tp: u32) -> anyhow::Result<Vec<Case>> {
-    let world = WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))?;
-    let mut cases = Vec::new();
-    for model in &args.shapes {
-        for &op in &args.ops {
-            let (n, k) = model.extents(op);
-            for &m in &args.ms {
-                let problem = Problem::new(op, m, n, k, DType::Bf16, world).with_context(|| format!("{op} of {model} at m = {m}"))?;
-                cases.push(Case { model: model.clone(), m, problem });
-            }
-        }
-    }
-    ensure!(!cases.is_empty(), "there is nothing to time");
-    Ok(cases)
-}
-
 /// The row of a case, from this program started anew.
-fn in_a_process(args: &Args, case: &Case, tp: u32, folder: &Path) -> anyhow::Result<FirstCall> {
+fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Result<FirstCall> {
     let (row, log) = (folder.join("row"), folder.join("log"));
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["first-call", "--ops", case.problem.op().name(), "--shapes", case.model.name()]);
-    command.args(["--ms", &case.m.to_string(), "--tp", &tp.to_string(), "--transport", &args.transport.to_string(), "--here"]).arg(&row);
+    command
+        .args(["--ms", &case.problem.m().to_string(), "--tp", &tp.to_string(), "--transport", &args.transport.to_string(), "--here"])
+        .arg(&row);
     let said = || limited::tail(&log, 20).join("\n");
     match limited::run(&mut command, Duration::from_secs(args.limit), &log)? {
         Some(status) if status.success() => {}

@@ -1,5 +1,6 @@
 use super::*;
 use crate::stats::Times;
+use flux_core::{DType, Problem};
 
 fn row(first_call_ms: f64) -> FirstCall {
     let warm = Times { p10: 0.9, median: 1.0, p90: 1.1 };
@@ -36,7 +37,7 @@ fn one_slow_first_call_fails_the_whole_and_is_marked() {
 
 #[test]
 fn a_first_call_is_timed_on_the_host_too() {
-    let world = WorldSize::new(2).unwrap();
+    let world = shapes::world(2).unwrap();
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         let problem = Problem::new(op, 16, 32, 32, DType::Bf16, world).unwrap();
         let row = timing::first_call("none", &problem, Select::Host).unwrap();

@@ -6,7 +6,7 @@ use crate::operands::Operands;
 use crate::reference::{Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Rank};
-use flux_kernels::harness::{self, Harness, Seeds};
+use flux_kernels::harness::{self, Expected, Harness, Seeds};
 use flux_transport::Stream;
 use flux_transport::cuda::{CudaDevice, DeviceBlock};
 use flux_transport::nccl::{Comm, ElementType};
@@ -83,11 +83,16 @@ impl Gpu {
 
     pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
-        let seeds = Seeds { x: operands.seed_x, w: operands.seed_w };
+        let expected = Expected {
+            seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
+            fill: operands.fill.into(),
+            bias: operands.finish.bias.then_some(operands.seed_bias),
+            activation: operands.finish.activation,
+        };
         let y = (y, u64::from(problem.y_shape().cols));
         self.device.bind()?;
         // SAFETY: `y` is the set's, of the problem's shape.
-        let report = unsafe { self.harness.verify(problem, rank, y, seeds, operands.fill.into(), self.raw_stream())? };
+        let report = unsafe { self.harness.verify(problem, rank, y, &expected, self.raw_stream())? };
         Ok(Verdict {
             max_error: f64::from(report.max_error),
             max_reference: f64::from(report.max_reference),

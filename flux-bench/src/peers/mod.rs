@@ -9,15 +9,15 @@ mod tests;
 
 pub use report::{PeerRow, PeersReport, SCHEMA, table};
 
-use crate::bench::parse_op;
 use crate::report as bench_report;
-use crate::shapes::Model;
+use crate::shapes::{self, Model, parse_op};
 use crate::{atomic_file, machine};
 use anyhow::{Context, ensure};
 use child::{Case, Job};
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::OpKind;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::slice::from_ref;
 use std::time::Duration;
 
 /// Arguments of `flux-bench peers`.
@@ -87,16 +87,13 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
 
 /// What the script is asked for; only problems that flux takes too.
 fn job(args: &Args, tp: u32) -> anyhow::Result<Job> {
-    let world = WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))?;
     ensure!(args.samples > 0, "--samples must be at least 1");
+    let world = shapes::world(tp)?;
     let mut cases = Vec::new();
     for model in &args.shapes {
         for &op in &args.ops {
+            let ms: Vec<u32> = shapes::layers(from_ref(model), &[op], &args.ms, world)?.iter().map(|layer| layer.problem.m()).collect();
             let (n, k) = model.extents(op);
-            let problem = |&m: &usize| {
-                Problem::new(op, m, n, k, DType::Bf16, world).map(|p| p.m()).with_context(|| format!("{op} of {model} at m = {m}"))
-            };
-            let ms = args.ms.iter().map(problem).collect::<anyhow::Result<_>>()?;
             cases.push(Case { op: op.name(), model: model.name().to_owned(), n: n as u32, k: k as u32, ms });
         }
     }

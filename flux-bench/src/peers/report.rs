@@ -3,7 +3,7 @@
 //! Invariant: a time that is missing has its reason beside it.
 
 use crate::atomic_file::{self, WriteError};
-use crate::report::ms;
+use crate::report::{Row, ms};
 use crate::stats::Times;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -93,9 +93,10 @@ impl PeersReport {
         self.rows.iter().all(|r| r.verified)
     }
 
-    /// The row of an op at a shape.
-    pub fn row(&self, op: &str, (m, n, k): (u32, u32, u32), tp: u32) -> Option<&PeerRow> {
-        self.rows.iter().find(|r| r.op == op && (r.m, r.n, r.k) == (m, n, k) && r.tp == tp)
+    /// What the peers took at the shape of one of the benchmark's rows.
+    pub fn of(&self, row: &Row) -> Option<&PeerRow> {
+        let key = (&row.op, row.m, row.n, row.k, row.tp, &row.dtype);
+        self.rows.iter().find(|r| (&r.op, r.m, r.n, r.k, r.tp, &r.dtype) == key)
     }
 }
 

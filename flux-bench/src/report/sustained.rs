@@ -2,7 +2,8 @@
 //!
 //! Invariant: both efficiencies are made of medians by one formula, so their difference is the machine's doing.
 
-use super::{Measured, Row, milliseconds, ms};
+use super::table::stands_out;
+use super::{Measured, Row, milliseconds, ms, resolved};
 use crate::stats::Times;
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
@@ -47,12 +48,14 @@ pub(super) fn table(rows: &[Row]) -> String {
             let _ = writeln!(text, "\nback to back, {} s each, by turns: times of a call and E, and the rounds' E\n", s.seconds);
             text.push_str("op       model            m   T_op ms    T_gemm  T_serial     E %  rounds  difference\n");
         }
-        let percent = |e: Option<f64>| e.map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0));
+        let (sustained, rounds) = (stands_out(&s.t_serial_ms, &s.t_gemm_ms), resolved(row));
+        let shown = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{:.1}", v * 100.0));
         let [op, gemm, serial] = [s.t_op_ms, s.t_gemm_ms, s.t_serial_ms].map(|t| ms(t.median));
-        let (e, rounds) = (percent(s.overlap_efficiency), percent(row.overlap_efficiency));
-        let difference = s.difference.map_or_else(|| "-".to_owned(), |d| format!("{:+.1}", d * 100.0));
+        let e = shown(s.overlap_efficiency.filter(|_| sustained));
+        let of_rounds = shown(row.overlap_efficiency.filter(|_| rounds));
+        let difference = shown(s.difference.filter(|_| sustained && rounds));
         let (name, model, m) = (&row.op, &row.model, row.m);
-        let _ = writeln!(text, "{name:<8} {model:<12} {m:>5} {op:>9} {gemm:>9} {serial:>9} {e:>7} {rounds:>7} {difference:>11}");
+        let _ = writeln!(text, "{name:<8} {model:<12} {m:>5} {op:>9} {gemm:>9} {serial:>9} {e:>7} {of_rounds:>7} {difference:>11}");
     }
     text
 }

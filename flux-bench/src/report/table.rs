@@ -45,8 +45,13 @@ pub fn table(report: &Report) -> String {
 
 /// Whether what the collective costs in the serial path stands out of the spread of the samples: a ratio to noise is not shown.
 pub(crate) fn resolved(row: &Row) -> bool {
+    stands_out(&row.t_serial_ms, &row.t_gemm_ms)
+}
+
+/// Whether the serial path's and the GEMM's medians are further apart than their samples.
+pub(super) fn stands_out(serial: &Times, gemm: &Times) -> bool {
     let spread = |t: &Times| t.p90 - t.p10;
-    row.t_serial_ms.median - row.t_gemm_ms.median > spread(&row.t_serial_ms).max(spread(&row.t_gemm_ms))
+    serial.median - gemm.median > spread(serial).max(spread(gemm))
 }
 
 fn heading(report: &Report) -> String {

@@ -27,7 +27,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// ag-gemm or gemm-rs
-    #[arg(value_parser = crate::bench::parse_op)]
+    #[arg(value_parser = crate::shapes::parse_op)]
     pub op: OpKind,
     /// Ranks, as threads of this process
     #[arg(long, default_value_t = 1)]

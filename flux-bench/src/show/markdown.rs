@@ -3,25 +3,48 @@
 //! Invariant: every row of the report is a row of the table, in the report's order.
 
 use super::machine;
+use crate::peers::{PeerRow, PeersReport};
 use crate::report::{Report, Row, ms, resolved};
 use std::fmt::Write as _;
 
-const HEAD: &str = "\
-| op | model | m | T_op ms | T_gemm ms | T_serial ms | speed-up | ECT ms | E % |
-|---|---|--:|--:|--:|--:|--:|--:|--:|
-";
+const HEAD: &str = "| op | model | m | T_op ms | T_gemm ms | T_serial ms | speed-up | ECT ms | E % |";
+const RULE: &str = "|---|---|--:|--:|--:|--:|--:|--:|--:|";
 
-/// A paragraph that says what was measured where, then the table.
-pub fn markdown(report: &Report) -> String {
+/// A paragraph that says what was measured where, then the table; with a column of the best peer, where peers are known.
+pub fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
     let mut text = heading(report);
-    text.push_str(HEAD);
+    if let Some(peers) = peers {
+        text.push_str(&peers_heading(peers));
+    }
+    let (head, rule) = if peers.is_some() { (" best peer ms |", "---|") } else { ("", "") };
+    let _ = writeln!(text, "\n{HEAD}{head}\n{RULE}{rule}");
     for row in &report.rows {
         let efficiency = row.overlap_efficiency.filter(|_| resolved(row)).map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0));
         let [op, gemm, serial, ect] = [row.t_op_ms.median, row.t_gemm_ms.median, row.t_serial_ms.median, row.ect_ms].map(ms);
         let (name, model, m, speed_up) = (&row.op, &row.model, row.m, speed_up(row));
-        let _ = writeln!(text, "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | {efficiency} |");
+        let _ = write!(text, "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | {efficiency} |");
+        if let Some(peers) = peers {
+            let best = peers.of(row).and_then(PeerRow::best);
+            let _ = match best {
+                Some((time, way)) => write!(text, " {} ({way}) |", ms(time)),
+                None => write!(text, " - |"),
+            };
+        }
+        text.push('\n');
     }
     text
+}
+
+fn peers_heading(peers: &PeersReport) -> String {
+    let samples = peers.rows.first().map_or(0, |r| r.samples);
+    format!(
+        "The best peer is the faster of NCCL and `torch.mm` in turn (serial) and PyTorch's fused op on symmetric memory (async-TP): PyTorch {}, NCCL {},\n\
+         {samples} rounds on {}: `{}`.\n",
+        peers.torch,
+        peers.nccl,
+        peers.date.split('T').next().unwrap_or_default(),
+        peers.command,
+    )
 }
 
 /// How many times as long the serial path takes.
@@ -35,7 +58,7 @@ fn heading(report: &Report) -> String {
     format!(
         "{}{}{}{}.\n\
          {samples} rounds on {}, commit `{}`: `{}`.\n\
-         Speed-up is `T_serial / T_op`; E is `-` where `T_serial - T_gemm` is within the samples' spread.\n\n",
+         Speed-up is `T_serial / T_op`; E is `-` where `T_serial - T_gemm` is within the samples' spread.\n",
         machine(report),
         version("driver", &report.driver),
         version("CUDA", &report.cuda),

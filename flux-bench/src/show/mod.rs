@@ -12,6 +12,7 @@ pub use markdown::markdown;
 pub use svg::svg;
 
 use crate::atomic_file;
+use crate::peers::{self, PeersReport};
 use crate::report::{Report, SCHEMA};
 use anyhow::{Context, ensure};
 use std::fs;
@@ -29,7 +30,10 @@ pub struct Args {
     /// Write a picture of the one file that is given
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// Write the results of README.md and the pictures of the repository at ROOT anew, from its `results/*-nvlink.json`
+    /// Show beside the one file that is given what peers took: a file that `flux-bench peers --json` has written
+    #[arg(long, value_name = "FILE.json", conflicts_with = "publish")]
+    pub peers: Option<PathBuf>,
+    /// Write the results of README.md and the pictures of the repository at ROOT anew, from its `results/*-nvlink.json` and `*-peers.json`
     #[arg(long, value_name = "ROOT", conflicts_with_all = ["files", "markdown", "svg"])]
     pub publish: Option<PathBuf>,
 }
@@ -44,12 +48,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let reports = args.files.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let peers = match (&args.peers, &reports[..]) {
+        (None, _) => None,
+        (Some(path), [report]) => Some(read_peers(path, report)?),
+        (Some(_), _) => anyhow::bail!("peers are shown beside one file, not {}", reports.len()),
+    };
     if let Some(path) = &args.svg {
         let [report] = &reports[..] else { anyhow::bail!("a picture shows one file, not {}", reports.len()) };
-        write(path, &svg(report))?;
+        write(path, &svg(report, peers.as_ref()))?;
     }
     if args.markdown {
-        print!("{}", reports.iter().map(markdown).collect::<Vec<_>>().join("\n"));
+        print!("{}", reports.iter().map(|report| markdown(report, peers.as_ref())).collect::<Vec<_>>().join("\n"));
     }
     Ok(())
 }
@@ -71,6 +80,28 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
         ensure!(medians.iter().all(|&t| t > 0.0), "{shape}: times of {medians:?} ms cannot be compared");
     }
     Ok(report)
+}
+
+/// What peers took, in `path`, to be shown beside `report`.
+///
+/// # Errors
+/// Where the file is no such report, is of another machine, has no rows of `report`'s, or has a row that must not be shown.
+pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
+    let name = path.display();
+    let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
+    let peers: PeersReport =
+        serde_json::from_slice(&text).with_context(|| format!("{name} is not what `flux-bench peers --json` writes"))?;
+    ensure!(peers.schema == peers::SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, peers::SCHEMA);
+    let (theirs, ours) = ((&peers.device, peers.gpus), (&report.device, report.gpus));
+    ensure!(theirs == ours, "{name} was measured on {} x {}, and the ops on {} x {}", theirs.1, theirs.0, ours.1, ours.0);
+    ensure!(report.rows.iter().any(|row| peers.of(row).is_some()), "{name} has none of the shapes that it is to be shown beside");
+    for row in &peers.rows {
+        let shape = format!("{name}: {} {} m {}", row.op, row.model, row.m);
+        ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
+        let medians = || [row.gemm_ms, row.serial_ms, row.async_tp_ms].into_iter().flatten().map(|t| t.median);
+        ensure!(medians().all(|t| t > 0.0), "{shape}: times of {:?} ms cannot be compared", medians().collect::<Vec<_>>());
+    }
+    Ok(peers)
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {

@@ -1,10 +1,11 @@
 //! The repository's results: README's part and the pictures.
 //!
-//! Invariant: they hold nothing that is not in `results/*-nvlink.json`. [`render`] is what they must be, and changes no file.
+//! Invariant: they hold nothing that is not in `results/*-nvlink.json` and the `*-peers.json` beside them. [`render`] is what they must be, and changes no file.
 
 use super::markdown::{markdown, speed_up};
 use super::svg::svg;
-use super::{machine, read};
+use super::{machine, read, read_peers};
+use crate::peers::PeersReport;
 use crate::report::Report;
 use anyhow::{Context, ensure};
 use std::fmt::Write as _;
@@ -15,6 +16,8 @@ const BEGIN: &str = "<!-- results:begin -->\n";
 const END: &str = "<!-- results:end -->";
 /// Results with this ending are published: those of GPUs, named after hardware and transport.
 const SUFFIX: &str = "-nvlink.json";
+/// What peers took on the same hardware is in the file with this ending in its place.
+const PEERS_SUFFIX: &str = "-peers.json";
 /// How many GPUs the figures are wanted for.
 const WANTED_GPUS: u32 = 8;
 
@@ -27,10 +30,11 @@ pub struct Rendered {
     pub content: String,
 }
 
-/// A report and the name of its file up to the ending `.json`.
+/// A report, the name of its file up to the ending `.json`, and what peers took.
 struct Named {
     stem: String,
     report: Report,
+    peers: Option<PeersReport>,
 }
 
 impl Named {
@@ -53,7 +57,7 @@ pub fn render(root: &Path) -> anyhow::Result<Vec<Rendered>> {
     let content = format!("{before}{BEGIN}{}{END}{after}", part(&results));
 
     let mut files = vec![Rendered { path, content }];
-    files.extend(results.iter().map(|r| Rendered { path: root.join(r.picture()), content: svg(&r.report) }));
+    files.extend(results.iter().map(|r| Rendered { path: root.join(r.picture()), content: svg(&r.report, r.peers.as_ref()) }));
     Ok(files)
 }
 
@@ -64,9 +68,12 @@ fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
     for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.ends_with(SUFFIX) {
+        if let Some(hardware) = name.strip_suffix(SUFFIX) {
             let stem = name.trim_end_matches(".json").to_owned();
-            results.push(Named { stem, report: read(&path)? });
+            let report = read(&path)?;
+            let peers = folder.join(format!("{hardware}{PEERS_SUFFIX}"));
+            let peers = if peers.exists() { Some(read_peers(&peers, &report)?) } else { None };
+            results.push(Named { stem, report, peers });
         }
     }
     ensure!(!results.is_empty(), "{} holds no file that ends in {SUFFIX}", folder.display());
@@ -83,7 +90,12 @@ fn part(results: &[Named]) -> String {
         let _ = writeln!(text, "Measured on {counts} GPUs because {WANTED_GPUS} were not available.\n");
     }
     let name = machine(&first.report);
-    let _ = writeln!(text, "{}\n![Times over those of the GEMM alone: {name}]({})\n", markdown(&first.report), first.picture());
+    let _ = writeln!(
+        text,
+        "{}\n![Times over those of the GEMM alone: {name}]({})\n",
+        markdown(&first.report, first.peers.as_ref()),
+        first.picture()
+    );
     for other in others {
         let speed_ups = || other.report.rows.iter().map(speed_up);
         let (low, high) = (speed_ups().fold(f64::INFINITY, f64::min), speed_ups().fold(f64::NEG_INFINITY, f64::max));

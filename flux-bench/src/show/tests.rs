@@ -1,3 +1,5 @@
+mod peers;
+
 use super::*;
 use crate::report::{Measured, Row, Verified};
 use crate::stats::Times;
@@ -35,7 +37,7 @@ fn both_ops() -> Report {
 
 #[test]
 fn the_table_has_every_row_and_says_what_ran_where() {
-    let text = markdown(&both_ops());
+    let text = markdown(&both_ops(), None);
     assert!(text.starts_with("4 x A <GPU>, transport nvlink, TP 4, bf16, driver 580.1, NCCL 2.28.\n"));
     assert!(text.contains("\n30 rounds on 2026-11-21, commit `0123`: `flux-bench bench --tp 4`.\n"), "{text}");
     assert!(text.contains("| ag_gemm | gpt3 | 512 | 1.400 | 1.000 | 1.500 | 1.07 | 0.400 | 20.0 |\n"), "{text}");
@@ -46,12 +48,12 @@ fn the_table_has_every_row_and_says_what_ran_where() {
 fn an_efficiency_within_the_spread_is_a_dash() {
     let mut report = both_ops();
     report.rows[0].t_serial_ms.p90 += 0.6;
-    assert!(markdown(&report).contains("| 1.07 | 0.400 | - |\n"), "{}", markdown(&report));
+    assert!(markdown(&report, None).contains("| 1.07 | 0.400 | - |\n"), "{}", markdown(&report, None));
 }
 
 #[test]
 fn the_picture_has_a_panel_for_each_op_and_a_point_for_each_time() {
-    let picture = svg(&both_ops());
+    let picture = svg(&both_ops(), None);
     let count = |what: &str| picture.matches(what).count();
     // Those of the legend come on top: two points and a line of each kind.
     assert_eq!((count("<circle"), count("<rect"), count("<polyline")), (3 + 2, 3 + 2, 2 * 2 + 2));
@@ -60,7 +62,7 @@ fn the_picture_has_a_panel_for_each_op_and_a_point_for_each_time() {
 
 #[test]
 fn heights_are_proportional_to_time() {
-    let picture = svg(&both_ops());
+    let picture = svg(&both_ops(), None);
     let heights: Vec<f64> = picture
         .lines()
         .filter_map(|l| l.strip_prefix("<circle ")?.split("cy=\"").nth(1)?.split('"').next()?.parse().ok())
@@ -72,7 +74,7 @@ fn heights_are_proportional_to_time() {
 
 #[test]
 fn one_row_is_a_picture_too() {
-    let picture = svg(&report(0, vec![row(OpKind::AllGatherGemm, 512, 1.0)]));
+    let picture = svg(&report(0, vec![row(OpKind::AllGatherGemm, 512, 1.0)]), None);
     assert!(!picture.contains("NaN") && !picture.contains("inf"), "{picture}");
 }
 

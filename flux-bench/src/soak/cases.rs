@@ -1,5 +1,6 @@
 //! The shapes that are hard.
 
+use crate::finish::Finish;
 use flux_core::{DType, OpKind, Problem, ProblemError, WorldSize};
 
 /// One problem of the matrix.
@@ -9,6 +10,8 @@ pub struct Case {
     pub name: String,
     /// The problem.
     pub problem: Problem,
+    /// What the op does to its sums.
+    pub finish: Finish,
     /// Whether it is a whole model's layer, of which a few calls must do.
     pub heavy: bool,
 }
@@ -33,11 +36,12 @@ pub fn matrix(world: WorldSize, models: bool) -> Result<Vec<Case>, ProblemError>
     let ranks = world.index();
     let mut cases = Vec::new();
     let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
-    let mut push = |name: &str, op, m, (n, k), dtype, heavy| {
+    let mut push = |name: &str, op, m, (n, k), dtype, finish: Finish, heavy| {
         let problem = Problem::new(op, m, n, k, dtype, world)?;
-        cases.push(Case { name: format!("{name} {problem}"), problem, heavy });
+        cases.push(Case { name: format!("{name}{finish} {problem}"), problem, finish, heavy });
         Ok(())
     };
+    let plain = Finish::default();
     for op in ops {
         // Which of n and k is split over the ranks.
         let extents = |split: usize, whole: usize| match op {
@@ -46,17 +50,23 @@ pub fn matrix(world: WorldSize, models: bool) -> Result<Vec<Case>, ProblemError>
         };
         for (name, rows, split, whole) in SMALL {
             for dtype in [DType::Bf16, DType::F16] {
-                push(name, op, rows * ranks, extents(split, whole), dtype, false)?;
+                push(name, op, rows * ranks, extents(split, whole), dtype, plain, false)?;
+            }
+        }
+        // A bias, alone and with each activation, where a tile ends at every column and where there is the least of everything.
+        for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "ragged"].contains(name)) {
+            for (dtype, finish) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| Finish::with_bias(op).map(move |f| (d, f))) {
+                push(name, op, rows * ranks, extents(split, whole), dtype, finish, false)?;
             }
         }
         // m = 8 x 129 whatever the number of ranks, where it divides.
         if 8 * 129 % ranks == 0 && ranks != 8 {
-            push("ragged-1032", op, 8 * 129, extents(296, 200), DType::Bf16, false)?;
+            push("ragged-1032", op, 8 * 129, extents(296, 200), DType::Bf16, plain, false)?;
         }
         for (name, hidden, ffn) in [("gpt3", 12288, 49152), ("llama70b", 8192, 28672)].into_iter().filter(|_| models) {
             for m in [512, 1024, 2048, 4096, 8192] {
                 let (n, k) = if op == OpKind::AllGatherGemm { (ffn, hidden) } else { (hidden, ffn) };
-                push(name, op, m, (n, k), DType::Bf16, true)?;
+                push(name, op, m, (n, k), DType::Bf16, plain, true)?;
             }
         }
     }
@@ -74,6 +84,9 @@ mod tests {
             let cases = matrix(world, false).unwrap();
             assert!(cases.len() >= 20, "{ranks} ranks: {}", cases.len());
             assert!(cases.iter().all(|c| c.problem.world() == world && !c.heavy));
+            for name in ["ragged+bias gemm_rs", "ragged+bias+gelu ag", "ragged+bias+silu ag", "least+bias+relu ag"] {
+                assert_eq!(cases.iter().filter(|c| c.name.starts_with(name)).count(), 2, "{name}");
+            }
         }
         let whole = matrix(WorldSize::new(8).unwrap(), true).unwrap();
         assert_eq!(whole.iter().filter(|c| c.heavy).count(), 20);

@@ -109,6 +109,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
         let few = args.quick || case.heavy;
         let run = Run {
             plan: Plan { workers, ..Plan::default() },
+            finish: case.finish,
             apart: if few { 3 } else { 8 },
             in_a_row: if few { args.calls.min(16) } else { args.calls },
             seed: args.seed.unwrap_or(1),
@@ -121,7 +122,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
         passed &= all.passed();
         if first {
             let word = if all.passed() { "passed" } else { "FAILED" };
-            println!("{word}  {:<44} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
+            println!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
         }
     }
     Ok(passed)

@@ -1,6 +1,7 @@
 //! The three phases of a case, on one rank.
 
 use crate::data::{self, Fill};
+use crate::finish::Finish;
 use crate::op::FusedOp;
 use crate::operands::Operands;
 use crate::plan::Plan;
@@ -72,6 +73,7 @@ impl fmt::Display for Soaked {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) plan: Plan,
+    pub(super) finish: Finish,
     /// Calls apart, and in a row.
     pub(super) apart: u64,
     pub(super) in_a_row: u64,
@@ -81,10 +83,10 @@ pub(super) struct Run {
 
 /// Runs a problem's phases on this rank; collective.
 pub(super) fn soak<T: Element>(site: &Site, problem: &Problem, run: &Run) -> anyhow::Result<Soaked> {
-    let op = FusedOp::<T>::build(problem, site.comm(), &run.plan)?;
-    let mut sets = [site.operand_set(problem)?, site.operand_set(problem)?];
+    let op = FusedOp::<T>::finished(problem, site.comm(), &run.plan, run.finish)?;
+    let mut sets = [site.finished_set(problem, run.finish)?, site.finished_set(problem, run.finish)?];
     let mut soaked = Soaked::default();
-    let rank = Rank { site, op: &op, seed: run.seed };
+    let rank = Rank { site, op: &op, finish: run.finish, seed: run.seed };
     rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
@@ -94,6 +96,7 @@ pub(super) fn soak<T: Element>(site: &Site, problem: &Problem, run: &Run) -> any
 struct Rank<'a, T> {
     site: &'a Site,
     op: &'a FusedOp<T>,
+    finish: Finish,
     seed: u64,
 }
 
@@ -102,7 +105,7 @@ const LONGEST_NS: u64 = 3_000_000;
 
 impl<T: Element> Rank<'_, T> {
     fn operands(&self, call: u64, fill: Fill) -> Operands {
-        Operands::new(*self.op.problem(), self.seed, call, fill)
+        Operands::new(*self.op.problem(), self.seed, call, fill).finished(self.finish)
     }
 
     /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed; the seed says who begins.

@@ -34,7 +34,7 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The op: ag_gemm or gemm_rs
-    #[arg(long, alias = "op", value_name = "OP", value_parser = bench::parse_op)]
+    #[arg(long, alias = "op", value_name = "OP", value_parser = crate::shapes::parse_op)]
     pub ops: OpKind,
     /// The layer: gpt3, llama70b, or a fraction of one as in gpt3/16
     #[arg(long, alias = "shape", value_name = "MODEL", default_value = "gpt3")]

@@ -2,6 +2,7 @@
 // output buffer, where the storer takes over.
 #pragma once
 #include "core/config.cuh"
+#include "core/epilogue.cuh"
 #include "core/trace.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -145,6 +146,7 @@ struct Consumer {
             if (send) {
                 write_slot(acc);
             } else {
+                finish_tile<C>(p, item, thread, acc);
                 write_boxes(acc);
             }
             // Orders this thread's writes of the output buffer before the bulk store that reads it.

@@ -1,5 +1,6 @@
 // Kernels of the harness: they make operands, check results against an fp64 reference, and occupy the device for a known time.
 #include "harness/data.cuh"
+#include "program.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux::harness {
@@ -14,20 +15,23 @@ struct FillParams {
 };
 static_assert(sizeof(FillParams) == 48, "harness.rs");
 
-// What is checked: y[i, j] of a window against sum over c of x[row0 + i, c] * w[col0 + j, c].
+// What is checked: y[i, j] of a window against act(sum over c of x[row0 + i, c] * w[col0 + j, c] + bias[col0 + j]).
 struct VerifyParams {
     u64 y;
     u64 row_stride;  // elements
     u64 x_seed, w_seed;
     u64 report;
+    u64 bias_seed;   // of a matrix of one row
     u32 row0, col0;
     u32 rows, cols;
     u32 k, segment;  // the inner product is summed in segments of this length, each rounded to 16 bits where there are several,
     u32 own;         // but for this one
     u32 fill, bf16;
+    u32 bias;        // whether there is one
+    u32 activation;
     u32 reserved;
 };
-static_assert(sizeof(VerifyParams) == 80, "harness.rs");
+static_assert(sizeof(VerifyParams) == 96, "harness.rs");
 
 struct VerifyReport {
     u64 violations;
@@ -42,6 +46,18 @@ static_assert(sizeof(VerifyReport) == 32, "harness.rs");
 constexpr u32 kTileRows = 64;
 constexpr u32 kTileCols = 32;
 constexpr u32 kStep = 16;
+
+// By the definitions, in fp64, with the largest slope: what an error before the activation grows by.
+__device__ __forceinline__ double activated(Activation activation, double v, float& slope) {
+    slope = 1.0f;
+    switch (activation) {
+        case Activation::kNone: break;
+        case Activation::kGelu: slope = 1.13f; return 0.5 * v * (1.0 + tanh(0.79788456080286536 * (v + 0.044715 * v * v * v)));
+        case Activation::kSilu: slope = 1.1f; return v / (1.0 + exp(-v));
+        case Activation::kRelu: return v < 0.0 ? 0.0 : v;
+    }
+    return v;
+}
 
 }  // namespace flux::harness
 
@@ -61,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
 // One CTA checks 64 x 32 elements; a thread 4 x 2. The reference is accumulated in fp64 from the generators, not from the operands in memory.
 //
 // The bound of an element: the rounding of the result, u * |y|; of each partial sum that was rounded to 16 bits, u * |partial|; and of
-// fp32 accumulation, sqrt(k) * eps * sum |x| |w|. Small integers have to be exact.
+// fp32 accumulation, sqrt(k) * eps * sum |x| |w|; of the bias's addition, eps * |sum|. GELU and SiLU multiply what was off before them by their
+// slope and add 7 * eps * |sum| (flux-kernels/src/epilogue.rs). Small integers have to be exact before these two, and in the result without them.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
     __shared__ float xs[kTileRows][kStep + 1];
     __shared__ float ws[kTileCols][kStep + 1];
@@ -129,6 +146,8 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 
     const float u = bf16 ? 1.0f / 256.0f : 1.0f / 2048.0f;
     const float eps = 5.9604645e-8f;  // 2^-24
+    const Activation activation = static_cast<Activation>(p.activation);
+    const bool smooth = activation == Activation::kGelu || activation == Activation::kSilu;
     float max_error = 0.0f, max_reference = 0.0f, max_ratio = 0.0f;
     VerifyReport* report = reinterpret_cast<VerifyReport*>(p.report);
 #pragma unroll
@@ -139,13 +158,21 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             if (r >= p.rows || c >= p.cols) continue;
             const u16 bits = reinterpret_cast<const u16*>(p.y)[r * p.row_stride + c];
             const float y = widen(bf16, bits);
-            const float reference = static_cast<float>(sum[i][j]);
-            const float error = static_cast<float>(fabs(static_cast<double>(y) - sum[i][j]));
+            double whole = sum[i][j];
+            float inner = fill == Fill::kSmallInts ? 0.0f : sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + u * partials[i][j];
+            if (p.bias != 0) {
+                whole += element(bf16, fill, p.bias_seed, 0, p.col0 + c);
+                if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);
+            }
+            float slope;
+            const double expected = activated(activation, whole, slope);
+            if (smooth) inner = slope * inner + 7.0f * eps * (fabsf(static_cast<float>(whole)) + inner);
+            const float reference = static_cast<float>(expected);
+            const float error = static_cast<float>(fabs(static_cast<double>(y) - expected));
             bool ok;
-            if (fill == Fill::kSmallInts) {
+            if (fill == Fill::kSmallInts && !smooth) {
                 ok = y == widen(bf16, round_to(bf16, reference));
             } else {
-                const float inner = sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + u * partials[i][j];
                 const float bound = u * (fabsf(reference) + inner) + inner;
                 ok = error <= bound;
                 max_ratio = fmaxf(max_ratio, error / bound);

@@ -61,6 +61,13 @@ __device__ __forceinline__ uint4 load_constant_16(const void* p) {
     return v;
 }
 
+// ld.global.nc, 4 bytes
+__device__ __forceinline__ u32 load_constant_4(u64 p) {
+    u32 v;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
 // ld.shared, 16 bytes
 __device__ __forceinline__ uint4 load_shared_16(u32 p) {
     uint4 v;

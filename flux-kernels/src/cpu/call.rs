@@ -3,7 +3,7 @@
 //! Invariant: payload is touched only between the signals that hand it over, and after a failure nothing is published.
 
 use super::panel::{self, Panel};
-use super::{HostMemory, Rows, RowsMut, pause};
+use super::{Epilogue, HostMemory, Rows, RowsMut, pause};
 use crate::Element;
 use flux_core::Rank;
 use flux_core::layout;
@@ -56,6 +56,7 @@ pub(super) struct Call<'a, T> {
     /// `w` in fp32, dense.
     pub(super) weights: &'a [f32],
     pub(super) y: Output<'a, T>,
+    pub(super) epilogue: Epilogue<'a, T>,
     pub(super) memory: &'a HostMemory<'a>,
     pub(super) protocol: Protocol<'a, HostMemory<'a>>,
     /// Whether a mover reads `x` in this call.
@@ -75,9 +76,9 @@ impl<T: Element> Call<'_, T> {
                 sink::SEND => self.send(item, &scratch.acc),
                 sink::REDUCE => {
                     self.reduce(item, scratch)?;
-                    self.store(item, &scratch.acc);
+                    self.store(item, &mut scratch.acc);
                 }
-                _ => self.store(item, &scratch.acc),
+                _ => self.store(item, &mut scratch.acc),
             }
             self.protocol.complete(item)?;
         }
@@ -150,8 +151,13 @@ impl<T: Element> Call<'_, T> {
         Ok(())
     }
 
-    /// Rounds the tile into `y`.
-    fn store(&self, item: &WorkItem, acc: &[f32]) {
+    /// Finishes the tile's sums and rounds them into `y`.
+    fn store(&self, item: &WorkItem, acc: &mut [f32]) {
+        if !self.epilogue.is_none() {
+            for row in acc.chunks_exact_mut(self.program.tile.n as usize).take(item.rows as usize) {
+                self.epilogue.apply(item.col as usize, &mut row[..item.cols as usize]);
+            }
+        }
         let outer = (item.out_outer * self.program.problem.m_shard() + item.row) as usize;
         for (i, from) in self.rows(item, acc).enumerate() {
             let offset = (outer + i) * self.y.stride + item.col as usize;

@@ -1,5 +1,6 @@
 //! What can go wrong in a call of the CPU executor.
 
+use crate::Activation;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::{DType, Rank};
 
@@ -18,7 +19,7 @@ pub enum ExecuteError {
     /// An operand is smaller than the problem says.
     #[error("{operand} holds {have} elements with a row stride of {stride}; {rows} rows of {cols} need {need}")]
     Operand {
-        /// `x`, `w` or `y`.
+        /// `x`, `w`, `y` or the bias.
         operand: &'static str,
         /// Rows of the operand.
         rows: u32,
@@ -30,6 +31,12 @@ pub enum ExecuteError {
         need: usize,
         /// Elements given.
         have: usize,
+    },
+    /// An activation of a sum that other ranks add to.
+    #[error("GEMM-ReduceScatter takes no activation, and {activation} was asked for")]
+    Activation {
+        /// What was asked for.
+        activation: Activation,
     },
     /// The communicator's workspace is smaller than the program needs.
     #[error("the program needs a workspace of {need:?} over {world} ranks; there is {have:?} over {ranks}")]

@@ -6,11 +6,13 @@
 
 mod call;
 mod check;
+mod epilogue;
 mod error;
 mod memory;
 mod panel;
 mod pause;
 
+pub use epilogue::Epilogue;
 pub use error::ExecuteError;
 pub use memory::HostMemory;
 
@@ -54,6 +56,8 @@ pub struct CpuArgs<'a, T> {
     pub w: Rows<'a, T>,
     /// `y`, `[m, n/W]` or `[m/W, n]`.
     pub y: RowsMut<'a, T>,
+    /// What becomes of a sum before it is stored to `y`.
+    pub epilogue: Epilogue<'a, T>,
     /// The communicator's workspace.
     pub memory: HostMemory<'a>,
     /// Whether a mover reads `x` in this call, so that it must have finished before the call returns.
@@ -95,14 +99,15 @@ impl<T: Element> Executor<T> {
     /// reuse the half of the workspace that they share with the next call but one, and the epoch is advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::Operand`] and [`ExecuteError::Workspace`] before anything is touched. [`ExecuteError::Timeout`] and
+    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`] and [`ExecuteError::Workspace`] before anything is touched. [`ExecuteError::Timeout`] and
     /// [`ExecuteError::Aborted`] when a wait failed, with the fault record and the poison word written; `y` is then undefined.
     pub fn run(&mut self, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-        let CpuArgs { x, w, y, memory, await_pushed } = args;
+        let CpuArgs { x, w, y, epilogue, memory, await_pushed } = args;
         let problem = self.program.problem;
         fits("x", problem.x_shape(), x.elements.len(), x.stride)?;
         fits("w", problem.w_shape(), w.elements.len(), w.stride)?;
         fits("y", problem.y_shape(), y.elements.len(), y.stride)?;
+        epilogue.fits(&problem)?;
         self.holds(&memory)?;
         let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
         let protocol = Protocol::open(&memory, self.program.rank, problem.world());
@@ -114,7 +119,16 @@ impl<T: Element> Executor<T> {
         for (row, to) in self.weights.chunks_exact_mut(k).enumerate() {
             T::widen(w.row(row, k), to);
         }
-        let call = Call { program: &self.program, x, weights: &self.weights, y: Output::new(y), memory: &memory, protocol, await_pushed };
+        let call = Call {
+            program: &self.program,
+            x,
+            weights: &self.weights,
+            y: Output::new(y),
+            epilogue,
+            memory: &memory,
+            protocol,
+            await_pushed,
+        };
         let count = 1 + self.others.len();
         // A scope allocates, even one without threads.
         let alone = self.others.is_empty().then(|| call.work(0, count, &mut self.first));

@@ -6,7 +6,7 @@ use super::params::Params;
 use super::program::DeviceProgram;
 use super::tensor_map::{Stack, encode};
 use super::trace::TraceBuffer;
-use crate::Variant;
+use crate::{Activation, Variant};
 use cudarc::driver::sys;
 use flux_core::layout::gather_place_bytes;
 use flux_core::rank::MAX_WORLD;
@@ -83,6 +83,10 @@ pub struct LaunchArgs<'a> {
     pub w: Matrix,
     /// The caller's `y`.
     pub y: Matrix,
+    /// Address of the caller's bias, one element for each column of `y`, a multiple of 4; 0 for none.
+    pub bias: u64,
+    /// What is applied to the sum with the bias; nothing for GEMM-ReduceScatter.
+    pub activation: Activation,
     /// Every rank's data region, as mapped on this device.
     pub data: &'a [u64],
     /// Every rank's pad, as mapped on this device.
@@ -123,6 +127,9 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     if variant.op() != p.problem.op() || variant.dtype() != p.problem.dtype() || variant.tile() != p.tile {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
+    }
+    if variant.op() == OpKind::GemmReduceScatter && args.activation != Activation::None {
+        return Err(LaunchError::Activation { activation: args.activation });
     }
     let ctas = args.workers;
     if ctas == 0 || ctas > kernel.multiprocessors {
@@ -198,6 +205,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         x_row_bytes: args.x.row_bytes,
         row_bytes,
         place_bytes: gather_place_bytes(problem),
+        bias: args.bias,
         rank: p.rank.get(),
         world: world.get(),
         item_count: p.items.len() as u32,
@@ -207,7 +215,8 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         await_pushed: u32::from(args.await_pushed),
         push_gap_ns: args.pace.push_gap_ns,
         send_gap_ns: args.pace.send_gap_ns,
-        reserved: [0; 5],
+        activation: args.activation as u32,
+        reserved: [0; 4],
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

@@ -19,7 +19,8 @@ unsafe impl Sync for Module {}
 
 #[expect(clippy::unused_self, reason = "a module stands for the context in which its methods have to run")]
 impl Module {
-    /// Loads a cubin, whole: nothing is left to load at the first launch.
+    /// Loads a cubin. With lazy loading, the driver's default, its kernels are loaded when they are looked up, by [`Self::function`]; whoever
+    /// looks up before the first launch leaves nothing to be loaded by it.
     pub(crate) fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let context = current_context()?;
         let mut handle = std::ptr::null_mut();

@@ -25,6 +25,7 @@ pub(super) struct Params {
     pub(super) x_row_bytes: u64,
     pub(super) row_bytes: u64,
     pub(super) place_bytes: u64,
+    pub(super) bias: u64,
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) item_count: u32,
@@ -34,7 +35,8 @@ pub(super) struct Params {
     pub(super) await_pushed: u32,
     pub(super) push_gap_ns: u32,
     pub(super) send_gap_ns: u32,
-    pub(super) reserved: [u32; 5],
+    pub(super) activation: u32,
+    pub(super) reserved: [u32; 4],
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }

@@ -7,6 +7,7 @@ mod links;
 
 pub use links::{BulkCopy, Links, PingPong};
 
+use crate::Activation;
 use crate::cuda::LaunchError;
 use crate::cuda::module::Module;
 use cudarc::driver::sys;
@@ -48,6 +49,26 @@ pub struct Seeds {
     pub w: u64,
 }
 
+/// What a result is checked against.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// Of the operands.
+    pub seeds: Seeds,
+    /// Of all operands.
+    pub fill: Fill,
+    /// Seed of the bias, a matrix `[1, n]`, where there is one.
+    pub bias: Option<u64>,
+    /// What is applied to the sum with the bias.
+    pub activation: Activation,
+}
+
+impl Expected {
+    /// The product and nothing else.
+    pub const fn product(seeds: Seeds, fill: Fill) -> Self {
+        Self { seeds, fill, bias: None, activation: Activation::None }
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct FillParams {
@@ -70,6 +91,7 @@ struct VerifyParams {
     x_seed: u64,
     w_seed: u64,
     report: u64,
+    bias_seed: u64,
     row0: u32,
     col0: u32,
     rows: u32,
@@ -79,6 +101,8 @@ struct VerifyParams {
     own: u32,
     fill: u32,
     bf16: u32,
+    bias: u32,
+    activation: u32,
     reserved: u32,
 }
 
@@ -93,7 +117,7 @@ struct RawReport {
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<FillParams>() == 48 && size_of::<VerifyParams>() == 80 && size_of::<RawReport>() == 32);
+const _: () = assert!(size_of::<FillParams>() == 48 && size_of::<VerifyParams>() == 96 && size_of::<RawReport>() == 32);
 
 /// What a verification found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -196,10 +220,11 @@ impl Harness {
         unsafe { self.module.launch(self.spin, (1, 1), 1, 0, &ns, stream) }
     }
 
-    /// Checks a rank's whole `y` against the fp64 product of the seeds' operands, and waits for the result.
+    /// Checks a rank's whole `y` against what is expected, in fp64, and waits for the result.
     ///
     /// For uniform data the bound of an element is the sum of: the rounding of the result; for GEMM-ReduceScatter the roundings of the partial
-    /// sums; and `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation. Integer data has to be equal.
+    /// sums; and `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation; with a bias, the rounding of its addition; with GELU or SiLU, what these make of the
+    /// former and [`Activation::ERROR`]. Integer data has to be equal, but behind these two, where the bound begins with an exact sum.
     ///
     /// # Safety
     /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape).
@@ -211,8 +236,7 @@ impl Harness {
         problem: &Problem,
         rank: Rank,
         y: (u64, u64),
-        seeds: Seeds,
-        fill: Fill,
+        expected: &Expected,
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
         let shape = problem.y_shape();
@@ -223,9 +247,10 @@ impl Harness {
         let params = VerifyParams {
             y: y.0,
             row_stride: y.1,
-            x_seed: seeds.x,
-            w_seed: seeds.w,
+            x_seed: expected.seeds.x,
+            w_seed: expected.seeds.w,
             report: self.report,
+            bias_seed: expected.bias.unwrap_or_default(),
             row0,
             col0,
             rows: shape.rows,
@@ -233,8 +258,10 @@ impl Harness {
             k: problem.k(),
             segment,
             own,
-            fill: fill as u32,
+            fill: expected.fill as u32,
             bf16: u32::from(problem.dtype() == DType::Bf16),
+            bias: u32::from(expected.bias.is_some()),
+            activation: expected.activation as u32,
             reserved: 0,
         };
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };

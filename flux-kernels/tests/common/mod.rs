@@ -5,11 +5,11 @@ use flux_core::layout::{self, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem};
-use flux_kernels::Variant;
 use flux_kernels::cache;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
-use flux_kernels::harness::{Fill, Harness, Seeds, VerifyReport, Window};
+use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::nvrtc::Arch;
+use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
 /// Device memory, freed on drop.
@@ -73,6 +73,7 @@ struct RankState {
     x: Memory,
     w: Memory,
     y: Memory,
+    bias: Memory,
     control: Memory,
     fault: Memory,
 }
@@ -89,6 +90,10 @@ pub(crate) struct World {
     /// Gaps of pushes and sends.
     pub(crate) pace: Pace,
     pub(crate) deadline_ns: u64,
+    /// Seed of a bias, which the next [`World::prepare`] fills and calls add.
+    pub(crate) bias: Option<u64>,
+    /// What calls apply.
+    pub(crate) activation: Activation,
     epoch: Epoch,
 }
 
@@ -111,6 +116,7 @@ impl World {
                     x: Memory::new(bytes(problem.x_shape())),
                     w: Memory::new(bytes(problem.w_shape())),
                     y: Memory::new(bytes(problem.y_shape())),
+                    bias: Memory::new(u64::from(problem.y_shape().cols) * 2),
                     control,
                     fault: Memory::words(layout::FAULT_BYTES, 0),
                 }
@@ -119,7 +125,9 @@ impl World {
         let data = ranks.iter().map(|_| Memory::words(size.data_bytes(), u32::MAX)).collect();
         let pads = ranks.iter().map(|_| Memory::words(layout::pad_bytes(size.signals), first.before(1).get())).collect();
         context.synchronize().expect("initialised");
-        Self { problem, kernel, harness, ranks, data, pads, size, pace: Pace::default(), deadline_ns: 10_000_000_000, epoch: first }
+        let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
+        let (bias, activation) = (None, Activation::None);
+        Self { problem, kernel, harness, ranks, data, pads, size, pace, deadline_ns, bias, activation, epoch: first }
     }
 
     fn raw(&self, rank: usize) -> usize {
@@ -149,6 +157,11 @@ impl World {
             unsafe {
                 self.harness.fill(window(&rank.x, p.x_shape(), x0), seeds.x, fill, p.dtype(), stream).expect("fill");
                 self.harness.fill(window(&rank.w, p.w_shape(), w0), seeds.w, fill, p.dtype(), stream).expect("fill");
+                if let Some(seed) = self.bias {
+                    let col0 = if p.op() == OpKind::AllGatherGemm { r.get() * y.cols } else { 0 };
+                    let shape = flux_core::problem::Shape { rows: 1, cols: y.cols };
+                    self.harness.fill(window(&rank.bias, shape, (0, col0)), seed, fill, p.dtype(), stream).expect("fill");
+                }
                 self.harness.poison(rank.y.0, u64::from(y.rows) * u64::from(y.cols) * 2, stream).expect("poison");
                 let half = self.data[i].0 + self.epoch.half() as u64 * self.size.half_stride();
                 self.harness.poison(half, self.size.half_bytes, stream).expect("poison");
@@ -168,6 +181,8 @@ impl World {
             x: matrix(&rank.x, p.x_shape()),
             w: matrix(&rank.w, p.w_shape()),
             y: matrix(&rank.y, p.y_shape()),
+            bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
+            activation: self.activation,
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
             control: rank.control.0,
@@ -222,12 +237,13 @@ impl World {
 
     pub(crate) fn verify(&self, seeds: Seeds, fill: Fill) -> Vec<VerifyReport> {
         let p = &self.problem;
+        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation };
         p.world()
             .ranks()
             .map(|r| {
                 let y = (self.ranks[r.index()].y.0, u64::from(p.y_shape().cols));
                 // SAFETY: `y` is this rank's result.
-                unsafe { self.harness.verify(p, r, y, seeds, fill, self.raw(r.index())) }.expect("verify")
+                unsafe { self.harness.verify(p, r, y, &expected, self.raw(r.index())) }.expect("verify")
             })
             .collect()
     }

@@ -13,7 +13,7 @@ use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::{Epoch, initialise};
 use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
-use flux_kernels::cpu::{CpuArgs, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -159,6 +159,11 @@ pub struct Member<'a, T> {
 impl<T: Element> Member<'_, T> {
     /// One call on dense operands; `y` is NaN before.
     pub fn call(&mut self, x: &[T], w: &[T], pause: Duration) -> Result<Vec<T>, ExecuteError> {
+        self.call_with(x, w, Epilogue::default(), pause)
+    }
+
+    /// One call on dense operands with an epilogue.
+    pub fn call_with(&mut self, x: &[T], w: &[T], epilogue: Epilogue<'_, T>, pause: Duration) -> Result<Vec<T>, ExecuteError> {
         let problem = self.executor.program().problem;
         let (xs, ws, ys) = (problem.x_shape(), problem.w_shape(), problem.y_shape());
         let mut y = vec![T::from_f32(f32::NAN); (ys.rows * ys.cols) as usize];
@@ -176,6 +181,7 @@ impl<T: Element> Member<'_, T> {
                 x: Rows { elements: x, stride: xs.cols as usize },
                 w: Rows { elements: w, stride: ws.cols as usize },
                 y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+                epilogue,
                 memory: memory.view(self.rank, self.deadline),
                 await_pushed: pushes,
             })

@@ -3,13 +3,27 @@
 //! Invariant: the tolerance is derived from the roundings that the executor makes, none of it is chosen.
 
 use flux_core::{OpKind, Problem};
-use flux_kernels::Element;
+use flux_kernels::cpu::Epilogue;
+use flux_kernels::{Activation, Element};
 
-/// Global `x` [m, k] and `w` [n, k], row-major.
+/// Global `x` [m, k] and `w` [n, k], row-major, and what becomes of their product.
 pub struct Global<T> {
     pub problem: Problem,
     pub x: Vec<T>,
     pub w: Vec<T>,
+    /// For each of the n columns.
+    pub bias: Option<Vec<T>>,
+    pub activation: Activation,
+}
+
+/// The activation by its definition, in fp64.
+pub fn activated(activation: Activation, v: f64) -> f64 {
+    match activation {
+        Activation::None => v,
+        Activation::Gelu => 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v * v * v)).tanh()),
+        Activation::Silu => v / (1.0 + (-v).exp()),
+        Activation::Relu => v.max(0.0),
+    }
 }
 
 /// A small generator of reproducible numbers (splitmix64).
@@ -40,7 +54,21 @@ impl<T: Element> Global<T> {
         let mut numbers = Numbers(seed);
         let mut matrix = |rows: u32, cols: u32| -> Vec<T> { (0..rows * cols).map(|_| T::from_f32(number(&mut numbers))).collect() };
         let (x, w) = (matrix(problem.m(), problem.k()), matrix(problem.n(), problem.k()));
-        Self { problem, x, w }
+        Self { problem, x, w, bias: None, activation: Activation::None }
+    }
+
+    /// The same operands with a bias of such numbers and an activation.
+    pub fn with_epilogue(self, seed: u64, number: impl Fn(&mut Numbers) -> f32, activation: Activation) -> Self {
+        let mut numbers = Numbers(seed ^ 0xb1a5);
+        let bias = (0..self.problem.n()).map(|_| T::from_f32(number(&mut numbers))).collect();
+        Self { bias: Some(bias), activation, ..self }
+    }
+
+    /// The epilogue of `rank`.
+    pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
+        let cols = self.problem.y_shape().cols;
+        let first = if self.problem.op() == OpKind::AllGatherGemm { rank * cols } else { 0 };
+        Epilogue { bias: self.bias.as_ref().map(|bias| &bias[first as usize..][..cols as usize]), activation: self.activation }
     }
 
     fn part(from: &[T], k: usize, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Vec<T> {
@@ -62,7 +90,8 @@ impl<T: Element> Global<T> {
     ///
     /// With `u` the roundoff of the element type, `e` that of fp32 and `g(k) = k e / (1 - k e)`: an inner product of `k` terms in fp32, in any
     /// order, is off by at most `g(k) s`, `s` the sum of its terms' magnitudes (products of two elements are exact). Rounding to the element
-    /// type adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials in fp32 adds `g(w)` of their magnitudes.
+    /// type adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials in fp32 adds `g(w)` of their magnitudes,
+    /// the bias `e` of the sum with it. An activation multiplies the error by its slope and adds its own.
     pub fn verify(&self, rank: u32, y: &[T]) {
         let p = &self.problem;
         let (w, k_local) = (p.world().get(), p.k_local() as usize);
@@ -94,6 +123,14 @@ impl<T: Element> Global<T> {
                     magnitude += sum.abs() + off;
                 }
                 error += g(parts as usize) * magnitude;
+                if let Some(bias) = &self.bias {
+                    exact += f64::from(bias[j].to_f32());
+                    error += e * (exact.abs() + error);
+                }
+                if self.activation != Activation::None {
+                    error = self.activation.slope() * error + Activation::ERROR * (exact.abs() + error);
+                    exact = activated(self.activation, exact);
+                }
                 error += u * (exact.abs() + error) + subnormal;
                 let got = f64::from(y[row * shape.cols as usize + col].to_f32());
                 assert!((got - exact).abs() <= error, "{p}, rank {rank}, y[{row}, {col}] = {got}: {exact} is expected, within {error:e}");
@@ -101,7 +138,7 @@ impl<T: Element> Global<T> {
         }
     }
 
-    /// Compares `y` of `rank` with the product of integers: equal.
+    /// Compares `y` of `rank` with the product of integers, and an integer bias and ReLU if any: equal.
     pub fn verify_exact(&self, rank: u32, y: &[T]) {
         let (p, shape) = (&self.problem, self.problem.y_shape());
         let k = p.k() as usize;
@@ -112,6 +149,8 @@ impl<T: Element> Global<T> {
                     OpKind::GemmReduceScatter => ((rank * p.m_shard()) as usize + row, col),
                 };
                 let sum: f32 = self.x[i * k..][..k].iter().zip(&self.w[j * k..][..k]).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
+                let sum = sum + self.bias.as_ref().map_or(0.0, |bias| bias[j].to_f32());
+                let sum = if self.activation == Activation::Relu { sum.max(0.0) } else { sum };
                 let got = y[row * shape.cols as usize + col];
                 assert!(got == T::from_f32(sum), "{p}, rank {rank}, y[{row}, {col}] = {got:?}: {sum} is expected");
             }

@@ -11,10 +11,10 @@ use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{Schedule, TileProgram};
-use flux_kernels::Variant;
 use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, TraceBuffer, launch};
 use flux_kernels::nvrtc::Arch;
+use flux_kernels::{Activation, Variant};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream, TransportError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -74,7 +74,7 @@ impl CudaExecutor {
         Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, trace, device })
     }
 
-    pub(super) fn run<T>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(super) fn run<T>(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
         let wrong_stream = || TransportError::WrongStream { stream, device: comm.device() };
         let raw_stream = stream.raw().ok_or_else(wrong_stream)?;
         let _current = self.device.enter().map_err(TransportError::from)?;
@@ -97,6 +97,8 @@ impl CudaExecutor {
             x: matrix(&operands.x),
             w: matrix(&operands.w),
             y: matrix(&operands.y),
+            bias: operands.bias.map_or(0, |bias| bias.address),
+            activation,
             data: &memory.data,
             pads: &memory.pads,
             control: memory.control,

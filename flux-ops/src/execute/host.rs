@@ -8,8 +8,8 @@ use crate::fused::Operands;
 use crate::tensor::{Location, View};
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::TileProgram;
-use flux_kernels::Element;
-use flux_kernels::cpu::{CpuArgs, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::{Activation, Element};
 use flux_transport::{Communicator, Stream};
 use std::num::NonZeroUsize;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -43,7 +43,7 @@ impl<T: Element> HostExecutor<T> {
         Ok(Self { workers, executor: Mutex::new(executor) })
     }
 
-    pub(super) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(super) fn run(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
         // A panic in an earlier call leaves buffers that the next one fills before it reads them.
         let mut executor = self.executor.lock().unwrap_or_else(PoisonError::into_inner);
         let mut call = comm.begin_as(stream, Some(label(&executor.program().problem)))?;
@@ -58,7 +58,10 @@ impl<T: Element> HostExecutor<T> {
         let memory = unsafe { HostMemory::new(&memory.data, &memory.pads, memory.control, memory.fault, memory.size, deadline) };
         // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was checked for, and that `y` overlaps neither.
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
-        let done = executor.run(CpuArgs { x, w, y, memory, await_pushed: call.pushes() });
+        // SAFETY: as `x` and `w`.
+        let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
+        let epilogue = Epilogue { bias, activation };
+        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed: call.pushes() });
         let finished = call.finish();
         match done {
             Ok(()) => finished.map_err(|error| failure_of(comm, error.into())),

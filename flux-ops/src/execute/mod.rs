@@ -12,7 +12,7 @@ use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
 use flux_core::Problem;
 use flux_core::program::{Schedule, TileProgram};
-use flux_kernels::Element;
+use flux_kernels::{Activation, Element};
 use flux_transport::{Communicator, Label, Stream};
 use host::HostExecutor;
 
@@ -70,10 +70,10 @@ impl<T: Element> Executor<T> {
     }
 
     /// Runs the program once; on CUDA it returns when the work is on the stream.
-    pub(crate) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(crate) fn run(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
         match self {
-            Self::Host(host) => host.run(comm, operands, stream),
-            Self::Cuda(cuda) => cuda.run::<T>(comm, operands, stream),
+            Self::Host(host) => host.run(comm, operands, activation, stream),
+            Self::Cuda(cuda) => cuda.run::<T>(comm, operands, activation, stream),
         }
     }
 

@@ -3,8 +3,10 @@
 //! Invariant: an op exists only when every rank of the communicator has built the same one, and the communicator's workspace holds it.
 
 mod agreement;
+mod finish;
 mod validate;
 
+pub(crate) use finish::Finish;
 pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
@@ -26,13 +28,14 @@ pub(crate) struct Request {
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) dtype: DType,
+    pub(crate) finish: Finish,
     pub(crate) schedule: Option<Schedule>,
     pub(crate) hands: Hands,
 }
 
 impl Request {
     pub(crate) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, m, n, k, dtype, schedule: None, hands: Hands::default() }
+        Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, hands: Hands::default() }
     }
 
     /// The program of `rank`, with the problem and the schedule that it is of.
@@ -50,8 +53,8 @@ impl Request {
 /// The text that the ranks compare: all that must be the same on every rank. How many workers a rank has is its own business.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, m, n, k, dtype, schedule, hands: _ } = self;
-        write!(f, "{op} m={m} n={n} k={k} {dtype}, ")?;
+        let Self { op, m, n, k, dtype, finish, schedule, hands: _ } = self;
+        write!(f, "{op} m={m} n={n} k={k} {dtype}, {finish}, ")?;
         match schedule {
             Some(schedule) => write!(f, "{schedule}")?,
             None => f.write_str("default schedule")?,
@@ -66,6 +69,7 @@ pub(crate) struct FusedOp<T> {
     comm: Communicator,
     request: Request,
     problem: Problem,
+    finish: Finish,
     schedule: Schedule,
     chosen: bool,
     size: WorkspaceSize,
@@ -88,24 +92,25 @@ impl<T: Element> FusedOp<T> {
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
         let (program, schedule) = request.program(comm.rank(), comm.world_size())?;
         let (problem, size) = (program.problem, program.workspace());
+        let (finish, chosen) = (request.finish, request.schedule.is_some());
         let executor = Executor::prepare(comm, program, &schedule, request.hands)?;
-        let chosen = request.schedule.is_some();
-        Ok(Self { comm: comm.clone(), request, problem, schedule, chosen, size, location: location(comm), executor })
+        Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
     }
 
     pub(crate) fn forward(
         &self,
         x: &TensorRef<'_, T>,
         w: &TensorRef<'_, T>,
+        bias: Option<&TensorRef<'_, T>>,
         y: &mut TensorMut<'_, T>,
         stream: Stream,
     ) -> Result<(), CallError> {
-        let operands = Operands { x: x.view(), w: w.view(), y: y.view() };
-        operands.check::<T>(&self.problem, self.location)?;
+        let operands = Operands { x: x.view(), w: w.view(), bias: bias.map(TensorRef::view), y: y.view() };
+        operands.check::<T>(&self.problem, self.finish, self.location)?;
         if let Some(stream) = stream.raw() {
             operands.check_stream(stream)?;
         }
-        self.executor.run(&self.comm, &operands, stream)
+        self.executor.run(&self.comm, &operands, self.finish.activation, stream)
     }
 
     pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
@@ -143,10 +148,10 @@ impl<T: Element> FusedOp<T> {
     }
 
     pub(crate) fn explain(&self) -> String {
-        let Self { comm, problem, schedule, size, .. } = self;
+        let Self { comm, problem, finish, schedule, size, .. } = self;
         let origin = if self.chosen { "chosen by the caller" } else { "heuristic" };
         format!(
-            "{problem}, rank {} of {}\n  plan: {schedule} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
+            "{problem}, {finish}, rank {} of {}\n  plan: {schedule} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
             comm.rank(),
             problem.world(),
             self.executor.explain(),

@@ -2,28 +2,41 @@
 //!
 //! Invariant: operands that passed have the problem's shapes, lie where the communicator works, and the output shares no byte with an input.
 
+use super::Finish;
 use crate::error::CallError;
 use crate::tensor::{Location, View};
 use flux_core::Problem;
+use flux_core::problem::Shape;
 
 /// The operands of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operands {
     pub(crate) x: View,
     pub(crate) w: View,
+    pub(crate) bias: Option<View>,
     pub(crate) y: View,
 }
 
 impl Operands {
     /// Each operand with its name, in the order of the call.
-    pub(crate) fn named(&self) -> [(&'static str, &View); 3] {
-        [("x", &self.x), ("w", &self.w), ("y", &self.y)]
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &View)> {
+        self.inputs().chain([("y", &self.y)])
     }
 
-    /// Checks shapes, locations and overlap; `T` is the element type.
-    pub(crate) fn check<T>(&self, problem: &Problem, location: Location) -> Result<(), CallError> {
-        let shapes = [problem.x_shape(), problem.w_shape(), problem.y_shape()];
-        for ((operand, view), expected) in self.named().into_iter().zip(shapes) {
+    fn inputs(&self) -> impl Iterator<Item = (&'static str, &View)> {
+        [("x", &self.x), ("w", &self.w)].into_iter().chain(self.bias.as_ref().map(|bias| ("bias", bias)))
+    }
+
+    /// Checks which operands there are, shapes, locations and overlap; `T` is the element type.
+    pub(crate) fn check<T>(&self, problem: &Problem, finish: Finish, location: Location) -> Result<(), CallError> {
+        let vector = Shape { rows: 1, cols: problem.y_shape().cols };
+        match self.bias {
+            None if finish.bias => return Err(CallError::NoBias { expected: vector }),
+            Some(bias) if !finish.bias => return Err(CallError::UnwantedBias { found: bias.layout }),
+            _ => {}
+        }
+        let shapes = [problem.x_shape(), problem.w_shape()].into_iter().chain(self.bias.map(|_| vector)).chain([problem.y_shape()]);
+        for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
             if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
                 return Err(CallError::Shape { operand, op: problem.op(), world: problem.world(), expected, found });
@@ -33,7 +46,7 @@ impl Operands {
             }
         }
         let y = self.y.bytes::<T>();
-        for (operand, view) in [("x", &self.x), ("w", &self.w)] {
+        for (operand, view) in self.inputs() {
             let input = view.bytes::<T>();
             if y.start < input.end && input.start < y.end {
                 return Err(CallError::Overlap { operand, y, input });
@@ -72,19 +85,25 @@ mod tests {
     }
 
     fn good() -> Operands {
-        Operands { x: view(0x1000, 4, 64), w: view(0x2000, 16, 64), y: view(0x3000, 8, 16) }
+        Operands { x: view(0x1000, 4, 64), w: view(0x2000, 16, 64), bias: None, y: view(0x3000, 8, 16) }
     }
 
     fn refused(operands: Operands) -> String {
-        operands.check::<bf16>(&problem(), HERE).unwrap_err().to_string()
+        let finish = Finish { bias: operands.bias.is_some(), ..Finish::default() };
+        operands.check::<bf16>(&problem(), finish, HERE).unwrap_err().to_string()
+    }
+
+    fn passes(operands: Operands, bias: bool) -> Result<(), CallError> {
+        operands.check::<bf16>(&problem(), Finish { bias, ..Finish::default() }, HERE)
     }
 
     #[test]
     fn operands_of_the_problem_pass() {
-        good().check::<bf16>(&problem(), HERE).unwrap();
+        passes(good(), false).unwrap();
+        passes(Operands { bias: Some(view(0x5000, 1, 16)), ..good() }, true).unwrap();
         // Back to back: y begins where w ends.
         let w_end = good().w.bytes::<bf16>().end;
-        Operands { y: view(w_end, 8, 16), ..good() }.check::<bf16>(&problem(), HERE).unwrap();
+        passes(Operands { y: view(w_end, 8, 16), ..good() }, false).unwrap();
     }
 
     #[test]
@@ -95,6 +114,27 @@ mod tests {
         );
         assert!(refused(Operands { w: view(0x2000, 16, 56), ..good() }).starts_with("w is [16, 56]"));
         assert!(refused(Operands { y: view(0x3000, 4, 16), ..good() }).starts_with("y is [4, 16]"));
+    }
+
+    #[test]
+    fn a_bias_is_given_where_one_was_built_and_nowhere_else() {
+        let bias = |rows, cols| Operands { bias: Some(view(0x5000, rows, cols)), ..good() };
+        assert_eq!(
+            passes(good(), true).unwrap_err().to_string(),
+            "the op was built with a bias and none was given: call forward_with_bias with one of [1, 16]"
+        );
+        assert_eq!(
+            passes(bias(1, 16), false).unwrap_err().to_string(),
+            "a bias of [1, 16] was given to an op that was built without: call forward, or build the op with bias(true)"
+        );
+        // The whole op's columns, a column vector, a bias for each row.
+        for (rows, cols) in [(1, 32), (16, 1), (8, 16)] {
+            let text = format!("bias is [{rows}, {cols}], but ag_gemm of this shape takes [1, 16] on each of 2 ranks");
+            assert_eq!(refused(bias(rows, cols)), text);
+        }
+        let elsewhere = View { location: Location::Cuda(0), ..view(0x5000, 1, 16) };
+        assert!(refused(Operands { bias: Some(elsewhere), ..good() }).starts_with("bias is in CUDA device 0"));
+        assert!(refused(Operands { bias: Some(view(0x3010, 1, 16)), ..good() }).contains("overlaps bias"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub const MAX_SPAN: usize = 1 << 39;
 /// ```
 /// use flux_ops::Layout;
 /// assert_eq!(Layout::from((4, 64)), Layout::dense(4, 64));
+/// assert_eq!(Layout::from((64,)), Layout::dense(1, 64));
 /// assert_eq!(Layout::strided(4, 64, 72).span(), 3 * 72 + 64);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +82,13 @@ impl From<(usize, usize)> for Layout {
     /// A dense `(rows, cols)`.
     fn from((rows, cols): (usize, usize)) -> Self {
         Self::dense(rows, cols)
+    }
+}
+
+impl From<(usize,)> for Layout {
+    /// One row of `cols`: a vector.
+    fn from((cols,): (usize,)) -> Self {
+        Self::dense(1, cols)
     }
 }
 

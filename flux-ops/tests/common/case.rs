@@ -1,10 +1,10 @@
 //! Inputs, and what both ops must make of them.
 //!
 //! The exact result models every rounding that the ops make, so it holds to the last bit wherever fp32 sums are exact. The bound is derived
-//! (design: one rounding of the output, one of each partial that travels, fp32 accumulation), not chosen.
+//! (design: one rounding of the output, one of each partial that travels, fp32 accumulation, the activation's own error), not chosen.
 
 use flux_core::{OpKind, Problem, Rank, WorldSize};
-use flux_kernels::Element;
+use flux_ops::{Activation, Element};
 
 /// What the inputs are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,9 @@ pub struct Case<T> {
     pub problem: Problem,
     x: Vec<T>,
     w: Vec<T>,
+    /// For each of the n columns.
+    bias: Option<Vec<T>>,
+    pub activation: Activation,
 }
 
 /// A well-mixed 32-bit number for each argument (the finalizer of MurmurHash3).
@@ -39,10 +42,20 @@ fn fill<T: Element>(len: usize, seed: u64, values: Values) -> Vec<T> {
     (0..len as u64).map(|i| T::from_f32(value(i))).collect()
 }
 
+/// The activation by its definition.
+fn activated(activation: Activation, v: f64) -> f64 {
+    match activation {
+        Activation::None => v,
+        Activation::Gelu => 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v * v * v)).tanh()),
+        Activation::Silu => v / (1.0 + (-v).exp()),
+        Activation::Relu => v.max(0.0),
+    }
+}
+
 /// A global result, `[m, n]`.
 #[derive(Clone, Debug)]
 pub struct Expected<T> {
-    /// With every rounding of the ops; exact where fp32 sums are.
+    /// With every rounding of the ops; exact where fp32 sums are, and the activation is.
     pub rounded: Vec<T>,
     /// Without any rounding.
     pub exact: Vec<f64>,
@@ -54,7 +67,29 @@ impl<T: Element> Case<T> {
     pub fn new(op: OpKind, [m, n, k]: [usize; 3], world: u32, values: Values, seed: u64) -> Self {
         let world = WorldSize::new(world).unwrap();
         let problem = Problem::new(op, m, n, k, T::DTYPE, world).unwrap();
-        Self { problem, x: fill(m * k, 2 * seed, values), w: fill(n * k, 2 * seed + 1, values) }
+        Self { problem, x: fill(m * k, 2 * seed, values), w: fill(n * k, 2 * seed + 1, values), bias: None, activation: Activation::None }
+    }
+
+    /// The same operands with an activation and, where asked for, a bias: integers of -64 to 64, which no sum of so few products hides, or
+    /// between -4 and 4.
+    pub fn finished(self, bias: bool, values: Values, activation: Activation) -> Self {
+        let value = |h: u32| match values {
+            Values::Integers => (h % 129) as f32 - 64.0,
+            Values::Reals => (f64::from(h) / f64::from(u32::MAX) * 8.0 - 4.0) as f32,
+        };
+        let bias = bias.then(|| (0..u64::from(self.problem.n())).map(|j| T::from_f32(value(hash(0xb1a5, j)))).collect());
+        Self { bias, activation, ..self }
+    }
+
+    /// The bias of `rank`: its own columns.
+    pub fn bias(&self, rank: Rank) -> Option<Vec<T>> {
+        let cols = self.problem.y_shape().cols as usize;
+        let first = if self.problem.op() == OpKind::AllGatherGemm { rank.index() * cols } else { 0 };
+        self.bias.as_ref().map(|bias| bias[first..first + cols].to_vec())
+    }
+
+    pub fn has_bias(&self) -> bool {
+        self.bias.is_some()
     }
 
     /// The operand `x` of `rank`, dense.
@@ -90,7 +125,7 @@ impl<T: Element> Case<T> {
         let (mut rounded, mut exact, mut bound) = (Vec::new(), Vec::new(), Vec::new());
         for (i, a) in x.chunks_exact(k).enumerate() {
             let owner = i / p.m_shard() as usize;
-            for b in w.chunks_exact(k) {
+            for (j, b) in w.chunks_exact(k).enumerate() {
                 let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
                 let accumulation = (k as f64).sqrt() * f64::from(f32::EPSILON) * magnitude;
                 let (mut y, mut y_rounded, mut error) = (0.0, 0.0, accumulation);
@@ -100,6 +135,15 @@ impl<T: Element> Case<T> {
                     let stays = p.op() == OpKind::AllGatherGemm || source == owner;
                     y_rounded += if stays { partial } else { round(partial) };
                     error += if stays { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
+                }
+                if let Some(bias) = &self.bias {
+                    let bias = f64::from(bias[j].to_f32());
+                    (y, y_rounded) = (y + bias, y_rounded + bias);
+                    error += f64::from(f32::EPSILON) / 2.0 * (y.abs() + error);
+                }
+                if self.activation != Activation::None {
+                    error = self.activation.slope() * error + Activation::ERROR * (y.abs() + error);
+                    (y, y_rounded) = (activated(self.activation, y), activated(self.activation, y_rounded));
                 }
                 rounded.push(T::from_f32(y_rounded as f32));
                 exact.push(y);

@@ -15,7 +15,9 @@ pub use machine::{Machine, Node};
 use flux_core::OpKind;
 use flux_core::program::Schedule;
 use flux_kernels::Element;
-use flux_ops::{AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError};
+use flux_ops::{
+    Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError,
+};
 use flux_transport::{Communicator, Fault, Stream};
 
 /// Both operations.
@@ -27,6 +29,9 @@ pub struct Plan {
     pub schedule: Option<Schedule>,
     pub workers: Option<u32>,
     pub push: Push,
+    pub bias: bool,
+    /// AllGather-GEMM only.
+    pub activation: Activation,
     pub trace: bool,
 }
 
@@ -38,7 +43,7 @@ impl Plan {
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
-        builder.push(self.push).trace(self.trace)
+        builder.push(self.push).bias(self.bias).trace(self.trace)
     }
 }
 
@@ -52,14 +57,14 @@ pub enum AnyOp<T> {
 impl<T: Element> AnyOp<T> {
     pub fn build(op: OpKind, [m, n, k]: [usize; 3], plan: Plan, comm: &Communicator) -> Result<Self, BuildError> {
         match op {
-            OpKind::AllGatherGemm => plan.tell(AllGatherGemm::builder(m, n, k)).build(comm).map(Self::Ag),
+            OpKind::AllGatherGemm => plan.tell(AllGatherGemm::builder(m, n, k)).activation(plan.activation).build(comm).map(Self::Ag),
             OpKind::GemmReduceScatter => plan.tell(GemmReduceScatter::builder(m, n, k)).build(comm).map(Self::Rs),
         }
     }
 
     pub fn of(case: &Case<T>, plan: Plan, node: &Node) -> Self {
         let p = &case.problem;
-        let plan = Plan { workers: plan.workers.or(node.workers), ..plan };
+        let plan = Plan { workers: plan.workers.or(node.workers), bias: case.has_bias(), activation: case.activation, ..plan };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], plan, &node.comm).unwrap()
     }
 
@@ -67,6 +72,20 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.forward(x, w, y, stream),
             Self::Rs(op) => op.forward(x, w, y, stream),
+        }
+    }
+
+    pub fn forward_with_bias(
+        &self,
+        x: &TensorRef<'_, T>,
+        w: &TensorRef<'_, T>,
+        bias: &TensorRef<'_, T>,
+        y: &mut TensorMut<'_, T>,
+        stream: Stream,
+    ) -> Result<(), CallError> {
+        match self {
+            Self::Ag(op) => op.forward_with_bias(x, w, bias, y, stream),
+            Self::Rs(op) => op.forward_with_bias(x, w, bias, y, stream),
         }
     }
 

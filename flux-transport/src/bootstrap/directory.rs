@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::environment::Place;
+use super::environment::HostPlace;
 use super::error::BootstrapError;
 use super::socket;
 
@@ -20,7 +20,7 @@ const PATH_LIMIT: usize = 107;
 const SOCKET_NAME: &str = "rank0.sock";
 
 /// The socket's path in `place`.
-pub(super) fn socket_path(place: &Place) -> Result<PathBuf, BootstrapError> {
+pub(super) fn socket_path(place: &HostPlace) -> Result<PathBuf, BootstrapError> {
     let path = place.directory.join(SOCKET_NAME);
     let length = path.as_os_str().len();
     if length > PATH_LIMIT { Err(BootstrapError::PathTooLong { path, length, limit: PATH_LIMIT }) } else { Ok(path) }
@@ -47,7 +47,7 @@ pub(super) fn open_private(path: &Path) -> Result<Option<OwnedFd>, BootstrapErro
     Ok(Some(directory))
 }
 
-/// Rank 0's listening socket under its name.
+/// The leader's listening socket under its name.
 pub(super) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
@@ -57,13 +57,13 @@ pub(super) struct Listener {
 
 impl Listener {
     /// Takes the name; `None` where another live process has it.
-    pub(super) fn bind(place: &Place, deadline: Instant) -> Result<Option<Self>, BootstrapError> {
+    pub(super) fn bind(place: &HostPlace, deadline: Instant) -> Result<Option<Self>, BootstrapError> {
         let path = socket_path(place)?;
         let step = "taking the rendezvous socket's name";
         let not_there =
             || BootstrapError::Directory { path: place.directory.clone(), problem: "does not exist; its launcher makes it".to_owned() };
         loop {
-            if place.made_by_rank_zero {
+            if place.made_by_leader {
                 match rustix::fs::mkdir(&place.directory, Mode::RWXU) {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(errno) => {
@@ -73,8 +73,8 @@ impl Listener {
                 }
             }
             let Some(directory) = open_private(&place.directory)? else {
-                // The rank 0 of an earlier launch of the same name removed it just now.
-                if place.made_by_rank_zero && Instant::now() < deadline {
+                // The leader of an earlier launch of the same name removed it just now.
+                if place.made_by_leader && Instant::now() < deadline {
                     continue;
                 }
                 return Err(not_there());
@@ -85,7 +85,7 @@ impl Listener {
             }
             match socket::listen(&path) {
                 Ok(socket) => {
-                    let directory = place.made_by_rank_zero.then(|| place.directory.clone());
+                    let directory = place.made_by_leader.then(|| place.directory.clone());
                     return Ok(Some(Self { socket, path, directory }));
                 }
                 Err(Errno::ADDRINUSE) => {
@@ -93,7 +93,7 @@ impl Listener {
                         return Ok(None);
                     }
                 }
-                Err(Errno::NOENT) if place.made_by_rank_zero && Instant::now() < deadline => {}
+                Err(Errno::NOENT) if place.made_by_leader && Instant::now() < deadline => {}
                 Err(errno) => return Err(BootstrapError::io(step)(errno)),
             }
         }

@@ -14,7 +14,7 @@ use crate::control::ranks;
 #[non_exhaustive]
 pub enum BootstrapError {
     /// The environment names no launcher.
-    #[error("no launcher: neither FLUX_RANK nor RANK is set; start with `flux-bench launch --ranks N -- PROGRAM` or torchrun")]
+    #[error("no launcher's variables are set: start with `flux-bench launch --ranks N -- PROGRAM`, torchrun, srun or mpirun")]
     NoLauncher,
     /// Some variables of a launcher's family are set and others are not.
     #[error("half a launcher: {} set, {} not set; set all or none of them", .set.join(", "), .missing.join(", "))]
@@ -34,13 +34,62 @@ pub enum BootstrapError {
         /// What it should be.
         wanted: String,
     },
-    /// The ranks are spread over several hosts.
-    #[error("LOCAL_WORLD_SIZE = {local} but WORLD_SIZE = {world}: several hosts are not supported yet")]
-    SeveralHosts {
-        /// Ranks on this host.
-        local: u32,
-        /// Ranks in all.
-        world: u32,
+    /// Two launchers say different things of this process.
+    #[error("{first} and {second}: unset the variables of one of them, or name the one that counts in FLUX_LAUNCHER")]
+    Disagreement {
+        /// What the one says, with the names of its variables.
+        first: String,
+        /// What the other says.
+        second: String,
+    },
+    /// The ranks are on several hosts, and it is not said where to meet.
+    #[error(
+        "the ranks are on several hosts and {launcher} does not say where rank 0 is: set FLUX_RENDEZVOUS=tcp://HOST:PORT on all of them, with an \
+         address of rank 0's host and a port that is free there"
+    )]
+    NoAddress {
+        /// The launcher.
+        launcher: &'static str,
+    },
+    /// The place where rank 0 is to listen does not do.
+    #[error("{address}: {problem}")]
+    Address {
+        /// The address or name.
+        address: String,
+        /// What is wrong with it, and what it should be.
+        problem: String,
+    },
+    /// The ranks are on several hosts, and they have no secret.
+    #[error(
+        "ranks on several hosts need a secret that they share, as anybody can connect to rank 0: set FLUX_SECRET_FILE to a file of mode 0600 (its \
+         content for example of `head -c 32 /dev/urandom | base64`) or FLUX_SECRET, the same on all hosts"
+    )]
+    NoSecret,
+    /// The secret does not do.
+    #[error("{origin}: {problem}")]
+    Secret {
+        /// The variable or file that it comes from.
+        origin: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Rank 0 has another secret.
+    #[error(
+        "rank 0, at {address}, has another secret than this rank: {} or the content of {} differs",
+        super::FLUX_SECRET,
+        super::FLUX_SECRET_FILE
+    )]
+    SecretDiffers {
+        /// Where rank 0 listens.
+        address: String,
+    },
+    /// A rank went away after all had come.
+    #[error("rank {rank} went away while {step}")]
+    Lost {
+        /// The rank.
+        rank: Rank,
+        /// What was being done.
+        step: &'static str,
     },
     /// The rendezvous directory is not a private directory of this user.
     #[error("rendezvous directory {}: {problem}", .path.display())]
@@ -97,16 +146,23 @@ pub enum BootstrapError {
         rank: Rank,
     },
     /// Not all ranks came before the deadline.
-    #[error("the deadline passed while {step}; not seen: {}", ranks(missing))]
+    #[error("the deadline passed while {step}; not seen: {}{}", ranks(missing), strangers(*denied))]
     Timeout {
         /// What was being done.
         step: &'static str,
         /// The ranks not seen.
         missing: Vec<Rank>,
+        /// Connections to rank 0 that did not prove that they hold the secret: a rank with another one, or a stranger.
+        denied: u32,
     },
-    /// Rank 0 could not connect the ranks, for a reason of its own.
-    #[error("rank 0 could not connect the ranks: {0}")]
-    RankZero(io::Error),
+    /// The rank that connects the others could not, for a reason of its own.
+    #[error("rank {rank} could not connect the ranks: {source}")]
+    Leader {
+        /// Rank 0, or the first of a host.
+        rank: Rank,
+        /// The system's error.
+        source: io::Error,
+    },
     /// Rank 0 sent what this version does not send.
     #[error("protocol error: {0}")]
     Protocol(String),
@@ -124,6 +180,14 @@ impl BootstrapError {
     /// Wraps a system call's error with what was being done.
     pub(crate) fn io(step: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| Self::Io { step, source: errno.into() }
+    }
+}
+
+fn strangers(denied: u32) -> String {
+    match denied {
+        0 => String::new(),
+        1 => " (1 connection did not know the secret)".to_owned(),
+        _ => format!(" ({denied} connections did not know the secret)"),
     }
 }
 

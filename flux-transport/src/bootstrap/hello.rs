@@ -1,4 +1,4 @@
-//! The messages of the rendezvous: a rank's hello and rank 0's answers.
+//! The messages of the rendezvous: a rank's hello and its leader's answers.
 //!
 //! Invariant: fixed layouts, little-endian; a hello's first 32 bytes mean the same in every version of the protocol, so that versions
 //! can be told apart; decoding never panics and never allocates by a length that it read.
@@ -59,6 +59,12 @@ pub(super) struct Hello {
 }
 
 impl Hello {
+    /// This process's, as `rank` of `world`.
+    pub(super) fn of(rank: Rank, world: WorldSize, nonce: u128) -> Self {
+        let version = Version::new(env!("CARGO_PKG_VERSION"));
+        Self { protocol: PROTOCOL, rank: rank.get(), world: world.get(), pid: std::process::id(), nonce, version }
+    }
+
     pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&HELLO_MAGIC);
@@ -70,8 +76,8 @@ impl Hello {
         bytes
     }
 
-    /// `None` for what is no hello of any version.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    /// The hello and what is said after it; `None` for what is no hello of any version.
+    pub(super) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         if bytes.get(..8)? != HELLO_MAGIC || bytes.len() < PREFIX {
             return None;
         }
@@ -83,21 +89,19 @@ impl Hello {
             nonce: 0,
             version: Version::new("of an unknown version"),
         };
-        if hello.protocol == PROTOCOL {
-            if bytes.len() != HELLO_BYTES {
-                return None;
-            }
-            hello.nonce = u128::from_le_bytes(array_at(bytes, PREFIX)?);
-            hello.version = Version(array_at(bytes, PREFIX + 16)?);
+        if hello.protocol != PROTOCOL {
+            return Some((hello, &bytes[PREFIX..]));
         }
-        Some(hello)
+        hello.nonce = u128::from_le_bytes(array_at(bytes, PREFIX)?);
+        hello.version = Version(array_at(bytes, PREFIX + 16)?);
+        Some((hello, &bytes[HELLO_BYTES..]))
     }
 }
 
 /// What a rank says when its deadline passes before the others have come: no group forms any more.
 pub(super) const GIVING_UP: [u8; 8] = *b"fluxgone";
 
-/// What rank 0 answers.
+/// What the leader answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     /// Known; these ranks (bits) have not come yet.
@@ -111,12 +115,33 @@ pub(super) enum Reply {
 /// Why the group does not form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    DuplicateRank { rank: u32, first: u32, second: u32 },
-    World { rank: u32, world: u32, expected: u32 },
-    Version { rank: u32, protocols: [u32; 2], version: Version, expected: Version },
-    Missing { ranks: u64 },
+    DuplicateRank {
+        rank: u32,
+        first: u32,
+        second: u32,
+    },
+    World {
+        rank: u32,
+        world: u32,
+        expected: u32,
+    },
+    Version {
+        rank: u32,
+        protocols: [u32; 2],
+        version: Version,
+        expected: Version,
+    },
+    /// With how many connections did not prove that they hold the secret.
+    Missing {
+        ranks: u64,
+        denied: u32,
+    },
     OtherLaunch,
-    RankZero { errno: u32 },
+    /// The leader cannot connect the ranks.
+    Leader {
+        rank: u32,
+        errno: u32,
+    },
 }
 
 impl Refusal {
@@ -130,9 +155,14 @@ impl Refusal {
                 version: format!("{version} (protocol {theirs})"),
                 expected: format!("{expected} (protocol {ours})"),
             },
-            Self::Missing { ranks } => BootstrapError::Timeout { step: super::WAITING_FOR_RANKS, missing: ranks_in(ranks, world) },
+            Self::Missing { ranks, denied } => {
+                BootstrapError::Timeout { step: super::WAITING_FOR_RANKS, missing: ranks_in(ranks, world), denied }
+            }
             Self::OtherLaunch => BootstrapError::OtherLaunch { rank },
-            Self::RankZero { errno } => BootstrapError::RankZero(std::io::Error::from_raw_os_error(errno.cast_signed())),
+            Self::Leader { rank, errno } => {
+                let source = std::io::Error::from_raw_os_error(errno.cast_signed());
+                BootstrapError::Leader { rank: Rank::new(rank), source }
+            }
         }
     }
 }
@@ -148,9 +178,9 @@ impl Reply {
             Self::Refused(Refusal::Version { rank, protocols: [theirs, ours], version, expected }) => {
                 (4, [rank, theirs, ours], 0, [version, expected])
             }
-            Self::Refused(Refusal::Missing { ranks }) => (5, [0; 3], ranks, [none; 2]),
+            Self::Refused(Refusal::Missing { ranks, denied }) => (5, [denied, 0, 0], ranks, [none; 2]),
             Self::Refused(Refusal::OtherLaunch) => (6, [0; 3], 0, [none; 2]),
-            Self::Refused(Refusal::RankZero { errno }) => (7, [errno, 0, 0], 0, [none; 2]),
+            Self::Refused(Refusal::Leader { rank, errno }) => (7, [rank, errno, 0], 0, [none; 2]),
         };
         let mut bytes = [0; REPLY_BYTES];
         bytes[..8].copy_from_slice(&REPLY_MAGIC);
@@ -179,9 +209,9 @@ impl Reply {
                 let (version, expected) = (Version(array_at(bytes, 32)?), Version(array_at(bytes, 64)?));
                 Self::Refused(Refusal::Version { rank: a, protocols: [b, c], version, expected })
             }
-            5 => Self::Refused(Refusal::Missing { ranks: mask }),
+            5 => Self::Refused(Refusal::Missing { ranks: mask, denied: a }),
             6 => Self::Refused(Refusal::OtherLaunch),
-            7 => Self::Refused(Refusal::RankZero { errno: a }),
+            7 => Self::Refused(Refusal::Leader { rank: a, errno: b }),
             _ => return None,
         })
     }
@@ -215,9 +245,9 @@ mod tests {
                 version,
                 expected
             }),
-            any::<u64>().prop_map(|ranks| Refusal::Missing { ranks }),
+            any::<(u64, u32)>().prop_map(|(ranks, denied)| Refusal::Missing { ranks, denied }),
             Just(Refusal::OtherLaunch),
-            any::<u32>().prop_map(|errno| Refusal::RankZero { errno }),
+            any::<[u32; 2]>().prop_map(|[rank, errno]| Refusal::Leader { rank, errno }),
         ];
         prop_oneof![
             any::<u64>().prop_map(|missing| Reply::Waiting { missing }),
@@ -228,16 +258,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hellos_come_back(rank: u32, world: u32, pid: u32, nonce: u128, version in version()) {
+        fn hellos_come_back(rank: u32, world: u32, pid: u32, nonce: u128, version in version(), more in prop::collection::vec(any::<u8>(), 0..50)) {
             let hello = Hello { protocol: PROTOCOL, rank, world, pid, nonce, version };
-            prop_assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+            let bytes = [&hello.encode()[..], &more].concat();
+            prop_assert_eq!(Hello::decode(&bytes), Some((hello, &more[..])));
+            prop_assert_eq!(Hello::decode(&bytes[..HELLO_BYTES - 1]), None);
         }
 
         #[test]
         fn another_protocols_hello_keeps_its_prefix(protocol in 2_u32.., rank: u32, tail in prop::collection::vec(any::<u8>(), 0..200)) {
             let hello = Hello { protocol, rank, world: 4, pid: 7, nonce: 0, version: Version::new("") };
             let bytes = [&hello.encode()[..PREFIX], &tail].concat();
-            let decoded = Hello::decode(&bytes).unwrap();
+            let (decoded, more) = Hello::decode(&bytes).unwrap();
+            prop_assert_eq!(more, &tail[..]);
             prop_assert_eq!((decoded.protocol, decoded.rank, decoded.world, decoded.pid), (protocol, rank, 4, 7));
         }
 
@@ -250,7 +283,7 @@ mod tests {
         fn any_bytes_decode_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), helo: bool) {
             let magic = if helo { HELLO_MAGIC } else { REPLY_MAGIC };
             for bytes in [bytes.clone(), [&magic[..], &bytes].concat()] {
-                if let Some(hello) = Hello::decode(&bytes) {
+                if let Some((hello, _)) = Hello::decode(&bytes) {
                     prop_assert!(hello.version.to_string().len() <= VERSION_BYTES);
                 }
                 if let Some(Reply::Refused(refusal)) = Reply::decode(&bytes) {

@@ -14,7 +14,7 @@ use super::plane::ProcessControl;
 use super::socket;
 use crate::control::{Answer, Answerer};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 /// For an answer, which the monitor does not wait to send: who asks reads at once, or has gone on.
 const AT_ONCE: Duration = Duration::from_millis(5);
@@ -43,8 +43,8 @@ impl Shared {
     pub(super) fn say(&self, rank: Rank, kind: Kind, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) {
         let descriptors = u8::try_from(fds.len()).unwrap_or(u8::MAX);
         let bytes = Header { kind, descriptors, sequence: 0 }.encode(body.len());
-        let Some(socket) = self.sockets.get(rank.index()).and_then(Option::as_ref) else { return };
-        if let Err(error) = socket::send(socket.as_fd(), &[&bytes, body], fds, deadline) {
+        let Some(link) = self.links.get(rank.index()).and_then(Option::as_ref) else { return };
+        if let Err(error) = link.send(&[&bytes, body], fds, deadline) {
             tracing::debug!(%rank, %error, "did not hear the {}", kind.name());
         }
     }
@@ -89,8 +89,8 @@ impl Shared {
     fn anything_to_read(&self, open: impl Fn(Rank) -> bool) -> bool {
         let mut polled: [PollFd<'_>; MAX_POLLED] = std::array::from_fn(|_| PollFd::new(&self.stop, PollFlags::empty()));
         let mut count = 0;
-        for (_, socket) in self.peers().filter(|&(rank, _)| open(rank)).take(MAX_POLLED) {
-            polled[count] = socket::readable(socket);
+        for (_, link) in self.peers().filter(|&(rank, _)| open(rank)).take(MAX_POLLED) {
+            polled[count] = socket::readable(link);
             count += 1;
         }
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };

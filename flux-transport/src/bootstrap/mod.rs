@@ -1,42 +1,57 @@
 //! How ranks in processes of their own find each other, and how they talk from then on.
 //!
-//! Invariant: every step ends by its deadline with sockets to all ranks or an error that names who is at fault, and nothing is left in the
-//! file system. Only processes of the same user take part: the directory of the rendezvous is private and every connection's user is asked of
-//! the kernel. Within one user there is no secret: memory is shared with the peers later anyway.
+//! Invariant: every step ends by its deadline with connections to all ranks or an error that names who is at fault, and nothing is left in the
+//! file system. On one host only processes of the same user take part: the directory of the rendezvous is private and every connection's user is
+//! asked of the kernel. Within one user there is no secret: memory is shared with the peers later anyway. Across hosts only processes take part that
+//! prove to hold the launch's secret.
 //!
 //! ```text
-//! rank 0                                        rank r
+//! first rank of a host                          another rank of it
 //! takes the name, listens                       connects, again and again until the name is there
 //! accepts, checks the user           <- hello   rank, world, version, launch, process
 //!   tells who is missing             waiting -> kept for the error at the deadline
 //! all there: a socket pair per two ranks
-//!   deals each rank its row          welcome -> W - 1 sockets by SCM_RIGHTS
+//!   deals each rank its row          welcome -> sockets to the others by SCM_RIGHTS
 //! removes the name
 //! ```
 //!
-//! The result is a full mesh without a second round of names and connections: a pair of sockets that rank 0 made needs no proof of who is at
-//! its other end, and every rank sees every other's death by itself.
+//! The result is a full mesh: every rank sees every other's death by itself. Within a host it takes no second round of names and connections, as
+//! a pair of sockets that the first rank made needs no proof of who is at its other end. Ranks of several hosts first meet at rank 0's address
+//! over TCP, learn who shares their host, and connect in pairs across hosts.
 
+mod auth;
 mod directory;
+mod door;
 mod environment;
 mod error;
 mod frame;
 mod hello;
+mod host_id;
 mod inquiry;
+mod link;
 mod lobby;
 mod monitor;
+mod network;
 mod plane;
 mod regroup;
 mod rendezvous;
+mod roster;
+mod secret;
 mod socket;
+mod tcp;
+mod unix;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use environment::runtime_directory;
-pub use environment::{Environment, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE, Place};
+pub use environment::{
+    Address, Environment, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE, HostPlace, NetworkPlace, Place,
+};
 pub use error::BootstrapError;
-pub use rendezvous::{Mesh, Rendezvous, UnixRendezvous};
+pub use host_id::FLUX_HOST_ID;
+pub use rendezvous::{Mesh, Rendezvous};
+pub use secret::{FLUX_SECRET, FLUX_SECRET_FILE, Secret};
 
 use crate::control::ControlPlane;
 use crate::{World, WorldError};
@@ -44,6 +59,8 @@ use crate::{World, WorldError};
 const WAITING_FOR_RANKS: &str = "waiting for all ranks to start";
 /// How long the ranks of a launch may come one after another: a program may load a large framework first.
 pub(crate) const START: Duration = Duration::from_mins(1);
+/// For one answer. A rank reads its answers at once; who does not is not waited for.
+const ANSWER: Duration = Duration::from_millis(100);
 
 /// This process's rank, from the variables of a launcher.
 ///
@@ -60,5 +77,5 @@ pub(crate) fn from_env() -> Result<World, WorldError> {
 /// # Errors
 /// See [`BootstrapError`].
 pub fn join(environment: &Environment, deadline: Instant) -> Result<Arc<dyn ControlPlane>, BootstrapError> {
-    UnixRendezvous::new(environment.clone()).meet_blocking(deadline)?.into_control_plane()
+    environment.rendezvous().meet_blocking(deadline)?.into_control_plane()
 }

@@ -5,14 +5,14 @@
 //! somebody next listens. A peer has at most [`AHEAD`] frames in the inbox.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use flux_core::Rank;
-use rustix::net::Shutdown;
 
 use super::frame::{self, Kind, MAX_FRAME};
 use super::inquiry::Inquiry;
+use super::link::Link;
 use super::regroup::Regroup;
 use super::socket::{self, Message, Received};
 use crate::control::{GaveUp, Notice, Watcher};
@@ -70,7 +70,7 @@ impl Inbox {
 pub(super) struct Shared {
     pub(super) rank: Rank,
     /// By rank, none to itself.
-    pub(super) sockets: Vec<Option<OwnedFd>>,
+    pub(super) links: Vec<Option<Link>>,
     /// Becomes readable when the monitor is to stop.
     pub(super) stop: OwnedFd,
     inbox: Mutex<Inbox>,
@@ -84,10 +84,10 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(super) fn new(rank: Rank, sockets: Vec<Option<OwnedFd>>, stop: OwnedFd) -> Self {
-        let peers = sockets.iter().map(|_| Peer::default()).collect();
+    pub(super) fn new(rank: Rank, links: Vec<Option<Link>>, stop: OwnedFd) -> Self {
+        let peers = links.iter().map(|_| Peer::default()).collect();
         let inbox = Mutex::new(Inbox { peers, ..Inbox::default() });
-        Self { rank, sockets, stop, inbox, changed: Condvar::new() }
+        Self { rank, links, stop, inbox, changed: Condvar::new() }
     }
 
     /// No code that can panic runs under this lock, so what it guards is whole even when it is marked as poisoned.
@@ -95,9 +95,9 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peers' sockets.
-    pub(super) fn peers(&self) -> impl Iterator<Item = (Rank, &OwnedFd)> {
-        (0..).map(Rank::new).zip(&self.sockets).filter_map(|(rank, socket)| Some((rank, socket.as_ref()?)))
+    /// The peers' connections.
+    pub(super) fn peers(&self) -> impl Iterator<Item = (Rank, &Link)> {
+        (0..).map(Rank::new).zip(&self.links).filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
     }
 
     /// Records a peer's end, of which each has one, and tells who wants to know. Watchers are called outside the lock: they may take their
@@ -128,10 +128,10 @@ impl Shared {
 
     /// Reads until told to stop.
     pub(super) fn monitor(&self) {
-        let mut open: Vec<(Rank, BorrowedFd<'_>)> = self.peers().map(|(rank, socket)| (rank, socket.as_fd())).collect();
+        let mut open: Vec<(Rank, &Link)> = self.peers().collect();
         let mut buffer = vec![0; MAX_FRAME];
         loop {
-            let mut watched: Vec<_> = open.iter().map(|(_, socket)| socket::readable(socket)).collect();
+            let mut watched: Vec<_> = open.iter().map(|&(_, link)| socket::readable(link)).collect();
             watched.push(socket::readable(&self.stop));
             if let Err(errno) = socket::wait(&mut watched, None) {
                 open.drain(..).for_each(|(rank, _)| self.end(rank, End::Broke(format!("its connection cannot be watched: {errno}"))));
@@ -144,14 +144,14 @@ impl Shared {
             // Set before anything is read and cleared after: who finds nothing to read, and this not set, knows that all was handled.
             self.inbox().busy = true;
             let mut ready = ready.into_iter();
-            open.retain(|&(rank, socket)| {
+            open.retain(|&(rank, link)| {
                 ready.next() != Some(true)
-                    || match self.read(rank, socket, &mut buffer) {
+                    || match self.read(rank, link, &mut buffer) {
                         None => true,
                         Some(end) => {
                             // A peer that talks nonsense is cut off, and sees this rank's end in turn.
                             if matches!(end, End::Broke(_)) {
-                                let _ = rustix::net::shutdown(socket, Shutdown::Both);
+                                link.cut();
                             }
                             self.end(rank, end);
                             false
@@ -164,9 +164,9 @@ impl Shared {
     }
 
     /// Reads what there is from one peer; its end, if it came to one.
-    fn read(&self, rank: Rank, socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<End> {
+    fn read(&self, rank: Rank, link: &Link, buffer: &mut [u8]) -> Option<End> {
         loop {
-            match socket::receive(socket, buffer) {
+            match link.receive(buffer) {
                 Ok(Received::Message(Message { length, descriptors })) => {
                     if let Some(end) = self.take(rank, &buffer[..length], descriptors) {
                         return Some(end);

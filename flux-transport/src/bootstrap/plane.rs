@@ -4,7 +4,7 @@
 //! or number means that the ranks are out of step. After a failed step this end takes no more: a late frame can never pass for a later
 //! step's.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -18,8 +18,8 @@ use super::error::BootstrapError;
 use super::frame::{Header, Kind, MAX_BODY};
 use super::monitor::{Arrived, End, Shared};
 use super::rendezvous::Mesh;
-use super::socket::{self, MAX_DESCRIPTORS};
-use crate::control::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Launch, Notice, Watcher};
+use super::socket::MAX_DESCRIPTORS;
+use crate::control::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Watcher};
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
 const PARTING: Duration = Duration::from_millis(100);
@@ -28,6 +28,7 @@ const PARTING: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct ProcessControl {
     pub(super) world: WorldSize,
+    hosts: Hosts,
     pub(super) shared: Arc<Shared>,
     /// One question at a time.
     pub(super) asking: Mutex<()>,
@@ -46,10 +47,10 @@ struct Turn {
 impl ProcessControl {
     /// Starts the monitor over the connections.
     pub(super) fn start(mesh: Mesh) -> Result<Self, BootstrapError> {
-        let Mesh { rank, world, sockets } = mesh;
+        let Mesh { rank, world, hosts, links } = mesh;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(BootstrapError::io("making the descriptor that stops the monitor"))?;
-        let shared = Arc::new(Shared::new(rank, sockets, stop));
+        let shared = Arc::new(Shared::new(rank, links, stop));
         let theirs = Arc::clone(&shared);
         let monitor = std::thread::Builder::new()
             .name("flux-control".to_owned())
@@ -57,6 +58,7 @@ impl ProcessControl {
             .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
         Ok(Self {
             world,
+            hosts,
             shared,
             asking: Mutex::default(),
             turn: Mutex::default(),
@@ -99,8 +101,8 @@ impl ProcessControl {
         let bytes = header.encode(body.len());
         // The next rank first: not all ranks write to rank 0 at once.
         let (before, after): (Vec<_>, Vec<_>) = self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
-        for (rank, socket) in after.into_iter().chain(before) {
-            match socket::send(socket.as_fd(), &[&bytes, body], fds, deadline) {
+        for (rank, link) in after.into_iter().chain(before) {
+            match link.send(&[&bytes, body], fds, deadline) {
                 Ok(()) => {}
                 Err(Errno::TIMEDOUT) => return Err(self.timeout(header.kind, |peer| peer == rank)),
                 // It ended without this step; how, the monitor reads now.
@@ -190,12 +192,19 @@ impl ControlPlane for ProcessControl {
         Launch::Processes
     }
 
+    fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
         let frames = self.step(Kind::Exchange, payload, &[], deadline)?;
         Ok(frames.into_iter().map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body)).collect())
     }
 
     fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+        if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
+            return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
+        }
         let frames = self.step(Kind::Descriptors, &[], fds, deadline)?;
         Ok(frames.into_iter().map(|frame| frame.map_or_else(Vec::new, |frame| frame.descriptors)).collect())
     }
@@ -244,6 +253,9 @@ impl ControlPlane for ProcessControl {
     }
 
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError> {
+        if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
+            return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
+        }
         let mesh = self.shared.regroup(self.world, without, deadline)?;
         let io = |error: BootstrapError| ControlError::Io { step: "regrouping", source: std::io::Error::other(error) };
         mesh.into_control_plane().map_err(io)

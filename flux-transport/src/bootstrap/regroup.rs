@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use flux_core::{Rank, WorldSize};
 
 use super::frame::Kind;
-use super::lobby::rows;
 use super::monitor::{End, Shared};
 use super::rendezvous::Mesh;
 use super::socket;
+use super::unix::rows;
 use crate::control::{ControlError, mask_of, ranks_of};
 
 const STEP: &str = "regrouping";
@@ -112,7 +112,7 @@ impl Shared {
     fn deal(&self, members: u32) -> Result<Mesh, ControlError> {
         let io = |errno: rustix::io::Errno| ControlError::Io { step: STEP, source: errno.into() };
         let world = size(members).ok_or_else(|| io(rustix::io::Errno::INVAL))?;
-        let mut rows = rows(world).map_err(io)?;
+        let mut rows = rows(world.index()).map_err(io)?;
         for (rank, row) in ranks_of(members).zip(&rows).filter(|&(rank, _)| rank != self.rank) {
             let row: Vec<_> = row.iter().map(AsFd::as_fd).collect();
             // A member that dies now is lost to the others when they first need it.

@@ -5,7 +5,7 @@
 
 mod regroup;
 
-use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Launch, Notice, Watcher};
+use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Watcher};
 use flux_core::{Rank, WorldSize};
 use regroup::Regroup;
 use std::fmt;
@@ -30,6 +30,7 @@ struct Turn {
 
 struct Shared {
     world: WorldSize,
+    hosts: Hosts,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -100,7 +101,7 @@ impl LocalControl {
             answerers: world.ranks().map(|_| Vec::new()).collect(),
             regroup: Regroup::default(),
         };
-        let shared = Arc::new(Shared { world, state: Mutex::new(state), changed: Condvar::new() });
+        let shared = Arc::new(Shared { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() });
         world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), turn: Mutex::default() }).collect()
     }
 
@@ -197,6 +198,10 @@ impl ControlPlane for LocalControl {
 
     fn kind(&self) -> Launch {
         Launch::Threads
+    }
+
+    fn hosts(&self) -> &Hosts {
+        &self.shared.hosts
     }
 
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {

@@ -4,10 +4,12 @@
 //! needs is gone. After a failed step an end is out of step with the others, and refuses further ones.
 
 mod agree;
+mod hosts;
 mod inquiry;
 mod local;
 
 pub(crate) use agree::{Disagreed, agree};
+pub use hosts::Hosts;
 pub use inquiry::{Answer, Answerer, GaveUp};
 pub(crate) use inquiry::{mask_of, ranks_of};
 pub(crate) use local::LocalControl;
@@ -23,7 +25,7 @@ use std::time::Instant;
 pub enum Launch {
     /// Threads of one process: they share its address space and devices.
     Threads,
-    /// Processes of one machine.
+    /// Processes, of one machine or of several: [`ControlPlane::hosts`] says.
     Processes,
 }
 
@@ -65,10 +67,15 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// What the ranks are.
     fn kind(&self) -> Launch;
 
+    /// Which ranks share a host.
+    fn hosts(&self) -> &Hosts;
+
     /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
 
     /// Gives every peer duplicates of the same descriptors, and returns what each peer gave, by rank; nothing at this rank's own index.
+    ///
+    /// In a world of several [`hosts`](Self::hosts) this is refused on every rank, and no step is taken.
     fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError>;
 
     /// Returns when every rank has come here.
@@ -134,6 +141,14 @@ pub enum ControlError {
     PeerLeft {
         /// The peer.
         rank: Rank,
+    },
+    /// Descriptors were to be passed in a world of several hosts.
+    #[error("rank {rank} and rank {peer} are on different hosts: descriptors are passed between the ranks of one host only")]
+    OtherHost {
+        /// This rank.
+        rank: Rank,
+        /// The first that is on another host.
+        peer: Rank,
     },
     /// The operating system refused something.
     #[error("{step}: {source}")]

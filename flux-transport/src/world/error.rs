@@ -1,6 +1,7 @@
 //! Why there is no world.
 
 use flux_core::rank::MAX_WORLD;
+use flux_core::{Rank, WorldSize};
 
 use crate::bootstrap::BootstrapError;
 
@@ -10,7 +11,7 @@ use crate::bootstrap::BootstrapError;
 pub enum WorldError {
     /// No launcher has set its variables.
     #[error(
-        "no launcher's variables are set (RANK and WORLD_SIZE, or FLUX_RANK and FLUX_WORLD_SIZE): start the program with torchrun or `flux-bench launch`, or make ranks as threads"
+        "no launcher's variables are set: start the program with `flux-bench launch`, torchrun, srun or mpirun, or make ranks as threads"
     )]
     NoLauncher,
     /// No communicator has that many ranks.
@@ -18,6 +19,14 @@ pub enum WorldError {
     Size {
         /// The size asked for.
         size: u32,
+    },
+    /// The world has no such rank.
+    #[error("rank {rank} is not below the world size {}", world.get())]
+    Rank {
+        /// The rank asked for.
+        rank: Rank,
+        /// The number of ranks.
+        world: WorldSize,
     },
     /// A launcher's variables are wrong, or the ranks did not meet.
     #[error(transparent)]

@@ -3,12 +3,14 @@
 //! Invariant: as long as a [`World`] or a communicator made from it lives, the rank is present to its peers. The last one to go says goodbye, unless
 //! its thread is panicking: then the peers lose the rank, as they would lose a process that dies.
 
+mod builder;
 mod error;
 
+pub use builder::Builder;
 pub use error::WorldError;
 
 use crate::bootstrap::Environment;
-use crate::control::{ControlPlane, Launch, LocalControl, local_planes};
+use crate::control::{ControlPlane, Hosts, Launch, LocalControl, local_planes};
 use flux_core::{Rank, WorldSize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,13 +33,36 @@ pub(crate) struct Membership {
 }
 
 impl World {
-    /// The rank that a launcher has made this process: torchrun's variables (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, ...), or those of flux's own
-    /// launcher. Waits for the other ranks.
+    /// The rank that a launcher has made this process: flux's own, torchrun, Open MPI, MPICH or Slurm. [`Environment`](crate::bootstrap::Environment)
+    /// says which variables count, and how ranks on several hosts meet. Waits for the other ranks, for a minute at most.
     ///
     /// # Errors
     /// [`WorldError::NoLauncher`] where there is no launcher; others name the variable, or the ranks that did not come.
     pub fn from_env() -> Result<Self, WorldError> {
         crate::bootstrap::from_env()
+    }
+
+    /// Rank `rank` of `world`, where no launcher's variables say so.
+    ///
+    /// ```
+    /// use flux_core::{Rank, WorldSize};
+    /// use flux_transport::World;
+    /// use flux_transport::bootstrap::Secret;
+    /// let world = WorldSize::new(2).unwrap();
+    /// let secret = Secret::new(*b"32 bytes that nobody can guess..")?;
+    /// # let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    /// # let address = free.as_str();
+    /// // let address = "10.0.0.1:29600"; on every host
+    /// let rank = |rank| World::builder(Rank::new(rank), world).across_hosts(address, secret.clone());
+    /// std::thread::scope(|scope| {
+    ///     let one = scope.spawn(|| rank(1));
+    ///     assert_eq!(rank(0)?.hosts().count(), 1);
+    ///     one.join().expect("no rank panics")
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn builder(rank: Rank, world: WorldSize) -> Builder {
+        Builder::new(rank, world)
     }
 
     /// `n` ranks as threads of this process, by rank: move each into its thread.
@@ -102,6 +127,11 @@ impl World {
     /// What the ranks are.
     pub fn launch(&self) -> Launch {
         self.control().kind()
+    }
+
+    /// Which ranks share a host, and so can share memory.
+    pub fn hosts(&self) -> &Hosts {
+        self.control().hosts()
     }
 
     /// This rank's end of the control plane.

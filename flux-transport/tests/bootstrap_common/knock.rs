@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{ample, environment};
+use super::{ample, environment, place};
 
 /// A connection, if rank 0 listens.
 pub(crate) fn connect_once(directory: &Path) -> Option<OwnedFd> {
@@ -39,7 +39,7 @@ pub(crate) fn hello(protocol: u32, rank: u32, world: u32, version: &str) -> Vec<
 
 /// A rank's hello as the library says it.
 pub(crate) fn hello_of(directory: &Path, rank: u32, world: u32) -> Vec<u8> {
-    fields(1, rank, world, environment(directory, rank, world).place.nonce, env!("CARGO_PKG_VERSION"))
+    fields(1, rank, world, place(&environment(directory, rank, world)).nonce, env!("CARGO_PKG_VERSION"))
 }
 
 fn fields(protocol: u32, rank: u32, world: u32, nonce: u128, version: &str) -> Vec<u8> {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
 pub(crate) mod knock;
+pub(crate) mod network;
 
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flux_transport::ControlPlane;
-use flux_transport::bootstrap::{BootstrapError, Environment, join};
+use flux_transport::bootstrap::{BootstrapError, Environment, HostPlace, Place, join};
 
 /// Long enough for anything that works, on a slow machine.
 pub(crate) fn ample() -> Instant {
@@ -46,6 +47,12 @@ pub(crate) fn environment(directory: &Path, rank: u32, world: u32) -> Environmen
         ("FLUX_RENDEZVOUS", directory.as_os_str().to_owned()),
     ];
     Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap()
+}
+
+/// Where a rank meets those of its host.
+pub(crate) fn place(environment: &Environment) -> &HostPlace {
+    let Place::Host(place) = &environment.place else { panic!("{environment:?} is on several hosts") };
+    place
 }
 
 /// Each environment's rank on a thread of its own; what each got, in the order given.

@@ -4,6 +4,7 @@
 //! ranks must agree on is drawn from the case alone; what each may choose for itself, from case and rank.
 
 use crate::data;
+use crate::finish::Finish;
 use crate::plan::Plan;
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use flux_ops::Push;
@@ -28,6 +29,8 @@ pub(super) struct RandomCase {
     pub(super) number: u64,
     /// The problem.
     pub(super) problem: Problem,
+    /// What the op does to its sums.
+    pub(super) finish: Finish,
     /// The schedule; what a rank chooses for itself is left out.
     pub(super) shared: Plan,
     /// Calls in a row.
@@ -73,7 +76,10 @@ impl RandomCase {
             shared.group = Some(draw.of(&[1, 2, 3, 8, 1 << 20]));
             shared.band = Some(1 + draw.below(world.get() + 1));
         }
-        Ok(Self { number, problem, shared, calls: 4 + u64::from(draw.below(13)), seed: data::seed(seed, 2, number) })
+        let calls = 4 + u64::from(draw.below(13));
+        let finishes: Vec<Finish> = std::iter::once(Finish::default()).chain(Finish::with_bias(op)).collect();
+        let finish = Finish { bias: draw.below(2) > 0, ..draw.of(&finishes) };
+        Ok(Self { number, problem, finish, shared, calls, seed: data::seed(seed, 2, number) })
     }
 
     /// The whole plan of `rank`: with its own choice of workers, mover and pace.
@@ -93,8 +99,8 @@ impl RandomCase {
 
 impl fmt::Display for RandomCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, problem, shared, calls, .. } = self;
-        write!(f, "case {number}, {problem}, {calls} calls in a row, ")?;
+        let Self { number, problem, finish, shared, calls, .. } = self;
+        write!(f, "case {number}, {problem}{finish}, {calls} calls in a row, ")?;
         let Plan { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
             return f.write_str("default schedule");
         };

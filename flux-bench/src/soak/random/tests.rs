@@ -1,5 +1,7 @@
 use super::*;
+use crate::finish::Finish;
 use flux_core::{OpKind, Rank, WorldSize};
+use flux_ops::Activation;
 
 const PLACES: [Place; 2] = [Place::Host, Place::Gpu { ctas: 132 }];
 
@@ -32,6 +34,12 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
     assert!(has(|c| c.problem.k_local() == 8) && has(|c| c.problem.k_local() > 2048) && has(|c| c.problem.k_local() % 64 != 0));
     assert!(has(|c| c.problem.n_local() == 8) && has(|c| c.problem.n_local() > 2048));
     assert!(has(|c| c.shared.tile.is_none()) && has(|c| c.shared.band.is_some_and(|b| b > 4)) && has(|c| c.shared.chunk == Some(0)));
+    assert!(has(|c| c.finish.bias && c.problem.op() == OpKind::GemmReduceScatter) && has(|c| c.finish == Finish::default()));
+    for activation in Activation::ALL {
+        for bias in [false, true] {
+            assert!(cases(4, place).any(|c| c.finish == Finish { bias, activation }), "{activation} {bias}");
+        }
+    }
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         for dtype in [DType::Bf16, DType::F16] {
             assert!(cases(4, place).any(|c| c.problem.op() == op && c.problem.dtype() == dtype));

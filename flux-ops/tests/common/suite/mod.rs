@@ -3,11 +3,13 @@
 
 mod builds;
 mod calls;
+mod finish;
 mod refusals;
 mod results;
 
 pub use builds::*;
 pub use calls::*;
+pub use finish::*;
 pub use refusals::*;
 pub use results::*;
 
@@ -49,6 +51,13 @@ pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec
     let (lx, lw, ly) = layouts(case);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
-    op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream())?;
+    match case.bias(node.rank) {
+        None => op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream())?,
+        Some(bias) => {
+            let bias = node.upload(&bias);
+            let (x, w, bias) = (node.view(&x, lx), node.view(&w, lw), node.view(&bias, (ly.cols,)));
+            op.forward_with_bias(&x, &w, &bias, &mut node.view_mut(&mut y, ly), node.stream())?;
+        }
+    }
     Ok(node.download(&y))
 }

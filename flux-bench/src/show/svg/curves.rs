@@ -1,0 +1,52 @@
+//! What is drawn of a row.
+
+use super::draw::Mark;
+use crate::peers::{PeerRow, PeersReport};
+use crate::report::{Report, Row};
+
+/// One contender through all panels.
+pub(super) struct Curve<'a> {
+    pub(super) name: String,
+    pub(super) style: (&'static str, Mark),
+    of: Of<'a>,
+}
+
+enum Of<'a> {
+    Own(fn(&Row) -> f64),
+    Peer(&'a PeersReport, fn(&PeerRow) -> Option<f64>),
+}
+
+/// So many curves are the report's own: the first ones.
+pub(super) const OWN: usize = 2;
+
+/// The curves, in the order of the legend.
+pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Curve<'a>> {
+    let serial = if report.nccl.is_some() { "serial (NCCL + cuBLASLt)" } else { "serial (collective + GEMM)" };
+    let mut curves = vec![
+        Curve { name: "fused op".to_owned(), style: ("#2f81f7", Mark::Circle), of: Of::Own(|r| r.t_op_ms.median) },
+        Curve { name: serial.to_owned(), style: ("#d9730d", Mark::Square), of: Of::Own(|r| r.t_serial_ms.median) },
+    ];
+    if let Some(peers) = peers {
+        let name = |what| format!("PyTorch {} {what}", short(&peers.torch));
+        let (fused, in_turn) = (|r: &PeerRow| Some(r.async_tp_ms?.median), |r: &PeerRow| Some(r.serial_ms?.median));
+        curves.push(Curve { name: name("async-TP"), style: ("#8957e5", Mark::Triangle), of: Of::Peer(peers, fused) });
+        curves.push(Curve { name: name("serial (NCCL + torch.mm)"), style: ("#2da44e", Mark::Diamond), of: Of::Peer(peers, in_turn) });
+    }
+    curves
+}
+
+/// A version without what is local to its build.
+fn short(version: &str) -> &str {
+    version.split('+').next().unwrap_or(version)
+}
+
+impl Curve<'_> {
+    /// Its time at a row's shape as a multiple of the row's GEMM; `None` where it did not run.
+    pub(super) fn ratio(&self, row: &Row) -> Option<f64> {
+        let time = match self.of {
+            Of::Own(of) => of(row),
+            Of::Peer(peers, of) => of(peers.of(row)?)?,
+        };
+        Some(time / row.t_gemm_ms.median)
+    }
+}

@@ -1,0 +1,84 @@
+// What becomes of an output's fp32 value before its one rounding: y = act(v + bias).
+//
+// Called where a sum is whole (a tile that is stored, an own tile after the peers' partials), never on a partial that is sent. Params choose
+// at run time, uniformly for the launch: kernels have no variants for it, and a tile without either pays one test.
+#pragma once
+#include "program.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+namespace flux {
+
+// v / (1 + exp(negated)): v times the logistic function of -negated, with no cancellation at either end.
+//
+// expf is within 1 ulp and the division within 2 (CUDA C++ Programming Guide, "Mathematical Functions"); beyond 2^126 the denominator counts
+// as infinite, which is off by less than 2^-126 |v|.
+__device__ __forceinline__ float gate(float v, float negated) {
+    return __fdividef(v, 1.0f + expf(negated));
+}
+
+// GELU in its tanh form, 0.5 v (1 + tanh(h)) with h = sqrt(2 / pi) (v + 0.044715 v^3): Hendrycks and Gimpel, "Gaussian error linear units",
+// arXiv 1606.08415. Written as v / (1 + exp(-2 h)), its equal, which is within 7 * 2^-24 |v| (flux-kernels/src/epilogue.rs derives it).
+template <Activation A>
+__device__ __forceinline__ float activate(float v) {
+    if constexpr (A == Activation::kGelu) return gate(v, v * fmaf(v * v, -0.0713548163f, -1.5957691216f));
+    // Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118.
+    if constexpr (A == Activation::kSilu) return gate(v, -v);
+    // Not fmaxf, which would turn a NaN into zero.
+    if constexpr (A == Activation::kRelu) return v < 0.0f ? 0.0f : v;
+    return v;
+}
+
+// The bias of output columns `col`, which is even and below the operand's end, and `col + 1`. Only where there is a bias.
+template <bool Bf16>
+__device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
+    float2 pair;
+    ptx::unpack_2<Bf16>(ptx::load_constant_4(p.bias + static_cast<u64>(col) * 2), pair.x, pair.y);
+    return pair;
+}
+
+// Accumulators as wgmma leaves them to thread `thread` of 128: acc[block][4 j + i] is column 8 j + 2 (thread mod 4) + (i mod 2) of the tile,
+// of two rows for i below 2 and from 2 on.
+template <class C>
+__device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, u32 thread, float (&acc)[C::kBlocksM][C::kTileN / 2]) {
+    const u32 col = item.col + thread % 4 * 2;
+#pragma unroll
+    for (u32 j = 0; j < C::kTileN / 8; ++j) {
+        // An operand's columns are a multiple of 8; behind the last there may be no memory.
+        if (j * 8 >= item.cols) break;
+        const float2 bias = bias_pair<C::kBf16>(p, col + j * 8);
+#pragma unroll
+        for (u32 block = 0; block < C::kBlocksM; ++block) {
+#pragma unroll
+            for (u32 row = 0; row < 2; ++row) {
+                acc[block][j * 4 + row * 2] += bias.x;
+                acc[block][j * 4 + row * 2 + 1] += bias.y;
+            }
+        }
+    }
+}
+
+template <Activation A, u32 Blocks, u32 N>
+__device__ __forceinline__ void activate_all(float (&acc)[Blocks][N]) {
+#pragma unroll
+    for (u32 block = 0; block < Blocks; ++block) {
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) acc[block][i] = activate<A>(acc[block][i]);
+    }
+}
+
+// The whole of one thread's accumulators. A reduction's result is a sum, so it has no activation.
+template <class C>
+__device__ __forceinline__ void finish_tile(const Params& p, const WorkItem& item, u32 thread, float (&acc)[C::kBlocksM][C::kTileN / 2]) {
+    if (p.bias != 0) add_bias<C>(p, item, thread, acc);
+    if constexpr (!C::kReduceScatter) {
+        switch (static_cast<Activation>(p.activation)) {
+            case Activation::kNone: break;
+            case Activation::kGelu: activate_all<Activation::kGelu>(acc); break;
+            case Activation::kSilu: activate_all<Activation::kSilu>(acc); break;
+            case Activation::kRelu: activate_all<Activation::kRelu>(acc); break;
+        }
+    }
+}
+
+}  // namespace flux

@@ -1,0 +1,54 @@
+//! Bias and activation, in fp32, on the accumulators of a tile whose sum is whole.
+//!
+//! Invariant: an element gets them once, from the worker that stores it, before its rounding.
+
+use super::error::ExecuteError;
+use super::fits;
+use crate::{Activation, Element};
+use flux_core::problem::Shape;
+use flux_core::{OpKind, Problem};
+
+/// What becomes of a sum before it is stored: nothing by default.
+#[derive(Clone, Copy, Debug)]
+pub struct Epilogue<'a, T> {
+    /// One element for each column of `y`, added to every row.
+    pub bias: Option<&'a [T]>,
+    /// Applied to the sum with the bias; nothing for GEMM-ReduceScatter.
+    pub activation: Activation,
+}
+
+impl<T> Default for Epilogue<'_, T> {
+    fn default() -> Self {
+        Self { bias: None, activation: Activation::None }
+    }
+}
+
+impl<T: Element> Epilogue<'_, T> {
+    /// Whether it suits the problem.
+    pub(super) fn fits(&self, problem: &Problem) -> Result<(), ExecuteError> {
+        if problem.op() == OpKind::GemmReduceScatter && self.activation != Activation::None {
+            return Err(ExecuteError::Activation { activation: self.activation });
+        }
+        let shape = Shape { rows: 1, cols: problem.y_shape().cols };
+        self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
+    }
+
+    /// Whether it leaves sums as they are.
+    pub(super) fn is_none(&self) -> bool {
+        self.bias.is_none() && self.activation == Activation::None
+    }
+
+    /// Finishes one row of a tile, whose first column is `col` of `y`.
+    pub(super) fn apply(&self, col: usize, row: &mut [f32]) {
+        if let Some(bias) = self.bias {
+            for (v, bias) in row.iter_mut().zip(&bias[col..]) {
+                *v += bias.to_f32();
+            }
+        }
+        if self.activation != Activation::None {
+            for v in row {
+                *v = self.activation.apply(*v);
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Bias and activation of the CPU executor: once for each element, in fp32, whatever the world, the tails and who stores the tile.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod support;
+
+use flux_core::program::{Chunk, Schedule};
+use flux_core::signal::Epoch;
+use flux_core::tile::Raster;
+use flux_core::{OpKind, Problem, TileShape, WorldSize};
+use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, Rows, RowsMut};
+use flux_kernels::{Activation, Element};
+use half::{bf16, f16};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+use support::oracle::{Global, Numbers};
+use support::{Member, alone, run};
+
+const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
+
+/// Two row blocks and three column blocks a shard, the last of each a tail.
+fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
+    let w = world as usize;
+    let (n, k) = match op {
+        OpKind::AllGatherGemm => (40 * w, 24),
+        OpKind::GemmReduceScatter => (40, 24 * w),
+    };
+    Problem::new(op, 13 * w, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
+}
+
+const SCHEDULE: Schedule = Schedule { tile: TileShape::new(8, 16, 16), chunk: Chunk::Tiles(2), raster: Raster::RowGroups(2), band: 1 };
+
+/// What an op takes.
+fn activations(op: OpKind) -> &'static [Activation] {
+    match op {
+        OpKind::AllGatherGemm => &Activation::ALL,
+        OpKind::GemmReduceScatter => &[Activation::None],
+    }
+}
+
+/// Runs every rank and hands each result to `check`.
+fn each_rank<T: Element>(global: &Global<T>, workers: usize, check: impl Fn(u32, &[T]) + Sync) {
+    run(&global.problem, &SCHEDULE, workers, Epoch::FIRST, |mut member: Member<'_, T>| {
+        let (x, w) = global.shard(member.rank);
+        for _ in 0..2 {
+            let y = member.call_with(&x, &w, global.epilogue(member.rank), Duration::ZERO).unwrap();
+            check(member.rank, &y);
+        }
+    });
+}
+
+#[test]
+fn integer_biases_are_added_exactly_once() {
+    fn check<T: Element>() {
+        // Larger than any sum of products, so that a bias that is missing, doubled or of another column shows.
+        let bias = |numbers: &mut Numbers| (numbers.next() % 129) as f32 - 64.0;
+        for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
+            for activation in [Activation::None, Activation::Relu].iter().filter(|a| activations(op).contains(a)) {
+                let global = Global::<T>::new(problem::<T>(op, world), 5, Numbers::unit).with_epilogue(5, bias, *activation);
+                each_rank(&global, 2, |rank, y| global.verify_exact(rank, y));
+            }
+        }
+    }
+    check::<bf16>();
+    check::<f16>();
+}
+
+#[test]
+fn every_activation_stays_within_the_derived_bound() {
+    fn check<T: Element>() {
+        for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
+            for &activation in activations(op) {
+                // Sums reach both ends of the gates.
+                let global = Global::<T>::new(problem::<T>(op, world), 9, |n| 2.0 * n.uniform());
+                let global = global.with_epilogue(9, |n| 4.0 * n.uniform(), activation);
+                each_rank(&global, 1, |rank, y| global.verify(rank, y));
+                let unbiased = Global { bias: None, ..global };
+                each_rank(&unbiased, 1, |rank, y| unbiased.verify(rank, y));
+            }
+        }
+    }
+    check::<bf16>();
+    check::<f16>();
+}
+
+#[test]
+fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
+    let p = problem::<bf16>(OpKind::GemmReduceScatter, 1);
+    let (program, memory) = alone(&p, 0, &SCHEDULE, Epoch::FIRST);
+    let (x, w, bias) = (vec![bf16::ONE; 13 * 24], vec![bf16::ONE; 40 * 24], vec![bf16::ONE; 40]);
+    let call = |epilogue: Epilogue<'_, bf16>| {
+        let mut y = vec![bf16::NAN; 13 * 40];
+        let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(CpuArgs {
+            x: Rows { elements: &x, stride: 24 },
+            w: Rows { elements: &w, stride: 24 },
+            y: RowsMut { elements: &mut y, stride: 40 },
+            epilogue,
+            memory: memory.view(0, Duration::from_secs(1)),
+            await_pushed: false,
+        });
+        assert!(result.is_ok() || y.iter().all(|y| y.is_nan()));
+        result
+    };
+    let text = call(Epilogue { bias: Some(&bias[..39]), ..Epilogue::default() }).unwrap_err().to_string();
+    assert_eq!(text, "bias holds 39 elements with a row stride of 40; 1 rows of 40 need 40");
+    let refused = call(Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
+    assert_eq!(refused, ExecuteError::Activation { activation: Activation::Gelu });
+    assert_eq!(refused.to_string(), "GEMM-ReduceScatter takes no activation, and gelu was asked for");
+    assert_eq!(memory.epoch(0), Epoch::FIRST);
+    call(Epilogue { bias: Some(&bias), ..Epilogue::default() }).unwrap();
+}

@@ -1,0 +1,160 @@
+//! Bias and activation: in every element once, and refused where they do not fit.
+
+use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, ragged};
+use crate::common::{OPS, Plan, Values};
+use flux_core::program::{Chunk, Schedule};
+use flux_core::tile::Raster;
+use flux_core::{DType, OpKind};
+use flux_ops::{Activation, BuildError, CallError, Layout, Location, RawTensor, TensorMut, TensorRef};
+use half::{bf16, f16};
+
+const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
+
+fn activations(op: OpKind) -> &'static [Activation] {
+    match op {
+        OpKind::AllGatherGemm => &Activation::ALL,
+        OpKind::GemmReduceScatter => &[Activation::None],
+    }
+}
+
+/// Extents and a plan with several column blocks, the last a tail, so that each tile has its own part of the bias.
+fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], Plan) {
+    let w = world as usize;
+    match (op, machine) {
+        (_, Machine::Gpus(_)) => (ragged(machine, op, world), Plan::default()),
+        (OpKind::AllGatherGemm, Machine::Host) => ([17 * w, 56 * w, 24], on_host(machine)),
+        (OpKind::GemmReduceScatter, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
+    }
+}
+
+fn on_host(machine: Machine) -> Plan {
+    let schedule = Schedule { tile: machine.tiles()[0], chunk: Chunk::Tiles(1), raster: Raster::RowsFastest, band: 1 };
+    Plan { schedule: Some(schedule), ..Plan::default() }
+}
+
+fn adds_an_integer_bias_once<T: Number>(machine: Machine) {
+    for world in machine.worlds(&WORLDS) {
+        for op in OPS {
+            for activation in [Activation::None, Activation::Relu].into_iter().filter(|a| activations(op).contains(a)) {
+                let (shape, plan) = tiled(machine, op, world);
+                let case = Case::<T>::new(op, shape, world, Values::Integers, 41);
+                let case = case.finished(true, Values::Integers, activation);
+                let expected = case.expected();
+                machine.run(world, defaults, |node| {
+                    let op = AnyOp::of(&case, plan, node);
+                    for _ in 0..3 {
+                        case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                    }
+                });
+            }
+        }
+    }
+}
+
+pub fn an_integer_bias_is_added_exactly_once(machine: Machine) {
+    adds_an_integer_bias_once::<bf16>(machine);
+    adds_an_integer_bias_once::<f16>(machine);
+}
+
+fn activates_within_the_bound<T: Number>(machine: Machine) {
+    for world in machine.worlds(&WORLDS) {
+        for op in OPS {
+            for (&activation, bias) in activations(op).iter().flat_map(|a| [(a, true), (a, false)]) {
+                let (shape, plan) = tiled(machine, op, world);
+                let case = Case::<T>::new(op, shape, world, Values::Reals, 43);
+                let case = case.finished(bias, Values::Reals, activation);
+                let expected = case.expected();
+                machine.run(world, defaults, |node| {
+                    let op = AnyOp::of(&case, plan, node);
+                    case.assert_close(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                });
+            }
+        }
+    }
+}
+
+pub fn activations_stay_within_the_derived_bound(machine: Machine) {
+    activates_within_the_bound::<bf16>(machine);
+    activates_within_the_bound::<f16>(machine);
+}
+
+/// Bias and activation are part of what is agreed, and of what an op says of itself.
+pub fn ranks_agree_on_bias_and_activation(machine: Machine) {
+    for world in machine.worlds(&[2, 3]) {
+        let w = world as usize;
+        machine.run(world, defaults, |node| {
+            let odd = node.rank.get() == 1;
+            let plain = Plan::default();
+            let plans = [
+                (Plan { bias: odd, ..plain }, "with bias"),
+                (Plan { activation: if odd { Activation::Gelu } else { Activation::Silu }, ..plain }, "no bias, then gelu"),
+            ];
+            for (plan, said) in plans {
+                let refused = AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], plan, &node.comm).unwrap_err();
+                assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
+                assert!(refused.to_string().contains(said), "{refused}");
+            }
+            let plan = Plan { bias: true, activation: Activation::Silu, workers: node.workers, ..plain };
+            let op = AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], plan, &node.comm).unwrap();
+            assert!(op.explain().contains("with bias, then silu"), "{}", op.explain());
+        });
+    }
+}
+
+/// One rank makes every bad call, as in `a_refused_call_launches_nothing`.
+pub fn a_bias_that_does_not_fit_is_refused(machine: Machine) {
+    for world in machine.worlds(&[1, 2]) {
+        for op in OPS {
+            let plain = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 47);
+            let case = plain.clone().finished(true, Values::Integers, Activation::None);
+            let (expected, expected_plain) = (case.expected(), plain.expected());
+            machine.run(world, defaults, |node| {
+                let (with, without) = (AnyOp::of(&case, Plan::default(), node), AnyOp::of(&plain, Plan::default(), node));
+                if node.rank.get() == world - 1 {
+                    make_every_bad_call(&with, &without, &case, node);
+                }
+                case.assert_equal(&expected, node.rank, &call(&with, &case, node).unwrap(), "after refused calls");
+                plain.assert_equal(&expected_plain, node.rank, &call(&without, &plain, node).unwrap(), "after refused calls");
+            });
+        }
+    }
+}
+
+fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf16>, node: &crate::common::Node) {
+    let (lx, lw, ly) = layouts(case);
+    let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
+    let mut y = node.poisoned::<bf16>(ly.span());
+    let bias = node.poisoned::<bf16>(ly.cols + 8);
+    let (x, w) = (node.view(&x, lx), node.view(&w, lw));
+
+    let refused = with.forward(&x, &w, &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
+    assert!(matches!(refused, CallError::NoBias { expected } if (expected.rows, expected.cols as usize) == (1, ly.cols)), "{refused}");
+    let whole = Layout::dense(1, ly.cols);
+    let refused = without.forward_with_bias(&x, &w, &node.view(&bias, whole), &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
+    assert!(matches!(refused, CallError::UnwantedBias { found } if found == whole), "{refused}");
+
+    for wrong in [Layout::dense(1, ly.cols - 8), Layout::dense(1, ly.cols + 8), Layout::dense(ly.cols, 8)] {
+        let bias = node.poisoned::<bf16>(wrong.span());
+        let refused = with.forward_with_bias(&x, &w, &node.view(&bias, wrong), &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
+        assert!(matches!(refused, CallError::Shape { operand: "bias", found, .. } if found == wrong), "{refused}");
+    }
+
+    let here = node.view(&bias, whole).location();
+    let elsewhere = if here == Location::Host { Location::Cuda(0) } else { Location::Host };
+    let raw = RawTensor { address: node.address(&bias), dtype: DType::Bf16, location: elsewhere, layout: whole, available: ly.cols };
+    // SAFETY: what is refused does not access it.
+    let other = |raw| unsafe { TensorRef::<bf16>::from_raw(raw) };
+    let refused = with.forward_with_bias(&x, &w, &other(raw).unwrap(), &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
+    assert!(matches!(refused, CallError::Location { operand: "bias", found, .. } if found == elsewhere), "{refused}");
+    // The element type and the alignment are the view's to refuse.
+    assert!(other(RawTensor { dtype: DType::F16, ..raw }).is_err() && other(RawTensor { address: raw.address + 2, ..raw }).is_err());
+
+    let address = node.address(&y);
+    let inside = RawTensor { address, location: here, ..raw };
+    let output = RawTensor { layout: ly, available: ly.span(), ..inside };
+    // SAFETY: as above; `y` outlives the call.
+    let mut output = unsafe { TensorMut::<bf16>::from_raw(output).unwrap() };
+    let refused = with.forward_with_bias(&x, &w, &other(inside).unwrap(), &mut output, node.stream()).unwrap_err();
+    assert!(matches!(refused, CallError::Overlap { operand: "bias", .. }), "{refused}");
+    assert!(node.download(&y).iter().all(|e| e.is_nan()), "y was written by a refused call");
+}

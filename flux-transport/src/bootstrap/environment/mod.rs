@@ -1,0 +1,185 @@
+//! Who this process is and where it meets the others, as its launcher says in environment variables.
+//!
+//! Invariant: a family of variables is taken whole or refused, and two that speak of the same processes have to agree. `MASTER_PORT` is never bound
+//! (torchrun's own store sits there): it only tells launches apart.
+
+mod ancestor;
+mod launchers;
+mod nodelist;
+mod place;
+mod variables;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use flux_core::{Rank, WorldSize};
+
+pub use place::{Address, HostPlace, NetworkPlace, Place};
+
+use self::launchers::{Family, LAUNCHERS, SLURM_FAMILY, Seat};
+use self::place::digest;
+use self::variables::Variables;
+use super::error::BootstrapError;
+use super::host_id::FLUX_HOST_ID;
+use super::network::TcpRendezvous;
+use super::rendezvous::Rendezvous;
+use super::secret::Secret;
+use super::unix::UnixRendezvous;
+
+/// The rank, in flux's own family.
+pub const FLUX_RANK: &str = "FLUX_RANK";
+/// The number of ranks, in flux's own family.
+pub const FLUX_WORLD_SIZE: &str = "FLUX_WORLD_SIZE";
+/// The rank among those of this host, in flux's own family.
+pub const FLUX_LOCAL_RANK: &str = "FLUX_LOCAL_RANK";
+/// Where the ranks meet: on one host a private directory (an absolute path, mode 0700, of this user), on several `tcp://HOST:PORT` with an address of
+/// rank 0's host and a port that is free there. Part of flux's own family, and says the same for every other launcher.
+pub const FLUX_RENDEZVOUS: &str = "FLUX_RENDEZVOUS";
+/// The launcher whose variables count, where several are there: `flux`, `torchrun`, `openmpi`, `mpich` or `slurm`.
+pub const FLUX_LAUNCHER: &str = "FLUX_LAUNCHER";
+
+const OWN: [&str; 4] = [FLUX_RANK, FLUX_WORLD_SIZE, FLUX_LOCAL_RANK, FLUX_RENDEZVOUS];
+const OWN_NAME: &str = "flux";
+
+/// One process's place in a launch.
+///
+/// | launcher | variables that it must have set | rank 0's address, for several hosts |
+/// |---|---|---|
+/// | flux's own | `FLUX_RANK`, `FLUX_WORLD_SIZE`, `FLUX_LOCAL_RANK`, `FLUX_RENDEZVOUS` | `FLUX_RENDEZVOUS` |
+/// | torchrun | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` | `MASTER_ADDR` |
+/// | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` | `MASTER_ADDR` with `MASTER_PORT`, if set |
+/// | MPICH, Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | `MASTER_ADDR` with `MASTER_PORT`, if set |
+/// | Slurm (srun) | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`, `SLURM_JOB_ID`, `SLURM_STEP_ID`, `SLURM_STEP_NUM_NODES` | first of `SLURM_STEP_NODELIST` |
+///
+/// They are asked in this order. Flux's own family wins unasked: whoever sets it speaks to flux. Of torchrun, Open MPI and MPICH the first that is there
+/// counts, and those that are there too have to name the same rank and world size. Slurm counts where nobody else is there, as what it runs
+/// inherits its variables; a batch script and an interactive shell are no launch. `FLUX_LAUNCHER` names the one that counts.
+///
+/// For any launcher: `FLUX_RENDEZVOUS` says where to meet; `FLUX_SECRET_FILE` or `FLUX_SECRET` is the secret of ranks on several hosts; `FLUX_HOST_ID`
+/// sets ranks apart as if they were on different hosts. Without `FLUX_RENDEZVOUS`, rank 0 listens on a port that follows from the launch, the
+/// first free one of eight between 20000 and 32000; it is never `MASTER_PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
+    /// This process's rank.
+    pub rank: Rank,
+    /// The number of ranks.
+    pub world: WorldSize,
+    /// The rank among those of this host: the device to take where nothing else is said.
+    pub local_rank: u32,
+    /// Where the ranks meet.
+    pub place: Place,
+}
+
+impl Environment {
+    /// Reads this process's environment.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NoLauncher`] where no family is there; [`BootstrapError::HalfSet`], [`BootstrapError::Variable`] and
+    /// [`BootstrapError::Disagreement`] where one is there and is wrong; [`BootstrapError::NoAddress`], [`BootstrapError::NoSecret`] and
+    /// [`BootstrapError::Secret`] where ranks on several hosts have no safe way to meet.
+    pub fn read() -> Result<Self, BootstrapError> {
+        Self::parse(&|name| std::env::var_os(name))
+    }
+
+    /// As [`read`](Self::read), of any set of variables.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn parse(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, BootstrapError> {
+        let vars = Variables { lookup };
+        if let Some(name) = vars.get(FLUX_LAUNCHER).filter(|name| !name.is_empty()) {
+            if name == OWN_NAME {
+                return Self::own(vars);
+            }
+            let named = LAUNCHERS.iter().chain([&SLURM_FAMILY]).find(|family| name == family.name);
+            let family = named.ok_or_else(|| vars.wrong(FLUX_LAUNCHER, "one of flux, torchrun, openmpi, mpich and slurm"))?;
+            return Self::seated(vars, family, (family.read)(&vars)?);
+        }
+        if vars.any(&OWN[..3]) {
+            return Self::own(vars);
+        }
+        let there = LAUNCHERS.iter().filter(|family| (family.is_there)(&vars));
+        let seats = there.map(|family| Ok((family, (family.read)(&vars)?))).collect::<Result<Vec<_>, BootstrapError>>()?;
+        if let Some((first, others)) = seats.split_first() {
+            if let Some(other) = others.iter().find(|other| (other.1.rank, other.1.world) != (first.1.rank, first.1.world)) {
+                return Err(BootstrapError::Disagreement { first: said(first), second: said(other) });
+            }
+            return Self::seated(vars, first.0, first.1.clone());
+        }
+        if (SLURM_FAMILY.is_there)(&vars) {
+            return Self::seated(vars, &SLURM_FAMILY, (SLURM_FAMILY.read)(&vars)?);
+        }
+        Err(BootstrapError::NoLauncher)
+    }
+
+    fn own(vars: Variables<'_>) -> Result<Self, BootstrapError> {
+        vars.all(&OWN)?;
+        let world = vars.world(FLUX_WORLD_SIZE)?;
+        let rank = vars.below(FLUX_RANK, world.get(), FLUX_WORLD_SIZE)?;
+        let local_rank = vars.below(FLUX_LOCAL_RANK, world.get(), FLUX_WORLD_SIZE)?;
+        let place = Self::said_place(vars, true, &[])?;
+        Ok(Self { rank: Rank::new(rank), world, local_rank, place })
+    }
+
+    /// What another launcher says, and where to meet.
+    fn seated(vars: Variables<'_>, family: &Family, seat: Seat) -> Result<Self, BootstrapError> {
+        let Seat { rank, world, local_rank, one_host, rank_zero, launch } = seat;
+        let names: Vec<&[u8]> = launch.iter().map(|value| value.as_encoded_bytes()).collect();
+        let nonce = digest(&[&[family.name.as_bytes()], &names[..]].concat());
+        let place = if vars.is_set(FLUX_RENDEZVOUS) {
+            Self::said_place(vars, one_host, &names)?
+        } else if one_host {
+            Place::Host(HostPlace::below(&runtime_directory(vars.lookup), nonce))
+        } else {
+            let host = rank_zero.ok_or(BootstrapError::NoAddress { launcher: family.name })?;
+            let taken = vars.get("MASTER_PORT").and_then(|port| port.to_str()?.parse().ok());
+            Self::network(vars, Address::derived(host, nonce, taken), nonce)?
+        };
+        Ok(Self { rank: Rank::new(rank), world, local_rank, place })
+    }
+
+    /// What `FLUX_RENDEZVOUS` says.
+    fn said_place(vars: Variables<'_>, one_host: bool, launch: &[&[u8]]) -> Result<Place, BootstrapError> {
+        let value = vars.value(FLUX_RENDEZVOUS);
+        let wanted = if one_host { "an absolute path or tcp://HOST:PORT" } else { "tcp://HOST:PORT, which ranks on several hosts need" };
+        if let Some(address) = value.to_str().and_then(|text| text.strip_prefix("tcp://")) {
+            let address = Address::parse(address).ok_or_else(|| vars.wrong(FLUX_RENDEZVOUS, wanted))?;
+            if vars.get("MASTER_PORT").and_then(|port| port.to_str()?.parse().ok()).is_some_and(|port| address.ports() == [port]) {
+                return Err(vars.wrong(FLUX_RENDEZVOUS, "another port than MASTER_PORT, where torchrun's own store listens"));
+            }
+            return Self::network(vars, address, digest(&[&[value.as_encoded_bytes()], launch].concat()));
+        }
+        let directory = PathBuf::from(value);
+        if !one_host || !directory.is_absolute() {
+            return Err(vars.wrong(FLUX_RENDEZVOUS, wanted));
+        }
+        Ok(Place::Host(HostPlace::at(directory, launch)))
+    }
+
+    fn network(vars: Variables<'_>, address: Address, launch: u128) -> Result<Place, BootstrapError> {
+        let secret = Secret::from_variables(vars.lookup)?.ok_or(BootstrapError::NoSecret)?;
+        let (directory, host_id) = (runtime_directory(vars.lookup), vars.get(FLUX_HOST_ID));
+        Ok(Place::Network(NetworkPlace { address, secret, launch, directory, host_id }))
+    }
+
+    /// How this process meets the others.
+    pub fn rendezvous(&self) -> Box<dyn Rendezvous> {
+        match &self.place {
+            Place::Host(place) => Box::new(UnixRendezvous::new(self.rank, self.world, place.clone())),
+            Place::Network(place) => Box::new(TcpRendezvous { rank: self.rank, world: self.world, place: place.clone() }),
+        }
+    }
+}
+
+fn said((family, seat): &(&Family, Seat)) -> String {
+    let [rank, world] = family.says;
+    format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, seat.rank, seat.world.get())
+}
+
+/// Where private run-time directories are made: `XDG_RUNTIME_DIR` where it is a directory, else the directory of temporary files.
+pub(crate) fn runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
+    lookup("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir()).unwrap_or_else(std::env::temp_dir)
+}
+
+#[cfg(test)]
+mod tests;

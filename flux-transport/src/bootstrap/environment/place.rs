@@ -1,0 +1,135 @@
+//! Where the ranks of a launch meet.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::runtime_directory;
+use crate::bootstrap::error::BootstrapError;
+use crate::bootstrap::host_id::FLUX_HOST_ID;
+use crate::bootstrap::secret::Secret;
+
+/// Where the ranks of one launch meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// All ranks are on this host.
+    Host(HostPlace),
+    /// They may be on several.
+    Network(NetworkPlace),
+}
+
+/// Where the ranks of one host meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPlace {
+    /// The directory of the rendezvous socket; mode 0700 and of this user, or it is refused.
+    pub directory: PathBuf,
+    /// Whether the first of the ranks makes the directory and removes it afterwards; else the launcher does.
+    pub made_by_leader: bool,
+    /// Tells this launch from others that might use the directory by mistake. Not a secret: the directory's mode keeps others out.
+    pub nonce: u128,
+}
+
+impl HostPlace {
+    /// In a directory that is there; `names` tell launches apart that might use it.
+    pub(crate) fn at(directory: PathBuf, names: &[&[u8]]) -> Self {
+        let nonce = digest(&[&[directory.as_os_str().as_encoded_bytes()], names].concat());
+        Self { directory, made_by_leader: false, nonce }
+    }
+
+    /// In a directory of the user's own and of this launch.
+    pub(crate) fn below(directory: &Path, nonce: u128) -> Self {
+        let uid = rustix::process::getuid().as_raw();
+        Self { directory: directory.join(format!("flux-{uid}-{nonce:032x}")), made_by_leader: true, nonce }
+    }
+}
+
+/// Where the ranks of several hosts meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkPlace {
+    /// Where rank 0 listens.
+    pub address: Address,
+    /// What all ranks know and nobody else does.
+    pub secret: Secret,
+    /// Tells this launch from others at the address. Not a secret.
+    pub launch: u128,
+    /// Where the ranks of one of the hosts make a private directory to meet in.
+    pub directory: PathBuf,
+    /// Sets ranks apart that could share a host.
+    pub host_id: Option<OsString>,
+}
+
+impl NetworkPlace {
+    /// At rank 0's `HOST:PORT`.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Address`] for what is none.
+    pub(crate) fn at(address: &str, secret: Secret) -> Result<Self, BootstrapError> {
+        let launch = digest(&[address.as_bytes()]);
+        let address = Address::parse(address).ok_or_else(|| BootstrapError::Address {
+            address: format!("{address:?}"),
+            problem: "is not of the form HOST:PORT".to_owned(),
+        })?;
+        let lookup = |name: &str| std::env::var_os(name);
+        Ok(Self { address, secret, launch, directory: runtime_directory(&lookup), host_id: lookup(FLUX_HOST_ID) })
+    }
+}
+
+/// An address or a name of rank 0's host, and ports of which it takes the first that is free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    host: String,
+    ports: Vec<u16>,
+}
+
+/// Ports that follow from a launch's name: below those that systems give to outgoing connections.
+const DERIVED: std::ops::Range<u16> = 20_000..32_000;
+const TRIES: u16 = 8;
+
+impl Address {
+    /// `HOST:PORT`; an IPv6 address in brackets.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port: u16 = port.parse().ok().filter(|&port| port != 0)?;
+        let host = match host.strip_prefix('[') {
+            Some(host) => host.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok()?.to_string(),
+            None if host.is_empty() || host.contains([':', '/', '@', ' ']) => return None,
+            None => host.to_owned(),
+        };
+        Some(Self { host, ports: vec![port] })
+    }
+
+    /// Ports of the launch's own, without one that is `taken`.
+    pub(crate) fn derived(host: String, launch: u128, taken: Option<u16>) -> Self {
+        let places = u128::from((DERIVED.end - DERIVED.start) / TRIES);
+        let first = DERIVED.start + (launch % places) as u16 * TRIES;
+        Self { host, ports: (first..first + TRIES).filter(|&port| Some(port) != taken).collect() }
+    }
+
+    /// The address or name.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The ports, in the order in which they are tried.
+    pub fn ports(&self) -> &[u16] {
+        &self.ports
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.ports[..] {
+            [port] => write!(f, "{} port {port}", self.host),
+            [first, .., last] => write!(f, "{} ports {first} to {last}", self.host),
+            [] => f.write_str(&self.host),
+        }
+    }
+}
+
+/// FNV-1a of the parts and their lengths: a name for a launch, not a defence (the directory's mode is).
+pub(super) fn digest(parts: &[&[u8]]) -> u128 {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let lengths = parts.iter().flat_map(|part| (part.len() as u64).to_le_bytes());
+    let bytes = parts.iter().flat_map(|part| part.iter().copied());
+    lengths.chain(bytes).fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}

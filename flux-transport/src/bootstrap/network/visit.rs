@@ -1,0 +1,109 @@
+//! Another rank's side of the first step.
+//!
+//! Invariant: whoever waits here holds one connection and one listening socket at most. What is at the address and is not this launch's rank 0 is passed
+//! over, whatever it says.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use flux_core::Rank;
+use rustix::io::Errno;
+
+use super::{Met, TcpRendezvous, resolve};
+use crate::bootstrap::WAITING_FOR_RANKS;
+use crate::bootstrap::auth::{self, Miss};
+use crate::bootstrap::door::PATIENCE;
+use crate::bootstrap::error::{BootstrapError, ranks_in};
+use crate::bootstrap::hello::{GIVING_UP, Reply};
+use crate::bootstrap::link::Link;
+use crate::bootstrap::roster::{MAX_ROSTER, Roster, Whereabouts};
+use crate::bootstrap::socket::Received;
+use crate::bootstrap::tcp;
+
+/// How long rank 0's place may be held by somebody with another secret: an earlier launch may be about to end.
+const DENIED: Duration = Duration::from_secs(2);
+
+impl TcpRendezvous {
+    /// Finds rank 0 and waits for its verdict.
+    pub(super) fn visit(&self, deadline: Instant) -> Result<Met, BootstrapError> {
+        let address = &self.place.address;
+        let mut missing = 1;
+        let mut denied: Option<(Instant, SocketAddr)> = None;
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let found = resolve::addresses(address.host(), deadline)?;
+            let places = address.ports().iter().flat_map(|&port| found.iter().map(move |&ip| SocketAddr::new(ip, port)));
+            for place in places {
+                match self.knock(place, deadline, &mut missing)? {
+                    Ok(met) => return Ok(met),
+                    Err(Miss::Denied) => denied = denied.or(Some((Instant::now(), place))),
+                    Err(Miss::System(errno)) => return Err(BootstrapError::io("connecting to rank 0")(errno)),
+                    Err(Miss::Nobody | Miss::Stranger) => {}
+                }
+            }
+            let late = Instant::now() >= deadline;
+            if let Some((since, place)) = denied
+                && (late || since.elapsed() >= DENIED)
+            {
+                return Err(BootstrapError::SecretDiffers { address: place.to_string() });
+            }
+            if late {
+                return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0 });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    /// Goes to one place; a miss is no verdict.
+    fn knock(&self, place: SocketAddr, deadline: Instant, missing: &mut u64) -> Result<Result<Met, Miss>, BootstrapError> {
+        let until = deadline.min(Instant::now() + PATIENCE);
+        match self.introduce(place, until) {
+            Ok((link, listener)) => Ok(self.await_roster(link, listener, deadline, missing)?.ok_or(Miss::Nobody)),
+            Err(miss) => Ok(Err(miss)),
+        }
+    }
+
+    /// Says who and where this rank is, to who proves to be this launch's rank 0.
+    fn introduce(&self, place: SocketAddr, until: Instant) -> Result<(Link, OwnedFd), Miss> {
+        let socket = tcp::connect(place, until).map_err(|errno| match errno {
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => Miss::System(errno),
+            _ => Miss::Nobody,
+        })?;
+        // Where rank 0 is reached from, others can reach this rank: ranks on rank 0's network are on each other's.
+        let own = tcp::local(socket.as_fd()).map_err(Miss::System)?.ip();
+        let link = Link::tcp(socket);
+        let challenge = auth::greet(&link, self.place.launch, until)?;
+        let listener = tcp::listen(SocketAddr::new(own, 0)).map_err(Miss::System)?;
+        let address = tcp::local(listener.as_fd()).map_err(Miss::System)?;
+        let body = [&self.hello(self.place.launch).encode()[..], &Whereabouts { host: self.host(), address }.encode()].concat();
+        auth::prove(&link, &self.place.secret, &challenge, &body, until)?;
+        Ok((link, listener))
+    }
+
+    /// Listens to rank 0; `None` where the connection ended without a verdict: it had too many strangers at its door, or died.
+    fn await_roster(&self, link: Link, listener: OwnedFd, deadline: Instant, missing: &mut u64) -> Result<Option<Met>, BootstrapError> {
+        let mut buffer = [0; MAX_ROSTER];
+        loop {
+            let message = match link.await_message(&mut buffer, deadline).map_err(BootstrapError::io("listening to rank 0"))? {
+                Received::Message(message) => &buffer[..message.length],
+                Received::Nothing => {
+                    // So that all ranks hear now who is missing; if rank 0 is gone itself, there is nobody to tell.
+                    let _ = link.send(&[&GIVING_UP], &[], deadline);
+                    return Ok(None);
+                }
+                Received::End => return Ok(None),
+                Received::Oversized => return Err(BootstrapError::Protocol("an answer of rank 0 is too long".to_owned())),
+            };
+            if let Some(roster) = Roster::decode(message, self.world) {
+                return Ok(Some(Met { roster, links: vec![(Rank::new(0), link)], listener: Some(listener) }));
+            }
+            match Reply::decode(message) {
+                Some(Reply::Waiting { missing: now }) => *missing = now,
+                Some(Reply::Refused(refusal)) => return Err(refusal.into_error(self.rank, self.world)),
+                reply => return Err(BootstrapError::Protocol(format!("rank 0 answered {reply:?}"))),
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! A rank's place in a launch that no variable describes.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use flux_core::{Rank, WorldSize};
+
+use super::{World, WorldError};
+use crate::bootstrap::{Environment, HostPlace, NetworkPlace, Place, START, Secret, join};
+
+/// Says who this process is; all ranks say the same but for their number. See [`World::builder`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    rank: Rank,
+    world: WorldSize,
+    local_rank: Option<u32>,
+    deadline: Duration,
+}
+
+impl Builder {
+    pub(super) const fn new(rank: Rank, world: WorldSize) -> Self {
+        Self { rank, world, local_rank: None, deadline: START }
+    }
+
+    /// The rank's number among those of its host; counted by the ranks' order unless said.
+    #[must_use]
+    pub const fn local_rank(mut self, local_rank: u32) -> Self {
+        self.local_rank = Some(local_rank);
+        self
+    }
+
+    /// How long the ranks may take to come; a minute unless said.
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Meets ranks that are all on this host, in a directory that is there: an absolute path, mode 0700, of this user, and of no other launch at the
+    /// same time.
+    ///
+    /// # Errors
+    /// [`WorldError`]: what is wrong with the place, or with which rank.
+    pub fn on_host(self, directory: impl Into<PathBuf>) -> Result<World, WorldError> {
+        let place = HostPlace::at(directory.into(), &[]);
+        self.meet(Place::Host(place))
+    }
+
+    /// Meets ranks that may be on several hosts, at `HOST:PORT`: an address of rank 0's host, and a port that is free there.
+    ///
+    /// # Errors
+    /// [`WorldError`]: what is wrong with the place, or with which rank.
+    pub fn across_hosts(self, address: &str, secret: Secret) -> Result<World, WorldError> {
+        let place = NetworkPlace::at(address, secret)?;
+        self.meet(Place::Network(place))
+    }
+
+    fn meet(self, place: Place) -> Result<World, WorldError> {
+        let Self { rank, world, local_rank, deadline } = self;
+        if rank.get() >= world.get() {
+            return Err(WorldError::Rank { rank, world });
+        }
+        // Longer waits are a mistake, and their ends could not be computed.
+        let deadline = Instant::now() + deadline.min(Duration::from_hours(24));
+        let environment = Environment { rank, world, local_rank: local_rank.unwrap_or(0), place };
+        let control = join(&environment, deadline)?;
+        let local_rank = local_rank.unwrap_or_else(|| {
+            let hosts = control.hosts();
+            // At most a world's size.
+            hosts.ranks(hosts.of(rank)).take_while(|&other| other < rank).count() as u32
+        });
+        Ok(World::launched(Environment { local_rank, ..environment }, control))
+    }
+}
