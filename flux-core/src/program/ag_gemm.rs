@@ -16,7 +16,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
     let grid = TileGrid::of_shard(problem, schedule.tile);
     let arrivals = Arrivals::new(problem, schedule);
     let (chunks, slices) = (arrivals.chunks(), arrivals.slices());
-    let mut list = Items::new(rank, AlongK::new(problem, schedule), schedule, world.peers() * chunks * slices);
+    let mut list = Items::new(
+        rank,
+        world.get() * grid.row_blocks() * grid.col_blocks(),
+        AlongK::new(problem, schedule),
+        schedule,
+        world.peers() * chunks * slices,
+    );
     awaits(&mut list, &arrivals, problem, rank, schedule);
 
     for (tile, step) in schedule.in_bands(grid, 0..world.get()) {

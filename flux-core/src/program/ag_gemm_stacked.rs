@@ -14,7 +14,14 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
     let (m, tile_m) = (problem.m(), schedule.tile.m);
     let arrivals = Arrivals::new(problem, schedule);
     let slices = arrivals.slices();
-    let mut list = Items::new(rank, AlongK::new(problem, schedule), schedule, world.get() * arrivals.chunks() * slices);
+    let grid = TileGrid::new(m, problem.n_local(), schedule.tile);
+    let mut list = Items::new(
+        rank,
+        grid.row_blocks() * grid.col_blocks(),
+        AlongK::new(problem, schedule),
+        schedule,
+        world.get() * arrivals.chunks() * slices,
+    );
 
     // by row block: the first entry of its await list, and entries for each slice
     let mut awaited = Vec::new();
@@ -34,7 +41,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
             list.awaits.extend(pieces().map(|(shard, chunk)| arrivals.await_piece(shard.get(), shard, chunk, slice)));
         }
     }
-    for tile in TileGrid::new(m, problem.n_local(), schedule.tile).order(schedule.raster) {
+    for tile in grid.order(schedule.raster) {
         let (first, per_slice) = awaited[(tile.row / tile_m) as usize];
         let item = WorkItem {
             a_source: source::GATHER,

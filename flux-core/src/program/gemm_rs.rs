@@ -18,7 +18,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
     let peers: Vec<Rank> = world.ranks().filter(|&peer| peer != rank).collect();
-    let mut list = Items::new(rank, AlongK::new(problem, schedule), schedule, world.peers() * chunks);
+    let mut list = Items::new(rank, world.get() * tiles, AlongK::new(problem, schedule), schedule, world.peers() * chunks);
     for chunk in 0..chunks {
         list.awaits.extend((0..).zip(&peers).map(|(place, peer)| Await { signal: place * chunks + chunk, peer: peer.get(), k_step: 0 }));
     }

@@ -16,7 +16,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
     let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
     let tiles: Vec<TileExtent> = grid.order(schedule.raster).collect();
     let count = tiles.len() as u32;
-    let mut list = Items::new(rank, AlongK::new(problem, schedule), schedule, world.get() * count);
+    let mut list = Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * count);
     // by column block, then row block: the tile's number
     let mut number = vec![0; tiles.len()];
     for (t, tile) in (0..).zip(&tiles) {

@@ -22,10 +22,10 @@ pub(super) struct Items {
 }
 
 impl Items {
-    /// None yet, of a program of `rank` that uses `other_signals` signals besides those of lenders.
-    pub(super) fn new(rank: Rank, along_k: AlongK, schedule: &Schedule, other_signals: u32) -> Self {
+    /// None yet, of a program of `rank` that has `tiles` and uses `other_signals` signals besides those of lenders.
+    pub(super) fn new(rank: Rank, tiles: u32, along_k: AlongK, schedule: &Schedule, other_signals: u32) -> Self {
         let parts = along_k.parts(schedule.splits);
-        Self { all: Vec::new(), awaits: Vec::new(), other_signals, part_slots: 0, parts, rank }
+        Self { all: Vec::with_capacity(tiles as usize * parts.len()), awaits: Vec::new(), other_signals, part_slots: 0, parts, rank }
     }
 
     /// Signals used so far.

@@ -10,10 +10,11 @@ use crate::fused::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
+use flux_core::Problem;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::{Activation, Element};
-use flux_transport::{Communicator, Stream};
+use flux_transport::{Communicator, Label, Stream};
 use host::HostExecutor;
 
 /// How many hands do the work, where the caller has a wish.
@@ -61,6 +62,11 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
         place_bytes: gather_place_bytes(&program.problem),
         transfers: &program.transfers,
     }
+}
+
+/// What flight records and errors call a call.
+fn label(problem: &Problem) -> Label {
+    Label::new(problem.op().name(), [problem.m(), problem.n(), problem.k()])
 }
 
 /// Where `comm` works.
