@@ -3,7 +3,6 @@
 //! Invariant: a variant's numbers are those of `struct Config` in `flux-kernels/cuda/core/config.cuh`; both sides compute the same bytes
 //! of shared memory.
 
-use crate::cuda::Pace;
 use crate::sources::Source;
 use flux_core::program::Schedule;
 use flux_core::{DType, OpKind, TileShape};
@@ -53,7 +52,6 @@ impl Variant {
     /// Threads of a CTA: a warpgroup with producer, storer and mover, and two consumers.
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
-    const MOVER_RING: u32 = 4;
 
     /// The variant for a schedule.
     ///
@@ -93,16 +91,14 @@ impl Variant {
         self.tile
     }
 
-    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, the mover's ring, barriers, and room to align to 1024.
+    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, and room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
         let (gathers, out) = (matches!(self.op, OpKind::AllGatherGemm), self.tile.m * self.tile.n * 2);
-        let ring = if gathers { Self::MOVER_RING } else { 0 };
-        let movers = if gathers { ring } else { 1 };
         // 16 bytes between rows that are scattered
         let out = if gathers { out } else { out + self.tile.m * 16 };
-        let barriers = 2 * self.stages + 2 * Self::CONSUMERS + movers;
-        self.stages * stage + out + ring * Pace::PIECE_BYTES + barriers * 8 + 1024
+        let barriers = 2 * self.stages + 2 * Self::CONSUMERS + 1;
+        self.stages * stage + out + barriers * 8 + 1024
     }
 
     /// Name of the kernel's entry point.

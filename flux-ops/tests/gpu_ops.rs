@@ -67,6 +67,7 @@ suite!(
     activations_stay_within_the_derived_bound,
     ranks_agree_on_bias_and_activation,
     a_bias_that_does_not_fit_is_refused,
+    small_shards_give_the_right_result_however_they_are_cut,
 );
 
 #[test]

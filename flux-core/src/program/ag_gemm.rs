@@ -103,9 +103,16 @@ fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank, schedule: &Sche
     let chunks = || 0..arrivals.chunks();
     let slices = || 0..arrivals.slices();
     let piece = |(dest, step, place), chunk, slice| arrivals.transfer((dest, step), place, chunk, slice);
-    if schedule.band == 1 {
-        steps().flat_map(|to| chunks().flat_map(move |chunk| slices().map(move |slice| piece(to, chunk, slice)))).collect()
-    } else {
-        slices().flat_map(|slice| steps().flat_map(move |to| chunks().map(move |chunk| piece(to, chunk, slice)))).collect()
+    let mut list = Vec::with_capacity((world.peers() * arrivals.chunks() * arrivals.slices()) as usize);
+    for first in (0..world.get()).step_by(schedule.band as usize) {
+        let band = schedule.band_of(first, world);
+        let steps = || steps().filter(|(_, step, _)| band.contains(step));
+        if band.len() == 1 {
+            list.extend(steps().flat_map(|to| chunks().flat_map(move |chunk| slices().map(move |slice| piece(to, chunk, slice)))));
+        } else {
+            // what goes to several readers side by side, so that a mover can load it once
+            list.extend(slices().flat_map(|slice| chunks().flat_map(move |chunk| steps().map(move |to| piece(to, chunk, slice)))));
+        }
     }
+    list
 }

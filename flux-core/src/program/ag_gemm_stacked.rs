@@ -75,9 +75,8 @@ fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank) -> Vec<Transfer
     let world = problem.world();
     let mut list = Vec::with_capacity((world.get() * arrivals.chunks() * arrivals.slices()) as usize);
     for slice in 0..arrivals.slices() {
-        for step in 0..world.get() {
-            let to = (rank.before(step, world), step);
-            list.extend((0..arrivals.chunks()).map(|chunk| arrivals.transfer(to, rank.get(), chunk, slice)));
+        for chunk in 0..arrivals.chunks() {
+            list.extend((0..world.get()).map(|step| arrivals.transfer((rank.before(step, world), step), rank.get(), chunk, slice)));
         }
     }
     list

@@ -6,7 +6,8 @@
 
 use super::along_k::AlongK;
 use super::items::Items;
-use super::{Await, FOLD_ROWS, NONE, Schedule, TileProgram, WorkItem, sink, source};
+use super::schedule::WORKERS;
+use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Problem, Rank};
 use std::ops::Range;
@@ -37,11 +38,12 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         list.tile(item, |_| (0, 0));
     }
 
+    let fold_rows = fold_rows(problem, grid);
     let mut folds: Vec<Fold> = Vec::new();
     let own = problem.shard_rows(rank);
     for col_block in 0..grid.col_blocks() {
-        for row in (0..problem.m_shard()).step_by(FOLD_ROWS as usize) {
-            let rows = FOLD_ROWS.min(problem.m_shard() - row);
+        for row in (0..problem.m_shard()).step_by(fold_rows as usize) {
+            let rows = fold_rows.min(problem.m_shard() - row);
             let (first, last) = (own.start + row, own.start + row + rows - 1);
             let row_blocks = first / schedule.tile.m..last / schedule.tile.m + 1;
             let last_tile = row_blocks.clone().map(|row_block| number[index(grid, row_block, col_block)]).max().unwrap_or(0);
@@ -108,4 +110,14 @@ struct Fold {
 
 fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
     col_block as usize * grid.row_blocks() as usize + row_block as usize
+}
+
+/// Least rows of a fold: with fewer, a worker's threads have nothing to do.
+const FOLD_ROWS: u32 = 16;
+
+/// Rows of a fold, but for the last of a shard: as many as make no more folds than workers, so that no worker waits for one after another.
+pub(super) const fn fold_rows(problem: &Problem, grid: TileGrid) -> u32 {
+    let blocks = WORKERS / grid.col_blocks();
+    let rows = problem.m_shard().div_ceil(if blocks == 0 { 1 } else { blocks });
+    if rows < FOLD_ROWS { FOLD_ROWS } else { rows }
 }

@@ -20,7 +20,7 @@ mod schedule;
 mod tests;
 
 pub use error::ScheduleError;
-pub use record::{Await, FOLD_ROWS, NONE, Transfer, WorkItem, sink, source};
+pub use record::{Await, NONE, Transfer, WorkItem, sink, source};
 pub use schedule::{Chunk, Schedule};
 
 use crate::layout::{self, WorkspaceSize};
@@ -149,9 +149,10 @@ fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), S
     let tiles = if stacked { stack.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
     let (folds, signals) = match problem.op() {
         OpKind::AllGatherGemm => (0, Arrivals::new(problem, schedule).signals(world.get())),
-        OpKind::GemmReduceScatter if stacked => {
-            (u64::from(problem.m_shard().div_ceil(FOLD_ROWS)) * u64::from(stack.col_blocks()), u64::from(world.get()).saturating_mul(tiles))
-        }
+        OpKind::GemmReduceScatter if stacked => (
+            u64::from(problem.m_shard().div_ceil(gemm_rs_stacked::fold_rows(problem, stack))) * u64::from(stack.col_blocks()),
+            u64::from(world.get()).saturating_mul(tiles),
+        ),
         OpKind::GemmReduceScatter => (0, tiles),
     };
     let items = tiles.saturating_mul(u64::from(schedule.splits.min(k_steps))).saturating_add(folds);

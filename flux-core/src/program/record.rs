@@ -46,7 +46,7 @@ pub struct WorkItem {
     pub a_outer: u32,
     /// First row within the shard; in a stacked program within all rows, but for a [`sink::FOLD`].
     pub row: u32,
-    /// Rows of the tile that exist, at most the tile's `m`; of a [`sink::FOLD`] at most [`FOLD_ROWS`].
+    /// Rows of the tile that exist, at most the tile's `m`; of a [`sink::FOLD`] any number.
     pub rows: u32,
     /// First output column, and first row of `w`.
     pub col: u32,
@@ -94,9 +94,6 @@ impl Default for WorkItem {
         Self { raise: NONE, counter: NONE, part: NONE, ..Self::zeroed() }
     }
 }
-
-/// Most rows of a [`sink::FOLD`].
-pub const FOLD_ROWS: u32 = 16;
 
 /// One entry of the await list: a signal of the own pad, and who raises it. 12 bytes.
 #[repr(C)]

@@ -67,8 +67,14 @@ const PIECE_BYTES: u64 = 4 << 20;
 /// Row blocks that share a pass over `w` by default. With one, an H200 is bound by reading `w` from memory: the AllGather-GEMM of GPT-3 at
 /// m = 512 on 4 ranks reads its 302 MB of `w` four times in the time of two waves of tiles.
 const BAND_ROW_BLOCKS: u32 = 4;
+/// Rows of the usual tiles: a shard with fewer leaves a part of each idle.
+const ROWS: u32 = 128;
+/// The tile for few rows.
+const THIN: TileShape = TileShape::new(64, 128, 64);
+/// Elements of a slice along k.
+const SLICE_COLUMNS: u32 = 2048;
 /// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
-const WORKERS: u64 = 128;
+pub(super) const WORKERS: u32 = 128;
 /// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
 /// its work, so it has to gain something in waves.
 const TILES: [(TileShape, u64); 3] =
@@ -91,11 +97,10 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        let time = |&(tile, cost): &(TileShape, u64)| {
-            let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles();
-            tiles.div_ceil(WORKERS) * u64::from(tile.m) * u64::from(tile.n) * cost
-        };
-        let tile = TILES.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0);
+        if problem.m_shard() < ROWS && problem.world().peers() > 0 {
+            return Self::stacked(problem);
+        }
+        let tile = Self::fastest_tile(u64::from(problem.world().get()), |tile| TileGrid::of_shard(problem, tile));
         let chunk = match problem.op() {
             OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
             OpKind::AllGatherGemm => {
@@ -106,7 +111,31 @@ impl Schedule {
         };
         let row_blocks = TileGrid::of_shard(problem, tile).row_blocks();
         let band = BAND_ROW_BLOCKS.div_ceil(row_blocks).min(problem.world().get());
-        Self { chunk, raster: Raster::RowGroups(8), band, ..Self::of(tile) }
+        let k_chunks = if band > 1 { Self::slices(problem) } else { 1 };
+        Self { chunk, raster: Raster::RowGroups(8), band, k_chunks, ..Self::of(tile) }
+    }
+
+    /// For shards with fewer rows than a tile. Tiles of 64 rows where that is all there are: such a call is bound by reading `w`.
+    fn stacked(problem: &Problem) -> Self {
+        let whole = |tile| TileGrid::new(problem.m(), problem.n_local(), tile);
+        let tile = if problem.m() <= THIN.m { THIN } else { Self::fastest_tile(1, whole) };
+        Self { stack: true, k_chunks: Self::slices(problem), raster: Raster::RowGroups(8), ..Self::of(tile) }
+    }
+
+    /// The tile whose waves over the workers take the least time for `shards` such grids, the largest of equals.
+    fn fastest_tile(shards: u64, grid: impl Fn(TileShape) -> TileGrid) -> TileShape {
+        let time = |&(tile, cost): &(TileShape, u64)| {
+            (shards * grid(tile).tiles()).div_ceil(u64::from(WORKERS)) * u64::from(tile.m) * u64::from(tile.n) * cost
+        };
+        TILES.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0)
+    }
+
+    /// How many slices `k` is announced in where tiles await several shards: rows of 4 KiB each.
+    fn slices(problem: &Problem) -> u32 {
+        match problem.op() {
+            OpKind::AllGatherGemm => (problem.k_local() / SLICE_COLUMNS).max(1),
+            OpKind::GemmReduceScatter => 1,
+        }
     }
 
     /// The simplest schedule of these tiles: whole shards, one after another, each tile one item.

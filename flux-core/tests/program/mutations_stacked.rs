@@ -4,7 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Output, Violation, verify};
-use flux_core::program::{FOLD_ROWS, NONE, WorkItem, sink, source};
+use flux_core::program::{NONE, WorkItem, sink, source};
 use flux_core::{Rank, program::TileProgram};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -54,7 +54,7 @@ proptest! {
             0 => { item.row = m; "rows" }
             1 => { item.a_outer = 1; "a_outer" }
             2 => { item.row = m_shard; "rows" }
-            3 => { item.rows = FOLD_ROWS + 1; "rows" }
+            3 => { item.rows = m_shard + 1; "rows" }
             _ => { item.k_steps = 1; "k_steps" }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);

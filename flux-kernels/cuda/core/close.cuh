@@ -11,8 +11,7 @@ __device__ __forceinline__ void close_call(const Params& p, u32 epoch) {
     const u32 lane = threadIdx.x % 32;
     u32 last = 0;
     if (lane == 0) {
-        // Orders this CTA's reads of the half before the credit that the last CTA publishes for all.
-        ptx::fence_acq_rel_sys();
+        // Releases this CTA's reads of the half to the last CTA, which publishes the credit for all.
         last = ptx::atomic_inc_wrap(&p.control->ticket, gridDim.x - 1) == gridDim.x - 1;
     }
     if (!__shfl_sync(0xFFFFFFFFu, last, 0)) return;
@@ -27,8 +26,8 @@ __device__ __forceinline__ void close_call(const Params& p, u32 epoch) {
     if (ok && lane == p.rank && p.await_pushed) {
         ok = wait_for(p, epoch, {&p.control->pushed, epoch, FaultWait::kPushed, p.rank, kNone});
     }
-    // After a failure the epoch stands still; the communicator has to be rebuilt.
-    if (__all_sync(0xFFFFFFFFu, ok) && lane == 0) ptx::store_release_sys(&p.control->epoch, epoch + 1);
+    // After a failure the epoch stands still; the communicator has to be rebuilt. Its next reader is ordered by the end of this kernel.
+    if (__all_sync(0xFFFFFFFFu, ok) && lane == 0) ptx::store_relaxed_sys(&p.control->epoch, epoch + 1);
 }
 
 }  // namespace flux

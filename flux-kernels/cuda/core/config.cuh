@@ -53,14 +53,11 @@ struct Config {
 
     // What goes to a peer at once, where it goes in pieces.
     static constexpr u32 kPieceBytes = 4096;
-    // Pieces that the mover has in shared memory: 128 CTAs with four saturate a link of an H200 (results/h200-x4-links.txt).
-    static constexpr u32 kMoverRing = ReduceScatter ? 0 : 4;
 
-    // Dynamic shared memory: stages, output buffers, the mover's ring, barriers; from a 1024-byte border, as the swizzle needs.
+    // Dynamic shared memory: stages, output buffers, barriers; from a 1024-byte border, as the swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
-    static constexpr u32 kMoverOffset = kOutOffset + kOutBufferBytes;
-    static constexpr u32 kBarrierOffset = kMoverOffset + kMoverRing * kPieceBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + (ReduceScatter ? 1 : kMoverRing);
+    static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
+    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 1;
     static constexpr u32 kSharedBytes = kBarrierOffset + kBarriers * 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
 };
@@ -81,11 +78,6 @@ struct Shared {
     __device__ __forceinline__ u32 empty(u32 stage) const { return full(C::kStages + stage); }
     // Completed when a consumer's 128 threads have written its output buffer.
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
-    // The mover's pieces, by their number in the call, and what completes when one is loaded.
-    __device__ __forceinline__ u32 mover(u32 piece) const { return base + C::kMoverOffset + piece % C::kMoverRing * C::kPieceBytes; }
-    __device__ __forceinline__ u32 moved(u32 piece) const {
-        return full(2 * C::kStages + 2 * C::kConsumers + piece % C::kMoverRing);
-    }
     // Completed when what a fold reads is there.
     __device__ __forceinline__ u32 fold_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
     // Completed when the storer's copies have read it.

@@ -5,6 +5,7 @@
 #include "core/epilogue.cuh"
 #include "core/fold.cuh"
 #include "core/trace.cuh"
+#include "core/wait.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -156,6 +157,23 @@ struct Consumer {
         }
     }
 
+    // Each row to the rank that owns it, this one included: rows are short, and a copy engine takes as long for a short one as for a long one.
+    __device__ __forceinline__ void scatter(const WorkItem& item) const {
+        constexpr u32 kPerRow = C::kCols / 8;
+        const u32 first_row = C::kSplitColumns ? 0 : index * C::kRows;
+        const u32 first_col = C::kSplitColumns ? index * C::kCols : 0;
+        // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
+        if (poisoned(p)) return;
+        const u64 place = (epoch & 1) * p.half_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes;
+        for (u32 v = thread; v < C::kRows * kPerRow; v += 128) {
+            const u32 row = first_row + v / kPerRow, col = first_col + v % kPerRow * 8;
+            if (row >= item.rows || col >= item.cols) continue;
+            const u32 owner = (item.row + row) / p.m_shard;
+            const u64 at = place + static_cast<u64>((item.row + row) % p.m_shard) * p.source_row_bytes + (item.col + col) * u64{2};
+            ptx::store_global_16(p.data[owner] + at, ptx::load_shared_16(smem.out_row(row) + col * 2));
+        }
+    }
+
     // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector.
     __device__ __forceinline__ void lend(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
@@ -207,6 +225,8 @@ struct Consumer {
             }
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
                 write_rows(acc);
+                sync_consumer();
+                scatter(item);
                 return;
             }
         }
@@ -244,8 +264,13 @@ struct Consumer {
     // Folds come after all tiles.
     __device__ __forceinline__ void fold_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
+        WorkItem item = load_item(p, i);
         ptx::mbarrier_wait(smem.fold_ready(), 0);
-        for (; i < walk.count; i += walk.stride) fold<C>(p, epoch, load_item(p, i), index * 128 + thread);
+        for (;;) {
+            fold<C>(p, epoch, item, index * 128 + thread);
+            if ((i += walk.stride) >= walk.count) return;
+            item = load_item(p, i);
+        }
     }
 };
 

@@ -1,4 +1,4 @@
-// The persistent kernel: the warps of every CTA are a producer, a storer, a mover and two consumers of four warps each.
+// The persistent kernel: the warps of every CTA are a producer, a storer, two of a mover, and two consumers of four warps each.
 #pragma once
 #include "core/close.cuh"
 #include "core/config.cuh"
@@ -31,11 +31,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_full(c), 128);
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
-        if constexpr (!C::kReduceScatter) {
-            for (u32 i = 0; i < C::kMoverRing; ++i) ptx::mbarrier_init(smem.moved(i), 1);
-        } else {
-            ptx::mbarrier_init(smem.fold_ready(), 1);
-        }
+        ptx::mbarrier_init(smem.fold_ready(), 1);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
         ptx::prefetch_tensor_map(&p.b);
@@ -50,10 +46,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             if (ptx::elect_one()) Producer<C>{p, smem, epoch}.run(walk);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
-        } else if (warp == 2) {
-            if constexpr (!C::kReduceScatter) {
-                if (ptx::elect_one()) Mover<C>{p, smem, epoch}.run(blockIdx.x, gridDim.x);
-            }
+        } else {
+            if constexpr (!C::kReduceScatter) Mover<C>{p, epoch, threadIdx.x - 64}.run(blockIdx.x, gridDim.x);
         }
         __syncwarp();
     } else {

@@ -36,10 +36,11 @@ struct Storer {
         }
     }
 
-    __device__ __forceinline__ void send(const WorkItem& item, u32 consumer) const {
+    // `last` of this CTA: what it sends nobody's loads come after, and its owner may be waiting for it.
+    __device__ __forceinline__ void send(const WorkItem& item, u32 consumer, bool last) const {
         const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * C::kOutBytes;
         const u64 dst = slot + consumer * C::kOutBytesPerConsumer;
-        if (p.send_gap_ns == 0) {
+        if (p.send_gap_ns == 0 || last) {
             ptx::bulk_store(dst, smem.out(consumer), C::kOutBytesPerConsumer);
             return;
         }
@@ -62,23 +63,12 @@ struct Storer {
         ptx::store_release_sys(signal_word(p.pad[item.dest], item.raise), epoch);
     }
 
-    // Each row to the rank that owns it, this one included; by the whole warp.
-    __device__ __forceinline__ void scatter(const WorkItem& item) const {
-        const u64 place = (epoch & 1) * p.half_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes + item.col * u64{2};
-        for (u32 row = lane; row < item.rows; row += 32) {
-            const u32 owner = (item.row + row) / p.m_shard;
-            const u32 owner_row = (item.row + row) % p.m_shard;
-            ptx::bulk_store(p.data[owner] + place + static_cast<u64>(owner_row) * p.source_row_bytes, smem.out_row(row), item.cols * 2);
-        }
-        ptx::bulk_commit();
-    }
-
     // Announces the rows to their owners.
     __device__ __forceinline__ void raise_scattered(const WorkItem& item) const {
         const u32 first = item.row / p.m_shard;
         const u32 owner = first + lane;
         if (owner > (item.row + item.rows - 1) / p.m_shard) return;
-        // Orders the other lanes' rows, complete before the warp met, before the signal.
+        // Orders the consumers' rows, acquired with their barriers, before the signal.
         ptx::fence_acq_rel_sys();
         ptx::store_release_sys(signal_word(p.pad[owner], item.raise), epoch);
     }
@@ -90,23 +80,19 @@ struct Storer {
             if constexpr (C::kReduceScatter) {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
                 if (item.sink == static_cast<u32>(Sink::kScatter)) {
-                    // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
                     // The other lanes meet the one that did the items before, so the buffers' barriers are in this item's phase.
                     const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
 #pragma unroll
                     for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
-                    if (live) scatter(item);
-                    // The whole write, not only the read of the buffer: the signals follow it.
-                    ptx::bulk_wait<0>();
-                    __syncwarp();
                     if (live) raise_scattered(item);
+                    __syncwarp();
                     if (lane == 0) release();
                     stamp_sent(i);
                     phase ^= 1;
                     continue;
                 }
             }
-            if (lane == 0) send_or_store(item);
+            if (lane == 0) send_or_store(item, i + walk.stride >= walk.count);
             phase ^= 1;
             stamp_sent(i);
         }
@@ -126,11 +112,11 @@ struct Storer {
     }
 
     // By one lane.
-    __device__ __forceinline__ void send_or_store(const WorkItem& item) const {
+    __device__ __forceinline__ void send_or_store(const WorkItem& item, bool last) const {
         bool send_item = false;
         if constexpr (C::kReduceScatter) send_item = item.sink == static_cast<u32>(Sink::kSend);
         const bool lend_item = item.sink == static_cast<u32>(Sink::kLend);
-        // As above.
+        // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
         const bool live = !send_item || !poisoned(p);
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) {
@@ -139,7 +125,7 @@ struct Storer {
             if (!send_item) {
                 store(item, c);
             } else if (live) {
-                send(item, c);
+                send(item, c, last);
             }
             ptx::bulk_commit();
         }

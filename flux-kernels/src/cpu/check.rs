@@ -4,7 +4,7 @@
 //! same element of `y`.
 
 use super::error::ExecuteError;
-use flux_core::program::{FOLD_ROWS, NONE, TileProgram, WorkItem, sink, source};
+use flux_core::program::{NONE, TileProgram, WorkItem, sink, source};
 use flux_core::{OpKind, Problem};
 use std::collections::HashSet;
 
@@ -37,7 +37,7 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     };
     let fold = item.sink == sink::FOLD;
     let rows = if program.stacked && !fold { problem.m() } else { problem.m_shard() };
-    if !within(item.row, item.rows, if fold { FOLD_ROWS } else { tile.m }, rows) {
+    if !within(item.row, item.rows, if fold { rows } else { tile.m }, rows) {
         return Some("its rows are not a tile's of the shard");
     }
     if !within(item.col, item.cols, tile.n, problem.n_local()) {

@@ -66,6 +66,8 @@ impl CudaExecutor {
         let workers = hands.workers.unwrap_or(sms).min(items);
         let pace = pace(&program, workers, hands.spread.unwrap_or(SPREAD_PERCENT).min(100));
         let push_by_kernel = match hands.push {
+            // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
+            _ if program.stacked => true,
             Push::Auto => gather_place_bytes(&program.problem) < COPY_ENGINE_BYTES,
             Push::Kernel => true,
             Push::CopyEngine => false,
@@ -176,8 +178,9 @@ impl CudaExecutor {
     }
 }
 
-/// Gaps that spread a CTA's traffic over the time that its tiles take, where a shard is at least a wave of tiles. Sent as they are finished, the
-/// partial tiles of a wave meet on the link and hold up the loads of the next; sent late, those of a short call would be waited for.
+/// Gaps that spread a CTA's traffic over the time that its tiles take. Sent as they are finished, the partial tiles of a wave meet on the link and
+/// hold up the loads of the next; a CTA's last has no next and no gaps. What movers push is spread only where a shard is at least a wave of tiles:
+/// sent late, the rows of a short call would be waited for.
 fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     let problem = &program.problem;
     let tile = program.tile;
@@ -185,13 +188,13 @@ fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / 6144;
     let tiles = program.items.len() as u64 / u64::from(problem.world().get());
     let workers = u64::from(workers);
-    if problem.world().peers() == 0 || tiles < workers {
+    if problem.world().peers() == 0 {
         return Pace::default();
     }
     let gap = |ns: u64, pieces: u64| u32::try_from(ns * u64::from(percent) / 100 / pieces.max(1)).unwrap_or(u32::MAX);
     let shard_pieces = gather_place_bytes(problem) / u64::from(Pace::PIECE_BYTES) / workers;
     Pace {
-        push_gap_ns: gap(tile_ns * tiles / workers, shard_pieces),
+        push_gap_ns: if tiles < workers { 0 } else { gap(tile_ns * tiles / workers, shard_pieces) },
         send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / u64::from(Pace::PIECE_BYTES)),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Record, Violation};
 use crate::OpKind;
-use crate::program::{FOLD_ROWS, NONE, TileProgram, WorkItem, sink, source};
+use crate::program::{NONE, TileProgram, WorkItem, sink, source};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let (world, m_shard, k) = (p.problem.world(), p.problem.m_shard(), p.problem.k_local());
@@ -38,7 +38,7 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let world = p.problem.world().get();
     let fold = item.sink == sink::FOLD;
     let rows = if p.stacked && !fold { p.problem.m() } else { p.problem.m_shard() };
-    at.range("rows", item.row, item.rows, rows, if fold { FOLD_ROWS } else { p.tile.m })?;
+    at.range("rows", item.row, item.rows, rows, if fold { rows } else { p.tile.m })?;
     at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
     at.below("a_source", item.a_source, source::GATHER + 1)?;
     at.below("sink", item.sink, sink::FOLD + 1)?;
