@@ -119,7 +119,7 @@ impl Schedule {
     fn stacked(problem: &Problem) -> Self {
         let whole = |tile| TileGrid::new(problem.m(), problem.n_local(), tile);
         let tile = if problem.m() <= THIN.m { THIN } else { Self::fastest_tile(1, whole) };
-        Self { stack: true, k_chunks: Self::slices(problem), raster: Raster::RowGroups(8), ..Self::of(tile) }
+        Self { stack: true, raster: Raster::RowGroups(8), ..Self::of(tile) }
     }
 
     /// The tile whose waves over the workers take the least time for `shards` such grids, the largest of equals.

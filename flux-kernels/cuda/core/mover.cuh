@@ -25,11 +25,13 @@ struct Mover {
         u32 bytes, count, pieces_each;
     };
 
-    // Transfers of the same rows, and this CTA's share of their pieces.
+    // Transfers of the same rows, this CTA's share of their pieces, and where the one that this lane stands for goes.
     struct Group {
         u32 first, copies, mine;
         u32 row, col_bytes, step;
         Spans spans;
+        u32 to;     // destination rank, and in the upper half the place there
+        u32 raise;
     };
 
     struct Piece {
@@ -38,21 +40,23 @@ struct Mover {
         u32 bytes;
     };
 
-    __device__ __forceinline__ Spans spans(const Transfer& t) const {
-        const u32 part = t.cols * 2;
-        const u64 whole = static_cast<u64>(part) * t.rows;
+    __device__ __forceinline__ Spans spans(u32 rows, u32 cols) const {
+        const u32 part = cols * 2;
+        const u64 whole = static_cast<u64>(part) * rows;
         const bool dense = part == p.row_bytes && p.x_row_bytes == p.row_bytes && whole < (u64{1} << 31);
         const u32 bytes = dense ? static_cast<u32>(whole) : part;
-        return {bytes, dense ? 1 : t.rows, (bytes + C::kPieceBytes - 1) / C::kPieceBytes};
+        return {bytes, dense ? 1 : rows, (bytes + C::kPieceBytes - 1) / C::kPieceBytes};
     }
 
+    // By a whole warp: its lanes look at one transfer each.
     __device__ __forceinline__ Group group(u32 first, u32 index, u32 movers) const {
-        const Transfer t = p.transfers[first];
-        Group g = {first, 1, 0, t.row, t.col * 2, t.step, spans(t)};
-        for (; first + g.copies < p.transfer_count; ++g.copies) {
-            const Transfer& other = p.transfers[first + g.copies];
-            if (other.row != t.row || other.col != t.col || other.rows != t.rows || other.cols != t.cols) break;
-        }
+        const u32 at = first + thread % 32;
+        const Transfer t = p.transfers[at < p.transfer_count ? at : first];
+        const u32 row = ptx::from_lane(t.row, 0), col = ptx::from_lane(t.col, 0), rows = ptx::from_lane(t.rows, 0), cols = ptx::from_lane(t.cols, 0);
+        const bool same = at < p.transfer_count && t.row == row && t.col == col && t.rows == rows && t.cols == cols;
+        const u32 others = __ballot_sync(0xFFFFFFFFu, !same);
+        const u32 copies = others == 0 ? 32 : __ffs(others) - 1;
+        Group g = {first, copies, 0, row, col * 2, ptx::from_lane(t.step, 0), spans(rows, cols), t.dest | t.place << 16, t.raise};
         const u32 total = g.spans.count * g.spans.pieces_each;
         if (total > index) g.mine = (total - index - 1) / movers + 1;
         return g;
@@ -77,8 +81,8 @@ struct Mover {
     __device__ __forceinline__ void store(const Group& g, const Piece& q, const uint4 (&v)[kVectors]) const {
 #pragma unroll 1
         for (u32 copy = 0; copy < g.copies; ++copy) {
-            const Transfer& t = p.transfers[g.first + copy];
-            const u64 dst = p.data[t.dest] + (epoch & 1) * p.half_stride + t.place * p.place_bytes + q.offset;
+            const u32 to = ptx::from_lane(g.to, copy);
+            const u64 dst = p.data[to & 0xFFFF] + (epoch & 1) * p.half_stride + (to >> 16) * p.place_bytes + q.offset;
 #pragma unroll
             for (u32 i = 0; i < kVectors; ++i) {
                 const u32 at = (i * kThreads + thread) * 16;
@@ -95,14 +99,14 @@ struct Mover {
         if (g.mine != 0) load(piece(g, index), v);
         for (;;) {
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-            const bool live = !poisoned(p);
+            const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
             for (u32 j = 0; j < g.mine; ++j) {
                 if (live) store(g, piece(g, index + j * movers), v);
                 if (j + 1 < g.mine) load(piece(g, index + (j + 1) * movers), v);
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
             }
-            const u32 done = g.first, copies = g.copies, next = done + copies;
+            const u32 done = g.first, next = done + g.copies, copies = live ? g.copies : 0, dest = g.to & 0xFFFF, raises = g.raise;
             const bool more = next < p.transfer_count;
             if (more) {
                 // On their way while the stores are waited for.
@@ -110,20 +114,23 @@ struct Mover {
                 if (g.mine != 0) load(piece(g, index), v);
             }
             ptx::named_barrier_sync<3, kThreads>();
-            if (thread == 0 && live) raise(done, copies, movers);
+            if (thread < 32 && copies != 0) raise(done, copies, dest, raises, movers);
             if (!more) return;
         }
     }
 
-    __device__ __forceinline__ void raise(u32 first, u32 copies, u32 movers) const {
-        // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
-        ptx::fence_acq_rel_sys();
-        if (ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) != movers - 1) return;
-        for (u32 copy = 0; copy < copies; ++copy) {
-            const Transfer& t = p.transfers[first + copy];
-            // Orders the chunk's rows before its signal.
-            ptx::store_release_sys(signal_word(p.pad[t.dest], t.raise), epoch);
+    // By a whole warp, whose lanes announce the rows to one reader each.
+    __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
+        u32 last = 0;
+        if (thread == 0) {
+            // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
+            ptx::fence_acq_rel_sys();
+            last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
         }
+        if (ptx::from_lane(last, 0) == 0) return;
+        // Orders the chunk's rows, acquired with the count, before its signals.
+        ptx::fence_acq_rel_sys();
+        if (thread < copies) ptx::store_relaxed_sys(signal_word(p.pad[dest], raises), epoch);
     }
 };
 

@@ -26,18 +26,24 @@ struct Producer {
         return item.a_source == static_cast<u32>(Source::kGather) ? &p.a_gather : &p.a_caller;
     }
 
+    // Tiles that stand side by side begin at different steps, where that is free: at the same, they would all read the same few columns of `w` at once.
+    __device__ __forceinline__ u32 turned(const WorkItem& item, u32 step) const {
+        const u32 at = step + item.turn, end = item.k_first + item.k_steps;
+        return at < end ? at : at - item.k_steps;
+    }
+
     __device__ __forceinline__ WaitTarget target(const Await& a) const {
         return {signal_word(p.pad[p.rank], a.signal), epoch, FaultWait::kSignal, a.peer, a.signal};
     }
 
     __device__ __forceinline__ void load_a(const WorkItem& item, u32 stage, u32 step) const {
         const bool gather = item.a_source == static_cast<u32>(Source::kGather);
-        ptx::tensor_load_4d(smem.a(stage), a_map(item), smem.full(stage), step * C::kTileK, item.row, item.a_outer,
+        ptx::tensor_load_4d(smem.a(stage), a_map(item), smem.full(stage), turned(item, step) * C::kTileK, item.row, item.a_outer,
                             gather ? (epoch & 1) : 0);
     }
 
     __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {
-        ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
+        ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), turned(item, step) * C::kTileK, item.col);
     }
 
     // Waits until the stage is free and announces the bytes of the next phase.
@@ -95,7 +101,7 @@ struct Producer {
             ring.advance();
         }
         // The next as well, into L2: without the wait they would be on their way by now.
-        for (u32 s = step + ahead; s < end && s < step + 2 * C::kStages; ++s) ptx::tensor_prefetch_2d(&p.b, s * C::kTileK, item.col);
+        for (u32 s = step + ahead; s < end && s < step + 2 * C::kStages; ++s) ptx::tensor_prefetch_2d(&p.b, turned(item, s) * C::kTileK, item.col);
         for (u32 s = step; s < step + ahead; ++s) {
             if (s >= w.step) wait(w, s);
             load_a(item, start.stage, s);

@@ -70,7 +70,7 @@ struct Storer {
         if (owner > (item.row + item.rows - 1) / p.m_shard) return;
         // Orders the consumers' rows, acquired with their barriers, before the signal.
         ptx::fence_acq_rel_sys();
-        ptx::store_release_sys(signal_word(p.pad[owner], item.raise), epoch);
+        ptx::store_relaxed_sys(signal_word(p.pad[owner], item.raise), epoch);
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {

@@ -18,6 +18,11 @@ __device__ __forceinline__ u32 copied_bits(float accumulator) {
     return v;
 }
 
+// shfl.sync.idx: a lane's value, in all lanes of the (converged) warp
+__device__ __forceinline__ u32 from_lane(u32 v, u32 lane) {
+    return __shfl_sync(0xFFFFFFFFu, v, lane);
+}
+
 // bar.sync; the number is an immediate, since with a register a CTA reserves all sixteen barriers
 template <u32 Barrier, u32 Threads>
 __device__ __forceinline__ void named_barrier_sync() {
