@@ -50,7 +50,6 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
             col: tile.col,
             cols: tile.cols,
             sink: sink::STORE,
-            turn: if schedule.band == 7 && slices == 1 { tile.col / schedule.tile.n * 13 } else { 0 },
             dest: rank.get(),
             ..WorkItem::default()
         };

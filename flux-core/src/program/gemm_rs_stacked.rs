@@ -33,7 +33,6 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
             slot: NONE,
             raise: rank.get() * count + t,
             raise_after: 1,
-            turn: if schedule.band == 7 { t * 13 } else { 0 },
             ..WorkItem::default()
         };
         list.tile(item, |_| (0, 0));

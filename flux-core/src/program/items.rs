@@ -43,8 +43,7 @@ impl Items {
         let part = self.part_slots;
         let item = |k: &Range<u32>| {
             let (await_first, await_count) = rows(k);
-            let k_steps = k.end - k.start;
-            WorkItem { await_first, await_count, k_first: k.start, k_steps, turn: tile.turn % k_steps, ..tile }
+            WorkItem { await_first, await_count, k_first: k.start, k_steps: k.end - k.start, ..tile }
         };
         let lenders = self.parts.len() as u32 - 1;
         for (i, k) in (0..).zip(&self.parts[1..]) {

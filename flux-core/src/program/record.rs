@@ -84,10 +84,8 @@ pub struct WorkItem {
     pub part: u32,
     /// Part slots that a lead adds.
     pub parts: u32,
-    /// How many steps after `k_first` the multiplication begins; after the last step it goes on with the first. 0 where rows of A come slice by slice.
-    pub turn: u32,
     /// Zero.
-    pub reserved: u32,
+    pub reserved: [u32; 2],
 }
 
 impl Default for WorkItem {

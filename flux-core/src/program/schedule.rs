@@ -71,7 +71,7 @@ const BAND_ROW_BLOCKS: u32 = 4;
 const ROWS: u32 = 128;
 /// The tile for few rows.
 const THIN: TileShape = TileShape::new(64, 128, 64);
-/// Elements of a slice along k.
+/// Elements of a slice along k, for each row block of a shard, where tiles await several shards: they begin when the first slice is there.
 const SLICE_COLUMNS: u32 = 2048;
 /// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
 pub(super) const WORKERS: u32 = 128;
@@ -79,6 +79,14 @@ pub(super) const WORKERS: u32 = 128;
 /// its work, so it has to gain something in waves.
 const TILES: [(TileShape, u64); 3] =
     [(TileShape::new(128, 256, 64), 100), (TileShape::new(128, 192, 64), 100), (TileShape::new(128, 128, 64), 101)];
+
+fn waves(items: u64) -> u64 {
+    items.div_ceil(u64::from(WORKERS))
+}
+
+fn area(tile: TileShape) -> u64 {
+    u64::from(tile.m) * u64::from(tile.n)
+}
 
 impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
@@ -97,10 +105,11 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        if problem.m_shard() < ROWS && problem.world().peers() > 0 {
+        if problem.m_shard() < ROWS {
             return Self::stacked(problem);
         }
-        let tile = Self::fastest_tile(u64::from(problem.world().get()), |tile| TileGrid::of_shard(problem, tile));
+        let tiles = |tile| u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles();
+        let tile = TILES.iter().min_by_key(|&&(tile, cost)| waves(tiles(tile)) * area(tile) * cost).map_or(TILES[0].0, |t| t.0);
         let chunk = match problem.op() {
             OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
             OpKind::AllGatherGemm => {
@@ -111,31 +120,24 @@ impl Schedule {
         };
         let row_blocks = TileGrid::of_shard(problem, tile).row_blocks();
         let band = BAND_ROW_BLOCKS.div_ceil(row_blocks).min(problem.world().get());
-        let k_chunks = if band > 1 { Self::slices(problem) } else { 1 };
+        let k_chunks = match problem.op() {
+            OpKind::AllGatherGemm if band > 1 => (problem.k_local() / (SLICE_COLUMNS * row_blocks)).max(1),
+            _ => 1,
+        };
         Self { chunk, raster: Raster::RowGroups(8), band, k_chunks, ..Self::of(tile) }
     }
 
-    /// For shards with fewer rows than a tile. Tiles of 64 rows where that is all there are: such a call is bound by reading `w`.
+    /// For shards with fewer rows than a tile. Such a call is bound by reading `w`: what matters is that all workers do.
     fn stacked(problem: &Problem) -> Self {
-        let whole = |tile| TileGrid::new(problem.m(), problem.n_local(), tile);
-        let tile = if problem.m() <= THIN.m { THIN } else { Self::fastest_tile(1, whole) };
-        Self { stack: true, raster: Raster::RowGroups(8), ..Self::of(tile) }
-    }
-
-    /// The tile whose waves over the workers take the least time for `shards` such grids, the largest of equals.
-    fn fastest_tile(shards: u64, grid: impl Fn(TileShape) -> TileGrid) -> TileShape {
-        let time = |&(tile, cost): &(TileShape, u64)| {
-            (shards * grid(tile).tiles()).div_ceil(u64::from(WORKERS)) * u64::from(tile.m) * u64::from(tile.n) * cost
+        let tiles = |tile| TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
+        let splits = |tile| if 2 * tiles(tile) <= u64::from(WORKERS) { 2 } else { 1 };
+        let time =
+            |&(tile, cost): &(TileShape, u64)| waves(tiles(tile) * u64::from(splits(tile))) * area(tile) * cost / u64::from(splits(tile));
+        let tile = match TILES.iter().min_by_key(|t| time(t)) {
+            Some(&(tile, _)) if problem.m() > THIN.m => tile,
+            _ => THIN,
         };
-        TILES.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0)
-    }
-
-    /// How many slices `k` is announced in where tiles await several shards: rows of 4 KiB each.
-    fn slices(problem: &Problem) -> u32 {
-        match problem.op() {
-            OpKind::AllGatherGemm => (problem.k_local() / SLICE_COLUMNS).max(1),
-            OpKind::GemmReduceScatter => 1,
-        }
+        Self { stack: true, splits: splits(tile), raster: Raster::RowGroups(8), ..Self::of(tile) }
     }
 
     /// The simplest schedule of these tiles: whole shards, one after another, each tile one item.

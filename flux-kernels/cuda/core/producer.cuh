@@ -26,24 +26,14 @@ struct Producer {
         return item.a_source == static_cast<u32>(Source::kGather) ? &p.a_gather : &p.a_caller;
     }
 
-    // Tiles that stand side by side begin at different steps, where that is free: at the same, they would all read the same few columns of `w` at once.
-    __device__ __forceinline__ u32 turned(const WorkItem& item, u32 step) const {
-        const u32 at = step + item.turn, end = item.k_first + item.k_steps;
-        return at < end ? at : at - item.k_steps;
-    }
-
-    __device__ __forceinline__ WaitTarget target(const Await& a) const {
-        return {signal_word(p.pad[p.rank], a.signal), epoch, FaultWait::kSignal, a.peer, a.signal};
-    }
-
     __device__ __forceinline__ void load_a(const WorkItem& item, u32 stage, u32 step) const {
         const bool gather = item.a_source == static_cast<u32>(Source::kGather);
-        ptx::tensor_load_4d(smem.a(stage), a_map(item), smem.full(stage), turned(item, step) * C::kTileK, item.row, item.a_outer,
+        ptx::tensor_load_4d(smem.a(stage), a_map(item), smem.full(stage), step * C::kTileK, item.row, item.a_outer,
                             gather ? (epoch & 1) : 0);
     }
 
     __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {
-        ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), turned(item, step) * C::kTileK, item.col);
+        ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
     }
 
     // Waits until the stage is free and announces the bytes of the next phase.
@@ -61,32 +51,32 @@ struct Producer {
 
     __device__ __forceinline__ Pending at(u32 next, u32 end) const { return {next, end, next < end ? p.awaits[next].k_step : kNone}; }
 
+    // The entry behind those that are awaited before `step`.
+    __device__ __forceinline__ u32 end_of(const Pending& w, u32 step) const {
+        u32 end = w.next + 1;
+        while (end < w.end && p.awaits[end].k_step <= step) ++end;
+        return end;
+    }
+
     // Whether what is awaited before `step` is there; goes past it where it is.
     __device__ __forceinline__ bool raised(Pending& w, u32 step) const {
-        u32 next = w.next;
-        for (; next < w.end; ++next) {
-            const Await a = p.awaits[next];
-            if (a.k_step > step) break;
-            const WaitTarget t = target(a);
-            if (!epoch_reached(ptx::load_acquire_sys(t.word), t.expected)) return false;
+        const u32 end = end_of(w, step);
+        for (u32 first = w.next; first < end; first += kPolls) {
+            if (!all_raised(p, epoch, first, end - first)) return false;
         }
         // Orders the acquired signals before the bulk loads of the rows that they announce.
         ptx::fence_proxy_async();
-        w = at(next, w.end);
+        w = at(end, w.end);
         return true;
     }
 
     // Waits for what is awaited before `step`.
     __device__ __forceinline__ void wait(Pending& w, u32 step) const {
-        u32 next = w.next;
-        for (; next < w.end; ++next) {
-            const Await a = p.awaits[next];
-            if (a.k_step > step) break;
-            wait_for(p, epoch, target(a));
-        }
+        const u32 end = end_of(w, step);
+        for (u32 first = w.next; first < end; first += kPolls) await_all(p, epoch, first, end - first);
         // As above. After a failed wait the rows are garbage, but in bounds: the tile is computed and the call reported as failed.
         ptx::fence_proxy_async();
-        w = at(next, w.end);
+        w = at(end, w.end);
     }
 
     // Rows of A that peers send are missing: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
@@ -101,7 +91,7 @@ struct Producer {
             ring.advance();
         }
         // The next as well, into L2: without the wait they would be on their way by now.
-        for (u32 s = step + ahead; s < end && s < step + 2 * C::kStages; ++s) ptx::tensor_prefetch_2d(&p.b, turned(item, s) * C::kTileK, item.col);
+        for (u32 s = step + ahead; s < end && s < step + 2 * C::kStages; ++s) ptx::tensor_prefetch_2d(&p.b, s * C::kTileK, item.col);
         for (u32 s = step; s < step + ahead; ++s) {
             if (s >= w.step) wait(w, s);
             load_a(item, start.stage, s);
@@ -132,7 +122,8 @@ struct Producer {
 
     // The peers' partial tiles, in rank order, through the same ring.
     __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index) {
-        for (u32 i = item.parts; i < item.late_count; ++i) await_late(p, epoch, item, i);
+        const u32 end = item.late_first + item.late_count;
+        for (u32 first = item.late_first + item.parts; first < end; first += kPolls) await_all(p, epoch, first, end - first);
         stamp<C>(p, index, &ItemStamps::partials_there);
         // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
         ptx::fence_proxy_async();

@@ -58,10 +58,38 @@ __device__ __forceinline__ bool wait_for(const Params& p, u32 epoch, const WaitT
     return epoch_reached(ptx::load_acquire_sys(t.word), t.expected) || wait_slow(p, epoch, t);
 }
 
+// Entries of the await list that are polled together: one after the other, each would cost its latency.
+constexpr u32 kPolls = 8;
+
+__device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u32 index) {
+    const Await a = p.awaits[index];
+    return {signal_word(p.pad[p.rank], a.signal), epoch, FaultWait::kSignal, a.peer, a.signal};
+}
+
+// Whether the signals of up to kPolls of `count` entries from `first` on are raised, and if so acquires them.
+__device__ __forceinline__ bool all_raised(const Params& p, u32 epoch, u32 first, u32 count) {
+    const u32* words[kPolls];
+#pragma unroll
+    for (u32 i = 0; i < kPolls; ++i) words[i] = signal_word(p.pad[p.rank], p.awaits[first + (i < count ? i : 0)].signal);
+    u32 seen[kPolls];
+#pragma unroll
+    for (u32 i = 0; i < kPolls; ++i) seen[i] = ptx::load_relaxed_sys(words[i]);
+    bool all = true;
+#pragma unroll
+    for (u32 i = 0; i < kPolls; ++i) all = all && epoch_reached(seen[i], epoch);
+    if (all) ptx::fence_acq_rel_sys();
+    return all;
+}
+
+// Waits for them; the first that is missing is polled alone until it is there, or named as the one that did not come.
+__device__ __forceinline__ void await_all(const Params& p, u32 epoch, u32 first, u32 count) {
+    if (all_raised(p, epoch, first, count)) return;
+    for (u32 i = 0; i < count && i < kPolls; ++i) wait_for(p, epoch, await_target(p, epoch, first + i));
+}
+
 // One of the signals that an item awaits after it has multiplied.
 __device__ __forceinline__ bool await_late(const Params& p, u32 epoch, const WorkItem& item, u32 n) {
-    const Await a = p.awaits[item.late_first + n];
-    return wait_for(p, epoch, {signal_word(p.pad[p.rank], a.signal), epoch, FaultWait::kSignal, a.peer, a.signal});
+    return wait_for(p, epoch, await_target(p, epoch, item.late_first + n));
 }
 
 __device__ __forceinline__ bool poisoned(const Params& p) {
