@@ -60,7 +60,7 @@ pub const FAULT_BYTES: u64 = 2 * LINE;
 ///
 /// `state` is written last, with release order; the other fields are valid once it is non-zero.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct FaultRecord {
     /// 0: nothing happened; 1: the record is complete.
     pub state: u32,

@@ -12,7 +12,7 @@ use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
 use flux_kernels::variant::NoSuchTile;
 use flux_transport::cuda::CudaError;
-use flux_transport::{Fault, TransportError};
+use flux_transport::{Failure, TransportError};
 
 /// Why an op was not built; after any of them all ranks have left the build.
 #[derive(Debug, thiserror::Error)]
@@ -179,7 +179,8 @@ pub enum CallError {
     /// The host executor did not take the call.
     #[error(transparent)]
     Execute(ExecuteError),
-    /// A wait of this rank failed; `y` is undefined and the communicator is broken until rebuilt.
-    #[error("{0}")]
-    Fault(Fault),
+    /// The call failed, here or on a peer that has said so; `y` is undefined and the communicator is broken until rebuilt. Says what every rank was
+    /// doing.
+    #[error(transparent)]
+    Fault(Box<Failure>),
 }

@@ -11,7 +11,7 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::program::Schedule;
 use flux_core::{OpKind, Problem, WorldSize};
 use flux_kernels::{Activation, Element};
-use flux_transport::{Communicator, Fault, Stream};
+use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::marker::PhantomData;
 
 /// Options of an op; [`AllGatherGemm::builder`] and [`GemmReduceScatter::builder`] start one.
@@ -162,10 +162,12 @@ impl<T: Element> AllGatherGemm<T> {
         self.fused.forward(x, w, Some(bias), y, stream.into())
     }
 
-    /// Whether a call made so far is known to have failed; reads host memory, waits for nothing.
+    /// Whether a call made so far is known to have failed; waits for no call. On CUDA, ask when the stream has come past the call whose `y` is to be
+    /// read: what that returned is its result only if this says so. On the host `forward` itself fails.
     ///
     /// # Errors
-    /// The fault that broke the communicator: results since then are undefined, and it must be rebuilt on every rank.
+    /// The fault that broke the communicator: results since then are undefined, every later call is refused, and it must be rebuilt
+    /// ([`Communicator::rebuild`]) on every rank. The first to ask also asks the peers what they do, for at most 0.2 s: see [`Self::failure`].
     pub fn status(&self) -> Result<(), Fault> {
         self.fused.status()
     }
@@ -176,6 +178,20 @@ impl<T: Element> AllGatherGemm<T> {
     /// [`TimelineError`]: the op does not trace, or was not called.
     pub fn timeline(&self, stream: impl Into<Stream>) -> Result<Timeline, TimelineError> {
         self.fused.timeline(stream.into())
+    }
+
+    /// The fault that broke the communicator, with what every rank was doing; `None` while it works.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.fused.failure()
+    }
+
+    /// The same op, with the same options, on another communicator: that which [`Communicator::rebuild`] has made. Collective there. This one is of no
+    /// more use, and is best dropped.
+    ///
+    /// # Errors
+    /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.
+    pub fn rebuild(&self, comm: &Communicator) -> Result<Self, BuildError> {
+        Ok(Self { fused: self.fused.rebuild(comm)? })
     }
 
     /// The problem: shapes of every operand on one rank.
@@ -259,6 +275,20 @@ impl<T: Element> GemmReduceScatter<T> {
     /// As there.
     pub fn timeline(&self, stream: impl Into<Stream>) -> Result<Timeline, TimelineError> {
         self.fused.timeline(stream.into())
+    }
+
+    /// The fault that broke the communicator, with what every rank was doing; `None` while it works.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.fused.failure()
+    }
+
+    /// The same op, with the same options, on another communicator: that which [`Communicator::rebuild`] has made. Collective there. This one is of no
+    /// more use, and is best dropped.
+    ///
+    /// # Errors
+    /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.
+    pub fn rebuild(&self, comm: &Communicator) -> Result<Self, BuildError> {
+        Ok(Self { fused: self.fused.rebuild(comm)? })
     }
 
     /// The problem: shapes of every operand on one rank.

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a communicator has at most one fault, the first that was seen; it is broken from then on.
 
+use crate::control::ranks;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
@@ -24,7 +25,7 @@ pub enum Wait {
 #[non_exhaustive]
 pub enum Fault {
     /// A wait of a call passed its deadline.
-    #[error("rank {rank}: {} in call {epoch}: the deadline passed (expected {expected}, saw {seen})", Awaited(*wait, *peer, *signal))]
+    #[error("rank {rank}: {} in call {epoch}: the deadline passed (expected {expected}, saw {seen}){}", Awaited(*wait, *peer, *signal), Late(*peer, late))]
     #[non_exhaustive]
     Timeout {
         /// The rank that waited.
@@ -41,6 +42,8 @@ pub enum Fault {
         seen: u32,
         /// The number of the call.
         epoch: Epoch,
+        /// The ranks that are late, as far as the others could say; `peer` itself unless that waits for another.
+        late: Vec<Rank>,
     },
     /// A peer's process or thread is gone.
     #[error("rank {rank} is gone")]
@@ -70,6 +73,10 @@ pub(crate) mod reason {
     pub(crate) const UNFINISHED: u32 = 0xffff_0003;
     /// The ranks lost each other while they changed the workspace.
     pub(crate) const OUT_OF_STEP: u32 = 0xffff_0004;
+    /// A rank has given up waiting for this one.
+    pub(crate) const LATE: u32 = 0xffff_0005;
+    /// The communicator is rebuilt.
+    pub(crate) const REBUILT: u32 = 0xffff_0006;
 
     /// A reason in words.
     pub(super) fn words(reason: u32) -> String {
@@ -77,6 +84,8 @@ pub(crate) mod reason {
             PEER_LOST => "a peer is gone".to_owned(),
             PANICKED => "its thread panicked".to_owned(),
             UNFINISHED => "it gave up a call whose transfers had been handed out".to_owned(),
+            LATE => "it has given up waiting for this rank".to_owned(),
+            REBUILT => "it rebuilds the communicator".to_owned(),
             OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
             other => format!("reason {other}"),
         }
@@ -84,8 +93,8 @@ pub(crate) mod reason {
 }
 
 impl Fault {
-    /// What a complete record of this rank says.
-    pub(crate) fn from_record(record: &FaultRecord) -> Self {
+    /// What a complete record says, with the ranks that are late.
+    pub(crate) fn from_record(record: &FaultRecord, late: Vec<Rank>) -> Self {
         let rank = Rank::new(record.rank);
         if record.code == fault::ABORTED {
             return Self::Aborted { rank, reason: record.abort };
@@ -96,7 +105,7 @@ impl Fault {
             _ => Wait::Signal,
         };
         let (expected, epoch) = (Epoch::new(record.expected), Epoch::new(record.epoch));
-        Self::Timeout { rank, peer: Rank::new(record.peer), wait, signal: record.signal, expected, seen: record.seen, epoch }
+        Self::Timeout { rank, peer: Rank::new(record.peer), wait, signal: record.signal, expected, seen: record.seen, epoch, late }
     }
 }
 
@@ -110,6 +119,16 @@ impl fmt::Display for Awaited {
             Wait::Consumed => write!(f, "rank {peer} did not release its half of the workspace"),
             Wait::Pushed => f.write_str("the own mover did not finish"),
         }
+    }
+}
+
+/// Who is late, where that is not who was waited for.
+struct Late<'a>(Rank, &'a [Rank]);
+
+impl fmt::Display for Late<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(peer, late) = self;
+        if matches!(late, [] | [_] if late.iter().all(|rank| rank == peer)) { Ok(()) } else { write!(f, "; late: {}", ranks(late)) }
     }
 }
 
@@ -131,9 +150,12 @@ mod tests {
             epoch: 9,
             ..FaultRecord::default()
         };
-        let text = Fault::from_record(&record).to_string();
+        let text = Fault::from_record(&record, Vec::new()).to_string();
         assert_eq!(text, "rank 2: signal 7 of rank 5 did not come in call 9: the deadline passed (expected 9, saw 8)");
+        let late = |late: u32| Fault::from_record(&record, vec![Rank::new(late)]).to_string();
+        assert_eq!(late(5), text);
+        assert_eq!(late(6), format!("{text}; late: rank 6"));
         let aborted = FaultRecord { code: fault::ABORTED, rank: 1, abort: 3, ..record };
-        assert_eq!(Fault::from_record(&aborted), Fault::Aborted { rank: Rank::new(1), reason: 3 });
+        assert_eq!(Fault::from_record(&aborted, Vec::new()), Fault::Aborted { rank: Rank::new(1), reason: 3 });
     }
 }

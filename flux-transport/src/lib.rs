@@ -32,7 +32,7 @@ mod options;
 mod transport;
 mod world;
 
-pub use comm::{Call, Communicator, ConnectError};
+pub use comm::{Call, CallRecord, CallState, Communicator, ConnectError, Doing, Failure, Label, RankReport, Rebuild};
 pub use control::{ControlError, ControlPlane, Hosts, Launch};
 pub use device::{Device, Stream};
 pub use fault::{Fault, Wait};

@@ -121,6 +121,9 @@ pub trait Transport: Send + Sync + Debug {
     /// Orders what comes next on `stream` after the call before.
     fn begin(&self, stream: Stream) -> Result<(), TransportError>;
 
+    /// The number of the next call, or of the one in progress; `None` where only the device knows it, after a capture.
+    fn epoch(&self) -> Option<Epoch>;
+
     /// Whether the stream of the call in progress is being captured.
     fn capturing(&self) -> bool;
 
@@ -157,7 +160,7 @@ pub trait Transport: Send + Sync + Debug {
 #[non_exhaustive]
 pub enum TransportError {
     /// A call has failed before, or a peer is gone.
-    #[error("the communicator is broken: {fault}; connect a new one")]
+    #[error("the communicator is broken: {fault}; rebuild it")]
     Broken {
         /// The first fault.
         fault: Fault,

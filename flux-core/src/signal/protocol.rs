@@ -167,8 +167,13 @@ impl<'w, S: Words> Protocol<'w, S> {
             }
             let abort = self.words.abort().load_acquire();
             looks += 1;
-            if abort != 0 || pause(looks).is_break() {
+            if abort != 0 {
                 return Err(self.fail(awaited, seen, abort));
+            }
+            if pause(looks).is_break() {
+                // A process that was stopped meanwhile finds its deadline over, and perhaps what it waited for there.
+                let seen = word.load_acquire();
+                return if awaited.epoch.reached_by(seen) { Ok(()) } else { Err(self.fail(awaited, seen, 0)) };
             }
         }
     }

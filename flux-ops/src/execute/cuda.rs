@@ -2,7 +2,7 @@
 //!
 //! Invariant: a call only enqueues: it allocates nothing and waits for nothing, so it may be captured in a graph.
 
-use super::{Hands, Push};
+use super::{Hands, Push, label};
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
@@ -82,7 +82,7 @@ impl CudaExecutor {
             self.check_claim(operand, view)?;
         }
         let program = self.program.program();
-        let mut call = comm.begin(stream)?;
+        let mut call = comm.begin_as(stream, Some(label(&program.problem)))?;
         let by_kernel = self.push_by_kernel || !call.copy_engine_usable();
         if !by_kernel {
             let place = gather_place_bytes(&program.problem);

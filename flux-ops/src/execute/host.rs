@@ -2,13 +2,13 @@
 //!
 //! Invariant: a call returns when `y` is written, or with the fault that ended it.
 
-use super::Hands;
+use super::{Hands, label};
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::TileProgram;
-use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
 use flux_kernels::{Activation, Element};
 use flux_transport::{Communicator, Stream};
 use std::num::NonZeroUsize;
@@ -46,7 +46,7 @@ impl<T: Element> HostExecutor<T> {
     pub(super) fn run(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
         // A panic in an earlier call leaves buffers that the next one fills before it reads them.
         let mut executor = self.executor.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut call = comm.begin(stream)?;
+        let mut call = comm.begin_as(stream, Some(label(&executor.program().problem)))?;
         let program = executor.program();
         let place = gather_place_bytes(&program.problem);
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
@@ -64,8 +64,8 @@ impl<T: Element> HostExecutor<T> {
         let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed: call.pushes() });
         let finished = call.finish();
         match done {
-            Ok(()) => Ok(finished?),
-            Err(error) => Err(fault_of(comm, error)),
+            Ok(()) => finished.map_err(|error| failure_of(comm, error.into())),
+            Err(error) => Err(failure_of(comm, CallError::Execute(error))),
         }
     }
 
@@ -80,12 +80,9 @@ fn share_of_cores(ranks: usize) -> NonZeroUsize {
     NonZeroUsize::new(cores / ranks.max(1)).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// The fault that the transport has recorded for a failed call; the executor's own words where it has none.
-fn fault_of(comm: &Communicator, error: ExecuteError) -> CallError {
-    match comm.status() {
-        Err(fault) => CallError::Fault(fault),
-        Ok(()) => CallError::Execute(error),
-    }
+/// Why the communicator is broken after a failed call; the call's own error where it is not.
+fn failure_of(comm: &Communicator, error: CallError) -> CallError {
+    comm.failure().map_or(error, |failure| CallError::Fault(Box::new(failure.clone())))
 }
 
 fn first(view: &View) -> usize {

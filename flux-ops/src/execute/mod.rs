@@ -10,9 +10,10 @@ use crate::fused::Operands;
 use crate::tensor::Location;
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
+use flux_core::Problem;
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::{Activation, Element};
-use flux_transport::{Communicator, Stream};
+use flux_transport::{Communicator, Label, Stream};
 use host::HostExecutor;
 
 /// How many hands do the work, where the caller has a wish.
@@ -47,6 +48,11 @@ pub enum Push {
 pub(crate) enum Executor<T> {
     Host(HostExecutor<T>),
     Cuda(CudaExecutor),
+}
+
+/// What flight records and errors call a call.
+fn label(problem: &Problem) -> Label {
+    Label::new(problem.op().name(), [problem.m(), problem.n(), problem.k()])
 }
 
 /// Where `comm` works.

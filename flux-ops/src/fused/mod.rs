@@ -17,7 +17,7 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
-use flux_transport::{Communicator, Fault, Stream};
+use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt;
 
 /// What a builder has been told.
@@ -67,6 +67,7 @@ impl fmt::Display for Request {
 #[derive(Debug)]
 pub(crate) struct FusedOp<T> {
     comm: Communicator,
+    request: Request,
     problem: Problem,
     finish: Finish,
     schedule: Schedule,
@@ -93,7 +94,7 @@ impl<T: Element> FusedOp<T> {
         let (problem, size) = (program.problem, program.workspace());
         let (finish, chosen) = (request.finish, request.schedule.is_some());
         let executor = Executor::prepare(comm, program, &schedule, request.hands)?;
-        Ok(Self { comm: comm.clone(), problem, finish, schedule, chosen, size, location: location(comm), executor })
+        Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
     }
 
     pub(crate) fn forward(
@@ -114,6 +115,15 @@ impl<T: Element> FusedOp<T> {
 
     pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
         self.executor.timeline(stream)
+    }
+
+    /// The same op on another communicator; collective there.
+    pub(crate) fn rebuild(&self, comm: &Communicator) -> Result<Self, BuildError> {
+        Self::build(self.request, comm)
+    }
+
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.comm.failure()
     }
 
     pub(crate) fn status(&self) -> Result<(), Fault> {

@@ -23,10 +23,34 @@ pub(super) enum Kind {
     Goodbye,
     /// The sender gives up; the body says why.
     Abort,
+    /// A wait of the sender passed its deadline; the body says which.
+    GaveUp,
+    /// The sender asks what the receiver does; the body numbers the question and the communicator.
+    Ask,
+    /// The sender's answer: the question's number, then what it does.
+    Said,
+    /// The sender wants to be of the new group that the receiver is to make.
+    Join,
+    /// The new group: its members (bits), and a socket to each of the others in order.
+    Welcome,
+    /// There is no new group yet: the ranks (bits) that did not ask for one.
+    Dismissed,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Exchange, Self::Descriptors, Self::Barrier, Self::Goodbye, Self::Abort];
+    const ALL: [Self; 11] = [
+        Self::Exchange,
+        Self::Descriptors,
+        Self::Barrier,
+        Self::Goodbye,
+        Self::Abort,
+        Self::GaveUp,
+        Self::Ask,
+        Self::Said,
+        Self::Join,
+        Self::Welcome,
+        Self::Dismissed,
+    ];
 
     /// As a message names the step.
     pub(super) const fn name(self) -> &'static str {
@@ -36,6 +60,12 @@ impl Kind {
             Self::Barrier => "barrier",
             Self::Goodbye => "goodbye",
             Self::Abort => "abort",
+            Self::GaveUp => "giving up",
+            Self::Ask => "question",
+            Self::Said => "answer",
+            Self::Join => "joining",
+            Self::Welcome => "welcome",
+            Self::Dismissed => "dismissal",
         }
     }
 }
@@ -94,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_come_back(kind in 0..5_usize, descriptors: u8, sequence: u64, body in prop::collection::vec(any::<u8>(), 0..2000)) {
+        fn frames_come_back(kind in 0..Kind::ALL.len(), descriptors: u8, sequence: u64, body in prop::collection::vec(any::<u8>(), 0..2000)) {
             let header = Header { kind: Kind::ALL[kind], descriptors, sequence };
             let bytes = [&header.encode(body.len())[..], &body].concat();
             prop_assert_eq!(decode(&bytes), Ok((header, &body[..])));

@@ -27,11 +27,13 @@ mod error;
 mod frame;
 mod hello;
 mod host_id;
+mod inquiry;
 mod link;
 mod lobby;
 mod monitor;
 mod network;
 mod plane;
+mod regroup;
 mod rendezvous;
 mod roster;
 mod secret;
@@ -67,7 +69,7 @@ const ANSWER: Duration = Duration::from_millis(100);
 pub(crate) fn from_env() -> Result<World, WorldError> {
     let environment = Environment::read()?;
     let control = join(&environment, Instant::now() + START)?;
-    Ok(World::new(environment.local_rank, control))
+    Ok(World::launched(environment, control))
 }
 
 /// Meets the other ranks of a launch: this rank's end of their control plane. Blocks until all are there.

@@ -11,9 +11,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use flux_core::Rank;
 
 use super::frame::{self, Kind, MAX_FRAME};
+use super::inquiry::Inquiry;
 use super::link::Link;
+use super::regroup::Regroup;
 use super::socket::{self, Message, Received};
-use crate::control::{Notice, Watcher};
+use crate::control::{GaveUp, Notice, Watcher};
 
 /// A peer that took part in a step can have sent its frame of the next one, and no more: it then waits for ours.
 const AHEAD: usize = 2;
@@ -50,6 +52,10 @@ pub(super) struct Peer {
 pub(super) struct Inbox {
     pub(super) peers: Vec<Peer>,
     pub(super) watchers: Vec<Weak<Watcher>>,
+    /// Whether the monitor is at work on something that it has read.
+    pub(super) busy: bool,
+    pub(super) inquiry: Inquiry,
+    pub(super) regroup: Regroup,
 }
 
 impl Inbox {
@@ -80,7 +86,7 @@ impl std::fmt::Debug for Shared {
 impl Shared {
     pub(super) fn new(rank: Rank, links: Vec<Option<Link>>, stop: OwnedFd) -> Self {
         let peers = links.iter().map(|_| Peer::default()).collect();
-        let inbox = Mutex::new(Inbox { peers, watchers: Vec::new() });
+        let inbox = Mutex::new(Inbox { peers, ..Inbox::default() });
         Self { rank, links, stop, inbox, changed: Condvar::new() }
     }
 
@@ -107,10 +113,16 @@ impl Shared {
         // Under the same lock as the end: who starts to watch sees either the end or this call, never both.
         let watchers = inbox.watching();
         drop(inbox);
-        if lost {
-            for watcher in watchers {
-                watcher(Notice::Lost(rank));
-            }
+        for watcher in watchers.into_iter().filter(|_| lost) {
+            watcher(Notice::Lost(rank));
+        }
+    }
+
+    /// Tells who watches, outside the lock.
+    fn tell(&self, notice: Notice) {
+        let watchers = self.inbox().watching();
+        for watcher in watchers {
+            watcher(notice);
         }
     }
 
@@ -129,6 +141,8 @@ impl Shared {
             if ready.pop() == Some(true) {
                 return;
             }
+            // Set before anything is read and cleared after: who finds nothing to read, and this not set, knows that all was handled.
+            self.inbox().busy = true;
             let mut ready = ready.into_iter();
             open.retain(|&(rank, link)| {
                 ready.next() != Some(true)
@@ -144,6 +158,8 @@ impl Shared {
                         }
                     }
             });
+            self.inbox().busy = false;
+            self.changed.notify_all();
         }
     }
 
@@ -172,20 +188,22 @@ impl Shared {
             Err(detail) => return Some(End::Broke(detail)),
         };
         let (said, came) = (usize::from(header.descriptors), descriptors.len());
-        if said != came || (came > 0 && header.kind != Kind::Descriptors) {
+        if said != came || (came > 0 && !matches!(header.kind, Kind::Descriptors | Kind::Welcome)) {
             return Some(End::Broke(format!("a frame ({}) that says {said} descriptors with {came}", header.kind.name())));
         }
         match header.kind {
             Kind::Goodbye => return Some(End::Left),
             Kind::Abort => match body.try_into().map(u32::from_le_bytes) {
-                Ok(reason) if reason != 0 => {
-                    let watchers = self.inbox().watching();
-                    for watcher in watchers {
-                        watcher(Notice::Aborted { by: rank, reason });
-                    }
-                }
+                Ok(reason) if reason != 0 => self.tell(Notice::Aborted { by: rank, reason }),
                 _ => return Some(End::Broke("an abort without a reason".to_owned())),
             },
+            Kind::GaveUp => match GaveUp::decode(body) {
+                Some(what) => self.tell(Notice::GaveUp { by: rank, what }),
+                None => return Some(End::Broke("a frame that says in too many or too few bytes what was given up".to_owned())),
+            },
+            Kind::Ask => self.answer(rank, body),
+            Kind::Said => self.note_answer(rank, body),
+            Kind::Join | Kind::Welcome | Kind::Dismissed => self.note_regroup(rank, header.kind, body, descriptors),
             Kind::Exchange | Kind::Descriptors | Kind::Barrier => {
                 let mut inbox = self.inbox();
                 let frames = &mut inbox.peers[rank.index()].frames;

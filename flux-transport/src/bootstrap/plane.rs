@@ -19,7 +19,7 @@ use super::frame::{Header, Kind, MAX_BODY};
 use super::monitor::{Arrived, End, Shared};
 use super::rendezvous::Mesh;
 use super::socket::MAX_DESCRIPTORS;
-use crate::control::{ControlError, ControlPlane, Hosts, Launch, Notice, Watcher};
+use crate::control::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Watcher};
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
 const PARTING: Duration = Duration::from_millis(100);
@@ -27,9 +27,11 @@ const PARTING: Duration = Duration::from_millis(100);
 /// One process's end.
 #[derive(Debug)]
 pub(super) struct ProcessControl {
-    world: WorldSize,
+    pub(super) world: WorldSize,
     hosts: Hosts,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
+    /// One question at a time.
+    pub(super) asking: Mutex<()>,
     turn: Mutex<Turn>,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
@@ -54,7 +56,15 @@ impl ProcessControl {
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
             .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
-        Ok(Self { world, hosts, shared, turn: Mutex::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
+        Ok(Self {
+            world,
+            hosts,
+            shared,
+            asking: Mutex::default(),
+            turn: Mutex::default(),
+            said_goodbye: AtomicBool::new(false),
+            monitor: Some(monitor),
+        })
     }
 
     /// This rank's fault.
@@ -153,13 +163,10 @@ impl ProcessControl {
     }
 
     /// To every peer that still takes it.
-    fn part(&self, kind: Kind, body: &[u8]) {
-        let bytes = Header { kind, descriptors: 0, sequence: 0 }.encode(body.len());
+    pub(super) fn part(&self, kind: Kind, body: &[u8]) {
         let deadline = Instant::now() + PARTING;
-        for (rank, link) in self.shared.peers() {
-            if let Err(error) = link.send(&[&bytes, body], &[], deadline) {
-                tracing::debug!(%rank, %error, "did not hear the {}", kind.name());
-            }
+        for (rank, _) in self.shared.peers() {
+            self.shared.say(rank, kind, body, &[], deadline);
         }
     }
 }
@@ -227,6 +234,31 @@ impl ControlPlane for ProcessControl {
 
     fn abort_peers(&self, reason: u32) {
         self.part(Kind::Abort, &reason.to_le_bytes());
+    }
+
+    fn give_up(&self, what: &GaveUp) {
+        self.part(Kind::GaveUp, &what.encode());
+    }
+
+    fn settle(&self) {
+        self.shared.settle();
+    }
+
+    fn answer_with(&self, answerer: Weak<Answerer>) {
+        self.shared.inbox().inquiry.answer_with(answerer);
+    }
+
+    fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer> {
+        self.question(communicator, deadline)
+    }
+
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError> {
+        if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
+            return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
+        }
+        let mesh = self.shared.regroup(self.world, without, deadline)?;
+        let io = |error: BootstrapError| ControlError::Io { step: "regrouping", source: std::io::Error::other(error) };
+        mesh.into_control_plane().map_err(io)
     }
 }
 

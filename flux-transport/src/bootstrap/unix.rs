@@ -158,7 +158,7 @@ impl UnixRendezvous {
 }
 
 /// For each of `count` ranks, its sockets to the others in order.
-fn rows(count: usize) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+pub(super) fn rows(count: usize) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     let mut rows: Vec<Vec<OwnedFd>> = (0..count).map(|_| Vec::new()).collect();
     for first in 0..count {
         for second in first + 1..count {

@@ -4,6 +4,7 @@
 //! communicator is broken: what peers were given cannot be taken back.
 
 use super::Communicator;
+use super::flight::{CallState, Label, Noted};
 use crate::fault::reason;
 use crate::{Push, Stream, TransportError, WorkspaceView};
 use flux_core::program::Transfer;
@@ -16,14 +17,16 @@ pub struct Call<'c> {
     stream: Stream,
     view: Arc<WorkspaceView>,
     pushes: bool,
+    noted: Noted,
     finished: bool,
     _turn: MutexGuard<'c, ()>,
 }
 
 impl<'c> Call<'c> {
-    pub(super) fn new(comm: &'c Communicator, turn: MutexGuard<'c, ()>, stream: Stream) -> Self {
-        let view = comm.inner.health.transport().view();
-        Self { comm, stream, view, pushes: false, finished: false, _turn: turn }
+    pub(super) fn new(comm: &'c Communicator, turn: MutexGuard<'c, ()>, stream: Stream, label: Option<Label>) -> Self {
+        let transport = comm.inner.health.transport();
+        let noted = comm.inner.flight.begin(transport.epoch(), label);
+        Self { comm, stream, view: transport.view(), pushes: false, noted, finished: false, _turn: turn }
     }
 
     /// The workspace, as this rank's executor reaches it.
@@ -87,13 +90,26 @@ impl<'c> Call<'c> {
         self.pushes
     }
 
-    /// Ends the call: what comes next on the stream comes after all of it.
+    /// Ends the call: what comes next on the stream comes after all of it. On the host the call is over then, and its result can be read unless a wait
+    /// of it, or this, has failed.
     ///
     /// # Errors
-    /// The driver's refusal.
+    /// The driver's refusal; on the host [`TransportError::Broken`] where the peers have given this rank up meanwhile, though all it awaited has come.
     pub fn finish(mut self) -> Result<(), TransportError> {
         self.finished = true;
-        self.comm.inner.health.transport().finish(self.stream)
+        let inner = &self.comm.inner;
+        let finished = inner.health.transport().finish(self.stream);
+        if self.stream != Stream::Host {
+            inner.flight.note(self.noted, if finished.is_ok() { CallState::Launched } else { CallState::Failed });
+            return finished;
+        }
+        // A rank that was stopped finds its data there when it runs on, and what the others made of its absence.
+        inner.world.control().settle();
+        let (given_up, failed) = (inner.health.is_given_up(), inner.health.own_record().is_some());
+        let done = finished.is_ok() && !given_up && !failed;
+        inner.flight.note(self.noted, if done { CallState::Done } else { CallState::Failed });
+        finished?;
+        if given_up { self.comm.working() } else { Ok(()) }
     }
 }
 
@@ -103,6 +119,7 @@ impl Drop for Call<'_> {
             return;
         }
         let health = &self.comm.inner.health;
+        self.comm.inner.flight.note(self.noted, CallState::GivenUp);
         if self.pushes {
             health.give_up(reason::UNFINISHED);
         }

@@ -2,12 +2,12 @@
 //!
 //! Invariant: every rank takes the same steps whatever it finds, and tells the others what it cannot do; so if one rank fails, all do.
 
-use super::health::Health;
 use super::{Communicator, ConnectError};
 use crate::control::agree;
 use crate::host::Host;
 use crate::nvlink::{Members, NvLink, NvLinkError};
 use crate::{Options, Select, Transport, World};
+use flux_core::Rank;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
@@ -18,6 +18,7 @@ const MAX_DEADLINE: Duration = Duration::from_hours(24);
 
 /// Connects on this thread.
 pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, ConnectError> {
+    let number = world.next_communicator();
     let selected = select(options, std::env::var("FLUX_TRANSPORT").ok().as_deref());
     let offer = selected.as_ref().map(|select| terms(*select, options));
     let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
@@ -42,7 +43,7 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     };
     let explanation = format!("{} ({why})", transport.explain());
     tracing::info!(rank = world.rank().get(), "{explanation}");
-    let comm = Communicator::new(world, options, Health::new(world.rank(), transport), explanation);
+    let comm = Communicator::new(world, options, number, transport, explanation);
     // From here on a peer may abort, and every rank hears it.
     comm.inner.world.control().barrier(Instant::now() + options.deadline)?;
     Ok(comm)
@@ -69,15 +70,17 @@ fn terms(select: Select, options: &Options) -> String {
 }
 
 /// Connects on a thread of its own, since bootstrap blocks.
-pub(super) async fn connect_apart(world: World, options: Options) -> Result<Communicator, ConnectError> {
+pub(super) async fn apart(
+    rank: Rank,
+    connect: impl FnOnce() -> Result<Communicator, ConnectError> + Send + 'static,
+) -> Result<Communicator, ConnectError> {
     type Outcome = (Option<Result<Communicator, ConnectError>>, Option<Waker>);
     let shared: Arc<Mutex<Outcome>> = Arc::default();
     let for_thread = Arc::clone(&shared);
     std::thread::Builder::new()
-        .name(format!("flux-connect-{}", world.rank()))
+        .name(format!("flux-connect-{rank}"))
         .spawn(move || {
-            let result = connect(&world, &options);
-            drop(world);
+            let result = connect();
             let mut outcome = for_thread.lock().unwrap_or_else(PoisonError::into_inner);
             outcome.0 = Some(result);
             let waker = outcome.1.take();

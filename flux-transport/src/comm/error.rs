@@ -1,9 +1,10 @@
 //! Why ranks did not become a communicator.
 
+use crate::bootstrap::BootstrapError;
 use crate::control::{ControlError, Disagreed};
 use crate::cuda::CudaError;
 use crate::{ParseSelectError, Select, TransportError};
-use flux_core::Rank;
+use flux_core::{Rank, WorldSize};
 use std::time::Duration;
 
 /// Why there is no communicator. If one rank fails, all do.
@@ -51,6 +52,23 @@ pub enum ConnectError {
         /// The longest.
         limit: Duration,
     },
+    /// The peers go on without this rank, so it cannot take part in what they rebuild.
+    #[error("rank {by} and the others go on without this rank, which was late: start it anew, as the replacement of itself")]
+    GivenUp {
+        /// A rank that gave this one up.
+        by: Rank,
+    },
+    /// A lost rank that is a thread has no replacement.
+    #[error("{lost} of {world} ranks are gone, and threads are not replaced: rebuild with the survivors, or make a new world")]
+    NoReplacement {
+        /// How many are gone.
+        lost: u32,
+        /// Number of ranks.
+        world: WorldSize,
+    },
+    /// The ranks of the launch did not meet again.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
     /// The driver refused a call.
     #[error(transparent)]
     Cuda(#[from] CudaError),

@@ -1,26 +1,44 @@
 //! Whether a communicator still works.
 //!
 //! Invariant: the first fault that is seen is the fault; it never changes and never goes away. Whoever sets it without a record on the device also sets
-//! the abort word, so that no wait outlives it.
+//! the abort word, so that no wait outlives it; but for a peer's timeout, which this rank's own waits will come to by themselves: each rank's waits last
+//! as long as its deadline says.
 
-use crate::control::Notice;
+use crate::control::{GaveUp, Notice, mask_of};
 use crate::fault::reason;
 use crate::{Fault, Transport};
 use flux_core::Rank;
+use flux_core::layout::FaultRecord;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A transport and what went wrong with it.
 #[derive(Debug)]
 pub(super) struct Health {
     rank: Rank,
+    /// The communicator's number in its world.
+    number: u32,
     transport: Box<dyn Transport>,
-    /// With the value of the abort word, 0 where a wait failed by itself.
-    first: OnceLock<(Fault, u32)>,
+    first: OnceLock<First>,
+    /// A peer's timeout: the fault unless a wait of this rank fails by itself.
+    said: OnceLock<First>,
+    /// Ranks (bits) that some rank has given up waiting for.
+    given_up: AtomicU32,
+}
+
+/// The first fault.
+#[derive(Clone, Debug)]
+struct First {
+    fault: Fault,
+    /// The value of the abort word, 0 where a wait failed by itself.
+    abort: u32,
+    /// The wait, where it was this rank's.
+    record: Option<FaultRecord>,
 }
 
 impl Health {
-    pub(super) fn new(rank: Rank, transport: Box<dyn Transport>) -> Self {
-        Self { rank, transport, first: OnceLock::new() }
+    pub(super) fn new(rank: Rank, number: u32, transport: Box<dyn Transport>) -> Self {
+        Self { rank, number, transport, first: OnceLock::new(), said: OnceLock::new(), given_up: AtomicU32::new(0) }
     }
 
     pub(super) fn transport(&self) -> &dyn Transport {
@@ -29,14 +47,22 @@ impl Health {
 
     /// The first fault, if there is one. Does not synchronise.
     pub(super) fn status(&self) -> Result<(), Fault> {
+        self.first().map_or(Ok(()), |first| Err(first.fault.clone()))
+    }
+
+    /// The own wait that failed, where that is the first fault.
+    pub(super) fn own_record(&self) -> Option<FaultRecord> {
+        self.first().and_then(|first| first.record)
+    }
+
+    fn first(&self) -> Option<&First> {
         if self.first.get().is_none() {
-            let Some(record) = self.transport.read_fault() else {
-                return Ok(());
-            };
+            let own = |record| First { fault: Fault::from_record(&record, Vec::new()), abort: record.abort, record: Some(record) };
+            let found = self.transport.read_fault().map(own).or_else(|| self.said.get().cloned())?;
             // Loses to an abort noted since: the record may be what that abort led to.
-            let _ = self.first.set((Fault::from_record(&record), record.abort));
+            let _ = self.first.set(found);
         }
-        self.first.get().map_or(Ok(()), |(fault, _)| Err(fault.clone()))
+        self.first.get()
     }
 
     /// Takes note of what a peer did.
@@ -47,7 +73,34 @@ impl Health {
                 self.abort(Fault::PeerLost { rank }, reason::PEER_LOST);
             }
             Notice::Aborted { by, reason } => self.abort(Fault::Aborted { rank: by, reason }, reason),
+            Notice::GaveUp { by, what } if what.communicator == self.number => self.peer_gave_up(by, &what),
+            Notice::GaveUp { .. } => {}
         }
+    }
+
+    fn peer_gave_up(&self, by: Rank, what: &GaveUp) {
+        self.exclude(what.late());
+        if self.is_given_up() {
+            self.abort(Fault::Aborted { rank: by, reason: reason::LATE }, reason::LATE);
+        } else {
+            let fault = Fault::from_record(&what.record, what.late().collect());
+            let _ = self.said.set(First { fault, abort: 0, record: None });
+        }
+    }
+
+    /// Counts ranks as given up.
+    pub(super) fn exclude(&self, ranks: impl IntoIterator<Item = Rank>) {
+        self.given_up.fetch_or(mask_of(ranks), Ordering::AcqRel);
+    }
+
+    /// Ranks (bits) that were given up.
+    pub(super) fn given_up(&self) -> u32 {
+        self.given_up.load(Ordering::Acquire)
+    }
+
+    /// Whether the peers go on without this rank.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up() & mask_of([self.rank]) != 0
     }
 
     /// This rank gives up.
@@ -57,16 +110,16 @@ impl Health {
 
     fn abort(&self, fault: Fault, reason: u32) {
         let reason = reason.max(1);
-        if self.status().is_ok() {
-            let _ = self.first.set((fault, reason));
+        if self.first().is_none() {
+            let _ = self.first.set(First { fault, abort: reason, record: None });
         }
         self.transport.set_abort(reason);
     }
 
     /// Sets the abort word of a new workspace if there was an abort before it.
     pub(super) fn carry_over(&self) {
-        if let Some(&(_, reason)) = self.first.get() {
-            self.transport.set_abort(reason.max(1));
+        if let Some(first) = self.first.get() {
+            self.transport.set_abort(first.abort.max(1));
         }
     }
 }

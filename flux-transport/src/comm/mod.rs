@@ -5,19 +5,26 @@
 mod call;
 mod connect;
 mod error;
+mod failure;
+mod flight;
 mod health;
+mod rebuild;
 
 pub use call::Call;
 pub use error::ConnectError;
+pub use failure::{Doing, Failure, RankReport};
+pub use flight::{CallRecord, CallState, Label};
+pub use rebuild::Rebuild;
 
-use crate::control::{Notice, Watcher, agree};
+use crate::control::{Answerer, GaveUp, Notice, Watcher, agree, mask_of};
 use crate::fault::reason;
-use crate::{Capabilities, Device, Fault, Options, Select, Stream, TransportError, TransportKind, WorkspaceView, World};
+use crate::{Capabilities, Device, Fault, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use flight::Flight;
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
 use health::Health;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// One rank's membership of a group that computes together. Clones are the same membership.
@@ -31,9 +38,14 @@ pub struct Communicator {
 // Dropped in this order: the transport before the rank leaves the world.
 struct Inner {
     _watcher: Arc<Watcher>,
+    _answerer: Arc<Answerer>,
     health: Arc<Health>,
+    flight: Arc<Flight>,
+    failure: OnceLock<Failure>,
+    /// Which of the world's communicators it is.
+    number: u32,
     world: World,
-    deadline: Duration,
+    options: Options,
     calls: Mutex<()>,
     explanation: String,
 }
@@ -58,7 +70,8 @@ impl Communicator {
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
     pub async fn connect_with(world: &World, options: Options) -> Result<Self, ConnectError> {
-        connect::connect_apart(world.share(), options).await
+        let world = world.share();
+        connect::apart(world.rank(), move || connect::connect(&world, &options)).await
     }
 
     /// As [`connect_with`](Self::connect_with), on this thread.
@@ -69,15 +82,23 @@ impl Communicator {
         connect::connect(world, &options)
     }
 
-    fn new(world: &World, options: &Options, health: Health, explanation: String) -> Self {
-        let health = Arc::new(health);
+    fn new(world: &World, options: &Options, number: u32, transport: Box<dyn Transport>, explanation: String) -> Self {
+        let health = Arc::new(Health::new(world.rank(), number, transport));
+        let flight = Arc::new(Flight::new());
+        let answerer: Arc<Answerer> = {
+            let flight = Arc::clone(&flight);
+            Arc::new(move |asked| (asked == number).then(|| flight::encode(&flight.last())))
+        };
+        world.control().answer_with(Arc::downgrade(&answerer));
         let watcher: Arc<Watcher> = {
             let health = Arc::clone(&health);
             Arc::new(move |notice: Notice| health.notice(notice))
         };
         world.control().watch(Arc::downgrade(&watcher));
         let world = world.share();
-        let inner = Inner { _watcher: watcher, health, world, deadline: options.deadline, calls: Mutex::new(()), explanation };
+        let options = *options;
+        let (calls, failure) = (Mutex::new(()), OnceLock::new());
+        let inner = Inner { _watcher: watcher, _answerer: answerer, health, flight, failure, number, world, options, calls, explanation };
         Self { inner: Arc::new(inner) }
     }
 
@@ -113,7 +134,7 @@ impl Communicator {
 
     /// How long a wait for a peer may take.
     pub fn deadline(&self) -> Duration {
-        self.inner.deadline
+        self.inner.options.deadline
     }
 
     /// What the workspace holds now.
@@ -137,7 +158,7 @@ impl Communicator {
         let control = self.inner.world.control();
         let broken = self.inner.health.status();
         let answers = agree(control, &broken.clone().map(|()| encode(size)), self.until());
-        broken.map_err(|fault| TransportError::Broken { fault })?;
+        broken.map_err(|fault| TransportError::Broken { fault: self.gathered(fault).fault.clone() })?;
         let sizes: Vec<WorkspaceSize> = answers?.iter().map(|answer| decode(answer)).collect();
         if sizes.iter().any(|&other| other != size) {
             let values: Vec<String> = sizes.iter().enumerate().map(|(rank, size)| format!("rank {rank}: {size:?}")).collect();
@@ -167,18 +188,65 @@ impl Communicator {
     /// # Errors
     /// [`TransportError::Broken`] after a fault; [`TransportError::WrongStream`].
     pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
-        let turn = self.turn();
-        self.status().map_err(|fault| TransportError::Broken { fault })?;
-        self.inner.health.transport().begin(stream)?;
-        Ok(Call::new(self, turn, stream))
+        self.begin_as(stream, None)
     }
 
-    /// Whether the communicator still works, as far as is known. Does not synchronise: a call under way may yet fail.
+    /// As [`begin`](Self::begin), of a call that the flight record and errors name.
     ///
     /// # Errors
-    /// The first fault. It stays; connect a new communicator.
+    /// As [`begin`](Self::begin).
+    pub fn begin_as(&self, stream: Stream, label: Option<Label>) -> Result<Call<'_>, TransportError> {
+        let turn = self.turn();
+        self.working()?;
+        self.inner.health.transport().begin(stream)?;
+        Ok(Call::new(self, turn, stream, label))
+    }
+
+    fn working(&self) -> Result<(), TransportError> {
+        self.inner.health.status().map_err(|fault| TransportError::Broken { fault: self.gathered(fault).fault.clone() })
+    }
+
+    /// Whether the communicator still works, as far as is known, all that peers have said included. Waits for no device and no call: one under
+    /// way may yet fail. Where it finds the first fault it asks the peers what they do, for at most 0.2 s, and tells them.
+    ///
+    /// # Errors
+    /// The first fault. It stays, and no result of a call that had not finished before can be used; see [`rebuild`](Self::rebuild).
     pub fn status(&self) -> Result<(), Fault> {
-        self.inner.health.status()
+        self.inner.world.control().settle();
+        self.inner.health.status().map_err(|fault| self.gathered(fault).fault.clone())
+    }
+
+    /// The first fault with what every rank was doing; `None` while the communicator works. As [`status`](Self::status).
+    pub fn failure(&self) -> Option<&Failure> {
+        self.inner.world.control().settle();
+        self.inner.health.status().err().map(|fault| self.gathered(fault))
+    }
+
+    /// This rank's last calls, oldest first, at most 64.
+    pub fn calls(&self) -> Vec<CallRecord> {
+        self.inner.flight.last()
+    }
+
+    /// The failure behind the first fault; the first to come here asks the peers, and tells them whom this rank has given up.
+    fn gathered(&self, fault: Fault) -> &Failure {
+        let Inner { health, world, number, failure, .. } = &*self.inner;
+        failure.get_or_init(|| {
+            let control = world.control();
+            let answers = control.ask(*number, Instant::now() + failure::GATHER);
+            let ranks: Vec<RankReport> = world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
+            let Some(record) = health.own_record() else { return Failure { fault, ranks } };
+            let late = failure::late(&record, &ranks);
+            if !late.is_empty() {
+                health.exclude(late.iter().copied());
+                control.give_up(&GaveUp { communicator: *number, late: mask_of(late.iter().copied()), record });
+            }
+            Failure { fault: Fault::from_record(&record, late), ranks }
+        })
+    }
+
+    /// The world whose ranks are connected: the one that it was made from, or the one that it was rebuilt in.
+    pub fn world(&self) -> World {
+        self.inner.world.share()
     }
 
     /// Returns when every rank has come here. On the host only: calls under way on a device are not waited for.
@@ -205,7 +273,7 @@ impl Communicator {
     }
 
     fn until(&self) -> Instant {
-        Instant::now() + self.inner.deadline
+        Instant::now() + self.inner.options.deadline
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -216,13 +284,13 @@ impl Communicator {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Self { health, world, deadline, .. } = self;
+        let Self { health, world, options, .. } = self;
         if std::thread::panicking() {
             // the world may outlive the panic, in a thread that joins this one
             world.control().abort_peers(reason::PANICKED);
         }
         // Peers need no barrier: they share the memory that they write to, so it outlives their last write.
-        if let Err(error) = health.transport().drain(Instant::now() + *deadline) {
+        if let Err(error) = health.transport().drain(Instant::now() + options.deadline) {
             tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped");
         }
     }

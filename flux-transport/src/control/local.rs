@@ -3,8 +3,11 @@
 //! Invariant: a rank posts step `g + 1` only after it has taken what all ranks posted for step `g`. So steps `g` and `g + 2` can share their
 //! places: who posts `g + 2` knows that everybody has posted `g + 1`, and so has taken `g`.
 
-use super::{ControlError, ControlPlane, Hosts, Launch, Notice, Watcher};
+mod regroup;
+
+use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Watcher};
 use flux_core::{Rank, WorldSize};
+use regroup::Regroup;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -37,6 +40,8 @@ struct State {
     places: [Place; 2],
     presence: Vec<Presence>,
     watchers: Vec<Vec<Weak<Watcher>>>,
+    answerers: Vec<Vec<Weak<Answerer>>>,
+    regroup: Regroup,
 }
 
 #[derive(Default)]
@@ -93,6 +98,8 @@ impl LocalControl {
             places: [place(), place()],
             presence: vec![Presence::Here; world.index()],
             watchers: world.ranks().map(|_| Vec::new()).collect(),
+            answerers: world.ranks().map(|_| Vec::new()).collect(),
+            regroup: Regroup::default(),
         };
         let shared = Arc::new(Shared { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() });
         world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), turn: Mutex::default() }).collect()
@@ -237,6 +244,39 @@ impl ControlPlane for LocalControl {
 
     fn abort_peers(&self, reason: u32) {
         self.notify(Notice::Aborted { by: self.rank, reason });
+    }
+
+    fn give_up(&self, what: &GaveUp) {
+        self.notify(Notice::GaveUp { by: self.rank, what: *what });
+    }
+
+    fn settle(&self) {
+        // who has something to say calls the watchers itself
+    }
+
+    fn answer_with(&self, answerer: Weak<Answerer>) {
+        let answerers = &mut lock(&self.shared.state).answerers[self.rank.index()];
+        answerers.retain(|answerer| answerer.strong_count() > 0);
+        answerers.push(answerer);
+    }
+
+    fn ask(&self, communicator: u32, _deadline: Instant) -> Vec<Answer> {
+        let state = lock(&self.shared.state);
+        let asked = |(&presence, answerers): (&Presence, &Vec<Weak<Answerer>>)| {
+            (presence, answerers.iter().filter_map(Weak::upgrade).collect::<Vec<_>>())
+        };
+        let asked: Vec<_> = state.presence.iter().zip(&state.answerers).map(asked).collect();
+        drop(state);
+        let answer = |(presence, answerers): (Presence, Vec<Arc<Answerer>>)| match presence {
+            Presence::Left => Answer::Left,
+            Presence::Lost => Answer::Lost,
+            Presence::Here => answerers.iter().find_map(|answerer| answerer(communicator)).map_or(Answer::Silent, Answer::Said),
+        };
+        asked.into_iter().map(answer).collect()
+    }
+
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError> {
+        Ok(Arc::new(regroup::meet(self, without, deadline)?))
     }
 }
 

@@ -5,16 +5,19 @@
 
 mod agree;
 mod hosts;
+mod inquiry;
 mod local;
 
 pub(crate) use agree::{Disagreed, agree};
 pub use hosts::Hosts;
+pub use inquiry::{Answer, Answerer, GaveUp};
+pub(crate) use inquiry::{mask_of, ranks_of};
 pub(crate) use local::LocalControl;
 
 use flux_core::{Rank, WorldSize};
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// What the ranks of a world are.
@@ -38,6 +41,13 @@ pub enum Notice {
         by: Rank,
         /// Its reason, not 0.
         reason: u32,
+    },
+    /// A wait of the peer passed its deadline.
+    GaveUp {
+        /// The peer.
+        by: Rank,
+        /// What it waited for, and who is late.
+        what: GaveUp,
     },
 }
 
@@ -79,6 +89,33 @@ pub trait ControlPlane: Send + Sync + Debug {
 
     /// Asks the peers to give up what they wait for; does not wait. `reason` is not 0.
     fn abort_peers(&self, reason: u32);
+
+    /// Tells the peers of a wait that passed its deadline; does not wait.
+    fn give_up(&self, what: &GaveUp);
+
+    /// Returns when every notice that has come to this rank is heard, or a moment later.
+    fn settle(&self);
+
+    /// Has `answerer` answer when a peer asks. It is forgotten once it is dropped.
+    fn answer_with(&self, answerer: Weak<Answerer>);
+
+    /// Asks every peer about one communicator of this world; what each answered until the deadline, by rank, this one included. No step:
+    /// peers answer whatever they do, and at any time.
+    fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer>;
+
+    /// A new control plane of the ranks that are neither gone nor in `without`, renumbered in order. All of them ask for it; this one's memory,
+    /// messages and steps have nothing to do with the new one's.
+    ///
+    /// # Errors
+    /// [`ControlError::Timeout`] names the ranks that did not ask.
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError>;
+}
+
+/// The control planes of `n` ranks that are threads, by rank: what [`World::local`](crate::World::local) makes worlds of. `None` where no world is that
+/// large.
+pub fn local_planes(n: u32) -> Option<Vec<Arc<dyn ControlPlane>>> {
+    let ends = LocalControl::world_of(WorldSize::new(n)?);
+    Some(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn ControlPlane>).collect())
 }
 
 /// Why a step of the control plane failed.

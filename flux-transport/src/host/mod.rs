@@ -12,7 +12,7 @@ mod region;
 use crate::control::{ControlPlane, Launch};
 use crate::{Capabilities, ConnectError, Device, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
-use flux_core::signal::{Word, Words, read_fault};
+use flux_core::signal::{Epoch, Word, Words, read_fault};
 use mapping::Mapping;
 use mover::Mover;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,6 +84,10 @@ impl Transport for Host {
         }
         self.pushed.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        Some(self.mapping().epoch())
     }
 
     fn capturing(&self) -> bool {

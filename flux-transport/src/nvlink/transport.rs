@@ -150,6 +150,11 @@ impl Transport for NvLink {
         Ok(())
     }
 
+    fn epoch(&self) -> Option<Epoch> {
+        let state = self.state();
+        (!state.captured).then_some(state.epoch)
+    }
+
     fn capturing(&self) -> bool {
         self.state().call.is_some_and(|call| call.captured())
     }

@@ -69,6 +69,6 @@ impl Builder {
             // At most a world's size.
             hosts.ranks(hosts.of(rank)).take_while(|&other| other < rank).count() as u32
         });
-        Ok(World::new(local_rank, control))
+        Ok(World::launched(Environment { local_rank, ..environment }, control))
     }
 }

@@ -9,9 +9,11 @@ mod error;
 pub use builder::Builder;
 pub use error::WorldError;
 
-use crate::control::{ControlPlane, Hosts, Launch, LocalControl};
+use crate::bootstrap::Environment;
+use crate::control::{ControlPlane, Hosts, Launch, LocalControl, local_planes};
 use flux_core::{Rank, WorldSize};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// One rank's view of a launch.
 #[derive(Debug)]
@@ -24,6 +26,10 @@ pub struct World {
 pub(crate) struct Membership {
     control: Arc<dyn ControlPlane>,
     local_rank: u32,
+    /// How a launcher placed the rank, where one did.
+    environment: Option<Environment>,
+    /// How many communicators were connected: as all ranks connect the same in the same order, a number is one communicator.
+    communicators: AtomicU32,
 }
 
 impl World {
@@ -64,8 +70,8 @@ impl World {
     /// # Errors
     /// [`WorldError::Size`] if `n` is 0 or above [`MAX_WORLD`](flux_core::rank::MAX_WORLD).
     pub fn local(n: u32) -> Result<Vec<Self>, WorldError> {
-        let world = WorldSize::new(n).ok_or(WorldError::Size { size: n })?;
-        Ok(LocalControl::world_of(world).into_iter().map(|end| Self::new(end.rank().get(), Arc::new(end))).collect())
+        let planes = local_planes(n).ok_or(WorldError::Size { size: n })?;
+        Ok(planes.into_iter().map(|plane| Self::new(plane.rank().get(), plane)).collect())
     }
 
     /// A world of one rank.
@@ -76,7 +82,31 @@ impl World {
 
     /// A rank over a control plane. `local_rank` numbers the ranks of this machine, and so its devices.
     pub(crate) fn new(local_rank: u32, control: Arc<dyn ControlPlane>) -> Self {
-        Self { membership: Arc::new(Membership { control, local_rank }) }
+        Self::with(local_rank, control, None)
+    }
+
+    /// A rank that a launcher has placed.
+    pub(crate) fn launched(environment: Environment, control: Arc<dyn ControlPlane>) -> Self {
+        Self::with(environment.local_rank, control, Some(environment))
+    }
+
+    /// The same process or thread as a rank of another world.
+    pub(crate) fn moved(&self, control: Arc<dyn ControlPlane>) -> Self {
+        Self::with(self.local_rank(), control, self.membership.environment.clone())
+    }
+
+    fn with(local_rank: u32, control: Arc<dyn ControlPlane>, environment: Option<Environment>) -> Self {
+        Self { membership: Arc::new(Membership { control, local_rank, environment, communicators: AtomicU32::new(0) }) }
+    }
+
+    /// How a launcher placed the rank.
+    pub(crate) fn environment(&self) -> Option<&Environment> {
+        self.membership.environment.as_ref()
+    }
+
+    /// The number of the communicator that is about to be connected.
+    pub(crate) fn next_communicator(&self) -> u32 {
+        self.membership.communicators.fetch_add(1, Ordering::Relaxed)
     }
 
     /// This rank.

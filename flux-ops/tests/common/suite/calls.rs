@@ -124,13 +124,19 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
                     together.wait();
                     if node.rank.get() != 1 {
                         let fault = match call(&op, &case, node) {
-                            Err(CallError::Fault(fault)) => fault,
+                            Err(CallError::Fault(failure)) => {
+                                let text = failure.to_string();
+                                assert!(text.contains(&format!("({} ", case.problem.op())) && text.contains("; rank 1: "), "{text}");
+                                failure.fault
+                            }
                             // On CUDA the call returns before the device gives up.
                             Ok(_) => op.status().unwrap_err(),
                             Err(other) => panic!("{other}"),
                         };
                         match fault {
-                            Fault::Timeout { rank, peer, .. } => assert_eq!((rank, peer), (node.rank, Rank::new(1)), "{fault}"),
+                            Fault::Timeout { rank, peer, ref late, .. } => {
+                                assert_eq!((rank, peer, late.as_slice()), (node.rank, Rank::new(1), [Rank::new(1)].as_slice()), "{fault}");
+                            }
                             other => panic!("{other}"),
                         }
                         assert!(op.status().is_err());

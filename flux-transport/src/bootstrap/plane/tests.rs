@@ -69,13 +69,13 @@ fn broken_by(messages: &[(Vec<u8>, usize)]) -> String {
 #[test]
 fn a_peer_that_breaks_the_protocol_is_cut_off_and_named() {
     let mut unknown = frame(Kind::Exchange, 0, 0, b"");
-    unknown[4] = 5;
+    unknown[4] = 99;
     let mut longer = frame(Kind::Exchange, 0, 0, b"body");
     longer[8] = 5;
     let cases = [
         (b"garbage that is longer than a header".to_vec(), 0, "magic"),
         (vec![0; HEADER_BYTES - 1], 0, "shorter than its header"),
-        (unknown, 0, "unknown kind 5"),
+        (unknown, 0, "unknown kind 99"),
         (longer, 0, "says 5 bytes with a body of 4"),
         (vec![0; MAX_FRAME + 1], 0, "too long"),
         (frame(Kind::Exchange, 0, 0, b"x"), 1, "says 0 descriptors with 1"),

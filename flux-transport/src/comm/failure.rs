@@ -1,0 +1,187 @@
+//! A fault with what every rank was doing: who is late, and for whom the others wait.
+//!
+//! Invariant: a failure is gathered once and never changes. Gathering ends by [`GATHER`], whatever the peers do.
+
+use super::flight::{self, CallRecord, CallState};
+use crate::Fault;
+use crate::control::{Answer, ranks};
+use flux_core::Rank;
+use flux_core::layout::{FaultRecord, fault};
+use flux_core::signal::Epoch;
+use std::fmt;
+use std::time::Duration;
+
+/// How long the peers' answers are waited for. Ranks that run answer within a millisecond, or a few where they are many on few cores; a stopped one never does.
+pub(super) const GATHER: Duration = Duration::from_millis(200);
+
+/// Why a communicator is broken, with what each rank was doing when this one found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Failure {
+    /// The fault.
+    pub fault: Fault,
+    /// Each rank's part in it, by rank.
+    pub ranks: Vec<RankReport>,
+}
+
+/// What is known of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankReport {
+    /// The rank.
+    pub rank: Rank,
+    /// What it was doing.
+    pub doing: Doing,
+    /// Its last calls, oldest first, at most 64; none where it did not answer.
+    pub calls: Vec<CallRecord>,
+}
+
+/// What a rank was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Doing {
+    /// It is in this call, or failed in it.
+    In(CallRecord),
+    /// It has put this call, its last, on a stream.
+    Launched(CallRecord),
+    /// It has finished this call and begun no other.
+    After(CallRecord),
+    /// It has made no call.
+    Nothing,
+    /// It does not answer: its process is stopped.
+    Silent,
+    /// It has left.
+    Left,
+    /// It is gone.
+    Gone,
+}
+
+impl RankReport {
+    pub(super) fn new(rank: Rank, answer: &Answer) -> Self {
+        let silent = |doing| Self { rank, doing, calls: Vec::new() };
+        match answer {
+            Answer::Silent => silent(Doing::Silent),
+            Answer::Left => silent(Doing::Left),
+            Answer::Lost => silent(Doing::Gone),
+            Answer::Said(words) => match flight::decode(words) {
+                None => silent(Doing::Silent),
+                Some(calls) => Self { rank, doing: doing(&calls), calls },
+            },
+        }
+    }
+}
+
+fn doing(calls: &[CallRecord]) -> Doing {
+    let made = calls.iter().rev().find(|call| call.state != CallState::GivenUp);
+    match made {
+        None => Doing::Nothing,
+        Some(call) => match call.state {
+            CallState::Begun | CallState::Failed => Doing::In(*call),
+            CallState::Launched => Doing::Launched(*call),
+            CallState::Done | CallState::GivenUp => Doing::After(*call),
+        },
+    }
+}
+
+impl Doing {
+    /// Whether a rank that waits in call `epoch` waits for one that does this, and that waits for nobody itself.
+    fn is_late_for(&self, epoch: Epoch) -> bool {
+        match self {
+            Self::Silent | Self::Left | Self::Gone | Self::Nothing => true,
+            Self::After(call) | Self::Launched(call) => call.epoch.is_some_and(|last| last != epoch && last.reached_by(epoch.get())),
+            Self::In(_) => false,
+        }
+    }
+}
+
+/// Who is late, when the wait of a record has passed its deadline. Often the rank that was waited for; but that one may itself wait for another in the
+/// call before.
+pub(super) fn late(record: &FaultRecord, reports: &[RankReport]) -> Vec<Rank> {
+    if record.code != fault::TIMEOUT || record.wait == fault::PUSHED {
+        return Vec::new();
+    }
+    let (peer, epoch) = (Rank::new(record.peer), Epoch::new(record.epoch));
+    let is_late = |report: &&RankReport| report.rank.get() != record.rank && report.doing.is_late_for(epoch);
+    let late: Vec<Rank> = reports.iter().filter(is_late).map(|report| report.rank).collect();
+    if late.is_empty() || late.contains(&peer) { vec![peer] } else { late }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fault.fmt(f)?;
+        let mut told: Vec<(String, Vec<Rank>)> = Vec::new();
+        for report in &self.ranks {
+            let words = report.doing.to_string();
+            match told.iter_mut().find(|(known, _)| *known == words) {
+                Some((_, same)) => same.push(report.rank),
+                None => told.push((words, vec![report.rank])),
+            }
+        }
+        // Those that differ from most come first: they are what a reader looks for.
+        told.sort_by_key(|(_, same)| same.len());
+        for (words, same) in told {
+            write!(f, "; {}: {words}", ranks(&same))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Doing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::In(call) => write!(f, "in {call}"),
+            Self::Launched(call) => write!(f, "has launched {call}"),
+            Self::After(call) => write!(f, "has finished {call} and begun no other"),
+            Self::Nothing => f.write_str("has begun no call"),
+            Self::Silent => f.write_str("does not answer"),
+            Self::Left => f.write_str("has left"),
+            Self::Gone => f.write_str("is gone"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Label;
+
+    fn call(epoch: u32, state: CallState) -> CallRecord {
+        let label = Some(Label::new("ag_gemm", [4096, 49152, 12288]));
+        CallRecord { epoch: Some(Epoch::new(epoch)), label, state, begun: Duration::ZERO, noted: Duration::ZERO }
+    }
+
+    fn reports(doing: &[Doing]) -> Vec<RankReport> {
+        (0..).map(Rank::new).zip(doing).map(|(rank, &doing)| RankReport { rank, doing, calls: Vec::new() }).collect()
+    }
+
+    fn timeout(rank: u32, peer: u32, epoch: u32) -> FaultRecord {
+        FaultRecord { state: 1, code: fault::TIMEOUT, wait: fault::SIGNAL, rank, peer, expected: epoch, epoch, ..FaultRecord::default() }
+    }
+
+    #[test]
+    fn a_failure_says_who_is_where() {
+        let waits = Doing::In(call(42, CallState::Failed));
+        let ranks = reports(&[waits, waits, waits, Doing::In(call(41, CallState::Begun))]);
+        let fault = Fault::from_record(&timeout(0, 3, 42), vec![Rank::new(3)]);
+        let text = Failure { fault, ranks }.to_string();
+        let op = "(ag_gemm 4096x49152x12288)";
+        assert!(text.ends_with(&format!("; rank 3: in call 41 {op}; ranks 0, 1 and 2: in call 42 {op}")), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_waits_itself_is_not_late_where_another_is() {
+        let (behind, ahead) = (Doing::In(call(41, CallState::Begun)), Doing::In(call(42, CallState::Failed)));
+        let finished = Doing::After(call(41, CallState::Done));
+        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing));
+        assert_eq!(is_late(&[ahead, behind, ahead, Doing::Silent]), [Rank::new(3)]);
+        assert_eq!(is_late(&[ahead, behind, finished, ahead]), [Rank::new(2)]);
+        assert_eq!(is_late(&[ahead, finished, ahead, Doing::Silent]), [Rank::new(1)], "it was waited for, and has not come");
+        assert_eq!(is_late(&[ahead, behind, ahead, ahead]), [Rank::new(1)], "nobody else is behind");
+    }
+}

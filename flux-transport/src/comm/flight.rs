@@ -1,0 +1,230 @@
+//! The flight record: a rank's last calls, kept so that a failure can say what everybody was doing.
+//!
+//! Invariant: noting a call allocates nothing and waits for nothing but another thread's note. The newest [`KEPT`] calls are there, in order.
+
+use flux_core::signal::Epoch;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Calls that are kept.
+pub(super) const KEPT: usize = 64;
+const NAME: usize = 16;
+
+/// What a caller calls a call: an op, and its extents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Label {
+    name: [u8; NAME],
+    extents: [u32; 3],
+}
+
+impl Label {
+    /// The op's name, of which 16 bytes are kept, and its global extents.
+    pub fn new(name: &str, extents: [u32; 3]) -> Self {
+        let mut kept = [0; NAME];
+        let length = name.len().min(NAME);
+        kept[..length].copy_from_slice(&name.as_bytes()[..length]);
+        Self { name: kept, extents }
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A peer's bytes go into messages for people: printable characters only.
+        for &byte in self.name.iter().take_while(|&&byte| byte != 0) {
+            write!(f, "{}", if byte.is_ascii_graphic() { char::from(byte) } else { '?' })?;
+        }
+        let [m, n, k] = self.extents;
+        write!(f, " {m}x{n}x{k}")
+    }
+}
+
+/// How far a call has come, as its rank's host knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CallState {
+    /// It is being made: on the host, executed; on a device, enqueued.
+    Begun,
+    /// It is on its stream.
+    Launched,
+    /// It has returned with its result.
+    Done,
+    /// It has failed.
+    Failed,
+    /// It was begun and given up before an executor ran.
+    GivenUp,
+}
+
+/// One call of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallRecord {
+    /// Its number; `None` where only the device knows it, as for captured calls.
+    pub epoch: Option<Epoch>,
+    /// What it is, where the caller said it.
+    pub label: Option<Label>,
+    /// How far it has come.
+    pub state: CallState,
+    /// When it began, after the communicator was made.
+    pub begun: Duration,
+    /// When it came to its state.
+    pub noted: Duration,
+}
+
+impl fmt::Display for CallRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.epoch {
+            Some(epoch) => write!(f, "call {epoch}")?,
+            None => f.write_str("a captured call")?,
+        }
+        self.label.map_or(Ok(()), |label| write!(f, " ({label})"))
+    }
+}
+
+/// A communicator's calls on this rank.
+#[derive(Debug)]
+pub(super) struct Flight {
+    start: Instant,
+    calls: Mutex<Calls>,
+}
+
+#[derive(Debug)]
+struct Calls {
+    ring: [Option<CallRecord>; KEPT],
+    made: usize,
+}
+
+/// A call that was noted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Noted(usize);
+
+impl Flight {
+    pub(super) fn new() -> Self {
+        Self { start: Instant::now(), calls: Mutex::new(Calls { ring: [None; KEPT], made: 0 }) }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        // what it guards is whole after every line below
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a call begins.
+    pub(super) fn begin(&self, epoch: Option<Epoch>, label: Option<Label>) -> Noted {
+        let now = self.start.elapsed();
+        let mut calls = self.calls();
+        let noted = Noted(calls.made);
+        calls.ring[noted.0 % KEPT] = Some(CallRecord { epoch, label, state: CallState::Begun, begun: now, noted: now });
+        calls.made += 1;
+        noted
+    }
+
+    /// Notes how far a call has come.
+    pub(super) fn note(&self, call: Noted, state: CallState) {
+        let now = self.start.elapsed();
+        let mut calls = self.calls();
+        if calls.made - call.0 <= KEPT
+            && let Some(record) = &mut calls.ring[call.0 % KEPT]
+        {
+            (record.state, record.noted) = (state, now);
+        }
+    }
+
+    /// The calls, oldest first.
+    pub(super) fn last(&self) -> Vec<CallRecord> {
+        let calls = self.calls();
+        (calls.made.saturating_sub(KEPT)..calls.made).filter_map(|at| calls.ring[at % KEPT]).collect()
+    }
+}
+
+const STATES: [CallState; 5] = [CallState::Begun, CallState::Launched, CallState::Done, CallState::Failed, CallState::GivenUp];
+const RECORD: usize = 3 + 4 + NAME + 12 + 16;
+
+/// Calls as a message.
+pub(super) fn encode(calls: &[CallRecord]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(calls.len() * RECORD);
+    for call in calls {
+        let label = call.label.unwrap_or_default();
+        bytes.extend([call.state as u8, u8::from(call.epoch.is_some()), u8::from(call.label.is_some())]);
+        bytes.extend(call.epoch.map_or(0, Epoch::get).to_le_bytes());
+        bytes.extend(label.name);
+        label.extents.iter().for_each(|extent| bytes.extend(extent.to_le_bytes()));
+        for time in [call.begun, call.noted] {
+            bytes.extend(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// The calls of a message; `None` for what [`encode`] does not write.
+pub(super) fn decode(bytes: &[u8]) -> Option<Vec<CallRecord>> {
+    let (records, rest) = bytes.as_chunks::<RECORD>();
+    if !rest.is_empty() || records.len() > KEPT {
+        return None;
+    }
+    records.iter().map(decode_one).collect()
+}
+
+fn decode_one(record: &[u8; RECORD]) -> Option<CallRecord> {
+    let [state, has_epoch, has_label, rest @ ..] = record;
+    if *has_epoch > 1 || *has_label > 1 {
+        return None;
+    }
+    let (epoch, rest) = rest.split_first_chunk()?;
+    let (name, rest) = rest.split_first_chunk()?;
+    let (extents, times) = rest.split_first_chunk::<12>()?;
+    let mut label = Label { name: *name, extents: [0; 3] };
+    for (extent, from) in label.extents.iter_mut().zip(extents.as_chunks().0) {
+        *extent = u32::from_le_bytes(*from);
+    }
+    let mut times = times.as_chunks().0.iter().map(|time| Duration::from_nanos(u64::from_le_bytes(*time)));
+    Some(CallRecord {
+        epoch: (*has_epoch == 1).then(|| Epoch::new(u32::from_le_bytes(*epoch))),
+        label: (*has_label == 1).then_some(label),
+        state: *STATES.get(usize::from(*state))?,
+        begun: times.next()?,
+        noted: times.next()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn record() -> impl Strategy<Value = CallRecord> {
+        let label = prop::option::of(("[a-z_]{0,20}", any::<[u32; 3]>()).prop_map(|(name, extents)| Label::new(&name, extents)));
+        (prop::option::of(any::<u32>()), label, 0..STATES.len(), any::<[u64; 2]>()).prop_map(|(epoch, label, state, [begun, noted])| {
+            let [begun, noted] = [begun, noted].map(Duration::from_nanos);
+            CallRecord { epoch: epoch.map(Epoch::new), label, state: STATES[state], begun, noted }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn calls_come_back(calls in prop::collection::vec(record(), 0..KEPT)) {
+            prop_assert_eq!(decode(&encode(&calls)), Some(calls));
+        }
+
+        #[test]
+        fn any_bytes_decode_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Some(calls) = decode(&bytes) {
+                prop_assert!(calls.iter().all(|call| call.to_string().len() < 100));
+            }
+        }
+    }
+
+    #[test]
+    fn the_newest_calls_are_kept_in_order() {
+        let flight = Flight::new();
+        let first = flight.begin(Some(Epoch::new(0)), None);
+        for number in 1..=100 {
+            let call = flight.begin(Some(Epoch::new(number)), Some(Label::new("ag_gemm", [4096, 49152, 12288])));
+            flight.note(call, CallState::Done);
+        }
+        flight.note(first, CallState::Failed); // is kept no more, and must not be written over another
+        let calls = flight.last();
+        let numbers: Vec<u32> = calls.iter().filter_map(|call| call.epoch).map(Epoch::get).collect();
+        assert_eq!(numbers, (37..=100).collect::<Vec<_>>());
+        assert!(calls.iter().all(|call| call.state == CallState::Done));
+        assert_eq!(calls[63].to_string(), "call 100 (ag_gemm 4096x49152x12288)");
+    }
+}

@@ -1,0 +1,95 @@
+//! How a broken communicator's ranks get a working one.
+//!
+//! Invariant: the new communicator shares nothing with the old one but the device's context: other sockets, other memory, other signals. So a rank
+//! that was left out can do it no harm, whenever it runs on; and the old one stays broken.
+
+use super::connect::{apart, connect};
+use super::{Communicator, ConnectError};
+use crate::bootstrap::{self, START};
+use crate::control::{ControlPlane, ranks_of};
+use crate::fault::reason;
+use crate::{ControlError, Fault, World};
+use flux_core::Rank;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Who takes part in the new communicator. All ranks that do say the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rebuild {
+    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world.
+    Survivors,
+    /// As many ranks as the launch had, each under its number: in the place of each lost one a new process, started with the same variables, which connects
+    /// as at the start of the launch. Also for ranks that were late and are alive.
+    Whole,
+}
+
+impl Communicator {
+    /// Makes a new communicator of the ranks that are left, or of all with replacements, with the options that this one was made with; all of them do
+    /// this at the same time. This one is broken from then on, if it was not before, and is best dropped with its ops, which hold its memory.
+    ///
+    /// Its ops are built again on the new one ([`AllGatherGemm::rebuild`](https://docs.rs/flux-ops) does), and graphs captured again.
+    ///
+    /// # Errors
+    /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank. A [`ControlError::Timeout`] names ranks that did not come; they
+    /// are given up then, and rebuilding once more goes on without them.
+    pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
+        let comm = self.clone();
+        apart(self.rank(), move || comm.rebuild_blocking(how)).await
+    }
+
+    /// As [`rebuild`](Self::rebuild), on this thread.
+    ///
+    /// # Errors
+    /// [`ConnectError`], as there.
+    pub fn rebuild_blocking(&self, how: Rebuild) -> Result<Self, ConnectError> {
+        self.stop();
+        let inner = &self.inner;
+        let control = match how {
+            Rebuild::Survivors => self.survivors()?,
+            Rebuild::Whole => self.whole()?,
+        };
+        connect(&inner.world.moved(control), &inner.options)
+    }
+
+    /// Breaks this communicator, tells the peers, and waits until nothing of this rank uses it any more.
+    fn stop(&self) {
+        let inner = &self.inner;
+        if self.status().is_ok() {
+            self.abort(reason::REBUILT);
+        }
+        let _turn = self.turn();
+        if let Err(error) = inner.health.transport().drain(self.until()) {
+            tracing::warn!(%error, rank = %self.rank(), "calls were under way when their communicator was rebuilt");
+        }
+    }
+
+    fn survivors(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
+        let health = &self.inner.health;
+        if health.is_given_up() {
+            let by = match health.status() {
+                Err(Fault::Aborted { rank, .. }) => rank,
+                _ => self.rank(),
+            };
+            return Err(ConnectError::GivenUp { by });
+        }
+        let without: Vec<Rank> = ranks_of(health.given_up()).collect();
+        let regrouped = self.inner.world.control().regroup(&without, self.until());
+        if let Err(ControlError::Timeout { missing, .. }) = &regrouped {
+            health.exclude(missing.iter().copied());
+        }
+        Ok(regrouped?)
+    }
+
+    fn whole(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
+        let world: &World = &self.inner.world;
+        if let Some(environment) = world.environment() {
+            // A replacement takes as long to start as any rank of a launch.
+            return Ok(bootstrap::join(environment, Instant::now() + START.max(self.deadline()))?);
+        }
+        let control = world.control().regroup(&[], self.until())?;
+        match world.size().get() - control.world().get() {
+            0 => Ok(control),
+            lost => Err(ConnectError::NoReplacement { lost, world: world.size() }),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What ranks tell each other when something went wrong: who is late, and what each is doing.
+//!
+//! Invariant: nothing here is a step, so ranks that are out of step with each other can still talk. A question ends by its deadline, whoever does not
+//! answer.
+
+use flux_core::Rank;
+use flux_core::layout::FaultRecord;
+
+/// A wait that passed its deadline, as its rank tells the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GaveUp {
+    /// Which of the world's communicators, counted from 0 in the order in which they were connected.
+    pub communicator: u32,
+    /// The ranks (bits) that are late, as far as the rank could learn.
+    pub late: u32,
+    /// The wait.
+    pub record: FaultRecord,
+}
+
+/// Answers what this rank does in the communicator with this number; `None` where it has none of this number. Called on whatever thread
+/// hears the question, so it does not block.
+pub type Answerer = dyn Fn(u32) -> Option<Vec<u8>> + Send + Sync;
+
+/// What came of a question to one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Its answer.
+    Said(Vec<u8>),
+    /// None until the deadline: the rank is stopped, or has no such communicator.
+    Silent,
+    /// The rank has left in good order.
+    Left,
+    /// The rank is gone.
+    Lost,
+}
+
+const RECORD: usize = size_of::<FaultRecord>();
+
+impl GaveUp {
+    /// Bytes of a message.
+    pub(crate) const BYTES: usize = 8 + RECORD;
+
+    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&self.communicator.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.late.to_le_bytes());
+        for (to, word) in bytes[8..].as_chunks_mut().0.iter_mut().zip(bytemuck::cast::<_, [u32; RECORD / 4]>(self.record)) {
+            *to = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        let mut words = [0_u32; Self::BYTES / 4];
+        for (word, from) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u32::from_le_bytes(*from);
+        }
+        let [communicator, late, record @ ..] = words;
+        Some(Self { communicator, late, record: bytemuck::cast(record) })
+    }
+
+    /// The ranks that are late.
+    pub fn late(&self) -> impl Iterator<Item = Rank> {
+        ranks_of(self.late)
+    }
+}
+
+/// The ranks of a mask.
+pub(crate) fn ranks_of(mask: u32) -> impl Iterator<Item = Rank> {
+    (0..u32::BITS).filter(move |rank| mask >> rank & 1 == 1).map(Rank::new)
+}
+
+/// The mask of ranks.
+pub(crate) fn mask_of(ranks: impl IntoIterator<Item = Rank>) -> u32 {
+    ranks.into_iter().fold(0, |mask, rank| mask | 1_u32.unbounded_shl(rank.get()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_message_comes_back_and_no_part_of_it_does(communicator: u32, late: u32, words: [u32; 16], cut in 0..GaveUp::BYTES) {
+            let what = GaveUp { communicator, late, record: bytemuck::cast(words) };
+            let bytes = what.encode();
+            prop_assert_eq!(GaveUp::decode(&bytes), Some(what));
+            prop_assert_eq!(GaveUp::decode(&bytes[..cut]), None);
+            prop_assert_eq!(mask_of(what.late()), late);
+        }
+    }
+}

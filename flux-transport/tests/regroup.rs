@@ -1,0 +1,116 @@
+//! Ranks that are left: they learn who does what, and make a group of their own.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod bootstrap_common;
+
+use bootstrap_common::{after, ample, each, group};
+use flux_core::Rank;
+use flux_core::layout::FaultRecord;
+use flux_transport::control::{Answer, Answerer, GaveUp, Notice, Watcher, local_planes};
+use flux_transport::{ControlError, ControlPlane};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+type Planes = Vec<Arc<dyn ControlPlane>>;
+
+/// Two groups of the same size: ranks that are threads, and ranks that talk over sockets as processes do.
+fn groups(world: u32) -> [Planes; 2] {
+    [local_planes(world).unwrap(), group(world)]
+}
+
+fn numbers(planes: &[Arc<dyn ControlPlane>]) -> Vec<Vec<Vec<u8>>> {
+    each(planes, |plane| plane.exchange(&plane.rank().get().to_le_bytes(), ample()).unwrap())
+}
+
+#[test]
+fn survivors_are_renumbered_in_order_and_out_of_step_no_more() {
+    for mut planes in groups(5) {
+        drop(planes.remove(3));
+        // A step that failed leaves the old group of no use.
+        assert!(each(&planes, |plane| plane.exchange(b"x", ample())).iter().all(Result::is_err));
+        let survivors = each(&planes, |plane| plane.regroup(&[], ample()).unwrap());
+        let ranks: Vec<_> = survivors.iter().map(|plane| (plane.rank().get(), plane.world().get())).collect();
+        assert_eq!(ranks, [(0, 4), (1, 4), (2, 4), (3, 4)]);
+        drop(planes);
+        let all: Vec<Vec<u8>> = (0..4_u32).map(|rank| rank.to_le_bytes().to_vec()).collect();
+        assert_eq!(numbers(&survivors), vec![all; 4]);
+    }
+}
+
+#[test]
+fn the_lowest_rank_may_be_the_one_that_is_gone() {
+    for mut planes in groups(3) {
+        drop(planes.remove(0));
+        let survivors = each(&planes, |plane| plane.regroup(&[], ample()).unwrap());
+        assert_eq!(numbers(&survivors).len(), 2);
+        assert_eq!(survivors[1].rank(), Rank::new(1));
+    }
+}
+
+#[test]
+fn a_rank_that_was_given_up_is_left_out_and_cannot_make_a_group_of_its_own() {
+    for planes in groups(3) {
+        let late = Rank::new(0);
+        let survivors = each(&planes[1..], |plane| plane.regroup(&[late], ample()).unwrap());
+        assert_eq!(survivors[0].world().get(), 2);
+        planes[1..].iter().for_each(|plane| plane.goodbye());
+        assert!(planes[0].regroup(&[], ample()).is_err());
+        assert_eq!(numbers(&survivors).len(), 2);
+    }
+}
+
+#[test]
+fn ranks_that_do_not_ask_are_named_to_all_and_the_next_attempt_goes_on_without_them() {
+    for planes in groups(4) {
+        let deadline = Duration::from_millis(300);
+        let start = Instant::now();
+        for refused in each(&planes[..3], |plane| plane.regroup(&[], Instant::now() + deadline).map(drop)) {
+            assert!(matches!(refused, Err(ControlError::Timeout { missing, .. }) if missing == [Rank::new(3)]));
+        }
+        assert!(start.elapsed() < deadline + Duration::from_millis(500));
+        let survivors = each(&planes[..3], |plane| plane.regroup(&[Rank::new(3)], ample()).unwrap());
+        assert_eq!(numbers(&survivors).len(), 3);
+    }
+}
+
+#[test]
+fn every_rank_answers_for_its_communicators_whatever_it_does() {
+    for mut planes in groups(4) {
+        let answerers: Vec<Arc<Answerer>> = planes
+            .iter()
+            .map(|plane| {
+                let rank = plane.rank().get();
+                // Rank 2 is silent.
+                let answer: Arc<Answerer> = Arc::new(move |number| (number == 7 && rank != 2).then(|| vec![rank as u8; 3]));
+                plane.answer_with(Arc::downgrade(&answer));
+                answer
+            })
+            .collect();
+        drop(planes.remove(3));
+        let start = Instant::now();
+        let answers = planes[0].ask(7, after(200));
+        assert!(start.elapsed() < Duration::from_secs(1));
+        assert_eq!(answers, [Answer::Said(vec![0; 3]), Answer::Said(vec![1; 3]), Answer::Silent, Answer::Lost]);
+        assert_eq!(planes[1].ask(8, after(50))[0], Answer::Silent, "it has no such communicator");
+        drop(answerers);
+    }
+}
+
+#[test]
+fn what_was_said_before_is_heard_when_a_rank_has_settled() {
+    for planes in groups(2) {
+        for round in 0..100 {
+            let heard: Arc<Mutex<Vec<Notice>>> = Arc::default();
+            let watcher: Arc<Watcher> = {
+                let heard = Arc::clone(&heard);
+                Arc::new(move |notice| heard.lock().unwrap().push(notice))
+            };
+            planes[0].watch(Arc::downgrade(&watcher));
+            let what = GaveUp { communicator: round, late: 1, record: FaultRecord { epoch: round, ..FaultRecord::default() } };
+            planes[1].give_up(&what);
+            planes[0].settle();
+            assert_eq!(*heard.lock().unwrap(), [Notice::GaveUp { by: Rank::new(1), what }]);
+        }
+    }
+}
