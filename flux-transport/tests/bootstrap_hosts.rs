@@ -125,12 +125,15 @@ fn a_rank_with_another_secret_hears_so_and_the_others_that_it_is_missing() {
             assert!(matches!(error, BootstrapError::SecretDiffers { .. }) && error.to_string().contains("FLUX_SECRET"), "{error}");
             assert!(began.elapsed() < Duration::from_secs(6), "long before its deadline: {:?}", began.elapsed());
         });
-        for error in errors(&site, &came, after(1500)) {
+        // Rank 0's deadline ends it for all: it alone knows of those who could not prove themselves.
+        let one = scope.spawn(|| join(&came[1], ample()).unwrap_err());
+        for error in [join(&came[0], after(1500)).unwrap_err(), one.join().unwrap()] {
             let text = error.to_string();
             assert!(text.contains("not seen: rank 2 (") && text.contains("did not know the secret"), "{text}");
         }
         other.join().unwrap();
     });
+    assert_empty(site.directory.path());
 }
 
 #[test]
