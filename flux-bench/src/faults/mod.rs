@@ -22,7 +22,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Rank processes
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(3..=16))]
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=16))]
     pub ranks: u32,
     /// Ranks that are killed
     #[arg(long, default_value_t = 50)]
@@ -36,7 +36,7 @@ pub struct Args {
     /// auto, host or nvlink
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// The ranks' deadline: 1000 on the host, 5000 on GPUs where it is left out
+    /// The ranks' deadline: 1000 on the host, 2000 on GPUs where it is left out
     #[arg(long, value_name = "MILLISECONDS")]
     pub deadline_ms: Option<u64>,
     /// Seed of the moments, of who is hit and of the data
@@ -53,8 +53,8 @@ impl Args {
     }
 
     fn deadline(&self) -> Duration {
-        // On GPUs connecting has the same deadline, and a process that is new takes seconds to come to its device.
-        Duration::from_millis(self.deadline_ms.unwrap_or(if self.on_gpus() { 5000 } else { 1000 }))
+        // Building has the same deadline, and loads kernels.
+        Duration::from_millis(self.deadline_ms.unwrap_or(if self.on_gpus() { 2000 } else { 1000 }))
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_world_and_the_one_without_a_rank_can_split_the_shapes() {
-        for ranks in 3..=16 {
+        for ranks in 2..=16 {
             for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
                 for (world, on_gpus) in [(ranks, true), (ranks - 1, true), (ranks, false), (ranks - 1, false)] {
                     let (m, n, k) = shape(op, ranks, on_gpus);

@@ -12,6 +12,8 @@ use crate::plan::Plan;
 use crate::site::{OperandSet, Site};
 use anyhow::{Context, bail, ensure};
 use flux_core::{OpKind, Problem};
+use flux_transport::bootstrap::FLUX_LOCAL_RANK;
+use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Failure, Fault, Options, Rebuild, World};
 use half::bf16;
 use std::io::{BufRead, Write};
@@ -44,10 +46,13 @@ struct Ran {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     // The program that started this one may die; nothing is to be left of it.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    // A new process takes seconds to come to its device: longer than the deadline of the ranks that it joins, so it does that first.
+    let ordinal = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
+    let device = ordinal.filter(|_| args.on_gpus()).map(CudaDevice::open).transpose()?;
     let world = World::from_env()?;
     let options = Options { deadline: args.deadline(), ..crate::machine::options(args.transport, world.rank(), 1) };
     let mut group = Group::new(Communicator::connect_blocking(&world, options)?, args)?;
-    drop(world);
+    drop((world, device));
     let ready = group.ready()?;
     say(&ready)?;
     for line in std::io::stdin().lock().lines() {

@@ -78,6 +78,20 @@ pub(super) struct Usage {
 }
 
 impl Usage {
+    /// Whether this is more than `before` in anything.
+    pub(super) fn exceeds(&self, before: &Self) -> bool {
+        self.descriptors > before.descriptors || self.threads > before.threads || self.shared_mappings > before.shared_mappings
+    }
+
+    /// What covers both.
+    pub(super) fn max(self, other: Self) -> Self {
+        Self {
+            descriptors: self.descriptors.max(other.descriptors),
+            threads: self.threads.max(other.threads),
+            shared_mappings: self.shared_mappings.max(other.shared_mappings),
+        }
+    }
+
     /// Of this process.
     pub(super) fn now() -> std::io::Result<Self> {
         let count = |path: &str| Ok::<_, std::io::Error>(std::fs::read_dir(path)?.count());
