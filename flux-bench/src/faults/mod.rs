@@ -7,6 +7,7 @@
 //! alternately rebuild among themselves first and with a replacement then, or with a replacement at once. A rank that was stopped for longer than the
 //! deadline, or stayed away, runs on when the others have gone on, and must fail and harm nobody.
 
+mod episode;
 mod process;
 mod rank;
 mod suite;

@@ -24,14 +24,16 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts rank `rank` of `world`, which meets the others in `rendezvous`: this program again, with `words`.
-    pub(super) fn start(rank: u32, world: u32, rendezvous: &Path, words: &[String]) -> anyhow::Result<Self> {
+    /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in `temporary`: this program again, with `words`.
+    pub(super) fn start(rank: u32, world: u32, rendezvous: &Path, temporary: &Path, words: &[String]) -> anyhow::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(words)
             .env(FLUX_RANK, rank.to_string())
             .env(FLUX_WORLD_SIZE, world.to_string())
             .env(FLUX_LOCAL_RANK, rank.to_string())
             .env(FLUX_RENDEZVOUS, rendezvous)
+            .env("TMPDIR", temporary)
+            .env("XDG_RUNTIME_DIR", temporary)
             // NVLink multicast can take a shared host's devices out of service.
             .env("NCCL_NVLS_ENABLE", "0")
             .stdin(Stdio::piped())

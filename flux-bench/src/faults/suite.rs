@@ -1,40 +1,36 @@
-//! The order of events: what is injected when, and what must come of it.
+//! A run of the suite: its group of ranks, and the episodes one after another.
 //!
 //! Invariant: every episode starts with a whole group of working ranks; where one ends otherwise, the group is killed and a new one started, and that
 //! is counted against the run.
 
 use super::Args;
 use super::process::Process;
-use super::talk::{How, Order, Report, Usage, now};
+use super::talk::{Order, Report, Usage};
 use super::tally::{Against, Injection, Tally};
 use crate::data;
 use anyhow::{Context, anyhow};
-use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How late after its deadline a timeout may come.
-const SLACK: Duration = Duration::from_millis(500);
-/// How late after a kill a loss may be seen.
-const LOSS: Duration = Duration::from_secs(1);
-/// Calls of a short stop: some hundred milliseconds, the stop not counted.
-const CALLS: u64 = 300;
+/// Where named shared memory would be left behind.
+const SHARED_MEMORY: &str = "/dev/shm";
 
 /// A run of the suite.
-struct Suite<'a> {
-    args: &'a Args,
+pub(super) struct Suite<'a> {
+    pub(super) args: &'a Args,
     words: Vec<String>,
     rendezvous: PathBuf,
-    ranks: Vec<Process>,
+    temporary: PathBuf,
+    pub(super) ranks: Vec<Process>,
     /// What each rank's process held when it was first ready in a whole world, and how often it was since.
     held: Vec<Option<(Usage, u32)>>,
-    tally: Tally,
+    pub(super) tally: Tally,
     random: u64,
 }
 
 /// Why an episode ended early: what is counted already, or what is not.
-struct Spoilt(Option<anyhow::Error>);
+pub(super) struct Spoilt(pub(super) Option<anyhow::Error>);
 
 impl From<anyhow::Error> for Spoilt {
     fn from(error: anyhow::Error) -> Self {
@@ -45,12 +41,15 @@ impl From<anyhow::Error> for Spoilt {
 /// Runs all episodes and says whether all passed.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     let start = Instant::now();
-    let before = residue()?;
+    let before = residue(Path::new(SHARED_MEMORY));
     let private = PermissionsExt::from_mode(0o700);
     let directory = tempfile::Builder::new().prefix("flux-faults-").permissions(private).tempdir().context("no directory to meet in")?;
+    // For what the ranks would put where all programs put temporary files: what lies there in the end is theirs.
+    let temporary = directory.path().join("temporary");
+    std::fs::create_dir(&temporary)?;
     let own = Usage::now()?;
     let tally = {
-        let mut suite = Suite::new(args, directory.path());
+        let mut suite = Suite::new(args, directory.path(), &temporary);
         suite.fill()?;
         for (number, injection) in plan(args).into_iter().enumerate() {
             if let Err(Spoilt(why)) = suite.episode(injection, number % 2 == 0) {
@@ -66,16 +65,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         suite.tally
     };
     let mut tally = tally;
-    for left in std::fs::read_dir(directory.path())? {
-        tally.count(Against::Residue, &format!("{} in the rendezvous directory", left?.path().display()));
+    let met: Vec<PathBuf> = std::fs::read_dir(directory.path())?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    let shared = residue(Path::new(SHARED_MEMORY)).into_iter().filter(|path| !before.contains(path));
+    for left in met.into_iter().filter(|path| *path != temporary).chain(residue(&temporary)).chain(shared) {
+        tally.count(Against::Residue, &left.display().to_string());
     }
     drop(directory);
-    let (own_after, after) = (Usage::now()?, residue()?);
+    let own_after = Usage::now()?;
     if own_after.exceeds(&own) {
         tally.count(Against::Residue, &format!("this process held {own:?} before and {own_after:?} after"));
-    }
-    for left in after.iter().filter(|path| !before.contains(path)) {
-        tally.count(Against::Residue, &left.display().to_string());
     }
     println!("{} ranks, seed {}, {:.1} s: {tally}", args.ranks, args.seed, start.elapsed().as_secs_f64());
     Ok(tally.clean())
@@ -92,44 +90,37 @@ fn plan(args: &Args) -> Vec<Injection> {
     plan
 }
 
-/// Files of this library where files are left behind.
-fn residue() -> std::io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for folder in [Path::new("/dev/shm"), &std::env::temp_dir()].into_iter().filter(|folder| folder.is_dir()) {
-        for entry in std::fs::read_dir(folder)? {
-            let path = entry?.path();
-            if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("flux-faults")) {
-                found.push(path);
-            }
-        }
-    }
-    Ok(found)
+/// Files of this library in a folder; none where there is no such folder.
+fn residue(folder: &Path) -> Vec<PathBuf> {
+    let ours = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("flux"));
+    std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(ours).collect()
 }
 
 impl<'a> Suite<'a> {
-    fn new(args: &'a Args, rendezvous: &Path) -> Self {
+    fn new(args: &'a Args, rendezvous: &Path, temporary: &Path) -> Self {
         let mut words: Vec<String> = vec!["faults".into(), "--as-rank".into()];
         words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
         words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
         let (held, tally) = (vec![None; args.ranks as usize], Tally::default());
-        Self { args, words, rendezvous: rendezvous.to_owned(), ranks: Vec::new(), held, tally, random: 0 }
+        let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
+        Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, tally, random: 0 }
     }
 
     /// A random number below `end`.
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.random += 1;
         data::seed(self.args.seed, 91, self.random) % end.max(1)
     }
 
     /// When something that takes its deadline, and no longer, must be over.
-    fn limit(&self) -> Instant {
+    pub(super) fn limit(&self) -> Instant {
         let start = if self.args.on_gpus() { 60 } else { 20 };
         Instant::now() + self.args.deadline() * 3 + Duration::from_secs(start)
     }
 
-    fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
+    pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
         self.held[rank as usize] = None;
-        Process::start(rank, self.args.ranks, &self.rendezvous, &self.words)
+        Process::start(rank, self.args.ranks, &self.rendezvous, &self.temporary, &self.words)
     }
 
     /// Starts a whole group.
@@ -144,147 +135,8 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// One fault and what follows it; `survivors`: whether those go on by themselves before a replacement comes.
-    fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), Spoilt> {
-        let victim = self.below(u64::from(self.args.ranks)) as usize;
-        let moment = Duration::from_micros(self.below(60_000));
-        match injection {
-            Injection::ShortStop => self.short_stop(victim, moment)?,
-            _ => self.loss(injection, victim, moment, survivors)?,
-        }
-        self.tally.injected(injection);
-        Ok(())
-    }
-
-    fn short_stop(&mut self, victim: usize, moment: Duration) -> Result<(), Spoilt> {
-        self.order_all(Order::Run { calls: CALLS })?;
-        std::thread::sleep(moment);
-        self.ranks[victim].signal(Signal::STOP)?;
-        let stop = self.args.deadline().mul_f64(0.1 + 0.4 * self.below(1000) as f64 / 1000.0);
-        std::thread::sleep(stop);
-        self.ranks[victim].signal(Signal::CONT)?;
-        let limit = self.limit();
-        for at in 0..self.ranks.len() {
-            let report = self.hear(at, limit)?;
-            match report {
-                Report::Done { wrong: 0 } => {}
-                Report::Done { wrong } => self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs around a short stop")),
-                other => {
-                    self.tally.count(Against::Misnamed, &format!("rank {at} after {stop:?} of a stop of rank {victim}: {other:?}"));
-                    return Err(Spoilt(None));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A rank that is lost to the others, for good or for too long.
-    fn loss(&mut self, injection: Injection, victim: usize, moment: Duration, survivors: bool) -> Result<(), Spoilt> {
-        let away = self.below(20);
-        for at in 0..self.ranks.len() {
-            let calls = if injection == Injection::Missing && at == victim { away } else { u64::MAX };
-            self.ranks[at].order(Order::Run { calls })?;
-        }
-        if injection == Injection::Missing {
-            let limit = self.limit();
-            match self.hear(victim, limit)? {
-                Report::Done { wrong: 0 } => {}
-                other => {
-                    self.tally.count(Against::Broken, &format!("rank {victim}, which was to stay away, says {other:?}"));
-                    return Err(Spoilt(None));
-                }
-            }
-        } else {
-            std::thread::sleep(moment);
-        }
-        let injected = now();
-        match injection {
-            Injection::Kill => self.ranks[victim].signal(Signal::KILL)?,
-            Injection::LongStop => self.ranks[victim].signal(Signal::STOP)?,
-            _ => {}
-        }
-        self.all_failed(injection, victim, injected)?;
-        let late = self.ranks.remove(victim);
-        if survivors {
-            self.order_all(Order::Rebuild { whole: false })?;
-            self.all_ready(self.args.ranks - 1)?;
-            self.tally.rebuilt_with_survivors += 1;
-        }
-        let replacement = self.start(victim as u32)?;
-        self.order_all(Order::Rebuild { whole: true })?;
-        self.ranks.insert(victim, replacement);
-        self.all_ready(self.args.ranks)?;
-        self.tally.rebuilt_whole += 1;
-        if injection != Injection::Kill {
-            self.runs_on(injection, late)?;
-        }
-        Ok(())
-    }
-
-    /// Whether every rank but the victim fails as it must, in time.
-    fn all_failed(&mut self, injection: Injection, victim: usize, injected: u64) -> Result<(), Spoilt> {
-        let (limit, deadline) = (self.limit(), self.args.deadline());
-        for at in (0..self.ranks.len()).filter(|&at| at != victim) {
-            let report = self.hear(at, limit)?;
-            let Report::Failed { how, began, ended, wrong, text } = report else {
-                self.tally.count(Against::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {report:?}"));
-                return Err(Spoilt(None));
-            };
-            let lasted = Duration::from_nanos(ended - began);
-            let after = Duration::from_nanos(ended.saturating_sub(injected.max(began)));
-            let (named, timely) = if injection == Injection::Kill {
-                self.tally.slowest_loss = self.tally.slowest_loss.max(after);
-                (how == How::PeerLost { rank: victim as u32 }, after < LOSS)
-            } else {
-                self.tally.slowest_timeout = self.tally.slowest_timeout.max(after.saturating_sub(deadline));
-                (how == How::Timeout { late: vec![victim as u32] }, lasted >= deadline && after <= deadline + SLACK)
-            };
-            if !named {
-                self.tally.count(Against::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {text}"));
-            }
-            if !timely {
-                let words = format!("rank {at} after {injection:?} of rank {victim}: {after:?} later, in a call of {lasted:?}: {text}");
-                self.tally.count(Against::Mistimed, &words);
-            }
-            if wrong > 0 {
-                self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs before {injection:?} of rank {victim}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// A rank that the others have given up runs on: it fails, and the group computes right results.
-    fn runs_on(&mut self, injection: Injection, mut late: Process) -> Result<(), Spoilt> {
-        match injection {
-            Injection::LongStop => late.signal(Signal::CONT)?,
-            _ => late.order(Order::Run { calls: 1 })?,
-        }
-        self.order_all(Order::Run { calls: 20 })?;
-        let limit = self.limit();
-        match late.report(limit)? {
-            Some(Report::Failed { wrong: 0, .. }) => {}
-            None => self.tally.count(Against::Hang, &format!("rank {}, which ran on", late.rank)),
-            Some(other) => self.tally.count(Against::Misnamed, &format!("rank {}, which ran on, says {other:?}", late.rank)),
-        }
-        late.order(Order::Quit)?;
-        if !late.ended(limit)? {
-            self.tally.count(Against::Hang, &format!("rank {}, which ran on, does not end", late.rank));
-        }
-        for at in 0..self.ranks.len() {
-            match self.hear(at, limit)? {
-                Report::Done { wrong: 0 } => {}
-                Report::Done { wrong } => self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs beside a late rank")),
-                other => {
-                    self.tally.count(Against::Misnamed, &format!("rank {at}, beside a late rank: {other:?}"));
-                    return Err(Spoilt(None));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Whether every rank says that it is ready, in a world of `world`, and holds no more than before.
-    fn all_ready(&mut self, world: u32) -> Result<(), Spoilt> {
+    pub(super) fn all_ready(&mut self, world: u32) -> Result<(), Spoilt> {
         let limit = self.limit();
         for at in 0..self.ranks.len() {
             let report = self.hear(at, limit)?;
@@ -320,7 +172,7 @@ impl<'a> Suite<'a> {
     }
 
     /// A rank's next report. One that hangs or has ended is counted.
-    fn hear(&mut self, at: usize, limit: Instant) -> Result<Report, Spoilt> {
+    pub(super) fn hear(&mut self, at: usize, limit: Instant) -> Result<Report, Spoilt> {
         let rank = self.ranks[at].rank;
         match self.ranks[at].report(limit) {
             Ok(Some(report)) => return Ok(report),
@@ -330,7 +182,7 @@ impl<'a> Suite<'a> {
         Err(Spoilt(None))
     }
 
-    fn order_all(&mut self, order: Order) -> anyhow::Result<()> {
+    pub(super) fn order_all(&mut self, order: Order) -> anyhow::Result<()> {
         self.ranks.iter_mut().try_for_each(|rank| rank.order(order))
     }
 
