@@ -175,6 +175,22 @@ fn a_rank_started_twice_or_for_another_world_is_named_to_all_ranks() {
 }
 
 #[test]
+fn a_rank_of_another_launch_hears_so_and_the_launch_forms_without_it() {
+    let site = Site::new();
+    // The same address by another name: a launch of its own.
+    let mut set = site.variables(&told(1, &[0, 1]));
+    set[3].1 = format!("tcp://localhost:{}", site.address.port()).into();
+    let other = Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap();
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| join(&site.rank(&told(0, &[0, 1])), ample()).unwrap());
+        let error = join(&other, after(300)).unwrap_err();
+        assert!(matches!(error, BootstrapError::OtherLaunch { rank } if rank == Rank::new(1)), "{error}");
+        let one = join(&site.rank(&told(1, &[0, 1])), ample()).unwrap();
+        each(&[zero.join().unwrap(), one], |plane| plane.barrier(ample()).unwrap());
+    });
+}
+
+#[test]
 fn rank_zero_says_what_is_wrong_with_its_address() {
     let site = Site::new();
     let taken = TcpListener::bind(site.address).unwrap();
