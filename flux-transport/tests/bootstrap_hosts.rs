@@ -54,6 +54,17 @@ fn ranks_meet_whoever_shares_their_host() {
 }
 
 #[test]
+fn ranks_meet_over_ipv6_too() {
+    let Some(site) = Site::at(std::net::Ipv6Addr::LOCALHOST.into()) else {
+        println!("left out: this machine has no IPv6");
+        return;
+    };
+    let planes: Vec<_> = join_all(&site.ranks(&[0, 1, 2, 1]), ample()).into_iter().map(Result::unwrap).collect();
+    assert_empty(site.directory.path());
+    each(&planes, |plane| plane.barrier(ample()).unwrap());
+}
+
+#[test]
 fn descriptors_stay_on_their_host() {
     let together = group_on(&[3, 3, 3]);
     let (file, _) = rustix::pipe::pipe().unwrap();

@@ -7,6 +7,8 @@ mod connect;
 mod error;
 mod failure;
 mod flight;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod health;
 mod rebuild;
 mod status;
