@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, doctor, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
+use crate::{bench, doctor, faults, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -30,6 +30,8 @@ enum Command {
     Launch(launch::Args),
     /// Check both ops over a matrix of hard shapes, with late ranks and poisoned memory
     Soak(soak::Args),
+    /// Kill, stop and withhold ranks at random moments, and check every error, rebuild and result
+    Faults(faults::Args),
     /// Show results that `bench --json` has written: as a table, as a picture
     Show(show::Args),
     /// Measure what the links between GPUs, and to the host, do
@@ -63,6 +65,7 @@ fn act(command: Command) -> anyhow::Result<u8> {
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
         Command::Soak(args) => soak::run(&args).map(status),
+        Command::Faults(args) => faults::run(&args).map(status),
         Command::Show(args) => show::run(&args).map(|()| 0),
         Command::Links(args) => links::run(&args).map(|()| 0),
         Command::Doctor => {

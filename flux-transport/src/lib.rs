@@ -24,6 +24,8 @@ pub mod control;
 pub mod cuda;
 mod device;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod host;
 pub mod launch;
 pub mod nccl;

@@ -54,6 +54,17 @@ fn ranks_meet_whoever_shares_their_host() {
 }
 
 #[test]
+fn ranks_meet_over_ipv6_too() {
+    let Some(site) = Site::at(std::net::Ipv6Addr::LOCALHOST.into()) else {
+        println!("left out: this machine has no IPv6");
+        return;
+    };
+    let planes: Vec<_> = join_all(&site.ranks(&[0, 1, 2, 1]), ample()).into_iter().map(Result::unwrap).collect();
+    assert_empty(site.directory.path());
+    each(&planes, |plane| plane.barrier(ample()).unwrap());
+}
+
+#[test]
 fn descriptors_stay_on_their_host() {
     let together = group_on(&[3, 3, 3]);
     let (file, _) = rustix::pipe::pipe().unwrap();
@@ -125,12 +136,15 @@ fn a_rank_with_another_secret_hears_so_and_the_others_that_it_is_missing() {
             assert!(matches!(error, BootstrapError::SecretDiffers { .. }) && error.to_string().contains("FLUX_SECRET"), "{error}");
             assert!(began.elapsed() < Duration::from_secs(6), "long before its deadline: {:?}", began.elapsed());
         });
-        for error in errors(&site, &came, after(1500)) {
+        // Rank 0's deadline ends it for all: it alone knows of those who could not prove themselves.
+        let one = scope.spawn(|| join(&came[1], ample()).unwrap_err());
+        for error in [join(&came[0], after(1500)).unwrap_err(), one.join().unwrap()] {
             let text = error.to_string();
             assert!(text.contains("not seen: rank 2 (") && text.contains("did not know the secret"), "{text}");
         }
         other.join().unwrap();
     });
+    assert_empty(site.directory.path());
 }
 
 #[test]
@@ -158,6 +172,22 @@ fn a_rank_started_twice_or_for_another_world_is_named_to_all_ranks() {
     for error in errors(&site, &came, ample()) {
         assert_eq!(error.to_string(), "rank 2 was started with a world size of 8, rank 0 with 3");
     }
+}
+
+#[test]
+fn a_rank_of_another_launch_hears_so_and_the_launch_forms_without_it() {
+    let site = Site::new();
+    // The same address by another name: a launch of its own.
+    let mut set = site.variables(&told(1, &[0, 1]));
+    set[3].1 = format!("tcp://localhost:{}", site.address.port()).into();
+    let other = Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap();
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| join(&site.rank(&told(0, &[0, 1])), ample()).unwrap());
+        let error = join(&other, after(300)).unwrap_err();
+        assert!(matches!(error, BootstrapError::OtherLaunch { rank } if rank == Rank::new(1)), "{error}");
+        let one = join(&site.rank(&told(1, &[0, 1])), ample()).unwrap();
+        each(&[zero.join().unwrap(), one], |plane| plane.barrier(ample()).unwrap());
+    });
 }
 
 #[test]

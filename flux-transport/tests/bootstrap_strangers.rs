@@ -11,7 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bootstrap_common::{ample, assert_empty, each, environment, group, join_all, knock, private};
+use bootstrap_common::network::{Site, group_on, told};
+use bootstrap_common::{after, ample, assert_empty, each, environment, group, join_all, knock, private};
 use flux_transport::bootstrap::join;
 
 struct Done<'a>(&'a AtomicBool);
@@ -118,6 +119,14 @@ fn groups_form_among_hundreds_of_strangers_and_leave_no_descriptor() {
         let directory = private();
         let environments = [(0, 3), (1, 3), (2, 4)].map(|(rank, world)| environment(directory.path(), rank, world));
         assert!(join_all(&environments, ample()).into_iter().all(|result| result.is_err()));
+    }
+    // Across hosts, met and not.
+    for _ in 0..30 {
+        let planes = group_on(&[0, 1, 0, 1]);
+        each(&planes, |plane| plane.barrier(ample()).unwrap());
+        let site = Site::new();
+        let environments = [0, 1].map(|rank| site.rank(&told(rank, &[0, 1, 2])));
+        assert!(join_all(&environments, after(20)).into_iter().all(|result| result.is_err()));
     }
     assert_eq!(open_descriptors(), before);
 }

@@ -11,6 +11,11 @@ use flux_core::layout::WorkspaceSize;
 use flux_transport::{Communicator, Stream};
 use std::time::{Duration, Instant};
 
+/// Mappings of this process.
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
 /// Threads, open descriptors and resident KiB of this process.
 fn usage() -> (u64, usize, u64) {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -38,11 +43,12 @@ fn cycle(rounds: u32) {
 }
 
 #[test]
-fn two_hundred_communicators_leave_nothing_behind() {
+fn a_thousand_communicators_leave_nothing_behind() {
     let threads = usage().0;
-    cycle(5);
+    cycle(50);
     let (_, descriptors, kib) = usage();
-    cycle(100);
+    let mapped = mappings();
+    cycle(500);
     // a scope waits for its threads' results; the system takes a moment longer to forget them
     let end = Instant::now() + Duration::from_secs(10);
     while usage().0 > threads && Instant::now() < end {
@@ -51,7 +57,9 @@ fn two_hundred_communicators_leave_nothing_behind() {
     let (threads_after, descriptors_after, kib_after) = usage();
     assert_eq!(threads_after, threads);
     assert_eq!(descriptors_after, descriptors);
-    // A cycle of 4 ranks touches three pads of 125 to 250 KiB each: 100 of them left behind would be 200 MiB. What the allocator keeps
+    // The allocator keeps arenas of threads that are gone for new ones: a mapping or two each; one a cycle would be 1000.
+    assert!(mappings() < mapped + 100, "{mapped} mappings before, {} after", mappings());
+    // A cycle of 4 ranks touches three pads of 125 to 250 KiB each: 500 of them left behind would be 1 GiB. What the allocator keeps
     // for later is well below a quarter of it.
     assert!(kib_after < kib + (50 << 10), "{kib} KiB before, {kib_after} KiB after");
 }

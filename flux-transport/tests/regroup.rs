@@ -39,12 +39,26 @@ fn survivors_are_renumbered_in_order_and_out_of_step_no_more() {
 }
 
 #[test]
-fn the_lowest_rank_may_be_the_one_that_is_gone() {
-    for mut planes in groups(3) {
-        drop(planes.remove(0));
-        let survivors = each(&planes, |plane| plane.regroup(&[], ample()).unwrap());
-        assert_eq!(numbers(&survivors).len(), 2);
-        assert_eq!(survivors[1].rank(), Rank::new(1));
+fn any_ranks_may_be_gone_or_given_up() {
+    const WORLD: u32 = 4;
+    // Of each rank one of three: it is left, it is gone, it is given up.
+    for fates in 0..3_u32.pow(WORLD) {
+        let fate = |rank: u32| fates / 3_u32.pow(rank) % 3;
+        let left: Vec<u32> = (0..WORLD).filter(|&rank| fate(rank) == 0).collect();
+        let given_up: Vec<Rank> = (0..WORLD).filter(|&rank| fate(rank) == 2).map(Rank::new).collect();
+        for planes in groups(WORLD) {
+            let (planes, others): (Planes, Planes) = planes.into_iter().partition(|plane| left.contains(&plane.rank().get()));
+            // Those that are gone are dropped; those that were given up are there, and silent.
+            let silent: Planes = others.into_iter().filter(|plane| given_up.contains(&plane.rank())).collect();
+            let survivors = each(&planes, |plane| plane.regroup(&given_up, ample()).unwrap());
+            let size = survivors.len() as u32;
+            for (place, plane) in (0..).zip(&survivors) {
+                assert_eq!((plane.rank().get(), plane.world().get()), (place, size), "fates {fates}");
+            }
+            let all: Vec<Vec<u8>> = (0..size).map(|rank| rank.to_le_bytes().to_vec()).collect();
+            assert!(numbers(&survivors).iter().all(|got| *got == all), "fates {fates}");
+            drop(silent);
+        }
     }
 }
 

@@ -37,6 +37,13 @@ enum Task {
     },
     /// Write the results of README.md and the pictures in `docs/` anew, from `results/*-nvlink.json` and the `*-peers.json` beside them
     Results,
+    /// Kill, stop and withhold ranks, and check every error, rebuild and result (`--help` for its options)
+    #[command(disable_help_flag = true)]
+    Faults {
+        /// Passed on to `flux-bench faults`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Compile every kernel, without a GPU, and print its registers, spills, stack and shared memory; fails where one spills
     Kernels {
         /// Where the cubins go [default: `cubins` in the target folder]
@@ -62,6 +69,7 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Bench { args } => cargo::flux_bench("release", "bench", &args),
         Task::Test { args } => test::run(&args),
+        Task::Faults { args } => cargo::flux_bench("release", "faults", &args),
         Task::Results => cargo::flux_bench("dev", "show", &["--publish".into(), cargo::root().into()]),
         Task::Kernels { out } => kernels::compile(out.as_deref()),
         Task::Dist => dist::build().map(drop),

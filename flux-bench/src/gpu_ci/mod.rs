@@ -68,7 +68,8 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let mut steps = Vec::new();
     for (name, command) in plan(args, out, gpus)?.into_iter().filter(|(name, _)| wanted(name)) {
         eprintln!("gpu-ci: {name}");
-        let step = Step::run(&name, command, Duration::from_secs(args.limit), &logs.join(format!("{name}.log")));
+        let limit = if name == FAULTS { args.limit.max(FAULTS_LIMIT) } else { args.limit };
+        let step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
         eprintln!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status);
         steps.push(step);
     }
@@ -78,6 +79,10 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     print!("{}", text(&summary));
     Ok(passed)
 }
+
+/// The step of the fault suite, whose 80 processes each come to their device anew, and its least limit in seconds.
+const FAULTS: &str = "faults";
+const FAULTS_LIMIT: u64 = 570;
 
 /// The steps' names and command lines.
 fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Command)>> {
@@ -125,6 +130,9 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         let mut links = command(args, args.dist.join("flux-bench").as_os_str());
         links.args(["links", "--json"]).arg(out.join("links.json"));
         steps.push(("links".to_owned(), links));
+        let mut faults = command(args, args.dist.join("flux-bench").as_os_str());
+        faults.args(["faults", "--transport", "nvlink", "--ranks", &args.tp.unwrap_or(gpus).to_string()]);
+        steps.push((FAULTS.to_owned(), faults));
     }
     let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
     bench.arg(out.join("bench.json"));
@@ -212,7 +220,7 @@ mod tests {
         let summary: Summary = serde_json::from_str(&json).unwrap();
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).filter(|&name| name != "peers").collect();
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
-        let checks = ["soak-threads", "soak-processes", "soak-random", "soak-shared", "links", "bench", "first-call"];
+        let checks = ["soak-threads", "soak-processes", "soak-random", "soak-shared", "links", "faults", "bench", "first-call"];
         assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &checks].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));

@@ -195,3 +195,44 @@ impl<'w, S: Words> Protocol<'w, S> {
         poison(self.words, record)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{FAULT_BYTES, WorkspaceSize, control, pad_bytes};
+    use crate::signal::{SharedMemory, Words, initialise, read_fault};
+
+    /// The words of rank 0 of two.
+    fn with_words(body: impl FnOnce(&SharedMemory, Protocol<'_, SharedMemory>)) {
+        const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
+        let world = WorldSize::new(2).expect("2 is a world size");
+        let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
+        let mut blocks = [pad_bytes(1), pad_bytes(1), control::bytes(0), FAULT_BYTES].map(block);
+        let [a, b, control, fault] = blocks.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
+        // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through which alone they are accessed.
+        let words = unsafe { SharedMemory::new(&[a, b], control, fault, SIZE) };
+        initialise(&words, Rank::new(0), world, SIZE, Epoch::FIRST);
+        body(&words, Protocol::open(&words, Rank::new(0), world));
+    }
+
+    #[test]
+    fn what_has_come_when_the_deadline_is_over_is_taken() {
+        with_words(|words, call| {
+            let stopped = |_| {
+                words.signal(Rank::new(0), 0).store_release(Epoch::FIRST.get());
+                ControlFlow::Break(())
+            };
+            assert_eq!(call.wait(0, Rank::new(1), stopped), Ok(()));
+            assert!(!call.poisoned());
+        });
+    }
+
+    #[test]
+    fn what_has_not_come_when_the_deadline_is_over_fails_the_call() {
+        with_words(|words, call| {
+            assert_eq!(call.wait(0, Rank::new(1), |_| ControlFlow::Break(())), Err(Poisoned));
+            let record = read_fault(words).expect("a record");
+            assert_eq!((record.code, record.peer, record.expected, record.seen), (fault::TIMEOUT, 1, 1, 0));
+        });
+    }
+}

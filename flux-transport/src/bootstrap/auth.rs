@@ -107,8 +107,10 @@ pub(super) fn deny(link: &Link, deadline: Instant) {
 pub(super) enum Miss {
     /// Nobody there, or not any more, or not in time.
     Nobody,
-    /// Another launch, or another program.
+    /// Another program.
     Stranger,
+    /// Another launch.
+    OtherLaunch,
     /// The same launch, with another secret.
     Denied,
     /// A fault of this process.
@@ -119,9 +121,11 @@ pub(super) enum Miss {
 pub(super) fn greet(link: &Link, launch: u128, deadline: Instant) -> Result<Challenge, Miss> {
     let mut buffer = [0; CHALLENGE_BYTES];
     match link.await_message(&mut buffer, deadline).map_err(Miss::System)? {
-        Received::Message(message) => {
-            Challenge::decode(&buffer[..message.length]).filter(|challenge| challenge.launch() == launch).ok_or(Miss::Stranger)
-        }
+        Received::Message(message) => match Challenge::decode(&buffer[..message.length]) {
+            Some(challenge) if challenge.launch() == launch => Ok(challenge),
+            Some(_) => Err(Miss::OtherLaunch),
+            None => Err(Miss::Stranger),
+        },
         Received::Nothing | Received::End => Err(Miss::Nobody),
         // What other programs say first reads as some length.
         Received::Oversized => Err(Miss::Stranger),

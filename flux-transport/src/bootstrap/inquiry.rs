@@ -20,7 +20,7 @@ use std::os::fd::BorrowedFd;
 const AT_ONCE: Duration = Duration::from_millis(5);
 /// How long notices that are being handled are waited for.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Most answerers that are kept: communicators of a world that live at a time.
+/// Most peers that are looked at for what they have sent.
 const MAX_POLLED: usize = flux_core::rank::MAX_WORLD;
 
 /// Who answers here, and the answers to this rank's own question.
@@ -63,7 +63,8 @@ impl Shared {
     pub(super) fn note_answer(&self, rank: Rank, answer: &[u8]) {
         let Some((number, words)) = answer.split_first_chunk::<4>() else { return };
         let mut inbox = self.inbox();
-        if u32::from_le_bytes(*number) == inbox.inquiry.number {
+        let answered = inbox.inquiry.answers.iter().any(|(answered, _)| *answered == rank);
+        if u32::from_le_bytes(*number) == inbox.inquiry.number && !answered {
             inbox.inquiry.answers.push((rank, words.to_vec()));
             self.changed.notify_all();
         }

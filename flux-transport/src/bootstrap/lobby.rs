@@ -112,10 +112,9 @@ impl<L: AsFd> Lobby<L> {
         let ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
         match self.door.admit(&mut ready.into_iter()) {
             Ok(guests) => guests.into_iter().for_each(|guest| self.judge(guest)),
-            Err(errno) => {
-                self.refuse(refusal_of(self.leader(), errno));
-                return Err(BootstrapError::io("accepting a rank's connection")(errno));
-            }
+            // Without its members it may have what it takes to tell those who are still to come.
+            Err(errno) if self.verdict.is_none() => self.refuse(refusal_of(self.leader(), errno)),
+            Err(errno) => return Err(BootstrapError::io("accepting a rank's connection")(errno)),
         }
         Ok(())
     }

@@ -25,6 +25,8 @@ mod door;
 mod environment;
 mod error;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod hello;
 mod host_id;
 mod inquiry;

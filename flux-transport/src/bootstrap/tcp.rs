@@ -88,3 +88,40 @@ fn watch_over(socket: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_tcp_keepcnt(socket, (SILENCE.as_secs() / ASK.as_secs()) as u32 - 1)?;
     sockopt::set_tcp_user_timeout(socket, SILENCE.as_millis() as u32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_of_a_connection_are_watched_over() {
+        let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let caller = connect(local(listener.as_fd()).unwrap(), Instant::now() + Duration::from_secs(5)).unwrap();
+        let (called, from) = accept(listener.as_fd()).unwrap();
+        assert!(from.is_loopback());
+        for socket in [&caller, &called] {
+            assert!(sockopt::tcp_nodelay(socket).unwrap() && sockopt::socket_keepalive(socket).unwrap());
+            let asked =
+                sockopt::tcp_keepidle(socket).unwrap() + sockopt::tcp_keepintvl(socket).unwrap() * sockopt::tcp_keepcnt(socket).unwrap();
+            assert_eq!(asked, SILENCE, "nothing under way");
+            assert_eq!(u128::from(sockopt::tcp_user_timeout(socket).unwrap()), SILENCE.as_millis(), "something under way");
+        }
+    }
+
+    #[test]
+    fn a_connection_to_nobody_ends_by_its_deadline() {
+        let free = local(listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap().as_fd()).unwrap();
+        assert_eq!(connect(free, Instant::now() + Duration::from_secs(5)).unwrap_err(), Errno::CONNREFUSED);
+        // A queue that is full answers nothing, as a host does whose packets are dropped.
+        let full = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&full, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        rustix::net::listen(&full, 0).unwrap();
+        let address = local(full.as_fd()).unwrap();
+        let mut held = Vec::new();
+        let began = Instant::now();
+        while let Ok(socket) = connect(address, Instant::now() + Duration::from_millis(200)) {
+            held.push(socket);
+        }
+        assert!(began.elapsed() < Duration::from_secs(2) && held.len() < 10, "{:?}, {} connections", began.elapsed(), held.len());
+    }
+}

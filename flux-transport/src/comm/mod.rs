@@ -7,8 +7,11 @@ mod connect;
 mod error;
 mod failure;
 mod flight;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod health;
 mod rebuild;
+mod status;
 
 pub use call::Call;
 pub use error::ConnectError;
@@ -16,9 +19,9 @@ pub use failure::{Doing, Failure, RankReport};
 pub use flight::{CallRecord, CallState, Label};
 pub use rebuild::Rebuild;
 
-use crate::control::{Answerer, GaveUp, Notice, Watcher, agree, mask_of};
+use crate::control::{Answerer, Notice, Watcher, agree};
 use crate::fault::reason;
-use crate::{Capabilities, Device, Fault, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use crate::{Capabilities, Device, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use flight::Flight;
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
@@ -200,48 +203,6 @@ impl Communicator {
         self.working()?;
         self.inner.health.transport().begin(stream)?;
         Ok(Call::new(self, turn, stream, label))
-    }
-
-    fn working(&self) -> Result<(), TransportError> {
-        self.inner.health.status().map_err(|fault| TransportError::Broken { fault: self.gathered(fault).fault.clone() })
-    }
-
-    /// Whether the communicator still works, as far as is known, all that peers have said included. Waits for no device and no call: one under
-    /// way may yet fail. Where it finds the first fault it asks the peers what they do, for at most 0.2 s, and tells them.
-    ///
-    /// # Errors
-    /// The first fault. It stays, and no result of a call that had not finished before can be used; see [`rebuild`](Self::rebuild).
-    pub fn status(&self) -> Result<(), Fault> {
-        self.inner.world.control().settle();
-        self.inner.health.status().map_err(|fault| self.gathered(fault).fault.clone())
-    }
-
-    /// The first fault with what every rank was doing; `None` while the communicator works. As [`status`](Self::status).
-    pub fn failure(&self) -> Option<&Failure> {
-        self.inner.world.control().settle();
-        self.inner.health.status().err().map(|fault| self.gathered(fault))
-    }
-
-    /// This rank's last calls, oldest first, at most 64.
-    pub fn calls(&self) -> Vec<CallRecord> {
-        self.inner.flight.last()
-    }
-
-    /// The failure behind the first fault; the first to come here asks the peers, and tells them whom this rank has given up.
-    fn gathered(&self, fault: Fault) -> &Failure {
-        let Inner { health, world, number, failure, .. } = &*self.inner;
-        failure.get_or_init(|| {
-            let control = world.control();
-            let answers = control.ask(*number, Instant::now() + failure::GATHER);
-            let ranks: Vec<RankReport> = world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
-            let Some(record) = health.own_record() else { return Failure { fault, ranks } };
-            let late = failure::late(&record, &ranks);
-            if !late.is_empty() {
-                health.exclude(late.iter().copied());
-                control.give_up(&GaveUp { communicator: *number, late: mask_of(late.iter().copied()), record });
-            }
-            Failure { fault: Fault::from_record(&record, late), ranks }
-        })
     }
 
     /// The world whose ranks are connected: the one that it was made from, or the one that it was rebuilt in.

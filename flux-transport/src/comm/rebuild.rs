@@ -27,7 +27,26 @@ impl Communicator {
     /// Makes a new communicator of the ranks that are left, or of all with replacements, with the options that this one was made with; all of them do
     /// this at the same time. This one is broken from then on, if it was not before, and is best dropped with its ops, which hold its memory.
     ///
-    /// Its ops are built again on the new one ([`AllGatherGemm::rebuild`](https://docs.rs/flux-ops) does), and graphs captured again.
+    /// Its ops are built again on the new one (`op.rebuild(&comm)`), and graphs captured again.
+    ///
+    /// ```
+    /// use flux_transport::{Communicator, ConnectError, Rebuild, Select, World};
+    /// let worlds = World::local(3)?;
+    /// std::thread::scope(|scope| {
+    ///     let rank = |world: World| {
+    ///         let comm = Communicator::connect_blocking(&world, Select::Host.into())?;
+    ///         if comm.rank().get() == 1 {
+    ///             comm.abort(42);
+    ///         }
+    ///         let comm = comm.rebuild_blocking(Rebuild::Survivors)?; // nobody is gone, so all three are
+    ///         assert_eq!((comm.world_size().get(), comm.status()), (3, Ok(())));
+    ///         Ok::<(), ConnectError>(())
+    ///     };
+    ///     let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || rank(world))).collect();
+    ///     ranks.into_iter().try_for_each(|rank| rank.join().expect("no rank panics"))
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank. A [`ControlError::Timeout`] names ranks that did not come; they

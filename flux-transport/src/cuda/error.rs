@@ -51,7 +51,7 @@ pub enum CudaError {
         name: String,
     },
     /// There is no such device in this process.
-    #[error("device {ordinal} does not exist: this process sees {count} devices, counted from 0")]
+    #[error("device {ordinal} does not exist: this process sees {count} devices, counted from 0 (CUDA_VISIBLE_DEVICES may hide some)")]
     NoSuchDevice {
         /// What was asked for.
         ordinal: u32,

@@ -3,6 +3,7 @@
 //! Invariant: every rank takes every step, also after it has failed: a failure is what it says at the next step, so that all ranks end a
 //! collective alike, and none is left waiting for one that has given up.
 
+use super::choice;
 use super::error::NvLinkError;
 use super::lane::Lane;
 use super::offer::{Identity, Offer};
@@ -11,7 +12,7 @@ use super::shared::Peer;
 use super::workspace::{Draft, Workspace, clear_pad};
 use crate::control::{ControlPlane, agree as all_agree};
 use crate::cuda::{self, CudaDevice, CudaError, DeviceInfo, Handles};
-use crate::{Launch, Options, World};
+use crate::{Options, World};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use std::os::fd::{AsFd, OwnedFd};
@@ -71,6 +72,10 @@ impl Members {
     pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
         let shared_device = options.shared_device;
+        // The same on all ranks, which are still in step.
+        if let Some(peer) = world.size().ranks().find(|&peer| !world.hosts().together(world.rank(), peer)) {
+            return Err(NvLinkError::OtherHost { rank: world.rank().get(), peer: peer.get() });
+        }
         let found = candidate(world, options).map_err(NvLinkError::from).and_then(|info| Ok((info, super::process::token()?)));
         let (info, process) = match found {
             Ok(found) => found,
@@ -93,12 +98,9 @@ impl Members {
         if !one_process && !info.posix_handles {
             return Err(unsupported("memory handles that can be passed to other processes").into());
         }
+        choice::distinct(rank, &identities)?;
         let visible: Vec<_> = (0..cuda::device_count()?).map(cuda::device_info).collect::<Result<_, _>>()?;
         for (peer, other) in (0..).zip(&identities).filter(|&(peer, _)| peer != rank) {
-            let shared = own.shared_device && other.shared_device && own.process == other.process;
-            if other.uuid == own.uuid && !shared {
-                return Err(NvLinkError::SameDevice { rank, peer, uuid: own.uuid });
-            }
             // A peer's device may be hidden from this process; then only the proof by data can tell.
             let seen = visible.iter().find(|seen| seen.uuid == other.uuid);
             if let Some(seen) = seen
@@ -124,12 +126,10 @@ impl Members {
     }
 }
 
-/// The device that a rank is to use: the one that the options name, else the one with the rank's number on this machine. A process that is
-/// shown a single device, as some launchers do, uses that.
+/// The device that a rank is to use.
 fn candidate(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> {
     cuda::available()?;
-    let alone = world.launch() == Launch::Processes && cuda::device_count()? == 1;
-    cuda::device_info(options.device.unwrap_or(if alone { 0 } else { world.local_rank() }))
+    cuda::device_info(choice::ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?))
 }
 
 /// What all ranks' workspaces are to be.

@@ -30,6 +30,14 @@ pub enum NvLinkError {
         /// The rank.
         peer: u32,
     },
+    /// Ranks are on different hosts.
+    #[error("rank {rank} and rank {peer} are on different hosts: memory is shared within one host only")]
+    OtherHost {
+        /// This rank.
+        rank: u32,
+        /// The first that is on another host.
+        peer: u32,
+    },
     /// Two ranks have one device.
     #[error("ranks {rank} and {peer} are both on device {uuid}: give each rank a device of its own")]
     SameDevice {
@@ -112,7 +120,8 @@ impl From<NvLinkError> for ConnectError {
     fn from(error: NvLinkError) -> Self {
         let why = error.to_string();
         match error {
-            NvLinkError::SameDevice { .. }
+            NvLinkError::OtherHost { .. }
+            | NvLinkError::SameDevice { .. }
             | NvLinkError::NoPeerAccess { .. }
             | NvLinkError::NotProven { .. }
             | NvLinkError::Cuda(CudaError::Unavailable(_) | CudaError::NoSuchDevice { .. } | CudaError::Unsupported { .. }) => {
@@ -133,6 +142,7 @@ impl From<NvLinkError> for TransportError {
             NvLinkError::Peer { peer, reason } => Self::PeerFailed { rank: peer, reason },
             NvLinkError::Disagreement { .. } => Self::Disagreement { what: "workspace", values: reason },
             NvLinkError::Message { peer }
+            | NvLinkError::OtherHost { peer, .. }
             | NvLinkError::SameDevice { peer, .. }
             | NvLinkError::NoPeerAccess { peer, .. }
             | NvLinkError::NotProven { peer, .. }

@@ -11,9 +11,12 @@
 //!
 //! NVLink multicast is not used.
 
+mod choice;
 mod collective;
 mod error;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod lane;
 mod mover;
 mod offer;

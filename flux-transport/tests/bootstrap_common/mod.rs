@@ -5,6 +5,7 @@
 
 pub(crate) mod knock;
 pub(crate) mod network;
+pub(crate) mod process;
 
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;

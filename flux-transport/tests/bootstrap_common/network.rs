@@ -1,7 +1,7 @@
 //! Ranks that believe that they are on several hosts: over loopback, told apart by `FLUX_HOST_ID`.
 
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,8 +36,13 @@ pub(crate) fn told(rank: u32, hosts: &[u32]) -> Told {
 
 impl Site {
     pub(crate) fn new() -> Self {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        Self { address: free.local_addr().unwrap(), directory: private() }
+        Self::at(Ipv4Addr::LOCALHOST.into()).unwrap()
+    }
+
+    /// `None` where this machine does not have the address.
+    pub(crate) fn at(address: IpAddr) -> Option<Self> {
+        let free = TcpListener::bind((address, 0)).ok()?;
+        Some(Self { address: free.local_addr().unwrap(), directory: private() })
     }
 
     /// The variables of a rank.

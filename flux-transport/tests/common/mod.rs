@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Runs `body` on every rank of a world of threads; its panics are the test's.
+#[allow(dead_code, reason = "each test uses a part of it")]
 pub(crate) fn each_rank(n: u32, body: impl Fn(World) + Sync) {
     let body = &body;
     std::thread::scope(|scope| {

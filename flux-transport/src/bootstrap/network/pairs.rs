@@ -74,7 +74,7 @@ impl TcpRendezvous {
                     // Too many strangers at its door, and this was the oldest.
                     Err(Miss::Nobody) => Err(Errno::AGAIN),
                     // Somebody else is where it was.
-                    Err(Miss::Stranger | Miss::Denied) => Err(Errno::CONNREFUSED),
+                    Err(Miss::Stranger | Miss::OtherLaunch | Miss::Denied) => Err(Errno::CONNREFUSED),
                     Err(Miss::System(errno)) => Err(errno),
                 }
             });

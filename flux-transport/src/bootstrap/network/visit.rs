@@ -31,6 +31,7 @@ impl TcpRendezvous {
         let mut missing = 1;
         let mut denied: Option<(Instant, SocketAddr)> = None;
         let mut pause = Duration::from_millis(5);
+        let mut other_launch = false;
         loop {
             let found = resolve::addresses(address.host(), deadline)?;
             let places = address.ports().iter().flat_map(|&port| found.iter().map(move |&ip| SocketAddr::new(ip, port)));
@@ -39,6 +40,8 @@ impl TcpRendezvous {
                     Ok(met) => return Ok(met),
                     Err(Miss::Denied) => denied = denied.or(Some((Instant::now(), place))),
                     Err(Miss::System(errno)) => return Err(BootstrapError::io("connecting to rank 0")(errno)),
+                    // Of ports that follow from the launch, another launch may have some by chance.
+                    Err(Miss::OtherLaunch) => other_launch = address.ports().len() == 1,
                     Err(Miss::Nobody | Miss::Stranger) => {}
                 }
             }
@@ -47,6 +50,9 @@ impl TcpRendezvous {
                 && (late || since.elapsed() >= DENIED)
             {
                 return Err(BootstrapError::SecretDiffers { address: place.to_string() });
+            }
+            if late && other_launch {
+                return Err(BootstrapError::OtherLaunch { rank: self.rank });
             }
             if late {
                 return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0 });

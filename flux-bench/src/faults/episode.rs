@@ -1,0 +1,158 @@
+//! One episode: what is injected when, and what must come of it.
+//!
+//! Invariant: an episode begins with a whole group of working ranks and, if it is not spoilt, ends with one.
+
+use super::process::Process;
+use super::suite::{Spoilt, Suite};
+use super::talk::{How, Order, Report, now};
+use super::tally::{Against, Injection};
+use rustix::process::Signal;
+use std::time::Duration;
+
+/// How late after its deadline a timeout may come.
+const SLACK: Duration = Duration::from_millis(500);
+/// How late after a kill a loss may be seen.
+const LOSS: Duration = Duration::from_secs(1);
+/// Calls of a short stop: some hundred milliseconds, the stop not counted.
+const CALLS: u64 = 300;
+
+impl Suite<'_> {
+    /// One fault and what follows it; `survivors`: whether those go on by themselves before a replacement comes.
+    pub(super) fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), Spoilt> {
+        let victim = self.below(u64::from(self.args.ranks)) as usize;
+        let moment = Duration::from_micros(self.below(60_000));
+        match injection {
+            Injection::ShortStop => self.short_stop(victim, moment)?,
+            _ => self.loss(injection, victim, moment, survivors)?,
+        }
+        self.tally.injected(injection);
+        Ok(())
+    }
+
+    fn short_stop(&mut self, victim: usize, moment: Duration) -> Result<(), Spoilt> {
+        self.order_all(Order::Run { calls: CALLS })?;
+        std::thread::sleep(moment);
+        self.ranks[victim].signal(Signal::STOP)?;
+        let stop = self.args.deadline().mul_f64(0.1 + 0.4 * self.below(1000) as f64 / 1000.0);
+        std::thread::sleep(stop);
+        self.ranks[victim].signal(Signal::CONT)?;
+        let limit = self.limit();
+        for at in 0..self.ranks.len() {
+            let report = self.hear(at, limit)?;
+            match report {
+                Report::Done { wrong: 0 } => {}
+                Report::Done { wrong } => self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs around a short stop")),
+                other => {
+                    self.tally.count(Against::Misnamed, &format!("rank {at} after {stop:?} of a stop of rank {victim}: {other:?}"));
+                    return Err(Spoilt(None));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank that is lost to the others, for good or for too long.
+    fn loss(&mut self, injection: Injection, victim: usize, moment: Duration, survivors: bool) -> Result<(), Spoilt> {
+        let away = self.below(20);
+        for at in 0..self.ranks.len() {
+            let calls = if injection == Injection::Missing && at == victim { away } else { u64::MAX };
+            self.ranks[at].order(Order::Run { calls })?;
+        }
+        if injection == Injection::Missing {
+            let limit = self.limit();
+            match self.hear(victim, limit)? {
+                Report::Done { wrong: 0 } => {}
+                other => {
+                    self.tally.count(Against::Broken, &format!("rank {victim}, which was to stay away, says {other:?}"));
+                    return Err(Spoilt(None));
+                }
+            }
+        } else {
+            std::thread::sleep(moment);
+        }
+        let injected = now();
+        match injection {
+            Injection::Kill => self.ranks[victim].signal(Signal::KILL)?,
+            Injection::LongStop => self.ranks[victim].signal(Signal::STOP)?,
+            _ => {}
+        }
+        self.all_failed(injection, victim, injected)?;
+        let late = self.ranks.remove(victim);
+        if survivors {
+            self.order_all(Order::Rebuild { whole: false })?;
+            self.all_ready(self.args.ranks - 1)?;
+            self.tally.rebuilt_with_survivors += 1;
+        }
+        let replacement = self.start(victim as u32)?;
+        self.order_all(Order::Rebuild { whole: true })?;
+        self.ranks.insert(victim, replacement);
+        self.all_ready(self.args.ranks)?;
+        self.tally.rebuilt_whole += 1;
+        if injection != Injection::Kill {
+            self.runs_on(injection, late)?;
+        }
+        Ok(())
+    }
+
+    /// Whether every rank but the victim fails as it must, in time.
+    fn all_failed(&mut self, injection: Injection, victim: usize, injected: u64) -> Result<(), Spoilt> {
+        let (limit, deadline) = (self.limit(), self.args.deadline());
+        for at in (0..self.ranks.len()).filter(|&at| at != victim) {
+            let report = self.hear(at, limit)?;
+            let Report::Failed { how, began, ended, wrong, text } = report else {
+                self.tally.count(Against::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {report:?}"));
+                return Err(Spoilt(None));
+            };
+            let lasted = Duration::from_nanos(ended - began);
+            let after = Duration::from_nanos(ended.saturating_sub(injected.max(began)));
+            let (named, timely) = if injection == Injection::Kill {
+                self.tally.slowest_loss = self.tally.slowest_loss.max(after);
+                (how == How::PeerLost { rank: victim as u32 }, after < LOSS)
+            } else {
+                self.tally.slowest_timeout = self.tally.slowest_timeout.max(after.saturating_sub(deadline));
+                (how == How::Timeout { late: vec![victim as u32] }, lasted >= deadline && after <= deadline + SLACK)
+            };
+            if !named {
+                self.tally.count(Against::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {text}"));
+            }
+            if !timely {
+                let words = format!("rank {at} after {injection:?} of rank {victim}: {after:?} later, in a call of {lasted:?}: {text}");
+                self.tally.count(Against::Mistimed, &words);
+            }
+            if wrong > 0 {
+                self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs before {injection:?} of rank {victim}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank that the others have given up runs on: it fails, and the group computes right results.
+    fn runs_on(&mut self, injection: Injection, mut late: Process) -> Result<(), Spoilt> {
+        match injection {
+            Injection::LongStop => late.signal(Signal::CONT)?,
+            _ => late.order(Order::Run { calls: 1 })?,
+        }
+        self.order_all(Order::Run { calls: 20 })?;
+        let limit = self.limit();
+        match late.report(limit)? {
+            Some(Report::Failed { wrong: 0, .. }) => {}
+            None => self.tally.count(Against::Hang, &format!("rank {}, which ran on", late.rank)),
+            Some(other) => self.tally.count(Against::Misnamed, &format!("rank {}, which ran on, says {other:?}", late.rank)),
+        }
+        late.order(Order::Quit)?;
+        if !late.ended(limit)? {
+            self.tally.count(Against::Hang, &format!("rank {}, which ran on, does not end", late.rank));
+        }
+        for at in 0..self.ranks.len() {
+            match self.hear(at, limit)? {
+                Report::Done { wrong: 0 } => {}
+                Report::Done { wrong } => self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs beside a late rank")),
+                other => {
+                    self.tally.count(Against::Misnamed, &format!("rank {at}, beside a late rank: {other:?}"));
+                    return Err(Spoilt(None));
+                }
+            }
+        }
+        Ok(())
+    }
+}

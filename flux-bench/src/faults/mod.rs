@@ -1,0 +1,98 @@
+//! The fault suite: rank processes that are killed, stopped or stay away at random moments, and a group that is rebuilt after each.
+//!
+//! Invariant: the run passes only if every injected fault became the error that it has to be, in time, on every rank that was left; every
+//! group was rebuilt and computed right results, to the bit; and nothing is left behind.
+//!
+//! This process computes nothing: it starts the ranks, which are this program again, gives orders, injects and checks. After a fault the survivors
+//! alternately rebuild among themselves first and with a replacement then, or with a replacement at once. A rank that was stopped for longer than the
+//! deadline, or stayed away, runs on when the others have gone on, and must fail and harm nobody.
+
+mod episode;
+mod process;
+mod rank;
+mod suite;
+mod talk;
+mod tally;
+
+use crate::machine;
+use flux_core::OpKind;
+use flux_transport::Select;
+use std::time::Duration;
+
+/// Arguments of `flux-bench faults`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Rank processes
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=16))]
+    pub ranks: u32,
+    /// Ranks that are killed
+    #[arg(long, default_value_t = 50)]
+    pub kills: u32,
+    /// Ranks that are stopped, every second one for longer than the deadline
+    #[arg(long, default_value_t = 20)]
+    pub stops: u32,
+    /// Ranks that stay away from a call
+    #[arg(long, default_value_t = 10)]
+    pub missing: u32,
+    /// auto, host or nvlink
+    #[arg(long, default_value = "auto")]
+    pub transport: Select,
+    /// The ranks' deadline: 1000 on the host, 2000 on GPUs where it is left out
+    #[arg(long, value_name = "MILLISECONDS")]
+    pub deadline_ms: Option<u64>,
+    /// Seed of the moments, of who is hit and of the data
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// This process is a rank of a run
+    #[arg(long, hide = true)]
+    pub as_rank: bool,
+}
+
+impl Args {
+    fn on_gpus(&self) -> bool {
+        machine::uses_gpus(self.transport).unwrap_or(false)
+    }
+
+    fn deadline(&self) -> Duration {
+        // Building has the same deadline, and loads kernels.
+        Duration::from_millis(self.deadline_ms.unwrap_or(if self.on_gpus() { 2000 } else { 1000 }))
+    }
+}
+
+/// Runs the suite, or a rank of it, and says whether it passed.
+pub fn run(args: &Args) -> anyhow::Result<bool> {
+    if args.as_rank {
+        rank::run(args)?;
+        return Ok(true);
+    }
+    machine::uses_gpus(args.transport)?;
+    suite::run(args)
+}
+
+/// Global extents that both `ranks` ranks and one less can split; on GPUs large enough that most moments are inside a kernel.
+fn shape(op: OpKind, ranks: u32, on_gpus: bool) -> (usize, usize, usize) {
+    let both = (ranks * (ranks - 1)) as usize;
+    let (m, split, whole) = if on_gpus { (16 * both, 64 * both, 4096) } else { (both, 8 * both, 64) };
+    match op {
+        OpKind::AllGatherGemm => (m, split, whole),
+        OpKind::GemmReduceScatter => (m, whole, split),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::{DType, Problem, WorldSize};
+
+    #[test]
+    fn a_world_and_the_one_without_a_rank_can_split_the_shapes() {
+        for ranks in 2..=16 {
+            for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+                for (world, on_gpus) in [(ranks, true), (ranks - 1, true), (ranks, false), (ranks - 1, false)] {
+                    let (m, n, k) = shape(op, ranks, on_gpus);
+                    Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap()).unwrap();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A rank process, as the program that started it sees it.
+//!
+//! Invariant: a process is reaped when its [`Process`] is dropped, whatever it was doing; no wait for it lasts longer than is said.
+
+use super::talk::{Order, Report};
+use anyhow::{Context, bail};
+use flux_transport::bootstrap::{FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
+use rustix::process::{Pid, Signal};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// One rank.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) rank: u32,
+    child: Child,
+    orders: ChildStdin,
+    reports: Receiver<String>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in `temporary`: this program again, with `words`.
+    pub(super) fn start(rank: u32, world: u32, rendezvous: &Path, temporary: &Path, words: &[String]) -> anyhow::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(words)
+            .env(FLUX_RANK, rank.to_string())
+            .env(FLUX_WORLD_SIZE, world.to_string())
+            .env(FLUX_LOCAL_RANK, rank.to_string())
+            .env(FLUX_RENDEZVOUS, rendezvous)
+            .env("TMPDIR", temporary)
+            .env("XDG_RUNTIME_DIR", temporary)
+            // NVLink multicast can take a shared host's devices out of service.
+            .env("NCCL_NVLS_ENABLE", "0")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("a rank process cannot be started")?;
+        let (orders, out) = (child.stdin.take().context("no pipe to a rank")?, child.stdout.take().context("no pipe from a rank")?);
+        let (sender, reports) = channel();
+        let read = move || BufReader::new(out).lines().map_while(Result::ok).try_for_each(|line| sender.send(line).map_err(drop));
+        let reader = std::thread::Builder::new().name(format!("reports of rank {rank}")).spawn(move || {
+            // Until the rank has ended, or nobody listens any more.
+            let _ = read();
+        })?;
+        Ok(Self { rank, child, orders, reports, reader: Some(reader) })
+    }
+
+    /// Gives an order.
+    pub(super) fn order(&mut self, order: Order) -> anyhow::Result<()> {
+        let line = serde_json::to_string(&order)? + "\n";
+        self.orders.write_all(line.as_bytes()).with_context(|| format!("rank {} takes no orders", self.rank))
+    }
+
+    /// The next report; `None` at the limit, which is a hang.
+    pub(super) fn report(&self, limit: Instant) -> anyhow::Result<Option<Report>> {
+        match self.reports.recv_timeout(limit.saturating_duration_since(Instant::now())) {
+            Ok(line) => Ok(Some(serde_json::from_str(&line).with_context(|| format!("rank {} says {line:?}", self.rank))?)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("rank {} has ended without a report; what it wrote is above", self.rank),
+        }
+    }
+
+    /// Sends a signal.
+    pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).with_context(|| format!("rank {} gets no signal", self.rank))
+    }
+
+    /// Waits until it has ended by itself, until the limit; whether it has.
+    pub(super) fn ended(&mut self, limit: Instant) -> anyhow::Result<bool> {
+        loop {
+            if self.child.try_wait()?.is_some() {
+                return Ok(true);
+            }
+            if Instant::now() >= limit {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Of a process that has ended, neither does anything; a stopped one is killed all the same.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A run of the suite: its group of ranks, and the episodes one after another.
+//!
+//! Invariant: every episode starts with a whole group of working ranks; where one ends otherwise, the group is killed and a new one started, and that
+//! is counted against the run.
+
+use super::Args;
+use super::process::Process;
+use super::talk::{Order, Report, Usage};
+use super::tally::{Against, Injection, Tally};
+use crate::data;
+use anyhow::{Context, anyhow};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Where named shared memory would be left behind.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// A run of the suite.
+pub(super) struct Suite<'a> {
+    pub(super) args: &'a Args,
+    words: Vec<String>,
+    rendezvous: PathBuf,
+    temporary: PathBuf,
+    pub(super) ranks: Vec<Process>,
+    /// What each rank's process held when it was first ready in a whole world, and how often it was since.
+    held: Vec<Option<(Usage, u32)>>,
+    pub(super) tally: Tally,
+    random: u64,
+}
+
+/// Why an episode ended early: what is counted already, or what is not.
+pub(super) struct Spoilt(pub(super) Option<anyhow::Error>);
+
+impl From<anyhow::Error> for Spoilt {
+    fn from(error: anyhow::Error) -> Self {
+        Self(Some(error))
+    }
+}
+
+/// Runs all episodes and says whether all passed.
+pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
+    let start = Instant::now();
+    let before = residue(Path::new(SHARED_MEMORY));
+    let private = PermissionsExt::from_mode(0o700);
+    let directory = tempfile::Builder::new().prefix("flux-faults-").permissions(private).tempdir().context("no directory to meet in")?;
+    // For what the ranks would put where all programs put temporary files: what lies there in the end is theirs.
+    let temporary = directory.path().join("temporary");
+    std::fs::create_dir(&temporary)?;
+    let own = Usage::now()?;
+    let tally = {
+        let mut suite = Suite::new(args, directory.path(), &temporary);
+        suite.fill()?;
+        for (number, injection) in plan(args).into_iter().enumerate() {
+            if let Err(Spoilt(why)) = suite.episode(injection, number % 2 == 0) {
+                if let Some(error) = why {
+                    suite.tally.count(Against::Broken, &format!("{error:#}"));
+                }
+                println!("episode {number}, {injection:?}: spoilt, a new group is started");
+                suite.ranks.clear();
+                suite.fill()?;
+            }
+        }
+        suite.end()?;
+        suite.tally
+    };
+    let mut tally = tally;
+    let met: Vec<PathBuf> = std::fs::read_dir(directory.path())?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    let shared = residue(Path::new(SHARED_MEMORY)).into_iter().filter(|path| !before.contains(path));
+    for left in met.into_iter().filter(|path| *path != temporary).chain(residue(&temporary)).chain(shared) {
+        tally.count(Against::Residue, &left.display().to_string());
+    }
+    drop(directory);
+    let own_after = Usage::now()?;
+    if own_after.exceeds(&own) {
+        tally.count(Against::Residue, &format!("this process held {own:?} before and {own_after:?} after"));
+    }
+    println!("{} ranks, seed {}, {:.1} s: {tally}", args.ranks, args.seed, start.elapsed().as_secs_f64());
+    Ok(tally.clean())
+}
+
+/// What is injected, in a random order.
+fn plan(args: &Args) -> Vec<Injection> {
+    let stops = (0..args.stops).map(|stop| if stop % 2 == 0 { Injection::LongStop } else { Injection::ShortStop });
+    let kills = std::iter::repeat_n(Injection::Kill, args.kills as usize);
+    let mut plan: Vec<_> = kills.chain(stops).chain(std::iter::repeat_n(Injection::Missing, args.missing as usize)).collect();
+    for at in (1..plan.len()).rev() {
+        plan.swap(at, (data::seed(args.seed, 90, at as u64) % (at as u64 + 1)) as usize);
+    }
+    plan
+}
+
+/// Files of this library in a folder; none where there is no such folder.
+fn residue(folder: &Path) -> Vec<PathBuf> {
+    let ours = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("flux"));
+    std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(ours).collect()
+}
+
+impl<'a> Suite<'a> {
+    fn new(args: &'a Args, rendezvous: &Path, temporary: &Path) -> Self {
+        let mut words: Vec<String> = vec!["faults".into(), "--as-rank".into()];
+        words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
+        words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
+        let (held, tally) = (vec![None; args.ranks as usize], Tally::default());
+        let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
+        Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, tally, random: 0 }
+    }
+
+    /// A random number below `end`.
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.random += 1;
+        data::seed(self.args.seed, 91, self.random) % end.max(1)
+    }
+
+    /// When something that takes its deadline, and no longer, must be over.
+    pub(super) fn limit(&self) -> Instant {
+        let start = if self.args.on_gpus() { 60 } else { 20 };
+        Instant::now() + self.args.deadline() * 3 + Duration::from_secs(start)
+    }
+
+    pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
+        self.held[rank as usize] = None;
+        Process::start(rank, self.args.ranks, &self.rendezvous, &self.temporary, &self.words)
+    }
+
+    /// Starts a whole group.
+    fn fill(&mut self) -> anyhow::Result<()> {
+        for rank in 0..self.args.ranks {
+            let process = self.start(rank)?;
+            self.ranks.push(process);
+        }
+        match self.all_ready(self.args.ranks) {
+            Ok(()) => Ok(()),
+            Err(Spoilt(error)) => Err(error.unwrap_or_else(|| anyhow!("see above")).context("a new group does not work")),
+        }
+    }
+
+    /// Whether every rank says that it is ready, in a world of `world`, and holds no more than before.
+    pub(super) fn all_ready(&mut self, world: u32) -> Result<(), Spoilt> {
+        let limit = self.limit();
+        for at in 0..self.ranks.len() {
+            let report = self.hear(at, limit)?;
+            let rank = self.ranks[at].rank;
+            match report {
+                Report::Ready { world: of, wrong, usage } if of == world => {
+                    if wrong > 0 {
+                        self.tally.count(Against::Wrong, &format!("rank {rank}, {wrong} outputs of a new group"));
+                    }
+                    if world == self.args.ranks {
+                        self.weigh(rank, usage);
+                    }
+                }
+                other => {
+                    self.tally.count(Against::Broken, &format!("rank {rank}, to be ready in a world of {world}: {other:?}"));
+                    return Err(Spoilt(None));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what a rank holds in a whole world with what it held at first; a driver keeps some of what the first rebuild needed.
+    fn weigh(&mut self, rank: u32, usage: Usage) {
+        let first = if self.args.on_gpus() { 2 } else { 1 };
+        let held = self.held[rank as usize].get_or_insert((usage, 0));
+        held.1 += 1;
+        if held.1 <= first {
+            held.0 = held.0.max(usage);
+        } else if usage.exceeds(&held.0) {
+            self.tally.count(Against::Residue, &format!("rank {rank} held {:?} at first and holds {usage:?}", held.0));
+        }
+    }
+
+    /// A rank's next report. One that hangs or has ended is counted.
+    pub(super) fn hear(&mut self, at: usize, limit: Instant) -> Result<Report, Spoilt> {
+        let rank = self.ranks[at].rank;
+        match self.ranks[at].report(limit) {
+            Ok(Some(report)) => return Ok(report),
+            Ok(None) => self.tally.count(Against::Hang, &format!("rank {rank} does not answer")),
+            Err(error) => self.tally.count(Against::Broken, &format!("{error:#}")),
+        }
+        Err(Spoilt(None))
+    }
+
+    pub(super) fn order_all(&mut self, order: Order) -> anyhow::Result<()> {
+        self.ranks.iter_mut().try_for_each(|rank| rank.order(order))
+    }
+
+    /// Ends the ranks, which must end by themselves.
+    fn end(&mut self) -> anyhow::Result<()> {
+        self.order_all(Order::Quit)?;
+        let limit = self.limit();
+        for mut rank in self.ranks.drain(..) {
+            if !rank.ended(limit)? {
+                self.tally.count(Against::Hang, &format!("rank {} does not end", rank.rank));
+            }
+        }
+        Ok(())
+    }
+}

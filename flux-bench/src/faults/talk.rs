@@ -1,0 +1,108 @@
+//! What the program and its rank processes say to each other: a line of JSON each.
+//!
+//! Invariant: a rank answers every order with one report, and says `Ready` once before the first.
+
+use serde::{Deserialize, Serialize};
+
+/// To a rank, on its standard input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Make so many calls, or as many as succeed: `Done` or `Failed`.
+    Run {
+        /// How many.
+        calls: u64,
+    },
+    /// Rebuild the communicator and the ops, and verify calls: `Ready`.
+    Rebuild {
+        /// With replacements for lost ranks; else without them.
+        whole: bool,
+    },
+    /// End.
+    Quit,
+}
+
+/// From a rank, on its standard output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Report {
+    /// It has a working communicator.
+    Ready {
+        /// Number of ranks.
+        world: u32,
+        /// Outputs that were not right to the bit.
+        wrong: u64,
+        /// What the process holds.
+        usage: Usage,
+    },
+    /// All calls have succeeded.
+    Done {
+        /// Outputs that were not right to the bit.
+        wrong: u64,
+    },
+    /// A call has failed, and the next one too.
+    Failed {
+        /// How.
+        how: How,
+        /// When the call began and when it had failed, in nanoseconds of the monotonic clock.
+        began: u64,
+        ended: u64,
+        /// Outputs of the calls before it that were not right to the bit.
+        wrong: u64,
+        /// The error, in words.
+        text: String,
+    },
+    /// What was ordered could not be done.
+    Error {
+        /// Why.
+        text: String,
+    },
+}
+
+/// How a call has failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum How {
+    /// These ranks were late.
+    Timeout { late: Vec<u32> },
+    /// This rank is gone.
+    PeerLost { rank: u32 },
+    /// A rank has aborted.
+    Aborted { by: u32 },
+}
+
+/// What a process holds that others could be made to run out of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Usage {
+    pub(super) descriptors: usize,
+    pub(super) threads: usize,
+    /// Mappings of memory that is shared with other processes.
+    pub(super) shared_mappings: usize,
+}
+
+impl Usage {
+    /// Whether this is more than `before` in anything.
+    pub(super) fn exceeds(&self, before: &Self) -> bool {
+        self.descriptors > before.descriptors || self.threads > before.threads || self.shared_mappings > before.shared_mappings
+    }
+
+    /// What covers both.
+    pub(super) fn max(self, other: Self) -> Self {
+        Self {
+            descriptors: self.descriptors.max(other.descriptors),
+            threads: self.threads.max(other.threads),
+            shared_mappings: self.shared_mappings.max(other.shared_mappings),
+        }
+    }
+
+    /// Of this process.
+    pub(super) fn now() -> std::io::Result<Self> {
+        let count = |path: &str| Ok::<_, std::io::Error>(std::fs::read_dir(path)?.count());
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        let shared_mappings = maps.lines().filter(|line| line.contains("/memfd:flux")).count();
+        Ok(Self { descriptors: count("/proc/self/fd")?, threads: count("/proc/self/task")?, shared_mappings })
+    }
+}
+
+/// Nanoseconds of the clock that all processes of a machine share.
+pub(super) fn now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}

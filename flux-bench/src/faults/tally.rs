@@ -1,0 +1,96 @@
+//! What a run of the fault suite has counted.
+//!
+//! Invariant: a run has passed only if every fault was injected and nothing was counted against it.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What is injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Injection {
+    /// SIGKILL at a random moment.
+    Kill,
+    /// SIGSTOP at a random moment, for less than the deadline.
+    ShortStop,
+    /// SIGSTOP at a random moment, until the others have gone on.
+    LongStop,
+    /// A rank that stays away from a call.
+    Missing,
+}
+
+/// What is counted against a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Against {
+    /// Something that did not end within its limit.
+    Hang,
+    /// An output that was not right to the bit.
+    Wrong,
+    /// An error that named another fault or another rank, or none where there had to be one.
+    Misnamed,
+    /// An error that came too early or too late.
+    Mistimed,
+    /// Something that was left behind.
+    Residue,
+    /// A process that ended, or an order that failed, for another reason.
+    Broken,
+}
+
+const ALL: [(Against, &str); 6] = [
+    (Against::Hang, "hangs"),
+    (Against::Wrong, "wrong results"),
+    (Against::Misnamed, "misnamed"),
+    (Against::Mistimed, "mistimed"),
+    (Against::Residue, "residue"),
+    (Against::Broken, "broken"),
+];
+
+/// The counts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) kills: u32,
+    pub(super) short_stops: u32,
+    pub(super) long_stops: u32,
+    pub(super) missing: u32,
+    pub(super) rebuilt_with_survivors: u32,
+    pub(super) rebuilt_whole: u32,
+    against: [u32; ALL.len()],
+    /// The longest time from a kill to a survivor's error.
+    pub(super) slowest_loss: Duration,
+    /// The longest time beyond the deadline to a timeout.
+    pub(super) slowest_timeout: Duration,
+}
+
+impl Tally {
+    /// Counts a fault that was injected and handled.
+    pub(super) fn injected(&mut self, injection: Injection) {
+        *match injection {
+            Injection::Kill => &mut self.kills,
+            Injection::ShortStop => &mut self.short_stops,
+            Injection::LongStop => &mut self.long_stops,
+            Injection::Missing => &mut self.missing,
+        } += 1;
+    }
+
+    /// Counts something against the run, and says what.
+    pub(super) fn count(&mut self, against: Against, words: &str) {
+        self.against[against as usize] += 1;
+        println!("{against:?}: {words}");
+    }
+
+    /// Whether nothing was counted against the run.
+    pub(super) fn clean(&self) -> bool {
+        self.against.iter().all(|&count| count == 0)
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kills, short_stops, long_stops, missing, rebuilt_with_survivors, rebuilt_whole, .. } = self;
+        write!(f, "{kills} kills, {short_stops} short and {long_stops} long stops, {missing} missing; ")?;
+        writeln!(f, "{rebuilt_with_survivors} rebuilds with survivors, {rebuilt_whole} with replacements")?;
+        let (loss, timeout) = (self.slowest_loss.as_secs_f64(), self.slowest_timeout.as_secs_f64());
+        writeln!(f, "slowest error {loss:.3} s after a kill, {timeout:.3} s after a deadline")?;
+        let counts: Vec<String> = ALL.iter().map(|&(against, name)| format!("{} {name}", self.against[against as usize])).collect();
+        f.write_str(&counts.join(", "))
+    }
+}

@@ -1,0 +1,15 @@
+//! `flux-bench faults` on the host, with few faults: the whole count is a step of its own (`cargo xtask faults`).
+
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
+use std::process::Command;
+
+#[test]
+fn ranks_that_are_killed_stopped_or_missing_are_named_and_the_group_is_rebuilt() {
+    let words = ["faults", "--transport", "host", "--ranks", "4", "--kills", "6", "--stops", "4", "--missing", "2"];
+    let done = Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(words).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{text}");
+    assert!(text.contains("6 kills, 2 short and 2 long stops, 2 missing; 5 rebuilds with survivors, 10 with replacements"), "{text}");
+    assert!(text.contains("\n0 hangs, 0 wrong results, 0 misnamed, 0 mistimed, 0 residue, 0 broken\n"), "{text}");
+}

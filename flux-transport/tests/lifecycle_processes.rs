@@ -1,0 +1,58 @@
+//! Communicators of processes, again and again: descriptors, threads and mappings come back. The test starts its own binary again for each rank.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod common;
+
+use common::options;
+use flux_core::WorldSize;
+use flux_core::layout::WorkspaceSize;
+use flux_transport::launch::{Launcher, exit_code};
+use flux_transport::{Communicator, Stream, World};
+
+/// Set for the processes that are ranks.
+const IS_RANK: &str = "FLUX_TEST_IS_RANK";
+const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 100, counters: 100 };
+
+#[test]
+fn a_thousand_communicators_of_processes_leave_nothing_behind() {
+    let ranks = WorldSize::new(3).unwrap();
+    let status = Launcher::new(ranks, std::env::current_exe().unwrap())
+        .args(["--exact", "one_rank", "--nocapture", "--test-threads=1"])
+        .env(IS_RANK, "1")
+        .run()
+        .unwrap();
+    assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
+}
+
+/// Descriptors, threads and mappings of shared memory, of which none is left when communicators are gone.
+fn held() -> [usize; 3] {
+    let count = |path: &str| std::fs::read_dir(path).unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    [count("/proc/self/fd"), count("/proc/self/task"), maps.lines().filter(|line| line.contains("/memfd:flux")).count()]
+}
+
+/// The entry of the processes that the test starts.
+#[test]
+fn one_rank() {
+    if std::env::var_os(IS_RANK).is_none() {
+        return;
+    }
+    let world = World::from_env().unwrap();
+    let before = held();
+    for round in 0..1000 {
+        let comm = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
+        comm.begin(Stream::Host).unwrap().finish().unwrap();
+        if round % 10 == 0 {
+            comm.reserve(WorkspaceSize { signals: 200, ..SIZE }).unwrap();
+            assert_eq!(held()[2], 3, "a mapping of each rank's memory");
+        }
+    }
+    // A join returns a moment before the system forgets the thread.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while held() != before && std::time::Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert_eq!(held(), before);
+    assert_eq!(before[2], 0);
+}
