@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn bounds_of_items(call in plain_calls(2..=8), rank: Index, item: Index, kind in 0..9) {
+    fn bounds_of_items(call in plain_calls(2..=8), rank: Index, item: Index, kind in 0..10) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (tile, problem, signals, counters) = (p.tile, p.problem, p.signals, p.counters);
@@ -71,6 +71,7 @@ proptest! {
             5 => { item.a_outer = problem.world().get(); "a_outer" }
             6 => { item.raise = signals; "raise" }
             7 => { item.counter = counters; "counter" }
+            8 => { item.await_group = item.await_count + 1; "await_group" }
             _ => { item.await_count = u32::MAX; "await_first" }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
