@@ -97,7 +97,7 @@ impl Variant {
         let (gathers, out) = (matches!(self.op, OpKind::AllGatherGemm), self.tile.m * self.tile.n * 2);
         // 16 bytes between rows that are scattered
         let out = if gathers { out } else { out + self.tile.m * 16 };
-        let barriers = 2 * self.stages + 2 * Self::CONSUMERS + 3;
+        let barriers = 2 * self.stages + 2 * Self::CONSUMERS + 1;
         self.stages * stage + out + barriers * 8 + 1024
     }
 

@@ -57,7 +57,7 @@ struct Config {
     // Dynamic shared memory: stages, output buffers, barriers; from a 1024-byte border, as the swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 3;
+    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 1;
     static constexpr u32 kSharedBytes = kBarrierOffset + kBarriers * 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
 };
@@ -80,9 +80,6 @@ struct Shared {
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
     // Completed when what a fold reads is there.
     __device__ __forceinline__ u32 fold_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
-    // Completed when a mover's pieces of a group of transfers are on their way, and when that was noticed.
-    __device__ __forceinline__ u32 copied() const { return full(2 * C::kStages + 2 * C::kConsumers + 1); }
-    __device__ __forceinline__ u32 noticed() const { return full(2 * C::kStages + 2 * C::kConsumers + 2); }
     // Completed when the storer's copies have read it.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };

@@ -32,8 +32,6 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
         ptx::mbarrier_init(smem.fold_ready(), 1);
-        ptx::mbarrier_init(smem.copied(), 32);
-        ptx::mbarrier_init(smem.noticed(), 1);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
         ptx::prefetch_tensor_map(&p.b);
@@ -49,14 +47,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else {
-            if constexpr (!C::kReduceScatter) {
-                const Mover<C> mover{p, smem, epoch, threadIdx.x % 32, blockIdx.x, gridDim.x};
-                if (warp == 2) {
-                    mover.copy_all();
-                } else {
-                    mover.announce_all();
-                }
-            }
+            if constexpr (!C::kReduceScatter) Mover<C>{p, epoch, threadIdx.x - 64}.run(blockIdx.x, gridDim.x);
         }
         __syncwarp();
     } else {

@@ -1,12 +1,10 @@
-// A mover: two warps of every CTA that push pieces of the caller's shard into gather buffers, in the order of the program's transfers. One copies,
-// through registers: bulk copies would queue behind the operands' in the CTA's one copy unit. The other makes the copies visible and, in the CTA that
-// delivers the last pieces of a chunk, raises its signals; that takes several times as long as to copy the pieces of a short chunk, which is why the
-// copies do not wait for it. Neighbouring transfers of the same rows to several ranks are made together: what is loaded once goes to all of them. A
-// mover waits for nobody else, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it.
+// A mover: two warps of every CTA that push pieces of the caller's shard into gather buffers, in the order of the program's transfers; the CTA that
+// delivers the last pieces of a chunk raises its signals. Neighbouring transfers of the same rows to several ranks are made together: what is loaded
+// once goes to all of them. The bytes go through registers: bulk copies would queue behind the operands' in the CTA's one copy unit. A mover waits
+// for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it.
 #pragma once
 #include "core/config.cuh"
 #include "core/wait.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -14,15 +12,12 @@ namespace flux {
 
 template <class C>
 struct Mover {
-    static constexpr u32 kVectors = 4;                            // in flight, in one thread
-    static constexpr u32 kBatchBytes = kVectors * 32 * 16;        // in flight, in the warp
-    static_assert(C::kPieceBytes % kBatchBytes == 0, "batches");
+    static constexpr u32 kThreads = 64;
+    static constexpr u32 kVectors = C::kPieceBytes / 16 / kThreads;  // of a piece, in one thread
 
     const Params& p;
-    const Shared<C> smem;
     const u32 epoch;
-    const u32 lane;
-    const u32 index, movers;  // this CTA, of so many
+    const u32 thread;
 
     // A span is what lies densely both here and there: a chunk of whole rows where the caller's rows are as dense as the gather buffer's, else
     // what is moved of one row.
@@ -54,8 +49,8 @@ struct Mover {
     }
 
     // By a whole warp: its lanes look at one transfer each.
-    __device__ __forceinline__ Group group(u32 first) const {
-        const u32 at = first + lane;
+    __device__ __forceinline__ Group group(u32 first, u32 index, u32 movers) const {
+        const u32 at = first + thread % 32;
         const Transfer t = p.transfers[at < p.transfer_count ? at : first];
         const u32 row = ptx::from_lane(t.row, 0), col = ptx::from_lane(t.col, 0), rows = ptx::from_lane(t.rows, 0), cols = ptx::from_lane(t.cols, 0);
         const bool same = at < p.transfer_count && t.row == row && t.col == col && t.rows == rows && t.cols == cols;
@@ -75,71 +70,67 @@ struct Mover {
         return {p.x + row * p.x_row_bytes + in_row, row * p.row_bytes + in_row, left < C::kPieceBytes ? left : C::kPieceBytes};
     }
 
-    // A piece to all of the group's readers.
-    __device__ __forceinline__ void copy(const Group& g, const Piece& q) const {
+    __device__ __forceinline__ void load(const Piece& q, uint4 (&v)[kVectors]) const {
+#pragma unroll
+        for (u32 i = 0; i < kVectors; ++i) {
+            const u32 at = (i * kThreads + thread) * 16;
+            if (at < q.bytes) v[i] = ptx::load_global_16(q.src + at);
+        }
+    }
+
+    __device__ __forceinline__ void store(const Group& g, const Piece& q, const uint4 (&v)[kVectors]) const {
 #pragma unroll 1
-        for (u32 batch = 0; batch < q.bytes; batch += kBatchBytes) {
-            uint4 v[kVectors];
+        for (u32 copy = 0; copy < g.copies; ++copy) {
+            const u32 to = ptx::from_lane(g.to, copy);
+            const u64 dst = p.data[to & 0xFFFF] + (epoch & 1) * p.half_stride + (to >> 16) * p.place_bytes + q.offset;
 #pragma unroll
             for (u32 i = 0; i < kVectors; ++i) {
-                const u32 at = batch + (i * 32 + lane) * 16;
-                if (at < q.bytes) v[i] = ptx::load_global_16(q.src + at);
-            }
-#pragma unroll 1
-            for (u32 copy = 0; copy < g.copies; ++copy) {
-                const u32 to = ptx::from_lane(g.to, copy);
-                const u64 dst = p.data[to & 0xFFFF] + (epoch & 1) * p.half_stride + (to >> 16) * p.place_bytes + q.offset;
-#pragma unroll
-                for (u32 i = 0; i < kVectors; ++i) {
-                    const u32 at = batch + (i * 32 + lane) * 16;
-                    if (at < q.bytes) ptx::store_global_16(dst + at, v[i]);
-                }
+                const u32 at = (i * kThreads + thread) * 16;
+                if (at < q.bytes) ptx::store_global_16(dst + at, v[i]);
             }
         }
     }
 
-    // The warp that copies.
-    __device__ __forceinline__ void copy_all() const {
-        u32 phase = 1;
-        for (u32 n = 0; n < p.transfer_count;) {
-            const Group g = group(n);
+    // `index` of `movers` CTAs.
+    __device__ __forceinline__ void run(u32 index, u32 movers) const {
+        if (p.transfer_count == 0) return;
+        uint4 v[kVectors];
+        Group g = group(0, index, movers);
+        if (g.mine != 0) load(piece(g, index), v);
+        for (;;) {
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
             const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
-            for (u32 j = 0; live && j < g.mine; ++j) {
-                copy(g, piece(g, index + j * movers));
+            for (u32 j = 0; j < g.mine; ++j) {
+                if (live) store(g, piece(g, index + j * movers), v);
+                if (j + 1 < g.mine) load(piece(g, index + (j + 1) * movers), v);
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
             }
-            // The other warp has seen that the group before was copied: this one's phase is not mistaken for that one's.
-            ptx::mbarrier_wait(smem.noticed(), phase);
-            ptx::mbarrier_arrive(smem.copied());
-            phase ^= 1;
-            n += g.copies;
+            const u32 done = g.first, next = done + g.copies, copies = live ? g.copies : 0, dest = g.to & 0xFFFF, raises = g.raise;
+            const bool more = next < p.transfer_count;
+            if (more) {
+                // On their way while the stores are waited for.
+                g = group(next, index, movers);
+                if (g.mine != 0) load(piece(g, index), v);
+            }
+            ptx::named_barrier_sync<3, kThreads>();
+            if (thread < 32 && copies != 0) raise(done, copies, dest, raises, movers);
+            if (!more) return;
         }
     }
 
-    // The warp that announces.
-    __device__ __forceinline__ void announce_all() const {
-        u32 phase = 0;
-        for (u32 n = 0; n < p.transfer_count;) {
-            const Group g = group(n);
-            ptx::mbarrier_wait(smem.copied(), phase);
-            __syncwarp();
-            u32 last = 0;
-            if (lane == 0) {
-                ptx::mbarrier_arrive(smem.noticed());
-                // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
-                ptx::fence_acq_rel_sys();
-                last = ptx::atomic_inc_wrap(&p.control->counters[n], movers - 1) == movers - 1 && !poisoned(p);
-            }
-            if (ptx::from_lane(last, 0) != 0) {
-                // Orders the chunk's rows, acquired with the count, before its signals; each lane tells one reader.
-                ptx::fence_acq_rel_sys();
-                if (lane < g.copies) ptx::store_relaxed_sys(signal_word(p.pad[g.to & 0xFFFF], g.raise), epoch);
-            }
-            phase ^= 1;
-            n += g.copies;
+    // By a whole warp, whose lanes announce the rows to one reader each.
+    __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
+        u32 last = 0;
+        if (thread == 0) {
+            // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
+            ptx::fence_acq_rel_sys();
+            last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
         }
+        if (ptx::from_lane(last, 0) == 0) return;
+        // Orders the chunk's rows, acquired with the count, before its signals.
+        ptx::fence_acq_rel_sys();
+        if (thread < copies) ptx::store_relaxed_sys(signal_word(p.pad[dest], raises), epoch);
     }
 };
 
