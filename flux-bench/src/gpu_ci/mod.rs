@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub dist: PathBuf,
     /// Seconds after which a step is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub limit: u64,
     /// Run only the steps whose names contain this
     #[arg(long, value_name = "TEXT")]
