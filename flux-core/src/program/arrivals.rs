@@ -53,10 +53,10 @@ impl Arrivals {
         steps.start / width..steps.end.div_ceil(width)
     }
 
-    /// Of awaits that are listed slice by slice from `first`, `per_slice` for each, those of these steps along `k`: their first, and how many.
-    pub(super) fn awaits_of(&self, first: u32, per_slice: u32, steps: &Range<u32>) -> (u32, u32) {
+    /// Of awaits that are listed slice by slice from `first`, `per_slice` for each, those of these steps along `k`: their first, how many, and how many together.
+    pub(super) fn awaits_of(&self, first: u32, per_slice: u32, steps: &Range<u32>) -> (u32, u32, u32) {
         let slices = self.slices_of(steps);
-        if per_slice == 0 { (0, 0) } else { (first + slices.start * per_slice, slices.len() as u32 * per_slice) }
+        if per_slice == 0 { (0, 0, 0) } else { (first + slices.start * per_slice, slices.len() as u32 * per_slice, per_slice) }
     }
 
     /// Awaits the piece of the shard in `place`, which `peer` brings.

@@ -60,7 +60,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
                 ..item
             },
         };
-        list.tile(item, |_| (0, 0));
+        list.tile(item, |_| (0, 0, 0));
     }
     TileProgram {
         problem: *problem,

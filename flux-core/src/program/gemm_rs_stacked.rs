@@ -35,7 +35,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
             raise_after: 1,
             ..WorkItem::default()
         };
-        list.tile(item, |_| (0, 0));
+        list.tile(item, |_| (0, 0, 0));
     }
 
     let fold_rows = fold_rows(problem, grid);

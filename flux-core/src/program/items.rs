@@ -38,12 +38,13 @@ impl Items {
         self.awaits.len() as u32
     }
 
-    /// Appends a tile: what is said of it here is its lead's. `rows` gives the entries of the await list, first and count, for a part of `k`.
-    pub(super) fn tile(&mut self, tile: WorkItem, rows: impl Fn(&Range<u32>) -> (u32, u32)) {
+    /// Appends a tile: what is said of it here is its lead's. `rows` gives the entries of the await list, first, count and how
+    /// many stand together, for a part of `k`.
+    pub(super) fn tile(&mut self, tile: WorkItem, rows: impl Fn(&Range<u32>) -> (u32, u32, u32)) {
         let part = self.part_slots;
         let item = |k: &Range<u32>| {
-            let (await_first, await_count) = rows(k);
-            WorkItem { await_first, await_count, k_first: k.start, k_steps: k.end - k.start, ..tile }
+            let (await_first, await_count, await_group) = rows(k);
+            WorkItem { await_first, await_count, await_group, k_first: k.start, k_steps: k.end - k.start, ..tile }
         };
         let lenders = self.parts.len() as u32 - 1;
         for (i, k) in (0..).zip(&self.parts[1..]) {

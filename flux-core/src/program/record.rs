@@ -84,8 +84,10 @@ pub struct WorkItem {
     pub part: u32,
     /// Part slots that a lead adds.
     pub parts: u32,
+    /// Entries of the await list that stand together, with one `k_step`: those of a slice. 0 where there are none.
+    pub await_group: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
 }
 
 impl Default for WorkItem {

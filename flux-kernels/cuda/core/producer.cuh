@@ -17,9 +17,9 @@ struct Producer {
     // The await list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
     u32 seen_first = kNone, seen_count = 0;
 
-    // What of an item's await list is still to come: entry `next` is awaited before step `step` of k is loaded.
+    // What of an item's await list is still to come: `group` entries from `next` on are awaited before step `step` of k is loaded.
     struct Pending {
-        u32 next, end, step;
+        u32 next, end, group, step;
     };
 
     __device__ __forceinline__ const TensorMap* a_map(const WorkItem& item) const {
@@ -43,40 +43,33 @@ struct Producer {
     }
 
     __device__ __forceinline__ Pending pending(const WorkItem& item) {
-        if (item.await_count == 0 || (item.await_first == seen_first && item.await_count == seen_count)) return {0, 0, kNone};
+        if (item.await_count == 0 || (item.await_first == seen_first && item.await_count == seen_count)) return {0, 0, 0, kNone};
         seen_first = item.await_first;
         seen_count = item.await_count;
-        return at(item.await_first, item.await_first + item.await_count);
+        return at(item.await_first, item.await_first + item.await_count, item.await_group);
     }
 
-    __device__ __forceinline__ Pending at(u32 next, u32 end) const { return {next, end, next < end ? p.awaits[next].k_step : kNone}; }
-
-    // The entry behind those that are awaited before `step`.
-    __device__ __forceinline__ u32 end_of(const Pending& w, u32 step) const {
-        u32 end = w.next + 1;
-        while (end < w.end && p.awaits[end].k_step <= step) ++end;
-        return end;
+    __device__ __forceinline__ Pending at(u32 next, u32 end, u32 group) const {
+        return {next, end, group, next < end ? p.awaits[next].k_step : kNone};
     }
 
-    // Whether what is awaited before `step` is there; goes past it where it is.
-    __device__ __forceinline__ bool raised(Pending& w, u32 step) const {
-        const u32 end = end_of(w, step);
-        for (u32 first = w.next; first < end; first += kPolls) {
-            if (!all_raised(p, epoch, first, end - first)) return false;
+    // Whether the next group is there; goes past it where it is.
+    __device__ __forceinline__ bool raised(Pending& w) const {
+        for (u32 first = 0; first < w.group; first += kPolls) {
+            if (!all_raised(p, epoch, w.next + first, w.group - first)) return false;
         }
         // Orders the acquired signals before the bulk loads of the rows that they announce.
         ptx::fence_proxy_async();
-        w = at(end, w.end);
+        w = at(w.next + w.group, w.end, w.group);
         return true;
     }
 
-    // Waits for what is awaited before `step`.
-    __device__ __forceinline__ void wait(Pending& w, u32 step) const {
-        const u32 end = end_of(w, step);
-        for (u32 first = w.next; first < end; first += kPolls) await_all(p, epoch, first, end - first);
+    // Waits for the next group.
+    __device__ __forceinline__ void wait(Pending& w) const {
+        for (u32 first = 0; first < w.group; first += kPolls) await_all(p, epoch, w.next + first, w.group - first);
         // As above. After a failed wait the rows are garbage, but in bounds: the tile is computed and the call reported as failed.
         ptx::fence_proxy_async();
-        w = at(end, w.end);
+        w = at(w.next + w.group, w.end, w.group);
     }
 
     // Rows of A that peers send are missing: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
@@ -90,10 +83,8 @@ struct Producer {
             load_b(item, ring.stage, s);
             ring.advance();
         }
-        // The next as well, into L2: without the wait they would be on their way by now.
-        for (u32 s = step + ahead; s < end && s < step + 2 * C::kStages; ++s) ptx::tensor_prefetch_2d(&p.b, s * C::kTileK, item.col);
         for (u32 s = step; s < step + ahead; ++s) {
-            if (s >= w.step) wait(w, s);
+            while (s >= w.step) wait(w);
             load_a(item, start.stage, s);
             start.advance();
         }
@@ -151,7 +142,7 @@ struct Producer {
             if constexpr (!C::kReduceScatter) {
                 for (Pending w = pending(item); w.step < end;) {
                     for (; step < w.step; ++step) load(item, step);
-                    if (!raised(w, step)) step = load_awaited(item, w, step, end);
+                    if (!raised(w)) step = load_awaited(item, w, step, end);
                 }
             }
             stamp<C>(p, i, &ItemStamps::rows_there);

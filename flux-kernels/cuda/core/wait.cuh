@@ -36,6 +36,8 @@ __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const Wait
     for (u32 polls = 1;; ++polls) {
         const u32 seen = ptx::load_acquire_sys(t.word);
         if (epoch_reached(seen, t.expected)) return true;
+        // Polls of many threads would hold up the loads of those that work.
+        ptx::sleep_ns(20);
         // The clock, the poison and, more rarely because it lies behind PCIe, the abort word.
         if (polls % 64 == 0) {
             if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;

@@ -37,7 +37,12 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     };
     let fold = item.sink == sink::FOLD;
     let rows = if program.stacked && !fold { problem.m() } else { problem.m_shard() };
-    if !within(item.row, item.rows, if fold { rows } else { tile.m }, rows) {
+    let rows_exist = if fold {
+        item.rows > 0 && item.row.checked_add(item.rows).is_some_and(|last| last <= rows)
+    } else {
+        within(item.row, item.rows, tile.m, rows)
+    };
+    if !rows_exist {
         return Some("its rows are not a tile's of the shard");
     }
     if !within(item.col, item.cols, tile.n, problem.n_local()) {

@@ -40,7 +40,7 @@ pub(super) struct RandomCase {
 }
 
 /// Tiles that there are kernels for.
-const TILES: [(u32, u32); 4] = [(128, 256), (256, 128), (128, 192), (128, 128)];
+const TILES: [(u32, u32); 6] = [(128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128)];
 
 impl RandomCase {
     /// Case `number` of `seed`.
@@ -75,6 +75,10 @@ impl RandomCase {
             shared.chunk = Some(draw.below(6));
             shared.group = Some(draw.of(&[1, 2, 3, 8, 1 << 20]));
             shared.band = Some(1 + draw.below(world.get() + 1));
+            shared.k_chunks = Some(draw.of(&[1, 1, 2, 3, 6]));
+            shared.splits = Some(draw.of(&[1, 1, 2, 3]));
+            shared.stack = draw.below(2) > 0;
+            shared.no_stack = !shared.stack;
         }
         let calls = 4 + u64::from(draw.below(13));
         let finishes: Vec<Finish> = std::iter::once(Finish::default()).chain(Finish::with_bias(op)).collect();
@@ -104,7 +108,9 @@ impl fmt::Display for RandomCase {
         let Plan { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
             return f.write_str("default schedule");
         };
-        write!(f, "tile {}x{}, chunk {chunk}, group {group}, band {band}", tile.m, tile.n)
+        let (slices, splits) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1));
+        let stack = if shared.stack { ", stacked" } else { "" };
+        write!(f, "tile {}x{}, chunk {chunk}, group {group}, band {band}, {slices} slices, {splits} splits{stack}", tile.m, tile.n)
     }
 }
 

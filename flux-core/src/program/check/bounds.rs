@@ -78,7 +78,10 @@ fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Vio
         at.below("counter", item.counter, p.counters)?;
     }
     let awaits = [("await_first", item.await_first, item.await_count), ("late_first", item.late_first, item.late_count)];
-    awaits.into_iter().try_for_each(|(field, first, count)| at.below(field, u64::from(first) + u64::from(count), p.awaits.len() as u64 + 1))
+    awaits
+        .into_iter()
+        .try_for_each(|(field, first, count)| at.below(field, u64::from(first) + u64::from(count), p.awaits.len() as u64 + 1))?;
+    at.below("await_group", item.await_group, u64::from(item.await_count) + 1)
 }
 
 /// A record that is being checked.
