@@ -34,7 +34,9 @@ fn on_gpus(test: impl FnOnce(Machine)) {
     match find() {
         Ok(machine) => test(machine),
         // Past the capture of a test's output, so that it is seen.
-        Err(why) => SAID.call_once(|| std::io::stderr().write_all(format!("\ngpu_messages: skipped, {why}\n").as_bytes()).unwrap_or_default()),
+        Err(why) => {
+            SAID.call_once(|| std::io::stderr().write_all(format!("\ngpu_messages: skipped, {why}\n").as_bytes()).unwrap_or_default());
+        }
     }
 }
 
