@@ -81,15 +81,32 @@ fn transports() {
         Err(why) => format!("does not work: {why}"),
     };
     line("nvlink", word);
+    let word = match nccl() {
+        Ok(ranks) => format!("may work: up to {ranks} ranks on this host, one a GPU, and more on others; NCCL decides when it connects"),
+        Err(why) => format!("does not work: {why}"),
+    };
+    line("nccl", word);
 }
 
-fn nvlink() -> Result<u32, String> {
+fn nccl() -> Result<u32, String> {
+    let count = devices()?;
+    nccl::available().map_err(|why| why.to_string())?;
+    Ok(count)
+}
+
+/// How many devices there are, if the kernels run on all of them.
+fn devices() -> Result<u32, String> {
     cuda::available().map_err(|why| why.to_string())?;
     let count = cuda::device_count().map_err(|why| why.to_string())?;
     for ordinal in 0..count {
         let info = cuda::device_info(ordinal).map_err(|why| why.to_string())?;
         gpu::kernels::arch(ordinal, info.compute).map_err(|why| why.to_string())?;
     }
+    Ok(count)
+}
+
+fn nvlink() -> Result<u32, String> {
+    let count = devices()?;
     let matrix = cuda::peer_matrix().map_err(|why| why.to_string())?;
     match pairs(&matrix).first() {
         Some((from, to)) => Err(format!("GPU {from} cannot access memory of GPU {to}")),

@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use flux_core::Rank;
-use flux_transport::{Options, Select, cuda, nccl};
+use flux_transport::{Communicator, Mover, Options, Select, cuda, nccl};
 
 /// A machine's part of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +53,14 @@ pub fn options(select: Select, rank: Rank, ranks_per_gpu: u32) -> Options {
         options.shared_device = true;
     }
     options
+}
+
+/// CTAs of an op's kernel that run at once on `comm`'s device of `sms` multiprocessors: what the transport needs is left to it.
+pub fn ctas(comm: &Communicator, sms: u32) -> u32 {
+    match comm.capabilities().mover {
+        Mover::Messages { multiprocessors, .. } => sms.saturating_sub(multiprocessors).max(1),
+        _ => sms,
+    }
 }
 
 /// Names the machine on which `ranks` ranks ran.

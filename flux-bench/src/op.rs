@@ -51,14 +51,14 @@ impl<T: Element> FusedOp<T> {
         Ok(match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k).bias(finish.bias).activation(finish.activation);
-                Self::AllGather(plan.apply(builder, problem).trace(trace).build(comm)?)
+                Self::AllGather(plan.apply(builder, problem, comm).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
                 if finish.activation != Activation::None {
                     bail!("{} takes no activation, and {} was asked for", problem.op(), finish.activation);
                 }
                 let builder = GemmReduceScatter::builder(m, n, k).bias(finish.bias);
-                Self::ReduceScatter(plan.apply(builder, problem).trace(trace).build(comm)?)
+                Self::ReduceScatter(plan.apply(builder, problem, comm).trace(trace).build(comm)?)
             }
         })
     }

@@ -5,7 +5,8 @@
 use flux_core::program::{Chunk, Schedule};
 use flux_core::tile::Raster;
 use flux_core::{Problem, TileShape};
-use flux_ops::{Builder, Push};
+use flux_ops::{Builder, Push, own_schedule};
+use flux_transport::Communicator;
 
 /// The options; what is `None` is left to the op.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
@@ -81,9 +82,9 @@ impl Plan {
     }
 
     /// Tells a builder what is not left out.
-    pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem) -> Builder<Op> {
+    pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem, comm: &Communicator) -> Builder<Op> {
         let Self { push, spread, workers, .. } = *self;
-        let own = Schedule::heuristic(problem);
+        let own = own_schedule(comm, problem);
         let schedule = self.schedule(own);
         if schedule != own {
             builder = builder.schedule(schedule);

@@ -5,14 +5,14 @@
 
 use crate::tensor::{Layout, Location};
 use flux_core::problem::Shape;
-use flux_core::program::ScheduleError;
+use flux_core::program::{Schedule, ScheduleError};
 use flux_core::{OpKind, ProblemError, Rank, WorldSize};
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
 use flux_kernels::variant::NoSuchTile;
 use flux_transport::cuda::CudaError;
-use flux_transport::{Failure, TransportError};
+use flux_transport::{Failure, TransportError, TransportKind};
 
 /// Why an op was not built; after any of them all ranks have left the build.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,17 @@ pub enum BuildError {
         max: u32,
         /// The device.
         place: Location,
+    },
+    /// The transport carries messages, each a whole range of one owner's memory.
+    #[error(
+        "the {transport} transport carries whole rows, or tiles of one owner: `{schedule}` has slices of k or tiles that span shards; \
+         use k_chunks = 1 and stack = false"
+    )]
+    NoMessages {
+        /// The transport.
+        transport: TransportKind,
+        /// What was asked for.
+        schedule: Schedule,
     },
     /// No kernel has been written for this tile.
     #[error(transparent)]

@@ -67,7 +67,8 @@ impl<Op> Builder<Op> {
     }
 
     /// What the op will need of a communicator of `world` ranks: the same on all of them, and known before anything is taken.
-    /// A communicator holds the largest of its ops, not the sum.
+    /// A communicator holds the largest of its ops, not the sum. Where messages carry chunks, an op whose schedule is not named may need another size,
+    /// and as much again for what is on its way.
     ///
     /// # Errors
     /// [`BuildError::Problem`] or [`BuildError::Schedule`], as [`build`](Builder::<AllGatherGemm<half::bf16>>::build) would find.

@@ -75,6 +75,8 @@ pub(crate) mod reason {
     pub(crate) const OUT_OF_STEP: u32 = 0xffff_0004;
     /// A rank has given up waiting for this one.
     pub(crate) const LATE: u32 = 0xffff_0005;
+    /// NCCL failed after a call was under way.
+    pub(crate) const NCCL: u32 = 0xffff_0007;
     /// The communicator is rebuilt.
     pub(crate) const REBUILT: u32 = 0xffff_0006;
 
@@ -85,6 +87,7 @@ pub(crate) mod reason {
             PANICKED => "its thread panicked".to_owned(),
             UNFINISHED => "it gave up a call whose transfers had been handed out".to_owned(),
             LATE => "it has given up waiting for this rank".to_owned(),
+            NCCL => "NCCL reported an error of the devices or the network".to_owned(),
             REBUILT => "it rebuilds the communicator".to_owned(),
             OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
             other => format!("reason {other}"),

@@ -39,5 +39,5 @@ pub use control::{ControlError, ControlPlane, Hosts, Launch};
 pub use device::{Device, Stream};
 pub use fault::{Fault, Wait};
 pub use options::{Options, ParseSelectError, Select};
-pub use transport::{Capabilities, Mover, Push, Transport, TransportError, TransportKind, WorkspaceView};
+pub use transport::{Capabilities, Exchange, Mover, Push, Source, Transport, TransportError, TransportKind, WorkspaceView};
 pub use world::{Builder, World, WorldError};

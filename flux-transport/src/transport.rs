@@ -5,10 +5,11 @@
 
 use crate::control::{ControlError, ControlPlane, Disagreed};
 use crate::cuda::CudaError;
+use crate::nccl::NcclError;
 use crate::{Device, Fault, Stream};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
-use flux_core::program::Transfer;
+use flux_core::program::{Round, Transfer};
 use flux_core::signal::Epoch;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub enum TransportKind {
     Host,
     /// Peer memory of CUDA devices.
     NvLink,
+    /// NCCL's messages between CUDA devices, of one host or of several.
+    Nccl,
 }
 
 impl TransportKind {
@@ -30,6 +33,7 @@ impl TransportKind {
         match self {
             Self::Host => "host",
             Self::NvLink => "nvlink",
+            Self::Nccl => "nccl",
         }
     }
 }
@@ -48,6 +52,14 @@ pub enum Mover {
     Thread,
     /// The device's copy engines, on a stream of their own.
     CopyEngine,
+    /// Messages, sent and received on a stream of their own: an executor's kernel stores into this rank's memory only, and
+    /// [`Transport::exchange`] carries both what is pushed and what is sent.
+    Messages {
+        /// Multiprocessors that the messages' kernels need while the executor's waits.
+        multiprocessors: u32,
+        /// Least bytes that are worth a message of their own.
+        bytes: u64,
+    },
 }
 
 /// What a transport can do.
@@ -98,6 +110,34 @@ pub struct Push<'a> {
     pub transfers: &'a [Transfer],
 }
 
+/// A mover's work in one call where chunks travel as messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange<'a> {
+    /// Where what this rank sends comes from.
+    pub source: Source,
+    /// Bytes of a place at a reader.
+    pub place_bytes: u64,
+    /// The program's [rounds](flux_core::program::TileProgram::rounds), in order.
+    pub rounds: &'a [Round],
+}
+
+/// Where sent chunks come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The caller's shard, which is there when the call begins (AllGather-GEMM).
+    Rows {
+        /// Address of the first row.
+        x: u64,
+        /// Bytes from a row to the next.
+        row_stride: u64,
+        /// Bytes of a row.
+        row_bytes: u64,
+    },
+    /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions, each chunk when its signal is raised there
+    /// (GEMM-ReduceScatter).
+    Stored,
+}
+
 /// A backend: one rank's memory, shared with its peers, and its mover.
 pub trait Transport: Send + Sync + Debug {
     /// Which one it is.
@@ -138,6 +178,15 @@ pub trait Transport: Send + Sync + Debug {
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
+
+    /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers are
+    /// those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries.
+    ///
+    /// # Safety
+    /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks hand over the same program's rounds.
+    unsafe fn exchange(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+        Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
+    }
 
     /// Ends the call in progress where no executor ran: the call does not count, and its epoch is the next call's.
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
@@ -220,6 +269,17 @@ pub enum TransportError {
         /// The limit, exclusive for indices, inclusive for bytes.
         limit: u64,
     },
+    /// The stream is being captured.
+    #[error(
+        "a call of the {kind} transport cannot be captured in a graph: what carries its messages cannot be replayed; make the call outside the capture"
+    )]
+    NoCapture {
+        /// The transport.
+        kind: TransportKind,
+    },
+    /// NCCL refused a call.
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
     /// Earlier calls did not finish in time.
     #[error("earlier calls did not finish within the deadline")]
     NotDrained,
@@ -242,6 +302,30 @@ impl From<Disagreed> for TransportError {
             Disagreed::Control(error) => Self::Control(error),
             Disagreed::Refused { rank, reason } => Self::PeerFailed { rank, reason },
         }
+    }
+}
+
+impl Exchange<'_> {
+    /// Checks that every message lies in the workspace of `world` ranks.
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        for (index, round) in self.rounds.iter().enumerate() {
+            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let end = round.offset.saturating_add(round.bytes);
+            if end > self.place_bytes {
+                return bad("end of the chunk", end, self.place_bytes);
+            }
+            for end in [round.sent, round.received] {
+                let filled = (u64::from(end.place) + 1).saturating_mul(self.place_bytes);
+                if end.peer.get() >= world {
+                    return bad("peer", u64::from(end.peer.get()), u64::from(world));
+                } else if end.signal >= size.signals {
+                    return bad("signal", u64::from(end.signal), u64::from(size.signals));
+                } else if filled > size.half_bytes {
+                    return bad("end of the place", filled, size.half_bytes);
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -101,7 +101,11 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
         schema: report::SCHEMA,
         device: machine.device,
         gpus: machine.gpus,
-        transport: if on_gpus { "nvlink".to_owned() } else { "host".to_owned() },
+        transport: match args.transport {
+            Select::Nccl => "nccl".to_owned(),
+            _ if on_gpus => "nvlink".to_owned(),
+            _ => "host".to_owned(),
+        },
         driver: machine.driver,
         cuda: machine.cuda,
         nccl: machine.nccl,

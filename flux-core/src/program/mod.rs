@@ -15,12 +15,14 @@ mod gemm_rs;
 mod gemm_rs_stacked;
 mod items;
 mod record;
+mod rounds;
 mod schedule;
 #[cfg(test)]
 mod tests;
 
 pub use error::ScheduleError;
 pub use record::{Await, NONE, Transfer, WorkItem, sink, source};
+pub use rounds::{End, Round};
 pub use schedule::{Chunk, Schedule};
 
 use crate::layout::{self, WorkspaceSize};

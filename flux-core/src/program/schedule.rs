@@ -4,7 +4,7 @@
 //! it is rounded.
 
 use super::ScheduleError;
-use crate::layout::gather_place_bytes;
+use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::problem::MAX_EXTENT;
 use crate::tile::{Raster, TileExtent, TileGrid};
 use crate::{OpKind, Problem, TileShape, WorldSize};
@@ -143,6 +143,29 @@ impl Schedule {
         Self { stack: true, splits: splits(tile), raster: Raster::RowGroups(8), ..Self::of(tile) }
     }
 
+    /// The heuristic's schedule for a transport whose chunks are messages of at least `bytes`: whole rows and tiles of one shard each, and no more chunks
+    /// than four of a shard.
+    ///
+    /// A message costs the same to begin whatever its size, so small problems are sent as whole shards. Tiles that span shards have no one reader, so
+    /// the shards of small problems are taken side by side instead: they still share one pass over `w`.
+    pub fn in_messages(problem: &Problem, bytes: u64) -> Self {
+        let own = Self::heuristic(problem);
+        let (shard, piece) = match problem.op() {
+            OpKind::AllGatherGemm => {
+                let row = gather_place_bytes(problem) / u64::from(problem.m_shard());
+                (gather_place_bytes(problem), row * u64::from(own.tile.m))
+            }
+            OpKind::GemmReduceScatter => {
+                let slot = slot_bytes(problem, own.tile);
+                (TileGrid::of_shard(problem, own.tile).tiles() * slot, slot)
+            }
+        };
+        let tiles = shard.div_ceil(4).max(bytes).div_ceil(piece);
+        let chunk = u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles);
+        let (band, splits) = if own.stack { (problem.world().get(), 1) } else { (own.band, own.splits) };
+        Self { chunk, band, splits, k_chunks: 1, stack: false, ..own }
+    }
+
     /// The simplest schedule of these tiles: whole shards, one after another, each tile one item.
     ///
     /// ```
@@ -220,7 +243,8 @@ impl fmt::Display for Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
+    use crate::program::TileProgram;
+    use crate::{DType, Rank};
 
     fn heuristic(op: OpKind, m: usize, n: usize, k: usize) -> Schedule {
         let world = WorldSize::new(8).expect("8 is a world size");
@@ -234,6 +258,23 @@ mod tests {
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 12288, 49152), 256, "6 whole waves");
         assert_eq!(tile(OpKind::AllGatherGemm, 1024, 49152, 12288), 192, "2 whole waves, where 256 columns make 1.5");
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
+    }
+
+    #[test]
+    fn messages_are_whole_shards_or_large_pieces_of_them() {
+        let world = WorldSize::new(8).expect("8 is a world size");
+        for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+            for m in [64, 512, 1024, 8192] {
+                let (n, k) = if op == OpKind::AllGatherGemm { (49152, 12288) } else { (12288, 49152) };
+                let problem = Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem");
+                let schedule = Schedule::in_messages(&problem, 4 << 20);
+                let program = TileProgram::build(&problem, Rank::new(3), &schedule).expect("a valid schedule");
+                let rounds = program.rounds().expect("whole ranges of places");
+                assert!((7..=28).contains(&rounds.len()), "{op} m={m}: {} rounds", rounds.len());
+                let largest = rounds.iter().map(|round| round.bytes).max();
+                assert!(largest >= Some((4 << 20).min(program.place_bytes())), "{op} m={m}: {largest:?}");
+            }
+        }
     }
 
     #[test]

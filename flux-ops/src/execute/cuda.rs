@@ -10,13 +10,13 @@ use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
-use flux_core::program::{Schedule, TileProgram, sink};
+use flux_core::program::{Round, Schedule, TileProgram, sink};
 use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, TraceBuffer, launch};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Variant};
 use flux_transport::cuda::CudaDevice;
-use flux_transport::{Communicator, Stream, TransportError};
+use flux_transport::{Communicator, Mover, Stream, TransportError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How much of the time that there is a paced transfer may take.
@@ -42,13 +42,28 @@ pub(crate) struct CudaExecutor {
     kernel: Arc<Kernel>,
     program: DeviceProgram,
     push_by_kernel: bool,
+    // What messages carry, where the transport has no other mover.
+    rounds: Option<Vec<Round>>,
     workers: u32,
     pace: Pace,
     trace: Option<TraceBuffer>,
 }
 
 impl CudaExecutor {
-    pub(super) fn prepare(ordinal: u32, program: TileProgram, schedule: &Schedule, hands: Hands) -> Result<Self, BuildError> {
+    pub(super) fn prepare(
+        comm: &Communicator,
+        ordinal: u32,
+        program: TileProgram,
+        schedule: &Schedule,
+        hands: Hands,
+    ) -> Result<Self, BuildError> {
+        let (rounds, left) = match comm.capabilities().mover {
+            Mover::Messages { multiprocessors, .. } => {
+                let no_messages = || BuildError::NoMessages { transport: comm.transport(), schedule: *schedule };
+                (Some(program.rounds().ok_or_else(no_messages)?), multiprocessors)
+            }
+            _ => (None, 0),
+        };
         let device = CudaDevice::open(ordinal)?;
         let compute = device.info().compute;
         if compute != COMPUTE {
@@ -57,7 +72,8 @@ impl CudaExecutor {
         let _current = device.enter()?;
         let variant = Variant::of(program.problem.op(), program.problem.dtype(), schedule)?;
         let kernel = kernel(ordinal, if hands.trace { variant.traced() } else { variant })?;
-        let sms = kernel.multiprocessors();
+        // What brings the chunks needs its own while the CTAs wait for them.
+        let sms = kernel.multiprocessors().saturating_sub(if program.problem.world().peers() > 0 { left } else { 0 }).max(1);
         if let Some(value) = hands.workers.filter(|value| !(1..=sms).contains(value)) {
             return Err(BuildError::Workers { value, max: sms, place: Location::Cuda(ordinal) });
         }
@@ -65,8 +81,11 @@ impl CudaExecutor {
         // few rows took a fifth longer on some GPUs.
         let items = u32::try_from(program.items.iter().filter(|item| item.sink != sink::FOLD).count()).unwrap_or(u32::MAX);
         let workers = hands.workers.unwrap_or(sms).min(items);
-        let pace = pace(&program, workers, hands.spread.unwrap_or(SPREAD_PERCENT).min(100));
+        // What is stored for messages goes to this device's memory.
+        let spread = if rounds.is_some() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT).min(100) };
+        let pace = pace(&program, workers, spread);
         let push_by_kernel = match hands.push {
+            _ if rounds.is_some() => false,
             // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
             _ if program.stacked => true,
             Push::Auto => gather_place_bytes(&program.problem) < COPY_ENGINE_BYTES,
@@ -74,7 +93,7 @@ impl CudaExecutor {
             Push::CopyEngine => false,
         };
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
-        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, workers, pace, trace, device })
+        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, rounds, workers, pace, trace, device })
     }
 
     pub(super) fn run<T: Element>(
@@ -92,8 +111,16 @@ impl CudaExecutor {
         }
         let program = self.program.program();
         let mut call = comm.begin_as(stream, Some(label(&program.problem)))?;
-        let by_kernel = self.push_by_kernel || !call.copy_engine_usable();
-        if !by_kernel {
+        let by_kernel = self.rounds.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
+        if let Some(rounds) = &self.rounds {
+            // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
+            if let Err(error) = unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, program, rounds)) } {
+                drop(call);
+                // A part may be on its way.
+                comm.abort(LAUNCH_REFUSED);
+                return Err(error.into());
+            }
+        } else if !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
             unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
@@ -165,12 +192,14 @@ impl CudaExecutor {
 
     pub(super) fn explain(&self) -> String {
         let mover = match self.push_by_kernel {
+            _ if self.rounds.is_some() => ", NCCL carries the chunks",
             _ if self.program.program().transfers.is_empty() => "",
             true => ", which push the shard",
             false => ", copy engines push the shard (the CTAs once a call was captured)",
         };
         let Pace { push_gap_ns, send_gap_ns } = self.pace;
         let gaps = match self.program.program().problem.op() {
+            _ if self.rounds.is_some() => 0,
             OpKind::AllGatherGemm => push_gap_ns,
             OpKind::GemmReduceScatter => send_gap_ns,
         };

@@ -10,11 +10,11 @@ use crate::fused::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
-use flux_core::Problem;
 use flux_core::layout::gather_place_bytes;
-use flux_core::program::{Schedule, TileProgram};
+use flux_core::program::{Round, Schedule, TileProgram};
+use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
-use flux_transport::{Communicator, Label, Stream};
+use flux_transport::{Communicator, Exchange, Label, Mover, Source, Stream};
 use host::HostExecutor;
 
 /// How many hands do the work, where the caller has a wish.
@@ -64,6 +64,26 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
     }
 }
 
+/// What messages carry of a call.
+pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &TileProgram, rounds: &'p [Round]) -> Exchange<'p> {
+    let source = match program.problem.op() {
+        OpKind::AllGatherGemm => {
+            let row_bytes = u64::from(program.problem.k_local()) * size_of::<T>() as u64;
+            Source::Rows { x: x.address, row_stride: x.row_bytes::<T>(), row_bytes }
+        }
+        OpKind::GemmReduceScatter => Source::Stored,
+    };
+    Exchange { source, place_bytes: program.place_bytes(), rounds }
+}
+
+/// The schedule that an op on `comm` has where its builder is given none. A heuristic.
+pub fn own_schedule(comm: &Communicator, problem: &Problem) -> Schedule {
+    match comm.capabilities().mover {
+        Mover::Messages { bytes, .. } => Schedule::in_messages(problem, bytes),
+        _ => Schedule::heuristic(problem),
+    }
+}
+
 /// What flight records and errors call a call.
 fn label(problem: &Problem) -> Label {
     Label::new(problem.op().name(), [problem.m(), problem.n(), problem.k()])
@@ -79,7 +99,7 @@ impl<T: Element> Executor<T> {
     pub(crate) fn prepare(comm: &Communicator, program: TileProgram, schedule: &Schedule, hands: Hands) -> Result<Self, BuildError> {
         match location(comm) {
             Location::Host => HostExecutor::prepare(program, hands).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::prepare(ordinal, program, schedule, hands).map(Self::Cuda),
+            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, program, schedule, hands).map(Self::Cuda),
         }
     }
 

@@ -10,7 +10,7 @@ pub(crate) use finish::Finish;
 pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, Hands, location};
+use crate::execute::{Executor, Hands, location, own_schedule};
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
@@ -38,15 +38,15 @@ impl Request {
         Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, hands: Hands::default() }
     }
 
-    /// The program of `rank`, with the problem and the schedule that it is of.
-    fn program(&self, rank: Rank, world: WorldSize) -> Result<(TileProgram, Schedule), BuildError> {
+    /// The program of `rank`, with the problem and the schedule that it is of: `own`'s where the caller names none.
+    fn program(&self, rank: Rank, world: WorldSize, own: impl Fn(&Problem) -> Schedule) -> Result<(TileProgram, Schedule), BuildError> {
         let problem = Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?;
-        let schedule = self.schedule.unwrap_or_else(|| Schedule::heuristic(&problem));
+        let schedule = self.schedule.unwrap_or_else(|| own(&problem));
         Ok((TileProgram::build(&problem, rank, &schedule)?, schedule))
     }
 
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
-        Ok(self.program(Rank::new(0), world)?.0.workspace())
+        Ok(self.program(Rank::new(0), world, Schedule::heuristic)?.0.workspace())
     }
 }
 
@@ -90,7 +90,7 @@ impl<T: Element> FusedOp<T> {
     }
 
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
-        let (program, schedule) = request.program(comm.rank(), comm.world_size())?;
+        let (program, schedule) = request.program(comm.rank(), comm.world_size(), |problem| own_schedule(comm, problem))?;
         let (problem, size) = (program.problem, program.workspace());
         let (finish, chosen) = (request.finish, request.schedule.is_some());
         let executor = Executor::prepare(comm, program, &schedule, request.hands)?;

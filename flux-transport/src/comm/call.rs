@@ -6,7 +6,7 @@
 use super::Communicator;
 use super::flight::{CallState, Label, Noted};
 use crate::fault::reason;
-use crate::{Push, Stream, TransportError, WorkspaceView};
+use crate::{Exchange, Push, Stream, TransportError, WorkspaceView};
 use std::sync::{Arc, MutexGuard};
 
 /// A call in progress.
@@ -16,6 +16,8 @@ pub struct Call<'c> {
     stream: Stream,
     view: Arc<WorkspaceView>,
     pushes: bool,
+    // Whether peers were given anything, so that the call cannot be taken back.
+    handed: bool,
     noted: Noted,
     finished: bool,
     _turn: MutexGuard<'c, ()>,
@@ -25,7 +27,7 @@ impl<'c> Call<'c> {
     pub(super) fn new(comm: &'c Communicator, turn: MutexGuard<'c, ()>, stream: Stream, label: Option<Label>) -> Self {
         let transport = comm.inner.health.transport();
         let noted = comm.inner.flight.begin(transport.epoch(), label);
-        Self { comm, stream, view: transport.view(), pushes: false, noted, finished: false, _turn: turn }
+        Self { comm, stream, view: transport.view(), pushes: false, handed: false, noted, finished: false, _turn: turn }
     }
 
     /// The workspace, as this rank's executor reaches it.
@@ -70,8 +72,27 @@ impl<'c> Call<'c> {
     /// Takes note that transfers were handed out. A driver may refuse after a part of them, which cannot be taken back.
     fn note(&mut self, handed: Result<(), TransportError>) -> Result<(), TransportError> {
         use TransportError::{BadTransfer, MoverUnusable, WrongStream};
-        self.pushes |= !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
+        let began = !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
+        self.pushes |= began;
+        self.handed |= began;
         handed
+    }
+
+    /// Has messages carry what this rank's executor gives and awaits, where the transport's mover [carries messages](crate::Mover::Messages);
+    /// [`memory`](Self::memory) is from then on as the executor uses it. Returns at once. At most once in a call.
+    ///
+    /// # Safety
+    /// As [`push`](Self::push); and every rank of the communicator hands over the rounds of the same program.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub unsafe fn exchange(&mut self, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+        use TransportError::{BadTransfer, MoverUnusable, WrongStream};
+        // SAFETY: this function's caller vouches for the rows and the rounds.
+        let handed = unsafe { self.comm.inner.health.transport().exchange(self.stream, exchange) };
+        self.handed |= !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
+        self.view = handed?;
+        Ok(())
     }
 
     /// Whether transfers were handed to the mover, so that the executor must await that they were read.
@@ -109,7 +130,7 @@ impl Drop for Call<'_> {
         }
         let health = &self.comm.inner.health;
         self.comm.inner.flight.note(self.noted, CallState::GivenUp);
-        if self.pushes {
+        if self.handed {
             health.give_up(reason::UNFINISHED);
         }
         if let Err(error) = health.transport().abandon(self.stream) {

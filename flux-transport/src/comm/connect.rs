@@ -5,6 +5,7 @@
 use super::{Communicator, ConnectError};
 use crate::control::agree;
 use crate::host::Host;
+use crate::nccl::{self, NcclTransport};
 use crate::nvlink::{Members, NvLink, NvLinkError};
 use crate::{Options, Select, Transport, World};
 use flux_core::Rank;
@@ -32,13 +33,24 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     let (transport, why): (Box<dyn Transport>, String) = match selected {
         Select::Host => (Box::new(Host::connect(world, options)?), "asked for".to_owned()),
         Select::NvLink => (Box::new(NvLink::connect(world, options, Members::meet(world, options)?)?), "asked for".to_owned()),
+        Select::Nccl => (Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options)?)?), "asked for".to_owned()),
         Select::Auto => match Members::meet(world, options) {
             Ok(members) => {
                 let why = "chosen: every rank has a CUDA device of its own that reaches all others".to_owned();
                 (Box::new(NvLink::connect(world, options, members)?), why)
             }
             Err(NvLinkError::Control(error)) => return Err(error.into()),
-            Err(error) => (Box::new(Host::connect(world, options)?), format!("chosen, as nvlink cannot be used: {error}")),
+            Err(nvlink) => match nccl::Members::meet(world, options) {
+                Ok(members) => {
+                    let why = format!("chosen, as nvlink cannot be used: {nvlink}");
+                    (Box::new(NcclTransport::connect(world, options, members)?), why)
+                }
+                Err(error @ ConnectError::Control(_)) => return Err(error),
+                Err(nccl) => {
+                    let why = format!("chosen, as nvlink cannot be used: {nvlink}; and {nccl}");
+                    (Box::new(Host::connect(world, options)?), why)
+                }
+            },
         },
     };
     let explanation = format!("{} ({why})", transport.explain());

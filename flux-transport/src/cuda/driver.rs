@@ -57,8 +57,10 @@ table! {
     cu_stream_create_with_priority = b"cuStreamCreateWithPriority\0" (*mut Handle, c_uint, c_int);
     cu_stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
     cu_stream_synchronize = b"cuStreamSynchronize\0" (Handle);
+    cu_stream_query = b"cuStreamQuery\0" (Handle);
     cu_stream_wait_event = b"cuStreamWaitEvent\0" (Handle, Handle, c_uint);
     cu_stream_write_value = b"cuStreamWriteValue32_v2\0" (Handle, u64, u32, c_uint);
+    cu_stream_wait_value = b"cuStreamWaitValue32_v2\0" (Handle, u64, u32, c_uint);
     cu_stream_get_ctx = b"cuStreamGetCtx\0" (Handle, *mut Handle);
     cu_stream_get_id = b"cuStreamGetId\0" (Handle, *mut c_ulonglong);
     cu_stream_get_capture_info = b"cuStreamGetCaptureInfo_v3\0"

@@ -169,6 +169,16 @@ pub(crate) unsafe fn write_value_async(device: &CudaDevice, to: u64, value: u32,
     driver.check("cuStreamWriteValue32", unsafe { (driver.cu_stream_write_value)(stream, to, value, 0) })
 }
 
+/// Makes what comes next on `stream` wait until the word at `from` is `value` or up to 2^31 - 1 more, modulo 2^32. No SM waits.
+///
+/// # Safety
+/// As [`copy_async`], for 4 bytes at `from`.
+pub(crate) unsafe fn wait_value_async(device: &CudaDevice, from: u64, value: u32, stream: Handle) -> Result<(), CudaError> {
+    let driver = device.driver();
+    // SAFETY: the caller's promise; flags 0 compare the difference's sign.
+    driver.check("cuStreamWaitValue32", unsafe { (driver.cu_stream_wait_value)(stream, from, value, 0) })
+}
+
 /// Fills `words` words on `stream`.
 ///
 /// # Safety

@@ -17,7 +17,7 @@ pub use error::{CudaError, Unavailable};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use stream::{Capture, Event, SideStream, capture};
 
-pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, write, write_value_async};
+pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write, write_value_async};
 pub(crate) use stream::stream_id;
 pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};
 

@@ -15,6 +15,8 @@ pub struct SideStream {
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: i32 = 600;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
@@ -37,6 +39,17 @@ impl SideStream {
     /// The `CUstream`.
     pub fn raw(&self) -> usize {
         self.stream
+    }
+
+    /// Whether everything on the stream is done.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        let _current = self.device.enter()?;
+        let driver = self.device.driver();
+        // SAFETY: the stream lives as long as `self`.
+        match unsafe { (driver.cu_stream_query)(self.stream) } {
+            NOT_READY => Ok(false),
+            code => driver.check("cuStreamQuery", code).map(|()| true),
+        }
     }
 
     /// Waits on this thread until everything on the stream is done.

@@ -209,11 +209,11 @@ impl Drop for Comm {
 }
 
 // Device addresses: no memory of this process is behind them.
-fn source(address: u64) -> *const c_void {
+pub(super) fn source(address: u64) -> *const c_void {
     with_exposed_provenance(usize::try_from(address).unwrap_or(0))
 }
 
-fn target(address: u64) -> *mut c_void {
+pub(super) fn target(address: u64) -> *mut c_void {
     with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
 

@@ -57,6 +57,15 @@ pub enum NcclError {
         /// How long.
         waited: std::time::Duration,
     },
+    /// A call that waits for nobody took longer than the deadline.
+    #[error("{what} was not done within the deadline")]
+    Slow {
+        /// What was asked of NCCL.
+        what: &'static str,
+    },
+    /// The communicator was given up: a call has failed, or a peer is gone.
+    #[error("the NCCL communicator was given up")]
+    GivenUp,
     /// The device's context could not be made current.
     #[error(transparent)]
     Device(#[from] crate::cuda::CudaError),
@@ -67,6 +76,43 @@ pub enum NcclError {
         reason: String,
     },
 }
+
+/// `ncclConfig_t` as of NCCL 2.18, which later versions take too: they look at `size` and `version`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    /// A communicator whose calls return at once, and whose kernels have at most so many CTAs.
+    pub(super) fn without_blocking(max_ctas: u32) -> Self {
+        // NCCL's value for what is left to it.
+        let undefined = c_int::MIN;
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 21800,
+            blocking: 0,
+            // Clusters need multiprocessors side by side; those that are left free lie anywhere.
+            cga_cluster_size: 0,
+            min_ctas: 1,
+            max_ctas: max_ctas.cast_signed(),
+            net_name: std::ptr::null(),
+            split_share: undefined,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Config>() == 48);
 
 macro_rules! table {
     ($($name:ident = $symbol:literal ($($type:ty),* $(,)?) -> $result:ty;)*) => {
@@ -104,6 +150,12 @@ table! {
     nccl_comm_get_async_error = b"ncclCommGetAsyncError\0" (usize, *mut c_int) -> c_int;
     nccl_all_gather = b"ncclAllGather\0" (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
     nccl_reduce_scatter = b"ncclReduceScatter\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+    nccl_comm_init_rank_config = b"ncclCommInitRankConfig\0" (*mut usize, c_int, ncclUniqueId, c_int, *mut Config) -> c_int;
+    nccl_comm_finalize = b"ncclCommFinalize\0" (usize) -> c_int;
+    nccl_group_start = b"ncclGroupStart\0" () -> c_int;
+    nccl_group_end = b"ncclGroupEnd\0" () -> c_int;
+    nccl_send = b"ncclSend\0" (*const c_void, usize, c_int, c_int, usize, usize) -> c_int;
+    nccl_recv = b"ncclRecv\0" (*mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
     nccl_all_reduce = b"ncclAllReduce\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
 }
 

@@ -1,12 +1,31 @@
-//! NCCL collectives, from whatever library a machine has, without a panic where it has none.
+//! NCCL, from whatever library a machine has, without a panic where it has none: its collectives, to measure against, and the `nccl` transport.
 //!
 //! Invariant: at most one NCCL is loaded per process, and NVLink multicast (NVLS) is off in it unless the environment asks for it.
 //! The library is found in this order: `FLUX_NCCL_LIB` (a file, or a folder), the loader's path, the PyTorch wheel of the virtual
 //! environment or of the `python3` on the path, the system's library folder.
+//!
+//! The transport: no rank reaches another's memory. Each has its own, and messages on a side stream carry chunks between them.
+//!
+//! ```text
+//! connect   identities, unique id -> communicator -> a word to and from every peer, read -> memory of each rank, cleared
+//! a call    begin | exchange: fork, then round by round [wait for the chunk's flag] send and receive, raise the own signal | kernel | finish: join
+//! a fault   the record, the abort word or NCCL's own error -> flags released with a word that nobody believes -> communicator aborted
+//! ```
 
+mod carry;
 mod comm;
+mod guard;
 mod library;
+mod link;
+mod members;
+mod messages;
+mod proof;
 mod search;
+mod transport;
+mod workspace;
+
+pub(crate) use members::Members;
+pub(crate) use transport::NcclTransport;
 
 pub use comm::{Comm, ElementType, UniqueId};
 pub use library::{NcclError, NcclUnavailable, available, version};

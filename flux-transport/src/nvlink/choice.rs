@@ -10,7 +10,7 @@ use crate::Launch;
 
 /// The number of the device that a rank is to use, of `visible` that its process sees: the one that is asked for, else the one with the rank's
 /// number on this machine. A process that is shown a single device, as some launchers do, uses that.
-pub(super) fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visible: u32) -> u32 {
+pub(crate) fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visible: u32) -> u32 {
     let alone = launch == Launch::Processes && visible == 1;
     asked.unwrap_or(if alone { 0 } else { local_rank })
 }

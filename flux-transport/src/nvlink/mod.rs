@@ -14,13 +14,13 @@
 mod choice;
 mod collective;
 mod error;
-mod fault;
+pub(crate) mod fault;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod lane;
+pub(crate) mod lane;
 mod mover;
 mod offer;
-mod order;
+pub(crate) mod order;
 mod plan;
 mod process;
 mod proof;
@@ -28,6 +28,7 @@ mod shared;
 mod transport;
 mod workspace;
 
+pub(crate) use choice::ordinal;
 pub(crate) use collective::Members;
 pub(crate) use transport::NvLink;
 

@@ -1,0 +1,169 @@
+//! Who the ranks are, before any of them makes a communicator.
+//!
+//! Invariant: where meeting fails it fails on all ranks, which are then still in step. Decoding accepts what [`Identity::encode`] produces, of this
+//! version, and nothing else.
+
+use super::comm::UniqueId;
+use super::library;
+use crate::control::{ControlPlane, agree};
+use crate::cuda::{self, DeviceInfo, DeviceUuid};
+use crate::nvlink::ordinal;
+use crate::{ConnectError, Options, Select, World};
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::time::Instant;
+
+/// CTAs of NCCL's kernels, and so multiprocessors that are kept free of ours, unless `FLUX_NCCL_CTAS` says otherwise: with 4 an H200 keeps 128, for which
+/// tiles of the reference shapes are whole waves.
+const CTAS: u32 = 4;
+/// Most that can be kept free.
+const MAX_CTAS: u32 = 32;
+/// First bytes of a message, with the version.
+const MAGIC: [u8; 8] = *b"fluxncl1";
+
+/// What a rank says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    uuid: DeviceUuid,
+    /// NCCL's version.
+    version: u32,
+    ctas: u32,
+    /// Rank 0's counts.
+    id: UniqueId,
+}
+
+impl Identity {
+    fn encode(&self) -> Vec<u8> {
+        let Self { uuid, version, ctas, id } = self;
+        [&MAGIC[..], &uuid.0, &version.to_le_bytes(), &ctas.to_le_bytes(), &id.to_bytes()].concat()
+    }
+
+    fn decode(message: &[u8]) -> Option<Self> {
+        let (uuid, rest) = message.strip_prefix(&MAGIC)?.split_first_chunk()?;
+        let (version, rest) = rest.split_first_chunk()?;
+        let (ctas, rest) = rest.split_first_chunk()?;
+        let id = UniqueId::from_bytes(*rest.as_array()?);
+        Some(Self { uuid: DeviceUuid(*uuid), version: u32::from_le_bytes(*version), ctas: u32::from_le_bytes(*ctas), id })
+    }
+}
+
+/// Ranks that can make a communicator.
+#[derive(Clone, Debug)]
+pub(crate) struct Members {
+    pub(super) info: DeviceInfo,
+    pub(super) id: UniqueId,
+    pub(super) ctas: u32,
+    pub(super) version: u32,
+}
+
+/// All ranks' success, or everybody's failure. Collective.
+pub(super) fn together<T>(control: &dyn ControlPlane, until: Instant, mine: Result<T, ConnectError>) -> Result<T, ConnectError> {
+    let answers = agree(control, &mine.as_ref().map(|_| []), until);
+    let value = mine?;
+    answers?;
+    Ok(value)
+}
+
+impl Members {
+    /// Introduces the ranks to each other. Collective.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unusable`] where a rank has no device of its own or no NCCL, or the ranks' differ.
+    pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, ConnectError> {
+        let until = Instant::now() + options.deadline;
+        let (control, own) = (world.control(), world.rank().index());
+        let mine = introduce(world, options);
+        let answers = agree(control, &mine.as_ref().map(|(_, identity)| identity.encode()), until);
+        let (info, _) = mine?;
+        let found = answers?.iter().map(|answer| Identity::decode(answer)).collect::<Option<Vec<_>>>();
+        let met = found.ok_or_else(|| unusable("a rank sent a message that is not one of this version's")).and_then(|identities| {
+            check(own, &identities)?;
+            Ok(Self { info, id: identities[0].id, ctas: identities[0].ctas, version: identities[0].version })
+        });
+        together(control, until, met)
+    }
+}
+
+fn introduce(world: &World, options: &Options) -> Result<(DeviceInfo, Identity), ConnectError> {
+    cuda::available().map_err(unusable)?;
+    library::available().map_err(unusable)?;
+    let number = ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?);
+    let info = cuda::device_info(number).map_err(unusable)?;
+    let ctas = ctas(std::env::var_os("FLUX_NCCL_CTAS").as_deref()).map_err(unusable)?;
+    let version = library::version().map_err(unusable)?;
+    let id = if world.rank().get() == 0 { UniqueId::new().map_err(unusable)? } else { UniqueId::from_bytes([0; 128]) };
+    let identity = Identity { uuid: info.uuid, version, ctas, id };
+    Ok((info, identity))
+}
+
+fn check(own: usize, identities: &[Identity]) -> Result<(), ConnectError> {
+    let mine = identities[own];
+    for (peer, other) in identities.iter().enumerate().filter(|&(peer, _)| peer != own) {
+        let different = |what, of: u32, others: u32| Err(unusable(format!("rank {own} has {what} {of}, rank {peer} {others}")));
+        if other.uuid == mine.uuid {
+            return Err(unusable(format!("ranks {own} and {peer} are both on device {}: NCCL takes one rank a device", mine.uuid)));
+        } else if other.version != mine.version {
+            return different("NCCL", mine.version, other.version);
+        } else if other.ctas != mine.ctas {
+            return different("FLUX_NCCL_CTAS", mine.ctas, other.ctas);
+        }
+    }
+    Ok(())
+}
+
+/// What the variable says.
+fn ctas(variable: Option<&OsStr>) -> Result<u32, String> {
+    let Some(value) = variable.filter(|value| !value.is_empty()) else { return Ok(CTAS) };
+    let parsed = value.to_str().and_then(|value| value.parse().ok()).filter(|value| (1..=MAX_CTAS).contains(value));
+    parsed.ok_or_else(|| format!("FLUX_NCCL_CTAS = {}: it must be from 1 to {MAX_CTAS}", value.display()))
+}
+
+fn unusable(why: impl Display) -> ConnectError {
+    ConnectError::Unusable { select: Select::Nccl, why: why.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn identity(device: u8) -> Identity {
+        Identity { uuid: DeviceUuid([device; 16]), version: 22703, ctas: 4, id: UniqueId::from_bytes([7; 128]) }
+    }
+
+    #[test]
+    fn ranks_that_cannot_be_one_communicator_are_told_why() {
+        let own = identity(0);
+        assert!(check(0, &[own, identity(1)]).is_ok());
+        for (other, word) in [
+            (own, "both on device"),
+            (Identity { version: 22800, ..identity(1) }, "rank 0 has NCCL 22703, rank 1 22800"),
+            (Identity { ctas: 8, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank 1 8"),
+        ] {
+            let why = check(0, &[own, other]).unwrap_err().to_string();
+            assert!(why.contains(word), "{why}");
+        }
+    }
+
+    #[test]
+    fn the_variable_is_a_number_of_ctas_or_an_error() {
+        let parse = |value: &str| ctas(Some(OsStr::new(value)));
+        assert_eq!((ctas(None), parse(""), parse("8")), (Ok(CTAS), Ok(CTAS), Ok(8)));
+        for wrong in ["0", "33", "many", "-1"] {
+            assert!(parse(wrong).unwrap_err().contains(wrong));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_identity_survives_the_trip_and_no_part_of_it_does(uuid: [u8; 16], version: u32, ctas: u32, byte: u8, cut in 0..160_usize) {
+            let identity = Identity { uuid: DeviceUuid(uuid), version, ctas, id: UniqueId::from_bytes([byte; 128]) };
+            let mut message = identity.encode();
+            prop_assert_eq!(message.len(), 160);
+            prop_assert_eq!(Identity::decode(&message), Some(identity));
+            prop_assert_eq!(Identity::decode(&message[..cut]), None);
+            message.push(0);
+            prop_assert_eq!(Identity::decode(&message), None);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! An NCCL communicator for messages, made and used without blocking.
+//!
+//! Invariant: no call of this module waits for another rank, but for [`Messages::join`] and [`Messages::leave`], which have a deadline. What a group
+//! enqueues is on the stream when [`Messages::is_ready`] says so, and only then may the communicator be used again.
+
+use super::comm::{UniqueId, source, target};
+use super::library::{Config, Library, NcclError, library};
+use crate::cuda::CudaDevice;
+use cudarc::nccl::sys::{ncclDataType_t, ncclUniqueId};
+use std::ffi::c_int;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// `ncclInProgress`.
+const IN_PROGRESS: c_int = 7;
+/// Between looks at what takes milliseconds.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// One rank's communicator. Whoever has it ends it by [`leave`](Self::leave) or [`abort`](Self::abort).
+pub(super) struct Messages {
+    library: &'static Library,
+    device: CudaDevice,
+    raw: usize,
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Messages").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl Messages {
+    /// Joins the communicator `id` as `rank` of `world`. Its kernels take at most `ctas` multiprocessors.
+    pub(super) fn join(device: &CudaDevice, id: UniqueId, (rank, world): (u32, u32), ctas: u32, until: Instant) -> Result<Self, NcclError> {
+        let began = Instant::now();
+        let library = library()?;
+        let (mut raw, mut config) = (0, Config::without_blocking(ctas));
+        let id = ncclUniqueId { internal: id.to_bytes().map(u8::cast_signed) };
+        {
+            let _current = device.enter()?;
+            let init = library.nccl_comm_init_rank_config;
+            // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is read before the call returns.
+            let code = unsafe { init(&raw mut raw, world.cast_signed(), id, rank.cast_signed(), &raw mut config) };
+            library.accepted("ncclCommInitRankConfig", code)?;
+        }
+        let this = Self { library, device: device.clone(), raw };
+        loop {
+            match this.is_ready() {
+                Ok(true) => return Ok(this),
+                Ok(false) if Instant::now() < until => std::thread::sleep(LOOK),
+                Ok(false) => {
+                    drop(this.abort());
+                    return Err(NcclError::Deadline { rank, world, waited: began.elapsed() });
+                }
+                Err(error) => {
+                    drop(this.abort());
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Whether everything that was asked for before is done or on its stream; NCCL's error where something has failed since.
+    pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
+        let mut state = 0;
+        // SAFETY: `state` is a place for the result; the communicator lives as long as `self`.
+        let code = unsafe { (self.library.nccl_comm_get_async_error)(self.raw, &raw mut state) };
+        self.library.check("ncclCommGetAsyncError", code)?;
+        self.library.accepted("an NCCL communicator", state)?;
+        Ok(state != IN_PROGRESS)
+    }
+
+    /// Begins a group of messages, which all go at once; the communicator is ready, and the thread adds them and ends it.
+    pub(super) fn group(&self, stream: usize) -> Result<Group<'_>, NcclError> {
+        let current = self.device.enter()?;
+        // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
+        self.library.check("ncclGroupStart", unsafe { (self.library.nccl_group_start)() })?;
+        Ok(Group { of: self, stream, open: true, _current: current })
+    }
+
+    /// Leaves in good order: what was sent arrives. Does not wait for other ranks' leaving.
+    pub(super) fn leave(self, until: Instant) -> Result<(), NcclError> {
+        let finalised = self.device.enter().map_err(NcclError::from).and_then(|_current| {
+            // SAFETY: the communicator lives as long as `self`, and is used for nothing more.
+            self.library.accepted("ncclCommFinalize", unsafe { (self.library.nccl_comm_finalize)(self.raw) })
+        });
+        let done = finalised.and_then(|()| {
+            while !self.is_ready()? {
+                if Instant::now() >= until {
+                    return Err(NcclError::Slow { what: "ncclCommFinalize" });
+                }
+                std::thread::sleep(LOOK);
+            }
+            Ok(())
+        });
+        if let Err(error) = done {
+            drop(self.abort());
+            return Err(error);
+        }
+        let (library, device, raw) = self.into_parts();
+        let _current = device.enter()?;
+        // SAFETY: finalised, and destroyed once: `self` is no more.
+        library.accepted("ncclCommDestroy", unsafe { (library.nccl_comm_destroy)(raw) })
+    }
+
+    /// Ends what is on streams of it, now and later, without regard for the peers. On a thread, which ends when the streams have come past all of it; the
+    /// process does not wait for it.
+    pub(super) fn abort(self) -> Option<JoinHandle<()>> {
+        let (library, device, raw) = self.into_parts();
+        let abort = move || {
+            let aborted = device.enter().map_err(NcclError::from).and_then(|_current| {
+                // SAFETY: the only use of the communicator from now on: `self` is no more.
+                library.accepted("ncclCommAbort", unsafe { (library.nccl_comm_abort)(raw) })
+            });
+            if let Err(error) = aborted {
+                tracing::debug!(%error, "while giving up an NCCL communicator");
+            }
+        };
+        let thread = std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort);
+        thread.inspect_err(|error| tracing::error!(%error, "no thread to give up an NCCL communicator on")).ok()
+    }
+
+    fn into_parts(self) -> (&'static Library, CudaDevice, usize) {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped, so the device's reference is moved out once.
+        (this.library, unsafe { std::ptr::read(&raw const this.device) }, this.raw)
+    }
+}
+
+/// Messages that go together. Dropped, it ends the group; [`end`](Self::end) says whether that was accepted.
+pub(super) struct Group<'a> {
+    of: &'a Messages,
+    stream: usize,
+    open: bool,
+    _current: crate::cuda::Current,
+}
+
+impl Group<'_> {
+    /// Sends `bytes` bytes to `peer`.
+    ///
+    /// # Safety
+    /// They are memory of the communicator's device, until the stream is past the group.
+    pub(super) unsafe fn send(&self, from: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
+        let Messages { library, raw, .. } = self.of;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (library.nccl_send)(source(from), bytes, BYTES, peer.cast_signed(), *raw, self.stream) };
+        library.accepted("ncclSend", code)
+    }
+
+    /// Receives `bytes` bytes from `peer`.
+    ///
+    /// # Safety
+    /// As [`send`](Self::send), and nobody else uses them meanwhile.
+    pub(super) unsafe fn receive(&self, to: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
+        let Messages { library, raw, .. } = self.of;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (library.nccl_recv)(target(to), bytes, BYTES, peer.cast_signed(), *raw, self.stream) };
+        library.accepted("ncclRecv", code)
+    }
+
+    /// Hands the messages over.
+    pub(super) fn end(mut self) -> Result<(), NcclError> {
+        self.open = false;
+        self.close()
+    }
+
+    fn close(&self) -> Result<(), NcclError> {
+        // SAFETY: ends the group that `Messages::group` began on this thread: the guard of the context keeps `self` on it.
+        self.of.library.accepted("ncclGroupEnd", unsafe { (self.of.library.nccl_group_end)() })
+    }
+}
+
+impl Drop for Group<'_> {
+    fn drop(&mut self) {
+        if self.open
+            && let Err(error) = self.close()
+        {
+            tracing::debug!(%error, "while ending a group of messages that failed");
+        }
+    }
+}
+
+const BYTES: c_int = ncclDataType_t::ncclUint8 as c_int;
+
+impl Library {
+    /// As [`check`](Self::check), where a call may also be under way.
+    fn accepted(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+        if code == IN_PROGRESS { Ok(()) } else { self.check(call, code) }
+    }
+}

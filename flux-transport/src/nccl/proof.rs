@@ -1,0 +1,96 @@
+//! A word from every rank to every other, sent as chunks are, and read by its receiver.
+//!
+//! Invariant: it ends by the deadline. It also makes NCCL open its connections and load its kernel, neither of which can be done while a kernel waits for
+//! what they are to carry.
+
+use super::link::Link;
+use super::messages::Messages;
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, read, write};
+use crate::nccl::NcclError;
+use crate::{ConnectError, Select, TransportError};
+use flux_core::rank::MAX_WORLD;
+use flux_core::{Rank, WorldSize};
+use std::time::{Duration, Instant};
+
+/// Bytes of one message: more than NCCL sends in the way that it has for the smallest.
+const BYTES: usize = 1 << 20;
+
+/// What `from` sends to `to`: not the same for any two pairs.
+fn word(from: u32, to: u32) -> u32 {
+    (from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635
+}
+
+/// Sends and receives, and compares. `Err` where a word did not come, or is another.
+pub(super) fn prove(
+    device: &CudaDevice,
+    stream: &SideStream,
+    link: &Link,
+    (rank, world): (Rank, WorldSize),
+    until: Instant,
+) -> Result<(), ConnectError> {
+    let began = Instant::now();
+    let nccl = |error: NcclError| ConnectError::Transport(TransportError::Nccl(error));
+    let (sent, received) = (Buffer::new(device)?, Buffer::new(device)?);
+    let own = rank.get();
+    for peer in world.ranks() {
+        // SAFETY: a message's first word, in the buffer.
+        unsafe { write(device, sent.at(peer), &word(own, peer.get()).to_le_bytes()) }?;
+    }
+    device.synchronize()?;
+    link.group(stream.raw(), |group| {
+        for peer in world.ranks().filter(|&peer| peer != rank) {
+            // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
+            unsafe {
+                group.send(sent.at(peer), BYTES, peer.get())?;
+                group.receive(received.at(peer), BYTES, peer.get())?;
+            }
+        }
+        Ok(())
+    })
+    .map_err(nccl)?;
+    while !stream.is_idle()? {
+        if Instant::now() >= until {
+            // Freeing the buffers waits for what uses them, and this ends it.
+            drop(link.take().map(Messages::abort));
+            return Err(nccl(NcclError::Deadline { rank: own, world: world.get(), waited: began.elapsed() }));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for peer in world.ranks().filter(|&peer| peer != rank) {
+        let mut seen = [0; 4];
+        // SAFETY: a message's first word, in the buffer.
+        unsafe { read(device, &mut seen, received.at(peer)) }?;
+        let (seen, expected) = (u32::from_le_bytes(seen), word(peer.get(), own));
+        if seen != expected {
+            let why = format!("rank {own} received {seen:#010x} where rank {peer} sent {expected:#010x}");
+            return Err(ConnectError::Unusable { select: Select::Nccl, why });
+        }
+    }
+    Ok(())
+}
+
+/// A message for each rank.
+#[derive(Debug)]
+struct Buffer(DeviceBlock);
+
+impl Buffer {
+    fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        Ok(Self(DeviceBlock::new(device, BYTES * MAX_WORLD)?))
+    }
+
+    fn at(&self, peer: Rank) -> u64 {
+        self.0.address() + (BYTES * peer.index()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::word;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_two_pairs_share_a_word() {
+        let words: BTreeSet<u32> = (0..16).flat_map(|from| (0..16).map(move |to| word(from, to))).collect();
+        assert_eq!(words.len(), 256);
+    }
+}
