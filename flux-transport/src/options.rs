@@ -10,8 +10,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Select {
-    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others; else nccl where every rank has a
-    /// device and NCCL; else host.
+    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others; else host. nccl has to be named.
     #[default]
     Auto,
     /// Threads of this process, or processes of this machine, in host memory.

@@ -40,17 +40,11 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
                 (Box::new(NvLink::connect(world, options, members)?), why)
             }
             Err(NvLinkError::Control(error)) => return Err(error.into()),
-            Err(nvlink) => match nccl::Members::meet(world, options) {
-                Ok(members) => {
-                    let why = format!("chosen, as nvlink cannot be used: {nvlink}");
-                    (Box::new(NcclTransport::connect(world, options, members)?), why)
-                }
-                Err(error @ ConnectError::Control(_)) => return Err(error),
-                Err(nccl) => {
-                    let why = format!("chosen, as nvlink cannot be used: {nvlink}; and {nccl}");
-                    (Box::new(Host::connect(world, options)?), why)
-                }
-            },
+            // NCCL is for whoever names it, until it has been seen to work on GPUs.
+            Err(nvlink) => {
+                let why = format!("chosen, as nvlink cannot be used: {nvlink}");
+                (Box::new(Host::connect(world, options)?), why)
+            }
         },
     };
     let explanation = format!("{} ({why})", transport.explain());
