@@ -77,6 +77,8 @@ pub(crate) mod reason {
     pub(crate) const LATE: u32 = 0xffff_0005;
     /// The communicator is rebuilt.
     pub(crate) const REBUILT: u32 = 0xffff_0006;
+    /// A wait passed its deadline, where peers are told of that by a word in shared memory.
+    pub(crate) const TIMED_OUT: u32 = 0xffff_0007;
 
     /// A reason in words.
     pub(super) fn words(reason: u32) -> String {
@@ -85,6 +87,7 @@ pub(crate) mod reason {
             PANICKED => "its thread panicked".to_owned(),
             UNFINISHED => "it gave up a call whose transfers had been handed out".to_owned(),
             LATE => "it has given up waiting for this rank".to_owned(),
+            TIMED_OUT => "a wait of its passed the deadline".to_owned(),
             REBUILT => "it rebuilds the communicator".to_owned(),
             OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
             other => format!("reason {other}"),

@@ -10,13 +10,16 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Select {
-    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others; else host.
+    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others, as is proven; else pcie where every
+    /// rank has a CUDA device; else host. All ranks take the same.
     #[default]
     Auto,
     /// Threads of this process, or processes of this machine, in host memory.
     Host,
     /// Peer memory of CUDA devices.
     NvLink,
+    /// Pinned memory of the host, for CUDA devices of one host that do not reach each other.
+    Pcie,
 }
 
 impl Select {
@@ -26,6 +29,7 @@ impl Select {
             Self::Auto => "auto",
             Self::Host => "host",
             Self::NvLink => "nvlink",
+            Self::Pcie => "pcie",
         }
     }
 }
@@ -38,7 +42,7 @@ impl fmt::Display for Select {
 
 /// No transport has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` names no transport: auto, host and nvlink are known")]
+#[error("`{name}` names no transport: auto, host, nvlink and pcie are known")]
 pub struct ParseSelectError {
     name: String,
 }
@@ -47,7 +51,7 @@ impl FromStr for Select {
     type Err = ParseSelectError;
 
     fn from_str(name: &str) -> Result<Self, ParseSelectError> {
-        let known = [Self::Auto, Self::Host, Self::NvLink];
+        let known = [Self::Auto, Self::Host, Self::NvLink, Self::Pcie];
         known.into_iter().find(|select| select.name() == name).ok_or_else(|| ParseSelectError { name: name.to_owned() })
     }
 }
@@ -94,10 +98,10 @@ mod tests {
 
     #[test]
     fn a_name_and_its_transport_go_together() {
-        for select in [Select::Auto, Select::Host, Select::NvLink] {
+        for select in [Select::Auto, Select::Host, Select::NvLink, Select::Pcie] {
             assert_eq!(select.to_string().parse(), Ok(select));
         }
         let error = "pigeon".parse::<Select>().unwrap_err();
-        assert_eq!(error.to_string(), "`pigeon` names no transport: auto, host and nvlink are known");
+        assert_eq!(error.to_string(), "`pigeon` names no transport: auto, host, nvlink and pcie are known");
     }
 }

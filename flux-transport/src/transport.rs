@@ -5,6 +5,7 @@
 
 use crate::control::{ControlError, ControlPlane, Disagreed};
 use crate::cuda::CudaError;
+use crate::route::Route;
 use crate::{Device, Fault, Stream};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -22,6 +23,8 @@ pub enum TransportKind {
     Host,
     /// Peer memory of CUDA devices.
     NvLink,
+    /// Pinned memory of the host, between CUDA devices that do not reach each other.
+    Pcie,
 }
 
 impl TransportKind {
@@ -30,6 +33,7 @@ impl TransportKind {
         match self {
             Self::Host => "host",
             Self::NvLink => "nvlink",
+            Self::Pcie => "pcie",
         }
     }
 }
@@ -54,7 +58,7 @@ pub enum Mover {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// An executor may store straight into peers' data regions and pads.
+    /// An executor may store straight into peers' data regions and pads. Where not, each call is [carried](Transport::carry).
     pub peer_stores: bool,
     /// Who carries out a [`Push`].
     pub mover: Mover,
@@ -98,6 +102,17 @@ pub struct Push<'a> {
     pub transfers: &'a [Transfer],
 }
 
+/// All of a call's data, where ranks do not reach each other's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Carry<'a> {
+    /// Address of the first row of this rank's shard (AllGather-GEMM).
+    pub x: u64,
+    /// Bytes from a row to the next.
+    pub row_stride: u64,
+    /// What goes where.
+    pub route: &'a Route,
+}
+
 /// A backend: one rank's memory, shared with its peers, and its mover.
 pub trait Transport: Send + Sync + Debug {
     /// Which one it is.
@@ -138,6 +153,15 @@ pub trait Transport: Send + Sync + Debug {
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
+
+    /// Carries all that the call in progress sends and receives, beside its kernel; returns at once. Once in a call, before the kernel is launched or, where
+    /// the route [follows](Route::follows_kernel) it, after. Where executors store to peers themselves there is nothing to carry.
+    ///
+    /// # Safety
+    /// The shard can be read, and is not written, until the call has finished on `stream`.
+    unsafe fn carry(&self, _stream: Stream, _carry: &Carry<'_>) -> Result<(), TransportError> {
+        Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
+    }
 
     /// Ends the call in progress where no executor ran: the call does not count, and its epoch is the next call's.
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
@@ -205,6 +229,14 @@ pub enum TransportError {
     /// The mover cannot be used in this call.
     #[error("the mover cannot be used in this call: {why}")]
     MoverUnusable {
+        /// Why not.
+        why: &'static str,
+    },
+    /// The stream is being captured, and the transport's calls cannot be part of a graph.
+    #[error("a call on the {transport} transport cannot be captured: {why}")]
+    NotCapturable {
+        /// The transport.
+        transport: TransportKind,
         /// Why not.
         why: &'static str,
     },

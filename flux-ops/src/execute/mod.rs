@@ -14,6 +14,7 @@ use flux_core::Problem;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Schedule, TileProgram};
 use flux_kernels::{Activation, Element};
+use flux_transport::route::Route;
 use flux_transport::{Communicator, Label, Stream};
 use host::HostExecutor;
 
@@ -75,11 +76,17 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 }
 
 impl<T: Element> Executor<T> {
-    /// Makes everything that running `program` takes, but the workspace.
-    pub(crate) fn prepare(comm: &Communicator, program: TileProgram, schedule: &Schedule, hands: Hands) -> Result<Self, BuildError> {
+    /// Makes everything that running `program` takes, but the workspace. There is a route where the communicator's ranks do not reach each other's memory.
+    pub(crate) fn prepare(
+        comm: &Communicator,
+        program: TileProgram,
+        route: Option<Route>,
+        schedule: &Schedule,
+        hands: Hands,
+    ) -> Result<Self, BuildError> {
         match location(comm) {
             Location::Host => HostExecutor::prepare(program, hands).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::prepare(ordinal, program, schedule, hands).map(Self::Cuda),
+            Location::Cuda(ordinal) => CudaExecutor::prepare(ordinal, program, route, schedule, hands).map(Self::Cuda),
         }
     }
 

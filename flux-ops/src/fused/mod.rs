@@ -17,6 +17,7 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
+use flux_transport::route::Route;
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt;
 
@@ -38,15 +39,20 @@ impl Request {
         Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, hands: Hands::default() }
     }
 
-    /// The program of `rank`, with the problem and the schedule that it is of.
-    fn program(&self, rank: Rank, world: WorldSize) -> Result<(TileProgram, Schedule), BuildError> {
+    /// The problem, and the schedule for ranks that reach each other's memory, or for those that do not.
+    fn plan(&self, world: WorldSize, peer_stores: bool) -> Result<(Problem, Schedule), BuildError> {
         let problem = Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?;
-        let schedule = self.schedule.unwrap_or_else(|| Schedule::heuristic(&problem));
-        Ok((TileProgram::build(&problem, rank, &schedule)?, schedule))
+        let default = if peer_stores { Schedule::heuristic } else { Schedule::staged };
+        Ok((problem, self.schedule.unwrap_or_else(|| default(&problem))))
     }
 
+    /// What covers the op on any transport.
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
-        Ok(self.program(Rank::new(0), world)?.0.workspace())
+        let size = |peer_stores| {
+            let (problem, schedule) = self.plan(world, peer_stores)?;
+            Ok::<_, BuildError>(TileProgram::build(&problem, Rank::new(0), &schedule)?.workspace())
+        };
+        Ok(size(true)?.max(size(false)?))
     }
 }
 
@@ -90,10 +96,19 @@ impl<T: Element> FusedOp<T> {
     }
 
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
-        let (program, schedule) = request.program(comm.rank(), comm.world_size())?;
-        let (problem, size) = (program.problem, program.workspace());
+        let (rank, world) = (comm.rank(), comm.world_size());
+        let peer_stores = comm.capabilities().peer_stores || world.peers() == 0;
+        let (problem, schedule) = request.plan(world, peer_stores)?;
+        let program = TileProgram::build(&problem, rank, &schedule)?;
+        let size = program.workspace();
+        let route = if peer_stores {
+            None
+        } else {
+            let of_all = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule)).collect::<Result<Vec<_>, _>>()?;
+            Some(Route::new(rank, &of_all))
+        };
         let (finish, chosen) = (request.finish, request.schedule.is_some());
-        let executor = Executor::prepare(comm, program, &schedule, request.hands)?;
+        let executor = Executor::prepare(comm, program, route, &schedule, request.hands)?;
         Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
     }
 

@@ -6,7 +6,7 @@
 use super::Communicator;
 use super::flight::{CallState, Label, Noted};
 use crate::fault::reason;
-use crate::{Push, Stream, TransportError, WorkspaceView};
+use crate::{Carry, Push, Stream, TransportError, WorkspaceView};
 use std::sync::{Arc, MutexGuard};
 
 /// A call in progress.
@@ -16,6 +16,7 @@ pub struct Call<'c> {
     stream: Stream,
     view: Arc<WorkspaceView>,
     pushes: bool,
+    carried: bool,
     noted: Noted,
     finished: bool,
     _turn: MutexGuard<'c, ()>,
@@ -25,7 +26,7 @@ impl<'c> Call<'c> {
     pub(super) fn new(comm: &'c Communicator, turn: MutexGuard<'c, ()>, stream: Stream, label: Option<Label>) -> Self {
         let transport = comm.inner.health.transport();
         let noted = comm.inner.flight.begin(transport.epoch(), label);
-        Self { comm, stream, view: transport.view(), pushes: false, noted, finished: false, _turn: turn }
+        Self { comm, stream, view: transport.view(), pushes: false, carried: false, noted, finished: false, _turn: turn }
     }
 
     /// The workspace, as this rank's executor reaches it.
@@ -67,10 +68,29 @@ impl<'c> Call<'c> {
         self.note(handed)
     }
 
+    /// Carries all that this call sends and receives, on a transport whose executors do not reach peers' memory; returns at once. Once in a call, before
+    /// the executor is started or, where the route [follows](crate::route::Route::follows_kernel) it, after.
+    ///
+    /// # Safety
+    /// As [`push`](Self::push).
+    ///
+    /// # Errors
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is moved.
+    pub unsafe fn carry(&mut self, carry: &Carry<'_>) -> Result<(), TransportError> {
+        // SAFETY: this function's caller vouches for the shard.
+        let handed = unsafe { self.comm.inner.health.transport().carry(self.stream, carry) };
+        self.carried |= Self::handed_out(&handed);
+        handed
+    }
+
+    fn handed_out(handed: &Result<(), TransportError>) -> bool {
+        use TransportError::{BadTransfer, MoverUnusable, WrongStream};
+        !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }))
+    }
+
     /// Takes note that transfers were handed out. A driver may refuse after a part of them, which cannot be taken back.
     fn note(&mut self, handed: Result<(), TransportError>) -> Result<(), TransportError> {
-        use TransportError::{BadTransfer, MoverUnusable, WrongStream};
-        self.pushes |= !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
+        self.pushes |= Self::handed_out(&handed);
         handed
     }
 
@@ -109,7 +129,7 @@ impl Drop for Call<'_> {
         }
         let health = &self.comm.inner.health;
         self.comm.inner.flight.note(self.noted, CallState::GivenUp);
-        if self.pushes {
+        if self.pushes || self.carried {
             health.give_up(reason::UNFINISHED);
         }
         if let Err(error) = health.transport().abandon(self.stream) {

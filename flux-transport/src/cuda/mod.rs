@@ -8,6 +8,7 @@ mod device;
 mod driver;
 mod error;
 mod memory;
+mod staging;
 mod stream;
 mod vmm;
 
@@ -18,6 +19,7 @@ pub use memory::{DeviceBlock, PinnedBlock};
 pub use stream::{Capture, Event, SideStream, capture};
 
 pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, write, write_value_async};
+pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 pub(crate) use stream::stream_id;
 pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};
 

@@ -60,6 +60,12 @@ pub enum NvLinkError {
         /// Its device.
         peer_uuid: DeviceUuid,
     },
+    /// A variable of the environment forbids it.
+    #[error("{variable} is set, so peers' memory is left alone")]
+    Vetoed {
+        /// Its name.
+        variable: &'static str,
+    },
     /// The driver grants peer access, but what a peer wrote is not there.
     #[error("rank {rank} reads {seen:#010x} where rank {peer} wrote {expected:#010x}: peer access from {peer} to {rank} does not work")]
     NotProven {
@@ -121,6 +127,7 @@ impl From<NvLinkError> for ConnectError {
         let why = error.to_string();
         match error {
             NvLinkError::OtherHost { .. }
+            | NvLinkError::Vetoed { .. }
             | NvLinkError::SameDevice { .. }
             | NvLinkError::NoPeerAccess { .. }
             | NvLinkError::NotProven { .. }
@@ -140,6 +147,7 @@ impl From<NvLinkError> for TransportError {
             NvLinkError::Control(error) => Self::Control(error),
             NvLinkError::Io { what, source } => Self::Io { what, source },
             NvLinkError::Peer { peer, reason } => Self::PeerFailed { rank: peer, reason },
+            NvLinkError::Vetoed { .. } => Self::MoverUnusable { why: "a variable of the environment forbids it" },
             NvLinkError::Disagreement { .. } => Self::Disagreement { what: "workspace", values: reason },
             NvLinkError::Message { peer }
             | NvLinkError::OtherHost { peer, .. }

@@ -8,22 +8,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pinned host memory, mapped for the device.
 #[derive(Debug)]
-pub(super) struct FaultBlock {
+pub(crate) struct FaultBlock {
     block: PinnedBlock,
 }
 
 impl FaultBlock {
-    pub(super) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
         Ok(Self { block: PinnedBlock::new(device, host_size(FAULT_BYTES))? })
     }
 
     /// The address for the kernel.
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.block.address()
     }
 
     /// The record, once a wait has failed.
-    pub(super) fn record(&self) -> Option<FaultRecord> {
+    pub(crate) fn record(&self) -> Option<FaultRecord> {
         let record = self.block.host().cast::<FaultRecord>();
         // SAFETY: the block is `FAULT_BYTES` long, page-aligned and lives as long as `self`; `state` is its first word, which the
         // device stores with release order after the rest.
@@ -33,7 +33,7 @@ impl FaultBlock {
     }
 
     /// Ends all waits of this rank's device, with a reason that is not zero. The first reason stays.
-    pub(super) fn abort(&self, reason: u32) {
+    pub(crate) fn abort(&self, reason: u32) {
         // The device only reads this word, so a compare-and-swap among host threads is enough.
         let _ = self.word().compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }

@@ -7,36 +7,36 @@ use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 
 /// A stream with its two events.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(crate) struct Lane {
     stream: SideStream,
     forked: Event,
     joined: Event,
 }
 
 impl Lane {
-    pub(super) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
         Ok(Self { stream: SideStream::new(device)?, forked: Event::new(device)?, joined: Event::new(device)? })
     }
 
     /// The `CUstream`.
-    pub(super) fn raw(&self) -> usize {
+    pub(crate) fn raw(&self) -> usize {
         self.stream.raw()
     }
 
     /// Orders the lane after `caller`.
-    pub(super) fn fork(&self, caller: usize) -> Result<(), CudaError> {
+    pub(crate) fn fork(&self, caller: usize) -> Result<(), CudaError> {
         self.forked.record(caller)?;
         self.forked.make_wait(self.raw())
     }
 
     /// Orders `caller` after the lane.
-    pub(super) fn join(&self, caller: usize) -> Result<(), CudaError> {
+    pub(crate) fn join(&self, caller: usize) -> Result<(), CudaError> {
         self.joined.record(self.raw())?;
         self.joined.make_wait(caller)
     }
 
     /// Waits on this thread until the lane is empty.
-    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.stream.synchronize()
     }
 }

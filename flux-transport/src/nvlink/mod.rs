@@ -28,7 +28,10 @@ mod shared;
 mod transport;
 mod workspace;
 
-pub(crate) use collective::Members;
+pub(crate) use collective::{Meeting, Members, Reach};
+pub(crate) use fault::FaultBlock;
+pub(crate) use lane::Lane;
+pub(crate) use order::{Order, Turn};
 pub(crate) use transport::NvLink;
 
 pub use error::NvLinkError;

@@ -7,7 +7,7 @@ use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
 
 /// Where a call's work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(crate) enum Turn {
     /// To the device, on the stream with this number: a handle is used again after its stream is gone.
     Eager { stream: u64 },
     /// Into a graph, by the capture with this number, on the stream with this handle: the driver tells no number of a stream in capture, and
@@ -36,7 +36,7 @@ struct Last {
 
 /// The last calls.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(crate) struct Order {
     eager: Last,
     captured: Last,
 }
@@ -45,13 +45,13 @@ pub(super) struct Order {
 const CAPTURE_INVALIDATED: i32 = 901;
 
 impl Order {
-    pub(super) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
         let last = || Ok::<_, CudaError>(Last { turn: None, done: Event::new(device)? });
         Ok(Self { eager: last()?, captured: last()? })
     }
 
     /// Orders `stream` after the last call. The device's context is current.
-    pub(super) fn begin(&self, stream: usize) -> Result<Turn, CudaError> {
+    pub(crate) fn begin(&self, stream: usize) -> Result<Turn, CudaError> {
         let turn = match capture(stream)? {
             Capture::Off => Turn::Eager { stream: stream_id(stream)? },
             Capture::On(capture) => Turn::Captured { capture, stream },
@@ -74,7 +74,7 @@ impl Order {
     }
 
     /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no node of the graph.
-    pub(super) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
+    pub(crate) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
         let last = match turn {
             Turn::Eager { .. } => &mut self.eager,
             Turn::Captured { .. } => &mut self.captured,
