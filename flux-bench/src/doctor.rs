@@ -81,15 +81,36 @@ fn transports() {
         Err(why) => format!("does not work: {why}"),
     };
     line("nvlink", word);
+    let word = match pcie() {
+        Ok(ranks) => format!("works: up to {ranks} ranks, one a GPU, through pinned memory of the host; no CUDA graphs"),
+        Err(why) => format!("does not work: {why}"),
+    };
+    line("pcie", word);
 }
 
-fn nvlink() -> Result<u32, String> {
+/// GPUs that kernels run on and whose memory of the host can be pinned.
+fn pcie() -> Result<u32, String> {
+    let count = usable()?;
+    for ordinal in 0..count {
+        let device = cuda::CudaDevice::open(ordinal).map_err(|why| why.to_string())?;
+        cuda::PinnedBlock::new(&device, 1 << 20).map_err(|why| format!("GPU {ordinal}: no pinned memory: {why}"))?;
+    }
+    Ok(count)
+}
+
+/// GPUs, if the kernels run on all of them.
+fn usable() -> Result<u32, String> {
     cuda::available().map_err(|why| why.to_string())?;
     let count = cuda::device_count().map_err(|why| why.to_string())?;
     for ordinal in 0..count {
         let info = cuda::device_info(ordinal).map_err(|why| why.to_string())?;
         gpu::kernels::arch(ordinal, info.compute).map_err(|why| why.to_string())?;
     }
+    Ok(count)
+}
+
+fn nvlink() -> Result<u32, String> {
+    let count = usable()?;
     let matrix = cuda::peer_matrix().map_err(|why| why.to_string())?;
     match pairs(&matrix).first() {
         Some((from, to)) => Err(format!("GPU {from} cannot access memory of GPU {to}")),

@@ -154,8 +154,8 @@ pub trait Transport: Send + Sync + Debug {
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
 
-    /// Carries all that the call in progress sends and receives, beside its kernel; returns at once. Once in a call, before the kernel is launched or, where
-    /// the route [follows](Route::follows_kernel) it, after. Where executors store to peers themselves there is nothing to carry.
+    /// Carries all that the call in progress sends and receives, beside its kernel, which was launched before; returns at once. Once in a call. Where
+    /// executors store to peers themselves there is nothing to carry.
     ///
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished on `stream`.

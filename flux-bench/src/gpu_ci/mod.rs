@@ -130,6 +130,8 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         let mut links = command(args, args.dist.join("flux-bench").as_os_str());
         links.args(["links", "--json"]).arg(out.join("links.json"));
         steps.push(("links".to_owned(), links));
+        steps.push(("soak-pcie".to_owned(), program(&["soak", "--quick", "--transport", "pcie"])));
+        steps.push(("soak-pcie-processes".to_owned(), program(&["soak", "--quick", "--processes", "--transport", "pcie"])));
         let mut faults = command(args, args.dist.join("flux-bench").as_os_str());
         faults.args(["faults", "--transport", "nvlink", "--ranks", &args.tp.unwrap_or(gpus).to_string()]);
         steps.push((FAULTS.to_owned(), faults));

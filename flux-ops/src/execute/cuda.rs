@@ -104,10 +104,7 @@ impl CudaExecutor {
         let mut call = comm.begin_as(stream, Some(label(&program.problem)))?;
         let by_kernel = self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
         let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route });
-        if let Some(carry) = carry.filter(|carry| !carry.route.follows_kernel()) {
-            // SAFETY: as for the push below.
-            unsafe { call.carry(&carry) }?;
-        } else if carry.is_none() && !by_kernel {
+        if carry.is_none() && !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
             unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
@@ -137,8 +134,9 @@ impl CudaExecutor {
         // SAFETY: the operands were checked against the problem and are held as above; the workspace is the communicator's, covers this program since
         // the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
         let launched = unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch);
-        let carried = launched.and_then(|()| match carry.filter(|carry| carry.route.follows_kernel()) {
-            // SAFETY: as for the launch; nothing of the shard is read.
+        // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
+        let carried = launched.and_then(|()| match carry {
+            // SAFETY: as for the push above.
             Some(carry) => Ok(unsafe { call.carry(&carry) }?),
             None => Ok(()),
         });

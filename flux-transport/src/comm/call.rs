@@ -68,8 +68,8 @@ impl<'c> Call<'c> {
         self.note(handed)
     }
 
-    /// Carries all that this call sends and receives, on a transport whose executors do not reach peers' memory; returns at once. Once in a call, before
-    /// the executor is started or, where the route [follows](crate::route::Route::follows_kernel) it, after.
+    /// Carries all that this call sends and receives, on a transport whose executors do not reach peers' memory; returns at once. Once in a call, when the
+    /// kernel is launched.
     ///
     /// # Safety
     /// As [`push`](Self::push).

@@ -8,6 +8,7 @@ mod device;
 mod driver;
 mod error;
 mod memory;
+mod near;
 mod staging;
 mod stream;
 mod vmm;
@@ -16,6 +17,7 @@ pub use context::{CudaDevice, Current};
 pub use device::{DeviceInfo, DeviceUuid, can_access_peer, device_count, device_info, driver_version, peer_matrix};
 pub use error::{CudaError, Unavailable};
 pub use memory::{DeviceBlock, PinnedBlock};
+pub use near::near;
 pub use stream::{Capture, Event, SideStream, capture};
 
 pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, write, write_value_async};

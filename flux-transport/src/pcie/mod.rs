@@ -12,7 +12,7 @@
 
 mod carry;
 mod layout;
-mod near;
+mod proof;
 mod region;
 mod transport;
 mod watch;

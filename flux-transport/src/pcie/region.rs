@@ -4,9 +4,8 @@
 //! are on the node of the owner's device where the system allows it: all GPUs of a host writing at once are slower than all reading.
 
 use super::layout::Layout;
-use super::near::near;
 use crate::TransportError;
-use crate::cuda::{CudaDevice, CudaError, Registration, host_size};
+use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};
 use crate::host::file::{self, MappedFile};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

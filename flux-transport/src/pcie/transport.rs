@@ -5,6 +5,7 @@
 //! frozen in the graph.
 
 use super::carry::Streams;
+use super::proof::prove;
 use super::watch::Watch;
 use super::workspace::Workspace;
 use crate::control::ControlPlane;
@@ -65,9 +66,11 @@ impl Pcie {
         let (out, back, order, fault) = meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
         let epoch = options.first_epoch;
         let workspace = Workspace::new(meeting, &device, &out, &members, (options.reserve, epoch))?;
+        meeting.succeed(prove(&device, (&out, &back), &workspace, members.rank, epoch).map_err(NvLinkError::from)).map_err(unusable)?;
         let deadline_ns = u64::try_from(options.deadline.as_nanos()).unwrap_or(u64::MAX);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
-        let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get())?;
+        let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
+        let watch = meeting.succeed(watch).map_err(unusable)?;
         let state = State { out, back, order, current: workspace, view, epoch, call: None };
         let place = Device::from(device.info().clone());
         Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, device, place })
@@ -138,7 +141,7 @@ impl Transport for Pcie {
         if matches!(turn, Turn::Captured { .. }) {
             return Err(TransportError::NotCapturable { transport: TransportKind::Pcie, why: NO_GRAPHS });
         }
-        // Here, not where the call is carried: that may come after the kernel's launch, which it runs beside.
+        // Here, not where the call is carried: that comes after the kernel's launch, which it runs beside.
         state.out.fork(caller)?;
         state.back.fork(caller)?;
         state.call = Some(InCall { turn, carried: false });

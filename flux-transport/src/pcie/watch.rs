@@ -4,9 +4,8 @@
 //! it did not end by data it has left a record, or the abort word is set, and this thread sees either while the streams are not done.
 
 use super::words::Words;
-use crate::TransportError;
 use crate::fault::reason;
-use crate::nvlink::FaultBlock;
+use crate::nvlink::{FaultBlock, NvLinkError};
 use flux_core::layout::{FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,7 +63,7 @@ impl Shared {
 
 impl Watch {
     /// Starts the thread of rank `rank`, whose streams are done with call `begun`.
-    pub(super) fn start(rank: u32, fault: FaultBlock, words: Arc<Words>, begun: u32) -> Result<Self, TransportError> {
+    pub(super) fn start(rank: u32, fault: FaultBlock, words: Arc<Words>, begun: u32) -> Result<Self, NvLinkError> {
         let (begun, reason, stop) = (AtomicU32::new(begun), AtomicU32::new(0), AtomicBool::new(false));
         let shared = Arc::new(Shared { fault, words: Mutex::new(words), begun, reason, stop });
         let watched = Arc::clone(&shared);
@@ -74,7 +73,7 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name(format!("flux-watch-{rank}")).spawn(watch);
-        let thread = thread.map_err(|source| TransportError::Io { what: "starting a thread that ends waits", source })?;
+        let thread = thread.map_err(|source| NvLinkError::Io { what: "starting a thread that ends waits", source })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

@@ -13,10 +13,10 @@ mod parcels;
 mod tests;
 
 use crate::{TransportError, WorkspaceView};
+use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
-use flux_core::{OpKind, Rank};
 
 /// Where a parcel lies in its source's half: `rows` rows of `width` bytes, `pitch` bytes apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,7 +87,6 @@ pub struct Incoming {
 /// All that a rank sends and receives in a call of one op.
 #[derive(Clone, Debug)]
 pub struct Route {
-    op: OpKind,
     rank: u32,
     world: u32,
     size: WorkspaceSize,
@@ -113,14 +112,13 @@ impl Route {
                 incoming.extend(here.map(|&reader| Incoming { source, index, block: parcel.block, reader }));
             }
         }
-        let op = own.problem.op();
-        order::sort(op, &mut incoming);
+        order::sort(own.problem.op(), &mut incoming);
         let mut shifts = [0; MAX_WORLD];
         for (peer, shift) in own.problem.world().ranks().zip(&mut shifts) {
             *shift = parcels::shift(own, peer);
         }
         let world = own.problem.world().get();
-        Self { op, rank: rank.get(), world, size: own.workspace(), outgoing, incoming, shifts }
+        Self { rank: rank.get(), world, size: own.workspace(), outgoing, incoming, shifts }
     }
 
     /// What is sent, in the order in which it becomes ready.
@@ -131,11 +129,6 @@ impl Route {
     /// What is received, in the order in which it is best fetched.
     pub fn incoming(&self) -> &[Incoming] {
         &self.incoming
-    }
-
-    /// Whether what is sent is made by the call's kernel, so that the kernel is best launched first.
-    pub fn follows_kernel(&self) -> bool {
-        self.op == OpKind::GemmReduceScatter
     }
 
     /// The data regions that the kernel is given, by rank: its own, and for each peer that place of the outbox.

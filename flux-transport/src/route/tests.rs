@@ -4,12 +4,12 @@ use super::*;
 use flux_core::layout::slot_bytes;
 use flux_core::program::{Chunk, Schedule, check, sink};
 use flux_core::tile::Raster;
-use flux_core::{DType, Problem, TileShape, WorldSize};
+use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
-    let extents = (1u32..7, 1usize..40, 1usize..8, 1usize..8);
+    let extents = (1u32..6, 1usize..36, 1usize..5, 1usize..5);
     let knobs = (0u32..6, 1u32..4, 1u32..4, 1u32..3, any::<bool>(), any::<bool>());
     (extents, knobs).prop_map(|((world, m, n, k), (chunk, band, k_chunks, splits, stack, gather))| {
         let world = WorldSize::new(world).expect("a small world");
@@ -51,6 +51,9 @@ fn direct(programs: &[TileProgram], reader: u32) -> BTreeMap<u64, (u32, u64)> {
 }
 
 proptest! {
+    // Bytes are followed one by one.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn every_signal_that_is_awaited_of_a_peer_is_that_of_one_parcel(programs in programs()) {
         for (program, route) in programs.iter().zip(routes(&programs)) {

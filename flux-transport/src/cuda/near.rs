@@ -9,7 +9,7 @@ use std::fs;
 /// What `make` returns, run where memory that it touches first is that of the node of the device at this PCI address.
 ///
 /// A policy for memory would say it directly, but containers commonly forbid the call.
-pub(super) fn near<R: Send>(pci: &str, make: impl FnOnce() -> R + Send) -> R {
+pub fn near<R: Send>(pci: &str, make: impl FnOnce() -> R + Send) -> R {
     let Some(cpus) = cpus_of(pci) else { return make() };
     std::thread::scope(|scope| {
         let there = move || {
