@@ -96,6 +96,9 @@ impl Schedule {
     /// - Tile: the one of 128x256x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
+    /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
+    /// - Shards of fewer than 128 rows: tiles span them, of 64 rows where there are no more in all, and two items share a tile where there are
+    ///   otherwise fewer than half as many as SMs.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};

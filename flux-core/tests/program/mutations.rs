@@ -223,7 +223,7 @@ proptest! {
                 assert_violates!(call, Violation::WrongPeer { named, raiser, .. } if named == raiser.after(1, world));
             }
             _ => {
-                p.items.iter_mut().filter(|item| item.await_first as usize == which).for_each(|item| item.await_count = 0);
+                p.items.iter_mut().filter(|item| item.await_first as usize == which).for_each(|item| (item.await_count, item.await_group) = (0, 0));
                 let (owner_rank, unheard) = (p.rank, p.awaits[which].signal);
                 assert_violates!(call, Violation::NeverAwaited { owner, signal, .. } if (owner, signal) == (owner_rank, unheard));
             }
@@ -279,7 +279,7 @@ proptest! {
         let index = pick_item(&p.items, item, is_gather);
         match kind {
             // other tiles of the row block still await the chunk
-            0 => p.items[index].await_count = 0,
+            0 => (p.items[index].await_count, p.items[index].await_group) = (0, 0),
             1 => p.items[index].await_first = (p.items[index].await_first + 1) % p.signals,
             _ => {
                 // the first two chunks that this rank sends arrive under each other's signal

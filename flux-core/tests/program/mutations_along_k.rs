@@ -263,7 +263,9 @@ proptest! {
                 a == b
             });
             prop_assume!(shared.count() > 1);
-            p.items[index].await_count -= 1;
+            let item = &mut p.items[index];
+            item.await_count -= 1;
+            item.await_group = item.await_group.min(item.await_count);
         } else {
             let later = p.awaits.iter().map(|entry| entry.k_step > 0 && entry.k_step + 1 < p.k_steps()).collect::<Vec<_>>();
             prop_assume!(later.contains(&true));

@@ -83,8 +83,6 @@ struct Producer {
             load_b(item, ring.stage, s);
             ring.advance();
         }
-        // The next as well, into L2: without the wait they would be on their way by now.
-        for (u32 s = step + ahead; s < end && s < step + 2 * C::kStages; ++s) ptx::tensor_prefetch_2d(&p.b, s * C::kTileK, item.col);
         for (u32 s = step; s < step + ahead; ++s) {
             while (s >= w.step) wait(w);
             load_a(item, start.stage, s);

@@ -16,11 +16,6 @@ __device__ __forceinline__ void tensor_load_2d(u32 dst, const TensorMap* map, u3
                  : "memory");
 }
 
-// cp.async.bulk.prefetch.tensor.2d: brings a box into L2
-__device__ __forceinline__ void tensor_prefetch_2d(const TensorMap* map, i32 c0, i32 c1) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1) : "memory");
-}
-
 // cp.async.bulk.tensor.4d, global to shared
 __device__ __forceinline__ void tensor_load_4d(u32 dst, const TensorMap* map, u32 bar, i32 c0, i32 c1, i32 c2, i32 c3) {
     asm volatile(

@@ -2,7 +2,7 @@
 
 use super::{Record, Violation};
 use crate::OpKind;
-use crate::program::{Await, NONE, TileProgram, WorkItem, sink, source};
+use crate::program::{NONE, TileProgram, WorkItem, sink, source};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let (world, m_shard, k) = (p.problem.world(), p.problem.m_shard(), p.problem.k_local());
@@ -81,18 +81,7 @@ fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Vio
     awaits
         .into_iter()
         .try_for_each(|(field, first, count)| at.below(field, u64::from(first) + u64::from(count), p.awaits.len() as u64 + 1))?;
-    groups(p, at, item)
-}
-
-/// Whether the entries that are said to stand together have one `k_step`.
-fn groups(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
-    if item.await_count == 0 {
-        return at.below("await_group", item.await_group, 1_u32);
-    }
-    at.range("await_group", 0, item.await_group, item.await_count, item.await_count)?;
-    let together = |group: &[Await]| group.len() == item.await_group as usize && group.iter().all(|entry| entry.k_step == group[0].k_step);
-    let uniform = p.awaits_of(item).chunks(item.await_group as usize).all(together);
-    at.below("await_group", u32::from(!uniform), 1_u32)
+    at.below("await_group", item.await_group, u64::from(item.await_count) + 1)
 }
 
 /// A record that is being checked.

@@ -1,7 +1,7 @@
 //! Rule: each item multiplies the rows that it stores, and each record is of the form that its operation has.
 
 use super::{Record, Violation};
-use crate::program::{NONE, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::{Await, NONE, TileProgram, Transfer, WorkItem, sink, source};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
@@ -85,8 +85,15 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         _ if !rows.is_sorted_by_key(|entry| entry.k_step) => Some("rows are awaited in the order of steps along k"),
         _ if rows.iter().any(|entry| entry.k_step >= item.k_first + item.k_steps) => Some("a step is awaited that is not multiplied"),
         _ if late.iter().any(|entry| entry.k_step != 0) => Some("what is awaited after the multiplication has no step"),
+        _ if !in_groups(rows, item.await_group) => Some("entries that stand together have one step"),
         _ => None,
     }
+}
+
+/// Whether `rows` are whole groups of so many entries, each with one step.
+fn in_groups(rows: &[Await], group: u32) -> bool {
+    let together = |entries: &[Await]| entries.len() == group as usize && entries.iter().all(|entry| entry.k_step == entries[0].k_step);
+    if rows.is_empty() { group == 0 } else { group > 0 && rows.chunks(group as usize).all(together) }
 }
 
 /// Who lends and who borrows.
