@@ -222,8 +222,10 @@ mod tests {
         let summary: Summary = serde_json::from_str(&json).unwrap();
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).filter(|&name| name != "peers").collect();
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
-        let checks = ["soak-threads", "soak-processes", "soak-random", "soak-shared", "links", "faults", "bench", "first-call"];
-        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &checks].concat());
+        let checks = ["soak-threads", "soak-processes", "soak-random", "soak-shared", "links"];
+        let pcie = ["soak-pcie", "soak-pcie-processes"];
+        let measures = ["faults", "bench", "first-call"];
+        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &checks, &pcie, &measures].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);
