@@ -38,7 +38,7 @@ impl Streams<'_> {
     /// The route was checked against the workspace; both lanes are forked from the caller's stream, and the shard's rows stay until they are joined; the
     /// watch knows of the call; the device's context is current.
     pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
-        for parcel in carry.route.outgoing().iter().filter(|parcel| parcel.readers.iter().any(|reader| reader.rank < self.world)) {
+        for parcel in carry.route.outgoing() {
             // SAFETY: this function's promise.
             unsafe { self.send(carry, parcel) }?;
         }
