@@ -81,8 +81,15 @@ fn transports() {
         Err(why) => format!("does not work: {why}"),
     };
     line("nvlink", word);
+    let word = match pcie() {
+        Ok(ranks) => format!("may work, if asked for: up to {ranks} ranks, one a GPU, through pinned memory of the host; no CUDA graphs"),
+        Err(why) => format!("does not work: {why}"),
+    };
+    line("pcie", word);
     let word = match nccl() {
-        Ok(ranks) => format!("may work: up to {ranks} ranks on this host, one a GPU, and more on others; NCCL decides when it connects"),
+        Ok(ranks) => format!(
+            "may work, if asked for: up to {ranks} ranks on this host, one a GPU, and more on others; NCCL decides when it connects"
+        ),
         Err(why) => format!("does not work: {why}"),
     };
     line("nccl", word);
@@ -91,6 +98,16 @@ fn transports() {
 fn nccl() -> Result<u32, String> {
     let count = devices()?;
     nccl::available().map_err(|why| why.to_string())?;
+    Ok(count)
+}
+
+/// How many devices there are, if the kernels run on all of them and they reach pinned memory of the host.
+fn pcie() -> Result<u32, String> {
+    let count = devices()?;
+    for ordinal in 0..count {
+        let device = cuda::CudaDevice::open(ordinal).map_err(|why| why.to_string())?;
+        cuda::PinnedBlock::new(&device, 1 << 20).map_err(|why| format!("GPU {ordinal}: no pinned memory: {why}"))?;
+    }
     Ok(count)
 }
 

@@ -11,29 +11,15 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::{Push, TimedItem, Timeline, TimelineError};
-use flux_transport::cuda;
 use half::bf16;
 use std::io::Write;
 use std::sync::Once;
 
-/// The GPUs, or why there are none to test on.
-fn find() -> Result<Machine, String> {
-    cuda::available().map_err(|why| why.to_string())?;
-    let count = cuda::device_count().map_err(|e| e.to_string())?;
-    for ordinal in 0..count {
-        let info = cuda::device_info(ordinal).map_err(|e| e.to_string())?;
-        if info.compute != (9, 0) {
-            return Err(format!("{} has compute capability {}.{}, the kernels need 9.0", info.name, info.compute.0, info.compute.1));
-        }
-    }
-    Ok(Machine::Gpus(count))
-}
-
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
     static SAID: Once = Once::new();
-    match find() {
-        Ok(machine) => test(machine),
+    match common::gpus() {
+        Ok(count) => test(Machine::Gpus(count)),
         // Past the capture of a test's output, so that it is seen.
         Err(why) => SAID.call_once(|| std::io::stderr().write_all(format!("\ngpu_ops: skipped, {why}\n").as_bytes()).unwrap_or_default()),
     }

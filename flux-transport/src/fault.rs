@@ -75,10 +75,12 @@ pub(crate) mod reason {
     pub(crate) const OUT_OF_STEP: u32 = 0xffff_0004;
     /// A rank has given up waiting for this one.
     pub(crate) const LATE: u32 = 0xffff_0005;
-    /// NCCL failed after a call was under way.
-    pub(crate) const NCCL: u32 = 0xffff_0007;
     /// The communicator is rebuilt.
     pub(crate) const REBUILT: u32 = 0xffff_0006;
+    /// NCCL failed after a call was under way.
+    pub(crate) const NCCL: u32 = 0xffff_0007;
+    /// A wait passed its deadline, where peers are told of that by a word in shared memory.
+    pub(crate) const TIMED_OUT: u32 = 0xffff_0008;
 
     /// A reason in words.
     pub(super) fn words(reason: u32) -> String {
@@ -88,6 +90,7 @@ pub(crate) mod reason {
             UNFINISHED => "it gave up a call whose transfers had been handed out".to_owned(),
             LATE => "it has given up waiting for this rank".to_owned(),
             NCCL => "NCCL reported an error of the devices or the network".to_owned(),
+            TIMED_OUT => "a wait of its passed the deadline".to_owned(),
             REBUILT => "it rebuilds the communicator".to_owned(),
             OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
             other => format!("reason {other}"),

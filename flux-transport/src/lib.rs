@@ -31,6 +31,8 @@ pub mod launch;
 pub mod nccl;
 pub mod nvlink;
 mod options;
+mod pcie;
+pub mod route;
 mod transport;
 mod world;
 
@@ -39,5 +41,5 @@ pub use control::{ControlError, ControlPlane, Hosts, Launch};
 pub use device::{Device, Stream};
 pub use fault::{Fault, Wait};
 pub use options::{Options, ParseSelectError, Select};
-pub use transport::{Capabilities, Exchange, Mover, Push, Source, Transport, TransportError, TransportKind, WorkspaceView};
+pub use transport::{Capabilities, Carry, Exchange, Mover, Push, Source, Transport, TransportError, TransportKind, WorkspaceView};
 pub use world::{Builder, World, WorldError};

@@ -10,7 +10,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Select {
-    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others; else host. nccl has to be named.
+    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others, as is proven; else host. pcie and nccl
+    /// have to be named. All ranks take the same.
     #[default]
     Auto,
     /// Threads of this process, or processes of this machine, in host memory.
@@ -19,6 +20,8 @@ pub enum Select {
     NvLink,
     /// NCCL's messages between CUDA devices, of one host or of several.
     Nccl,
+    /// Pinned memory of the host, for CUDA devices of one host that do not reach each other.
+    Pcie,
 }
 
 impl Select {
@@ -29,6 +32,7 @@ impl Select {
             Self::Host => "host",
             Self::NvLink => "nvlink",
             Self::Nccl => "nccl",
+            Self::Pcie => "pcie",
         }
     }
 }
@@ -41,7 +45,7 @@ impl fmt::Display for Select {
 
 /// No transport has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` names no transport: auto, host, nvlink and nccl are known")]
+#[error("`{name}` names no transport: auto, host, nvlink, nccl and pcie are known")]
 pub struct ParseSelectError {
     name: String,
 }
@@ -50,7 +54,7 @@ impl FromStr for Select {
     type Err = ParseSelectError;
 
     fn from_str(name: &str) -> Result<Self, ParseSelectError> {
-        let known = [Self::Auto, Self::Host, Self::NvLink, Self::Nccl];
+        let known = [Self::Auto, Self::Host, Self::NvLink, Self::Nccl, Self::Pcie];
         known.into_iter().find(|select| select.name() == name).ok_or_else(|| ParseSelectError { name: name.to_owned() })
     }
 }
@@ -97,10 +101,10 @@ mod tests {
 
     #[test]
     fn a_name_and_its_transport_go_together() {
-        for select in [Select::Auto, Select::Host, Select::NvLink, Select::Nccl] {
+        for select in [Select::Auto, Select::Host, Select::NvLink, Select::Nccl, Select::Pcie] {
             assert_eq!(select.to_string().parse(), Ok(select));
         }
         let error = "pigeon".parse::<Select>().unwrap_err();
-        assert_eq!(error.to_string(), "`pigeon` names no transport: auto, host, nvlink and nccl are known");
+        assert_eq!(error.to_string(), "`pigeon` names no transport: auto, host, nvlink, nccl and pcie are known");
     }
 }

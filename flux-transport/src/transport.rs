@@ -6,6 +6,7 @@
 use crate::control::{ControlError, ControlPlane, Disagreed};
 use crate::cuda::CudaError;
 use crate::nccl::NcclError;
+use crate::route::Route;
 use crate::{Device, Fault, Stream};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -25,6 +26,8 @@ pub enum TransportKind {
     NvLink,
     /// NCCL's messages between CUDA devices, of one host or of several.
     Nccl,
+    /// Pinned memory of the host, between CUDA devices that do not reach each other.
+    Pcie,
 }
 
 impl TransportKind {
@@ -34,6 +37,7 @@ impl TransportKind {
             Self::Host => "host",
             Self::NvLink => "nvlink",
             Self::Nccl => "nccl",
+            Self::Pcie => "pcie",
         }
     }
 }
@@ -66,7 +70,8 @@ pub enum Mover {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// An executor may store straight into peers' data regions and pads.
+    /// An executor may store straight into peers' data regions and pads. Where not, each call is [carried](Transport::carry), or
+    /// [exchanged](Transport::exchange) as messages.
     pub peer_stores: bool,
     /// Who carries out a [`Push`].
     pub mover: Mover,
@@ -138,6 +143,17 @@ pub enum Source {
     Stored,
 }
 
+/// All of a call's data, where ranks do not reach each other's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Carry<'a> {
+    /// Address of the first row of this rank's shard (AllGather-GEMM).
+    pub x: u64,
+    /// Bytes from a row to the next.
+    pub row_stride: u64,
+    /// What goes where.
+    pub route: &'a Route,
+}
+
 /// A backend: one rank's memory, shared with its peers, and its mover.
 pub trait Transport: Send + Sync + Debug {
     /// Which one it is.
@@ -186,6 +202,15 @@ pub trait Transport: Send + Sync + Debug {
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks hand over the same program's rounds.
     unsafe fn exchange(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
+    }
+
+    /// Carries all that the call in progress sends and receives, beside its kernel, which was launched before; returns at once. Once in a call. Where
+    /// executors store to peers themselves there is nothing to carry.
+    ///
+    /// # Safety
+    /// The shard can be read, and is not written, until the call has finished on `stream`.
+    unsafe fn carry(&self, _stream: Stream, _carry: &Carry<'_>) -> Result<(), TransportError> {
+        Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
     }
 
     /// Ends the call in progress where no executor ran: the call does not count, and its epoch is the next call's.
@@ -257,6 +282,14 @@ pub enum TransportError {
         /// Why not.
         why: &'static str,
     },
+    /// The stream is being captured, and the transport's calls cannot be part of a graph.
+    #[error("a call on the {transport} transport cannot be captured: {why}")]
+    NotCapturable {
+        /// The transport.
+        transport: TransportKind,
+        /// Why not.
+        why: &'static str,
+    },
     /// A transfer leads outside the workspace.
     #[error("transfer {index} of the program leads outside the workspace: {what} = {value}, limit {limit}")]
     BadTransfer {
@@ -268,14 +301,6 @@ pub enum TransportError {
         value: u64,
         /// The limit, exclusive for indices, inclusive for bytes.
         limit: u64,
-    },
-    /// The stream is being captured.
-    #[error(
-        "a call of the {kind} transport cannot be captured in a graph: what carries its messages cannot be replayed; make the call outside the capture"
-    )]
-    NoCapture {
-        /// The transport.
-        kind: TransportKind,
     },
     /// NCCL refused a call.
     #[error(transparent)]

@@ -24,7 +24,7 @@ use crate::site::Site;
 use anyhow::{Context, ensure};
 use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_transport::nccl::{Comm, UniqueId};
-use flux_transport::{Communicator, Options, Select, World};
+use flux_transport::{Communicator, Options, Select, TransportKind, World};
 use half::bf16;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub struct Args {
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
-    /// auto, host or nvlink
+    /// auto, host, nvlink, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Ops
@@ -95,17 +95,14 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let cases = cases(args, shapes::world(tp)?, on_gpus)?;
     let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
     ensure!(samples > 0, "--samples must be at least 1");
-    let rows = if on_gpus { gpu_rows(&cases, args, samples)? } else { host_rows(&cases, args.plan, samples)? };
+    let (transport, rows) =
+        if on_gpus { gpu_rows(&cases, args, samples)? } else { (TransportKind::Host, host_rows(&cases, args.plan, samples)?) };
     let machine = machine::describe(on_gpus, tp);
     let report = Report {
         schema: report::SCHEMA,
         device: machine.device,
         gpus: machine.gpus,
-        transport: match args.transport {
-            Select::Nccl => "nccl".to_owned(),
-            _ if on_gpus => "nvlink".to_owned(),
-            _ => "host".to_owned(),
-        },
+        transport: transport.to_string(),
         driver: machine.driver,
         cuda: machine.cuda,
         nccl: machine.nccl,
@@ -184,8 +181,8 @@ fn host_rows(cases: &[Case], chosen: Plan, samples: usize) -> anyhow::Result<Vec
     Ok(rows)
 }
 
-/// One communicator and one harness for all rows, as a program would have them.
-fn gpu_rows(cases: &[Case], args: &Args, samples: usize) -> anyhow::Result<Vec<Row>> {
+/// One communicator and one harness for all rows, as a program would have them; with the transport that was chosen.
+fn gpu_rows(cases: &[Case], args: &Args, samples: usize) -> anyhow::Result<(TransportKind, Vec<Row>)> {
     let world = cases.first().context("there is nothing to measure")?.problem.world();
     let need = cases.iter().map(|c| gpu::device_bytes(&c.problem)).max().unwrap_or(0);
     tracing::debug!(bytes = need, "operands on each device");
@@ -218,12 +215,14 @@ fn gpu_rows(cases: &[Case], args: &Args, samples: usize) -> anyhow::Result<Vec<R
             drop(lane);
             rows.push(Outcome { verdict: verdict.merge(verify(&site, &op, &mut sets[0])?), measured, sustained, plan: plan(&op) });
         }
-        Ok(rows)
+        Ok((site.comm().transport(), rows))
     };
     let by_rank = ranks::on_threads(World::local(world.get())?, |local| body(local).map_err(|e| give_up(local.rank(), &e)))?;
     bar.finish_and_clear();
-    let of_case = |i: usize| by_rank.iter().map(|rows| rows[i].clone()).collect();
-    cases.iter().enumerate().map(|(i, case)| row(case, samples, of_case(i))).collect()
+    let transport = by_rank.first().context("no ranks")?.0;
+    let of_case = |i: usize| by_rank.iter().map(|(_, rows)| rows[i].clone()).collect();
+    let rows = cases.iter().enumerate().map(|(i, case)| row(case, samples, of_case(i)));
+    Ok((transport, rows.collect::<anyhow::Result<_>>()?))
 }
 
 /// Ends the process: the other ranks may wait in a collective of NCCL for this one, and no error of ours ends that wait.

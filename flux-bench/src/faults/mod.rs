@@ -34,7 +34,7 @@ pub struct Args {
     /// Ranks that stay away from a call
     #[arg(long, default_value_t = 10)]
     pub missing: u32,
-    /// auto, host or nvlink
+    /// auto, host, nvlink, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// The ranks' deadline: 1000 on the host, 2000 on GPUs where it is left out

@@ -9,6 +9,7 @@ pub use step::{Outcome, Step};
 use crate::atomic_file::{self, WriteError};
 use crate::report;
 use anyhow::Context;
+use flux_transport::Select;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -127,8 +128,11 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         steps.push(("soak-shared".to_owned(), program(&["soak", "--quick", "--ranks-per-gpu", &(8 / gpus).to_string()])));
     }
     if gpus > 1 {
-        steps.push(("soak-nccl-threads".to_owned(), program(&["soak", "--quick", "--transport", "nccl"])));
-        steps.push(("soak-nccl-processes".to_owned(), program(&["soak", "--quick", "--transport", "nccl", "--processes"])));
+        for transport in [Select::Nccl, Select::Pcie].map(Select::name) {
+            let soak = ["soak", "--quick", "--transport", transport, "--processes"];
+            steps.push((format!("soak-{transport}-threads"), program(&soak[..4])));
+            steps.push((format!("soak-{transport}-processes"), program(&soak)));
+        }
         let mut links = command(args, args.dist.join("flux-bench").as_os_str());
         links.args(["links", "--json"]).arg(out.join("links.json"));
         steps.push(("links".to_owned(), links));
@@ -222,19 +226,10 @@ mod tests {
         let summary: Summary = serde_json::from_str(&json).unwrap();
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).filter(|&name| name != "peers").collect();
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
-        let checks = [
-            "soak-threads",
-            "soak-processes",
-            "soak-random",
-            "soak-shared",
-            "soak-nccl-threads",
-            "soak-nccl-processes",
-            "links",
-            "faults",
-            "bench",
-            "first-call",
-        ];
-        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &checks].concat());
+        let soaks = ["soak-threads", "soak-processes", "soak-random", "soak-shared"];
+        let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
+        let measures = ["links", "faults", "bench", "first-call"];
+        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &measures].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);

@@ -48,6 +48,17 @@ fn host_staging(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Re
             };
             rate(&format!("{name}, {who}"), BOX, samples, report, &|| once(group, 1, &movement))?;
         }
+        let both = |_: usize, rig: &Rig, number: usize, lane: &Lane| {
+            let (host, device) = (rig.staging.address(), rig.outbox.address());
+            let half = (BOX / 2) as u64;
+            let (to, from) = if number == 0 { (host, device) } else { (device + half, host + half) };
+            // SAFETY: the rig's own memory, a half of it for each lane.
+            unsafe { copy(lane, to, from, BOX / 2) }
+        };
+        if group[0].lanes.len() > 1 {
+            let name = format!("to pinned host memory and from it, each way, {who}");
+            rate(&name, BOX / 2, samples, report, &|| once(group, 2, &both))?;
+        }
         if rigs.len() == 1 {
             break;
         }

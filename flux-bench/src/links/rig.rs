@@ -64,7 +64,9 @@ impl Rig {
         let lane = || anyhow::Ok(Lane { stream: device.context().new_stream()?, start: timed()?, end: timed()? });
         let lanes = (0..lanes).map(|_| lane()).collect::<anyhow::Result<_>>()?;
         let (outbox, inbox) = (gpu.alloc(BOX)?, gpu.alloc(BOX)?);
-        Ok(Self { links, outbox, inbox, staging: PinnedBlock::new(device, BOX).context("pinned memory")?, lanes, gpu })
+        // Where the transport takes it.
+        let staging = cuda::near(&device.info().pci, || PinnedBlock::new(device, BOX)).context("pinned memory")?;
+        Ok(Self { gpu, links, outbox, inbox, staging, lanes })
     }
 }
 

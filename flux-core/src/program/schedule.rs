@@ -64,6 +64,8 @@ pub struct Schedule {
 
 /// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
 const PIECE_BYTES: u64 = 4 << 20;
+/// What one signal announces where a chunk is staged.
+const STAGED_BYTES: u64 = 2 << 20;
 /// Row blocks that share a pass over `w` by default. With one, an H200 is bound by reading `w` from memory: the AllGather-GEMM of GPT-3 at
 /// m = 512 on 4 ranks reads its 302 MB of `w` four times in the time of two waves of tiles.
 const BAND_ROW_BLOCKS: u32 = 4;
@@ -128,6 +130,32 @@ impl Schedule {
             _ => 1,
         };
         Self { chunk, raster: Raster::RowGroups(8), band, k_chunks, ..Self::of(tile) }
+    }
+
+    /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
+    /// a signal announces about 2 MiB. Shards are single bands, as they come one after another, and a GEMM-ReduceScatter is not stacked, whose rows would
+    /// travel in many small pieces.
+    ///
+    /// ```
+    /// use flux_core::program::{Chunk, Schedule};
+    /// use flux_core::{DType, OpKind, Problem, WorldSize};
+    /// let world = WorldSize::new(8).unwrap();
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 8192, 12288, 49152, DType::Bf16, world)?;
+    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(32)); // of 64 KiB each
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    pub fn staged(problem: &Problem) -> Self {
+        let usual = Self::heuristic(problem);
+        if problem.op() == OpKind::AllGatherGemm && usual.stack {
+            return usual;
+        }
+        let tile = if usual.stack && problem.m_shard() <= THIN.m { THIN } else { usual.tile };
+        let unit = match problem.op() {
+            OpKind::AllGatherGemm => gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m),
+            OpKind::GemmReduceScatter => slot_bytes(problem, tile),
+        };
+        let tiles = u32::try_from(STAGED_BYTES / unit.max(1)).unwrap_or(u32::MAX).max(1);
+        Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, ..Self::of(tile) }
     }
 
     /// For shards with fewer rows than a tile. Such a call is bound by reading `w`: what matters is that all workers do.

@@ -16,7 +16,8 @@ use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, TraceB
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Variant};
 use flux_transport::cuda::CudaDevice;
-use flux_transport::{Communicator, Mover, Stream, TransportError};
+use flux_transport::route::Route;
+use flux_transport::{Carry, Communicator, Mover, Stream, TransportError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How much of the time that there is a paced transfer may take.
@@ -44,6 +45,8 @@ pub(crate) struct CudaExecutor {
     push_by_kernel: bool,
     // What messages carry, where the transport has no other mover.
     rounds: Option<Vec<Round>>,
+    // What copy engines carry through the host, where they do.
+    route: Option<Route>,
     workers: u32,
     pace: Pace,
     trace: Option<TraceBuffer>,
@@ -54,6 +57,7 @@ impl CudaExecutor {
         comm: &Communicator,
         ordinal: u32,
         program: TileProgram,
+        route: Option<Route>,
         schedule: &Schedule,
         hands: Hands,
     ) -> Result<Self, BuildError> {
@@ -85,7 +89,7 @@ impl CudaExecutor {
         let spread = if rounds.is_some() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT).min(100) };
         let pace = pace(&program, workers, spread);
         let push_by_kernel = match hands.push {
-            _ if rounds.is_some() => false,
+            _ if rounds.is_some() || route.is_some() => false,
             // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
             _ if program.stacked => true,
             Push::Auto => gather_place_bytes(&program.problem) < COPY_ENGINE_BYTES,
@@ -93,7 +97,7 @@ impl CudaExecutor {
             Push::CopyEngine => false,
         };
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
-        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, rounds, workers, pace, trace, device })
+        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, rounds, route, workers, pace, trace, device })
     }
 
     pub(super) fn run<T: Element>(
@@ -111,7 +115,8 @@ impl CudaExecutor {
         }
         let program = self.program.program();
         let mut call = comm.begin_as(stream, Some(label(&program.problem)))?;
-        let by_kernel = self.rounds.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
+        let by_kernel = self.rounds.is_none() && self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
+        let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route });
         if let Some(rounds) = &self.rounds {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
             if let Err(error) = unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, program, rounds)) } {
@@ -120,20 +125,21 @@ impl CudaExecutor {
                 comm.abort(LAUNCH_REFUSED);
                 return Err(error.into());
             }
-        } else if !by_kernel {
+        } else if carry.is_none() && !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
             unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
         }
         let matrix = |view: &View| Matrix { address: view.address, row_bytes: view.row_bytes::<T>() };
         let memory = call.memory();
+        let data = self.route.as_ref().map(|route| route.data(memory));
         let args = LaunchArgs {
             x: matrix(&operands.x),
             w: matrix(&operands.w),
             y: matrix(&operands.y),
             bias: operands.bias.map_or(0, |bias| bias.address),
             activation,
-            data: &memory.data,
+            data: data.as_ref().map_or(&memory.data, |data| &data[..memory.data.len()]),
             pads: &memory.pads,
             control: memory.control,
             fault: memory.fault,
@@ -148,13 +154,20 @@ impl CudaExecutor {
         };
         // SAFETY: the operands were checked against the problem and are held as above; the workspace is the communicator's, covers this program since
         // the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
-        match unsafe { launch(&self.kernel, &self.program, &args) } {
+        let launched = unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch);
+        // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
+        let carried = launched.and_then(|()| match carry {
+            // SAFETY: as for the push above.
+            Some(carry) => Ok(unsafe { call.carry(&carry) }?),
+            None => Ok(()),
+        });
+        match carried {
             Ok(()) => Ok(call.finish()?),
             Err(error) => {
                 drop(call);
                 // The peers' kernels need not wait for the deadline.
                 comm.abort(LAUNCH_REFUSED);
-                Err(CallError::Launch(error))
+                Err(error)
             }
         }
     }
@@ -193,6 +206,7 @@ impl CudaExecutor {
     pub(super) fn explain(&self) -> String {
         let mover = match self.push_by_kernel {
             _ if self.rounds.is_some() => ", NCCL carries the chunks",
+            _ if self.route.is_some() => ", copy engines carry everything through the host",
             _ if self.program.program().transfers.is_empty() => "",
             true => ", which push the shard",
             false => ", copy engines push the shard (the CTAs once a call was captured)",

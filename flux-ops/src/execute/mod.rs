@@ -14,7 +14,8 @@ use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Round, Schedule, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
-use flux_transport::{Communicator, Exchange, Label, Mover, Source, Stream};
+use flux_transport::route::Route;
+use flux_transport::{Capabilities, Communicator, Exchange, Label, Mover, Source, Stream};
 use host::HostExecutor;
 
 /// How many hands do the work, where the caller has a wish.
@@ -80,8 +81,15 @@ pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &TileProgram, round
 pub fn own_schedule(comm: &Communicator, problem: &Problem) -> Schedule {
     match comm.capabilities().mover {
         Mover::Messages { bytes, .. } => Schedule::in_messages(problem, bytes),
+        _ if carried(comm) => Schedule::staged(problem),
         _ => Schedule::heuristic(problem),
     }
+}
+
+/// Whether the transport carries a route for each call: ranks neither reach each other's memory nor send messages.
+pub(crate) fn carried(comm: &Communicator) -> bool {
+    let Capabilities { peer_stores, mover, .. } = comm.capabilities();
+    !peer_stores && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
 }
 
 /// What flight records and errors call a call.
@@ -95,11 +103,17 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 }
 
 impl<T: Element> Executor<T> {
-    /// Makes everything that running `program` takes, but the workspace.
-    pub(crate) fn prepare(comm: &Communicator, program: TileProgram, schedule: &Schedule, hands: Hands) -> Result<Self, BuildError> {
+    /// Makes everything that running `program` takes, but the workspace. There is a route where the transport [carries](carried) one.
+    pub(crate) fn prepare(
+        comm: &Communicator,
+        program: TileProgram,
+        route: Option<Route>,
+        schedule: &Schedule,
+        hands: Hands,
+    ) -> Result<Self, BuildError> {
         match location(comm) {
             Location::Host => HostExecutor::prepare(program, hands).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, program, schedule, hands).map(Self::Cuda),
+            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, program, route, schedule, hands).map(Self::Cuda),
         }
     }
 

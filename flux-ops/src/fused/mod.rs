@@ -10,13 +10,14 @@ pub(crate) use finish::Finish;
 pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, Hands, location, own_schedule};
+use crate::execute::{Executor, Hands, carried, location, own_schedule};
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
+use flux_transport::route::Route;
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt;
 
@@ -45,8 +46,12 @@ impl Request {
         Ok((TileProgram::build(&problem, rank, &schedule)?, schedule))
     }
 
+    /// What covers the op on any transport.
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
-        Ok(self.program(Rank::new(0), world, Schedule::heuristic)?.0.workspace())
+        let size = |own: fn(&Problem) -> Schedule| Ok::<_, BuildError>(self.program(Rank::new(0), world, own)?.0.workspace());
+        // Of the smallest messages, which are the most.
+        let in_messages = |problem: &Problem| Schedule::in_messages(problem, 0);
+        Ok(size(Schedule::heuristic)?.max(size(Schedule::staged)?).max(size(in_messages)?))
     }
 }
 
@@ -92,8 +97,15 @@ impl<T: Element> FusedOp<T> {
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
         let (program, schedule) = request.program(comm.rank(), comm.world_size(), |problem| own_schedule(comm, problem))?;
         let (problem, size) = (program.problem, program.workspace());
+        let route = if carried(comm) {
+            let of = |rank| TileProgram::build(&problem, rank, &schedule);
+            let of_all = comm.world_size().ranks().map(of).collect::<Result<Vec<_>, _>>()?;
+            Some(Route::new(comm.rank(), &of_all))
+        } else {
+            None
+        };
         let (finish, chosen) = (request.finish, request.schedule.is_some());
-        let executor = Executor::prepare(comm, program, &schedule, request.hands)?;
+        let executor = Executor::prepare(comm, program, route, &schedule, request.hands)?;
         Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
     }
 

@@ -15,6 +15,8 @@ pub enum Machine {
     Host,
     /// Threads with a GPU each; on a machine with one, ranks share it.
     Gpus(u32),
+    /// The same through the host, with a GPU for each rank.
+    Staged(u32),
 }
 
 /// Kernels of two communicators on the same GPUs could keep each other's peers from running, so their tests take turns.
@@ -36,7 +38,7 @@ impl Machine {
         let most = match self {
             Self::Host => 16,
             Self::Gpus(1) => 4,
-            Self::Gpus(count) => count,
+            Self::Gpus(count) | Self::Staged(count) => count,
         };
         wanted.iter().copied().filter(|&w| w <= most).collect()
     }
@@ -45,7 +47,7 @@ impl Machine {
     pub fn tiles(self) -> Vec<TileShape> {
         match self {
             Self::Host => vec![TileShape::new(16, 24, 16), TileShape::new(32, 16, 32)],
-            Self::Gpus(_) => vec![TileShape::new(128, 128, 64), TileShape::new(128, 256, 64)],
+            Self::Gpus(_) | Self::Staged(_) => vec![TileShape::new(128, 128, 64), TileShape::new(128, 256, 64)],
         }
     }
 
@@ -64,6 +66,7 @@ impl Machine {
         let mut options = match self {
             Self::Host => Options { select: Select::Host, ..Options::default() },
             Self::Gpus(_) => Options { select: Select::NvLink, ..Options::default() },
+            Self::Staged(_) => Options { select: Select::Pcie, ..Options::default() },
         };
         let mut workers = None;
         if self == Self::Gpus(1) && ranks > 1 {

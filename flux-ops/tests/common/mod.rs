@@ -18,7 +18,7 @@ use flux_kernels::Element;
 use flux_ops::{
     Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError,
 };
-use flux_transport::{Communicator, Fault, Stream};
+use flux_transport::{Communicator, Fault, Stream, cuda};
 
 /// Both operations.
 pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
@@ -109,4 +109,17 @@ impl<T: Element> AnyOp<T> {
             Self::Rs(op) => op.explain(),
         }
     }
+}
+
+/// How many GPUs there are, or why there are none to test on.
+pub fn gpus() -> Result<u32, String> {
+    cuda::available().map_err(|why| why.to_string())?;
+    let count = cuda::device_count().map_err(|e| e.to_string())?;
+    for ordinal in 0..count {
+        let info = cuda::device_info(ordinal).map_err(|e| e.to_string())?;
+        if info.compute != (9, 0) {
+            return Err(format!("{} has compute capability {}.{}, the kernels need 9.0", info.name, info.compute.0, info.compute.1));
+        }
+    }
+    Ok(count)
 }

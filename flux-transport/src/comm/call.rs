@@ -6,7 +6,7 @@
 use super::Communicator;
 use super::flight::{CallState, Label, Noted};
 use crate::fault::reason;
-use crate::{Exchange, Push, Stream, TransportError, WorkspaceView};
+use crate::{Carry, Exchange, Push, Stream, TransportError, WorkspaceView};
 use std::sync::{Arc, MutexGuard};
 
 /// A call in progress.
@@ -69,10 +69,29 @@ impl<'c> Call<'c> {
         self.note(handed)
     }
 
+    /// Carries all that this call sends and receives, on a transport whose executors do not reach peers' memory; returns at once. Once in a call, when the
+    /// kernel is launched.
+    ///
+    /// # Safety
+    /// As [`push`](Self::push).
+    ///
+    /// # Errors
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is moved.
+    pub unsafe fn carry(&mut self, carry: &Carry<'_>) -> Result<(), TransportError> {
+        // SAFETY: this function's caller vouches for the shard.
+        let handed = unsafe { self.comm.inner.health.transport().carry(self.stream, carry) };
+        self.handed |= Self::handed_out(&handed);
+        handed
+    }
+
+    fn handed_out<T>(handed: &Result<T, TransportError>) -> bool {
+        use TransportError::{BadTransfer, MoverUnusable, WrongStream};
+        !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }))
+    }
+
     /// Takes note that transfers were handed out. A driver may refuse after a part of them, which cannot be taken back.
     fn note(&mut self, handed: Result<(), TransportError>) -> Result<(), TransportError> {
-        use TransportError::{BadTransfer, MoverUnusable, WrongStream};
-        let began = !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
+        let began = Self::handed_out(&handed);
         self.pushes |= began;
         self.handed |= began;
         handed
@@ -87,10 +106,9 @@ impl<'c> Call<'c> {
     /// # Errors
     /// As [`push`](Self::push).
     pub unsafe fn exchange(&mut self, exchange: &Exchange<'_>) -> Result<(), TransportError> {
-        use TransportError::{BadTransfer, MoverUnusable, WrongStream};
         // SAFETY: this function's caller vouches for the rows and the rounds.
         let handed = unsafe { self.comm.inner.health.transport().exchange(self.stream, exchange) };
-        self.handed |= !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
+        self.handed |= Self::handed_out(&handed);
         self.view = handed?;
         Ok(())
     }

@@ -6,7 +6,8 @@ use super::{Communicator, ConnectError};
 use crate::control::agree;
 use crate::host::Host;
 use crate::nccl::{self, NcclTransport};
-use crate::nvlink::{Members, NvLink, NvLinkError};
+use crate::nvlink::{Members, NvLink, Reach};
+use crate::pcie::Pcie;
 use crate::{Options, Select, Transport, World};
 use flux_core::Rank;
 use std::future::poll_fn;
@@ -30,22 +31,12 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
         let values: Vec<String> = answers.iter().enumerate().map(|(rank, answer)| format!("rank {rank}: {answer}")).collect();
         return Err(ConnectError::Disagreement { what: "options", values: values.join("; ") });
     }
-    let (transport, why): (Box<dyn Transport>, String) = match selected {
-        Select::Host => (Box::new(Host::connect(world, options)?), "asked for".to_owned()),
-        Select::NvLink => (Box::new(NvLink::connect(world, options, Members::meet(world, options)?)?), "asked for".to_owned()),
-        Select::Nccl => (Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options)?)?), "asked for".to_owned()),
-        Select::Auto => match Members::meet(world, options) {
-            Ok(members) => {
-                let why = "chosen: every rank has a CUDA device of its own that reaches all others".to_owned();
-                (Box::new(NvLink::connect(world, options, members)?), why)
-            }
-            Err(NvLinkError::Control(error)) => return Err(error.into()),
-            // NCCL is for whoever names it, until it has been seen to work on GPUs.
-            Err(nvlink) => {
-                let why = format!("chosen, as nvlink cannot be used: {nvlink}");
-                (Box::new(Host::connect(world, options)?), why)
-            }
-        },
+    let (transport, why) = match selected {
+        Select::Host => (host(world, options)?, "asked for".to_owned()),
+        Select::NvLink => (nvlink(world, options, Reach::Peers)?, "asked for".to_owned()),
+        Select::Nccl => (nccl(world, options)?, "asked for".to_owned()),
+        Select::Pcie => (pcie(world, options)?, "asked for".to_owned()),
+        Select::Auto => automatic(world, options)?,
     };
     let explanation = format!("{} ({why})", transport.explain());
     tracing::info!(rank = world.rank().get(), "{explanation}");
@@ -53,6 +44,48 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     // From here on a peer may abort, and every rank hears it.
     comm.inner.world.control().barrier(Instant::now() + options.deadline)?;
     Ok(comm)
+}
+
+/// nvlink where all ranks can use it, else host. Where one cannot, the step fails on all of them, so all go on to the next together.
+///
+/// pcie and nccl are for whoever names them, until they have been seen to work on GPUs.
+fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Transport>, String), ConnectError> {
+    match nvlink(world, options, Reach::Peers) {
+        Ok(transport) => Ok((transport, "chosen: every rank has a CUDA device of its own that reaches all others".to_owned())),
+        Err(ConnectError::Control(error)) => Err(error.into()),
+        Err(error) => {
+            let why = reason(error);
+            Ok((host(world, options)?, format!("chosen, as nvlink cannot be used: {why}; pcie and nccl can be asked for by name")))
+        }
+    }
+}
+
+/// An error's words without the name of the transport, which the caller says.
+fn reason(error: ConnectError) -> String {
+    match error {
+        ConnectError::Unusable { why, .. } => why,
+        other => other.to_string(),
+    }
+}
+
+fn host(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    Ok(Box::new(Host::connect(world, options)?))
+}
+
+fn nvlink(world: &World, options: &Options, reach: Reach) -> Result<Box<dyn Transport>, ConnectError> {
+    Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, reach)?)?))
+}
+
+fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    Ok(Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options)?)?))
+}
+
+fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    let members = Members::meet(world, options, Reach::Host).map_err(|error| match error.into() {
+        ConnectError::Unusable { why, .. } => ConnectError::Unusable { select: Select::Pcie, why },
+        other => other,
+    })?;
+    Ok(Box::new(Pcie::connect(world, options, members)?))
 }
 
 /// What this rank asks for: the options', or where they leave it open what `FLUX_TRANSPORT` names.

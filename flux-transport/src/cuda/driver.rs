@@ -4,7 +4,7 @@
 //! (contexts, streams, events) travel as `usize`: this crate never looks behind them.
 
 use super::{CudaError, Unavailable};
-use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemAccessDesc, CUmemAllocationProp};
+use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemAccessDesc, CUmemAllocationProp, CUstreamBatchMemOpParams};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -61,6 +61,7 @@ table! {
     cu_stream_wait_event = b"cuStreamWaitEvent\0" (Handle, Handle, c_uint);
     cu_stream_write_value = b"cuStreamWriteValue32_v2\0" (Handle, u64, u32, c_uint);
     cu_stream_wait_value = b"cuStreamWaitValue32_v2\0" (Handle, u64, u32, c_uint);
+    cu_stream_batch_mem_op = b"cuStreamBatchMemOp_v2\0" (Handle, c_uint, *mut CUstreamBatchMemOpParams, c_uint);
     cu_stream_get_ctx = b"cuStreamGetCtx\0" (Handle, *mut Handle);
     cu_stream_get_id = b"cuStreamGetId\0" (Handle, *mut c_ulonglong);
     cu_stream_get_capture_info = b"cuStreamGetCaptureInfo_v3\0"
@@ -74,6 +75,10 @@ table! {
     cu_mem_host_alloc = b"cuMemHostAlloc\0" (*mut *mut c_void, usize, c_uint);
     cu_mem_host_get_device_pointer = b"cuMemHostGetDevicePointer_v2\0" (*mut u64, *mut c_void, c_uint);
     cu_mem_free_host = b"cuMemFreeHost\0" (*mut c_void);
+    cu_mem_host_register = b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint);
+    cu_mem_host_unregister = b"cuMemHostUnregister\0" (*mut c_void);
+    cu_memcpy_htod_async = b"cuMemcpyHtoDAsync_v2\0" (u64, *const c_void, usize, Handle);
+    cu_memcpy_dtoh_async = b"cuMemcpyDtoHAsync_v2\0" (*mut c_void, u64, usize, Handle);
     cu_memcpy_dtod_async = b"cuMemcpyDtoDAsync_v2\0" (u64, u64, usize, Handle);
     cu_memcpy_2d_async = b"cuMemcpy2DAsync_v2\0" (*const CUDA_MEMCPY2D, Handle);
     cu_memcpy_dtoh = b"cuMemcpyDtoH_v2\0" (*mut c_void, u64, usize);

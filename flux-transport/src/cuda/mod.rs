@@ -8,6 +8,8 @@ mod device;
 mod driver;
 mod error;
 mod memory;
+mod near;
+mod staging;
 mod stream;
 mod vmm;
 
@@ -15,9 +17,11 @@ pub use context::{CudaDevice, Current};
 pub use device::{DeviceInfo, DeviceUuid, can_access_peer, device_count, device_info, driver_version, peer_matrix};
 pub use error::{CudaError, Unavailable};
 pub use memory::{DeviceBlock, PinnedBlock};
+pub use near::near;
 pub use stream::{Capture, Event, SideStream, capture};
 
 pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write, write_value_async};
+pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 pub(crate) use stream::stream_id;
 pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};
 

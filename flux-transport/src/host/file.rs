@@ -17,7 +17,7 @@ const LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// A whole file, mapped for reading and writing.
 #[derive(Debug)]
-pub(super) struct MappedFile {
+pub(crate) struct MappedFile {
     memory: NonNull<c_void>,
     bytes: usize,
     address: u64,
@@ -29,7 +29,7 @@ unsafe impl Send for MappedFile {}
 unsafe impl Sync for MappedFile {}
 
 /// A file of `bytes` zeros, all of them taken.
-pub(super) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, TransportError> {
+pub(crate) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, TransportError> {
     let refused = |errno: Errno| match errno {
         Errno::NOSPC | Errno::NOMEM | Errno::FBIG => TransportError::OutOfMemory { what, bytes },
         errno => TransportError::Io { what: "making memory that processes can share", source: errno.into() },
@@ -45,7 +45,7 @@ impl MappedFile {
     ///
     /// # Errors
     /// In words, what is wrong with the descriptor.
-    pub(super) fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self, String> {
+    pub(crate) fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self, String> {
         let stat = rustix::fs::fstat(file).map_err(|errno| format!("its descriptor cannot be looked at: {errno}"))?;
         if u64::try_from(stat.st_size) != Ok(bytes) {
             return Err(format!("its memory has {} bytes, not {bytes}", stat.st_size));
@@ -65,7 +65,7 @@ impl MappedFile {
     }
 
     /// Address of the first byte, on the border of a page.
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.address
     }
 }

@@ -4,7 +4,7 @@
 //! after `finish` neither it nor the mover touches the caller's tensors.
 
 mod block;
-mod file;
+pub(crate) mod file;
 mod mapping;
 mod mover;
 mod region;

@@ -8,7 +8,7 @@ use super::messages::Messages;
 use super::workspace::{RELEASE, Workspace};
 use crate::cuda::{CudaDevice, CudaError, SideStream, fill_words};
 use crate::fault::reason;
-use crate::nvlink::fault::FaultBlock;
+use crate::nvlink::FaultBlock;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;

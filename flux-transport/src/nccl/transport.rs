@@ -12,8 +12,7 @@ use super::proof::prove;
 use super::workspace::{RELEASE, Workspace};
 use crate::control::{ControlPlane, agree};
 use crate::cuda::{CudaDevice, SideStream};
-use crate::nvlink::lane::Lane;
-use crate::nvlink::order::{Order, Turn};
+use crate::nvlink::{Lane, Order, Turn};
 use crate::transport::same_epoch;
 use crate::{
     Capabilities, ConnectError, Device, Exchange, Mover, Options, Push, Source, Stream, Transport, TransportError, TransportKind,
@@ -27,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Least bytes of a message: some 40 us of an NVLink, as long as it takes NCCL to begin one.
 const MESSAGE_BYTES: u64 = 4 << 20;
+/// Why no call can be captured.
+const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
 /// The longest that leaving waits for what was sent.
 const LEAVE: Duration = Duration::from_secs(10);
 
@@ -199,7 +200,7 @@ impl Transport for NcclTransport {
         }
         let turn = state.order.begin(caller)?;
         if matches!(turn, Turn::Captured { .. }) {
-            return Err(TransportError::NoCapture { kind: TransportKind::Nccl });
+            return Err(TransportError::NotCapturable { transport: TransportKind::Nccl, why: NO_GRAPHS });
         }
         state.call = Some(InCall { turn, forked: false });
         Ok(())

@@ -20,33 +20,33 @@ use std::time::{Duration, Instant};
 
 /// The control plane and the time until which all steps of a collective must be taken.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Meeting<'a> {
-    pub(super) control: &'a dyn ControlPlane,
-    pub(super) deadline: Instant,
+pub(crate) struct Meeting<'a> {
+    pub(crate) control: &'a dyn ControlPlane,
+    pub(crate) deadline: Instant,
 }
 
 /// The longest that a collective waits, whatever the options say.
 const LONGEST: Duration = Duration::from_hours(24);
 
 impl<'a> Meeting<'a> {
-    pub(super) fn of(world: &'a World, options: &Options) -> Self {
+    pub(crate) fn of(world: &'a World, options: &Options) -> Self {
         Self { control: world.control(), deadline: Instant::now() + options.deadline.min(LONGEST) }
     }
 
     /// Gives every rank every other's bytes, unless one has failed: then all fail.
-    fn agree(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, NvLinkError> {
+    pub(crate) fn agree(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, NvLinkError> {
         Ok(all_agree(self.control, &Ok::<_, &str>(mine), self.deadline)?)
     }
 
     /// Tells every rank that this one has failed.
-    fn refuse(&self, error: NvLinkError) -> NvLinkError {
+    pub(crate) fn refuse(&self, error: NvLinkError) -> NvLinkError {
         // What the others say does not matter any more, and this rank's own error says more than their echo of it.
         let _ = all_agree(self.control, &Err::<&[u8], _>(&error), self.deadline);
         error
     }
 
     /// Waits for every rank's success, and returns this rank's value.
-    pub(super) fn succeed<T>(&self, mine: Result<T, NvLinkError>) -> Result<T, NvLinkError> {
+    pub(crate) fn succeed<T>(&self, mine: Result<T, NvLinkError>) -> Result<T, NvLinkError> {
         match mine {
             Ok(value) => self.agree(&[]).map(|_| value),
             Err(error) => Err(self.refuse(error)),
@@ -54,12 +54,21 @@ impl<'a> Meeting<'a> {
     }
 }
 
+/// What ranks' devices must reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Each other's memory.
+    Peers,
+    /// The host's memory.
+    Host,
+}
+
 /// Who the ranks are, and how this one shares memory with them.
 #[derive(Debug)]
 pub(crate) struct Members {
-    pub(super) rank: u32,
+    pub(crate) rank: u32,
     /// This rank's device.
-    pub(super) info: DeviceInfo,
+    pub(crate) info: DeviceInfo,
     pub(super) identities: Vec<Identity>,
     pub(super) handles: Handles,
     /// Devices of this process's ranks.
@@ -67,9 +76,9 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Introduces the ranks to each other and checks that their devices reach each other. No context is made. Collective; where it fails, it fails
-    /// on all ranks, which are then still in step.
-    pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, NvLinkError> {
+    /// Introduces the ranks to each other and checks that their devices reach what `reach` says. No context is made. Collective; where it fails, it
+    /// fails on all ranks, which are then still in step.
+    pub(crate) fn meet(world: &World, options: &Options, reach: Reach) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
         let shared_device = options.shared_device;
         // The same on all ranks, which are still in step.
@@ -85,45 +94,55 @@ impl Members {
         let messages = meeting.agree(&identity.encode())?;
         let decode = |(peer, message): (u32, &Vec<u8>)| Identity::decode(message).ok_or(NvLinkError::Message { peer });
         let identities: Result<Vec<_>, _> = (0..).zip(&messages).map(decode).collect();
-        meeting.succeed(identities.and_then(|identities| Self::check(world.rank().get(), info, identities)))
+        meeting.succeed(identities.and_then(|identities| Self::check(world.rank().get(), info, identities, reach)))
     }
 
-    fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>) -> Result<Self, NvLinkError> {
-        let unsupported = |what| CudaError::Unsupported { ordinal: info.ordinal, device: info.name.clone(), what };
-        if !info.virtual_memory {
-            return Err(unsupported("virtual memory management").into());
-        }
+    fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, reach: Reach) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
-        let one_process = identities.iter().all(|other| other.process == own.process);
-        if !one_process && !info.posix_handles {
-            return Err(unsupported("memory handles that can be passed to other processes").into());
-        }
         choice::distinct(rank, &identities)?;
-        let visible: Vec<_> = (0..cuda::device_count()?).map(cuda::device_info).collect::<Result<_, _>>()?;
-        for (peer, other) in (0..).zip(&identities).filter(|&(peer, _)| peer != rank) {
-            // A peer's device may be hidden from this process; then only the proof by data can tell.
-            let seen = visible.iter().find(|seen| seen.uuid == other.uuid);
-            if let Some(seen) = seen
-                && !cuda::can_access_peer(info.ordinal, seen.ordinal)?
-            {
-                return Err(NvLinkError::NoPeerAccess { rank, uuid: own.uuid, peer, peer_uuid: other.uuid });
-            }
+        if reach != Reach::Host {
+            reach_peers(rank, &info, &identities)?;
         }
+        let one_process = identities.iter().all(|other| other.process == own.process);
         let ordinals = identities.iter().filter(|other| other.process == own.process).map(|other| other.ordinal).collect();
         let handles = if one_process { Handles::None } else { Handles::PosixFd };
         Ok(Self { rank, info, identities, handles, ordinals })
     }
 
     /// Number of ranks.
-    pub(super) fn world(&self) -> u32 {
+    pub(crate) fn world(&self) -> u32 {
         // At most MAX_WORLD.
         u32::try_from(self.identities.len()).unwrap_or(u32::MAX)
     }
 
     /// Whether `peer` is a rank of this process.
-    fn is_local(&self, peer: u32) -> bool {
+    pub(crate) fn is_local(&self, peer: u32) -> bool {
         self.identities[peer as usize].process == self.identities[self.rank as usize].process
     }
+}
+
+/// Checks that this rank's device can share memory, and reaches those of the peers that this process sees.
+fn reach_peers(rank: u32, info: &DeviceInfo, identities: &[Identity]) -> Result<(), NvLinkError> {
+    let unsupported = |what| CudaError::Unsupported { ordinal: info.ordinal, device: info.name.clone(), what };
+    if !info.virtual_memory {
+        return Err(unsupported("virtual memory management").into());
+    }
+    let own = identities[rank as usize];
+    let one_process = identities.iter().all(|other| other.process == own.process);
+    if !one_process && !info.posix_handles {
+        return Err(unsupported("memory handles that can be passed to other processes").into());
+    }
+    let visible: Vec<_> = (0..cuda::device_count()?).map(cuda::device_info).collect::<Result<_, _>>()?;
+    for (peer, other) in (0..).zip(identities).filter(|&(peer, _)| peer != rank) {
+        // A peer's device may be hidden from this process; then only the proof by data can tell.
+        let seen = visible.iter().find(|seen| seen.uuid == other.uuid);
+        if let Some(seen) = seen
+            && !cuda::can_access_peer(info.ordinal, seen.ordinal)?
+        {
+            return Err(NvLinkError::NoPeerAccess { rank, uuid: own.uuid, peer, peer_uuid: other.uuid });
+        }
+    }
+    Ok(())
 }
 
 /// The device that a rank is to use.

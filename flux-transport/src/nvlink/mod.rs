@@ -14,13 +14,13 @@
 mod choice;
 mod collective;
 mod error;
-pub(crate) mod fault;
+mod fault;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-pub(crate) mod lane;
+mod lane;
 mod mover;
 mod offer;
-pub(crate) mod order;
+mod order;
 mod plan;
 mod process;
 mod proof;
@@ -29,7 +29,10 @@ mod transport;
 mod workspace;
 
 pub(crate) use choice::ordinal;
-pub(crate) use collective::Members;
+pub(crate) use collective::{Meeting, Members, Reach};
+pub(crate) use fault::FaultBlock;
+pub(crate) use lane::Lane;
+pub(crate) use order::{Order, Turn};
 pub(crate) use transport::NvLink;
 
 pub use error::NvLinkError;

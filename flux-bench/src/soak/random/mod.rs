@@ -85,7 +85,7 @@ fn of_the_clock() -> u64 {
 
 /// The command that runs one case again; that the cases before it matter is possible too, so they are offered.
 fn again(args: &Args, site: &Site, seed: u64, case: u64) -> String {
-    let (ranks, transport) = (site.comm().world_size(), if site.gpu().is_some() { "nvlink" } else { "host" });
+    let (ranks, transport) = (site.comm().world_size(), site.comm().transport());
     let mut command = format!("flux-bench soak --seed {seed} --case {case} --tp {ranks} --transport {transport}");
     if args.ranks_per_gpu > 1 {
         let _infallible = write!(command, " --ranks-per-gpu {}", args.ranks_per_gpu);

@@ -1,0 +1,111 @@
+//! Both ops on GPUs whose ranks reach each other through the host only: what must hold on any machine, and that the way makes no difference.
+//!
+//! Ranks are threads with a GPU each. Where there are not two, one line says so and all are skipped.
+#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+
+mod common;
+
+use common::suite;
+use common::{AnyOp, Case, Machine, OPS, Plan, Values};
+use cudarc::driver::sys::CUstreamCaptureMode;
+use flux_core::program::{Chunk, Schedule};
+use flux_ops::CallError;
+use flux_transport::TransportError;
+use half::bf16;
+use std::io::Write;
+use std::sync::Once;
+
+/// Runs a test where it can run.
+fn on_gpus(test: impl FnOnce(Machine)) {
+    static SAID: Once = Once::new();
+    let why = match common::gpus() {
+        Ok(count) if count > 1 => return test(Machine::Staged(count)),
+        Ok(count) => format!("2 GPUs needed, {count} here"),
+        Err(why) => why,
+    };
+    // Past the capture of a test's output, so that it is seen.
+    SAID.call_once(|| std::io::stderr().write_all(format!("\ngpu_ops_pcie: skipped, {why}\n").as_bytes()).unwrap_or_default());
+}
+
+macro_rules! suite {
+    ($($name:ident),* $(,)?) => {
+        $(#[test]
+        fn $name() {
+            on_gpus(suite::$name);
+        })*
+    };
+}
+
+suite!(
+    bf16_integers_give_the_exact_result,
+    f16_integers_give_the_exact_result,
+    random_numbers_stay_within_the_derived_bound,
+    no_schedule_changes_a_bit,
+    runs_give_the_same_bits,
+    ops_share_a_communicator_and_its_workspace,
+    a_late_rank_is_waited_for,
+    row_strides_are_honoured,
+    a_refused_call_launches_nothing,
+    ranks_that_disagree_are_told_so,
+    what_cannot_be_built_is_refused_on_every_rank,
+    a_rank_that_cannot_build_is_named_to_the_others,
+    a_rank_that_never_calls_is_named_by_the_others,
+    the_workspace_is_known_before_it_is_taken,
+    an_integer_bias_is_added_exactly_once,
+    activations_stay_within_the_derived_bound,
+    small_shards_give_the_right_result_however_they_are_cut,
+);
+
+#[test]
+fn a_thousand_calls_in_a_row() {
+    on_gpus(|machine| suite::many_calls_in_a_row(machine, 1000));
+}
+
+/// With one schedule the sums have one order, so the bits are those of ranks that store to each other.
+#[test]
+fn the_way_through_the_host_changes_no_bit() {
+    on_gpus(|staged| {
+        for world in staged.worlds(&[2, 3, 4, 6, 8]) {
+            for op in OPS {
+                let case = Case::<bf16>::new(op, suite::ragged(staged, op, world), world, Values::Reals, 41);
+                let schedule = Schedule { chunk: Chunk::Tiles(2), ..Schedule::staged(&case.problem) };
+                let results = |machine: Machine| {
+                    machine.run(world, suite::defaults, |node| {
+                        let op = AnyOp::of(&case, Plan { schedule: Some(schedule), ..Plan::default() }, node);
+                        suite::call(&op, &case, node).unwrap()
+                    })
+                };
+                let Machine::Staged(count) = staged else { unreachable!("as made above") };
+                let (there, here) = (results(Machine::Gpus(count)), results(staged));
+                for (rank, (a, b)) in there.iter().zip(&here).enumerate() {
+                    assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{op} on rank {rank} of {world}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_capture_is_refused_and_the_communicator_works_on() {
+    on_gpus(|machine| {
+        for op in OPS {
+            let case = Case::<bf16>::new(op, suite::ragged(machine, op, 2), 2, Values::Integers, 43);
+            let expected = case.expected();
+            machine.run(2, suite::defaults, |node| {
+                let op = AnyOp::of(&case, Plan::default(), node);
+                case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), &op.explain());
+                let stream = node.cuda_stream().unwrap();
+                let begun = {
+                    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+                    node.comm.begin(node.stream()).err()
+                };
+                // SAFETY: the capture was begun above, on this thread; what it made is thrown away.
+                unsafe { cudarc::driver::result::stream::end_capture(stream.cu_stream()) }.ok();
+                assert!(matches!(begun, Some(TransportError::NotCapturable { .. })), "{begun:?}");
+                let again = suite::call(&op, &case, node);
+                assert!(!matches!(again, Err(CallError::Launch(_))));
+                case.assert_equal(&expected, node.rank, &again.unwrap(), &op.explain());
+            });
+        }
+    });
+}

@@ -1,0 +1,65 @@
+//! Memory near a device.
+//!
+//! Invariant: a wish, never a condition: where the system does not tell the device's node, or does not let a thread run there, memory comes from wherever
+//! it comes from. The calling thread's own affinity is left alone.
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::fs;
+
+/// What `make` returns, run where memory that it touches first is that of the node of the device at this PCI address.
+///
+/// A policy for memory would say it directly, but containers commonly forbid the call.
+pub fn near<R: Send>(pci: &str, make: impl FnOnce() -> R + Send) -> R {
+    let Some(cpus) = cpus_of(pci) else { return make() };
+    std::thread::scope(|scope| {
+        let there = move || {
+            if let Err(error) = sched_setaffinity(None, &cpus) {
+                tracing::debug!(%error, "memory is not taken near its device");
+            }
+            make()
+        };
+        scope.spawn(there).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// The processors of a device's node.
+fn cpus_of(pci: &str) -> Option<CpuSet> {
+    let node = fs::read_to_string(format!("/sys/bus/pci/devices/{}/numa_node", pci.to_lowercase())).ok()?;
+    // -1 where there is one node, or none is known
+    let node: u32 = node.trim().parse().ok()?;
+    let list = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
+    let mut cpus = CpuSet::new();
+    parse(&list)?.for_each(|cpu| cpus.set(cpu));
+    Some(cpus)
+}
+
+/// The numbers of a list such as `0-3,8,10-11`, as far as a set can hold them.
+fn parse(list: &str) -> Option<impl Iterator<Item = usize>> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        Some(first..last.min(CpuSet::MAX_CPU - 1) + 1)
+    };
+    let ranges: Option<Vec<_>> = list.trim().split(',').filter(|part| !part.is_empty()).map(range).collect();
+    Some(ranges?.into_iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processors_are_read() {
+        let list = |text| parse(text).map(Iterator::collect::<Vec<_>>);
+        assert_eq!(list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
+        assert_eq!(list(""), Some(vec![]));
+        assert_eq!(list("a-b"), None);
+        assert_eq!(list("5-4"), Some(vec![]));
+        assert_eq!(list("1020-99999").map(|cpus| cpus.last().copied()), Some(Some(CpuSet::MAX_CPU - 1)));
+    }
+
+    #[test]
+    fn a_device_that_nobody_knows_has_no_nearness() {
+        assert_eq!(near("ffff:ff:ff.f", || 7), 7);
+    }
+}

@@ -1,0 +1,224 @@
+//! Host memory that copy engines read and write, and words that streams write and wait for.
+//!
+//! Invariant: a registration holds what it registers, so the pages stay as long as a device may use them; and nothing here is done by an SM, so a
+//! kernel that holds all of them may wait for it.
+
+use super::driver::Handle;
+use super::{CudaDevice, CudaError};
+use cudarc::driver::sys::{
+    CUDA_MEMCPY2D, CUmemorytype, CUstreamBatchMemOpParams, CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitValue,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitWord,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteValue,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteWord, CUstreamBatchMemOpType as OpType,
+};
+use std::ffi::c_void;
+use std::ptr;
+
+/// Memory of the host, pinned and mapped for every device of the process.
+#[derive(Debug)]
+pub(crate) struct Registration<M> {
+    device: CudaDevice,
+    host: usize,
+    // what is registered; dropped after it was unregistered
+    memory: M,
+}
+
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
+const PORTABLE_MAPPED: u32 = 1 | 2;
+
+impl<M> Registration<M> {
+    /// Registers `bytes` bytes at `host`, which `memory` holds. A range is registered once in a process.
+    ///
+    /// # Safety
+    /// The range lies on borders of pages and is mapped as long as `memory` lives.
+    pub(crate) unsafe fn new(device: &CudaDevice, memory: M, host: u64, bytes: usize) -> Result<Self, CudaError> {
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let host = super::host_size(host);
+        // SAFETY: the caller's promise.
+        let code = unsafe { (driver.cu_mem_host_register)(ptr::with_exposed_provenance_mut(host), bytes, PORTABLE_MAPPED) };
+        driver.check("cuMemHostRegister", code)?;
+        Ok(Self { device: device.clone(), host, memory })
+    }
+
+    /// What is registered.
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// The address of the first byte for `device`.
+    pub(crate) fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let mut address = 0;
+        let host = ptr::with_exposed_provenance_mut(self.host);
+        // SAFETY: `address` is a place for the result; the range was registered as mapped for all devices.
+        let code = unsafe { (driver.cu_mem_host_get_device_pointer)(&raw mut address, host, 0) };
+        driver.check("cuMemHostGetDevicePointer", code)?;
+        Ok(address)
+    }
+}
+
+impl<M> Drop for Registration<M> {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else {
+            return;
+        };
+        let driver = self.device.driver();
+        let host = ptr::with_exposed_provenance_mut::<c_void>(self.host);
+        // SAFETY: registered in `new`, unregistered only here; `memory` is dropped after this.
+        driver.report("cuMemHostUnregister", unsafe { (driver.cu_mem_host_unregister)(host) });
+    }
+}
+
+/// Rows on one side of a copy: the address of the first, and the bytes from one to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) address: u64,
+    pub(crate) pitch: u64,
+}
+
+/// What both sides of a copy have in common.
+fn described(rows: u64, width: u64) -> CUDA_MEMCPY2D {
+    CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: ptr::null(),
+        srcDevice: 0,
+        srcArray: ptr::null_mut(),
+        srcPitch: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: ptr::null_mut(),
+        dstDevice: 0,
+        dstArray: ptr::null_mut(),
+        dstPitch: 0,
+        WidthInBytes: super::host_size(width),
+        Height: super::host_size(rows),
+    }
+}
+
+/// Whether both sides' rows follow each other without gaps.
+fn dense(a: Rows, b: Rows, rows: u64, width: u64) -> bool {
+    rows == 1 || (a.pitch == width && b.pitch == width)
+}
+
+/// Copies `rows` rows of `width` bytes from the device to registered memory, whose host address `to` has, on `stream`.
+///
+/// # Safety
+/// Both ranges stay until the copy is done; `device`'s context is current.
+pub(crate) unsafe fn copy_out_async(
+    device: &CudaDevice,
+    (to, from): (Rows, Rows),
+    (rows, width): (u64, u64),
+    stream: Handle,
+) -> Result<(), CudaError> {
+    let driver = device.driver();
+    let host: *mut c_void = ptr::with_exposed_provenance_mut(super::host_size(to.address));
+    if dense(to, from, rows, width) {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (driver.cu_memcpy_dtoh_async)(host, from.address, super::host_size(rows * width), stream) };
+        return driver.check("cuMemcpyDtoHAsync", code);
+    }
+    let copy = CUDA_MEMCPY2D {
+        srcDevice: from.address,
+        srcPitch: super::host_size(from.pitch),
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_HOST,
+        dstHost: host,
+        dstPitch: super::host_size(to.pitch),
+        ..described(rows, width)
+    };
+    // SAFETY: the caller's promise; the descriptor is read before the call returns.
+    driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
+}
+
+/// Copies `rows` rows of `width` bytes from registered memory, whose host address `from` has, to the device, on `stream`.
+///
+/// # Safety
+/// As [`copy_out_async`].
+pub(crate) unsafe fn copy_in_async(
+    device: &CudaDevice,
+    (to, from): (Rows, Rows),
+    (rows, width): (u64, u64),
+    stream: Handle,
+) -> Result<(), CudaError> {
+    let driver = device.driver();
+    let host: *const c_void = ptr::with_exposed_provenance(super::host_size(from.address));
+    if dense(to, from, rows, width) {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (driver.cu_memcpy_htod_async)(to.address, host, super::host_size(rows * width), stream) };
+        return driver.check("cuMemcpyHtoDAsync", code);
+    }
+    let copy = CUDA_MEMCPY2D {
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_HOST,
+        srcHost: host,
+        srcPitch: super::host_size(from.pitch),
+        dstDevice: to.address,
+        dstPitch: super::host_size(to.pitch),
+        ..described(rows, width)
+    };
+    // SAFETY: the caller's promise; the descriptor is read before the call returns.
+    driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
+}
+
+/// What a stream does with a word, after everything before it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WordOp {
+    /// Waits until the word is `value` or at most 2^31 - 1 ahead of it, modulo 2^32.
+    Await { address: u64, value: u32 },
+    /// Stores, after a barrier for all that the stream has done.
+    Write { address: u64, value: u32 },
+}
+
+/// `CU_STREAM_WAIT_VALUE_GEQ`: cyclic, `(i32)(word - value) >= 0`.
+const AT_LEAST: u32 = 0;
+/// The most operations of one batch.
+const BATCH: usize = 32;
+
+impl WordOp {
+    fn described(self) -> CUstreamBatchMemOpParams {
+        match self {
+            Self::Await { address, value } => CUstreamBatchMemOpParams {
+                waitValue: WaitValue {
+                    operation: OpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+                    address,
+                    __bindgen_anon_1: WaitWord { value64: u64::from(value) },
+                    flags: AT_LEAST,
+                    alias: 0,
+                },
+            },
+            Self::Write { address, value } => CUstreamBatchMemOpParams {
+                writeValue: WriteValue {
+                    operation: OpType::CU_STREAM_MEM_OP_WRITE_VALUE_32,
+                    address,
+                    __bindgen_anon_1: WriteWord { value64: u64::from(value) },
+                    flags: 0,
+                    alias: 0,
+                },
+            },
+        }
+    }
+}
+
+/// Does `ops` on `stream`, in order, as few batches as it takes.
+///
+/// # Safety
+/// The words are mapped for `device` until they were written or waited for; `device`'s context is current.
+pub(crate) unsafe fn words_async(device: &CudaDevice, ops: impl IntoIterator<Item = WordOp>, stream: Handle) -> Result<(), CudaError> {
+    let driver = device.driver();
+    let mut ops = ops.into_iter().peekable();
+    while let Some(&first) = ops.peek() {
+        let mut batch = [first.described(); BATCH];
+        let mut count = 0;
+        for (place, op) in batch.iter_mut().zip(&mut ops) {
+            *place = op.described();
+            count += 1;
+        }
+        // SAFETY: the caller's promise; the batch is read before the call returns.
+        let code = unsafe { (driver.cu_stream_batch_mem_op)(stream, count, batch.as_mut_ptr(), 0) };
+        driver.check("cuStreamBatchMemOp", code)?;
+    }
+    Ok(())
+}

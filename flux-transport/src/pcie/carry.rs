@@ -1,0 +1,123 @@
+//! One call's way through the host, enqueued.
+//!
+//! Invariant: a signal of the own pad, and a flag of the own region, is this call's epoch and follows what it announces. The stream that sends waits
+//! for this rank's kernel only, so what peers wait for comes whatever they do; the stream that receives waits for peers' sending streams.
+
+use super::layout::Layout;
+use super::workspace::Workspace;
+use crate::Carry;
+use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+use crate::nvlink::Lane;
+use crate::route::{Block, Incoming, Origin, Parcel};
+use flux_core::layout::{consumed_offset, signal_offset};
+use flux_core::signal::Epoch;
+
+/// Where a call's copies go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Streams<'a> {
+    pub(super) device: &'a CudaDevice,
+    pub(super) at: &'a Workspace,
+    pub(super) rank: u32,
+    pub(super) world: u32,
+    pub(super) epoch: Epoch,
+    /// Device to host.
+    pub(super) out: &'a Lane,
+    /// Host to device.
+    pub(super) back: &'a Lane,
+}
+
+/// Whether there is anything to copy: a signal may announce nothing.
+fn empty(block: &Block) -> bool {
+    block.rows == 0 || block.width == 0
+}
+
+impl Streams<'_> {
+    /// Enqueues the whole call: what is sent first, so that no stream that peers depend on is ever behind one that depends on them.
+    ///
+    /// # Safety
+    /// The route was checked against the workspace; both lanes are forked from the caller's stream, and the shard's rows stay until they are joined; the
+    /// watch knows of the call; the device's context is current.
+    pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
+        for parcel in carry.route.outgoing() {
+            // SAFETY: this function's promise.
+            unsafe { self.send(carry, parcel) }?;
+        }
+        for incoming in carry.route.incoming() {
+            // SAFETY: as above.
+            unsafe { self.receive(incoming) }?;
+        }
+        // SAFETY: as above.
+        unsafe { self.credits() }?;
+        self.out.join(self.back.raw())?;
+        let done = WordOp::Write { address: self.at.words().finished_address(), value: self.epoch.get() };
+        // SAFETY: the word is in the generation's pinned block.
+        unsafe { words_async(self.device, [done], self.back.raw()) }
+    }
+
+    fn half(&self) -> u64 {
+        self.epoch.half() as u64
+    }
+
+    /// Bytes from the start of a data region to the half of this call.
+    fn region_half(&self) -> u64 {
+        self.half() * self.at.size().half_stride()
+    }
+
+    /// The rows of a block in the region of `source`, for the host.
+    fn on_host(&self, source: u32, block: &Block) -> Rows {
+        let region = self.at.host_region(source);
+        Rows { address: region.host() + region.layout.half(self.half()) + block.offset, pitch: block.pitch }
+    }
+
+    unsafe fn send(&self, carry: &Carry<'_>, parcel: &Parcel) -> Result<(), CudaError> {
+        let (block, stream, value) = (&parcel.block, self.out.raw(), self.epoch.get());
+        let from = match parcel.origin {
+            Origin::Shard { row, before } => Rows { address: carry.x + row * carry.row_stride + before, pitch: carry.row_stride },
+            Origin::Outbox => {
+                let signals = parcel.readers.iter();
+                let raised = signals.map(|r| WordOp::Await { address: self.at.words().local_pad(r.rank) + signal_offset(r.signal), value });
+                // SAFETY: the words are in the generation's pinned block.
+                unsafe { words_async(self.device, raised, stream) }?;
+                Rows { address: self.at.outbox() + self.region_half() + block.offset, pitch: block.pitch }
+            }
+        };
+        if !empty(block) {
+            // SAFETY: the route was checked against the workspace; the caller promised the shard.
+            unsafe { copy_out_async(self.device, (self.on_host(self.rank, block), from), (block.rows, block.width), stream) }?;
+        }
+        let layout = self.at.host_region(self.rank).layout;
+        let region = self.at.region(self.rank);
+        let flags = parcel.readers.iter().map(|r| WordOp::Write { address: region + layout.flag(r.rank, r.signal), value });
+        // SAFETY: the words are in the own region.
+        unsafe { words_async(self.device, flags, stream) }
+    }
+
+    unsafe fn receive(&self, incoming: &Incoming) -> Result<(), CudaError> {
+        let Incoming { source, ref block, reader, .. } = *incoming;
+        let (stream, value) = (self.back.raw(), self.epoch.get());
+        let flag = self.at.region(source) + self.at.host_region(source).layout.flag(self.rank, reader.signal);
+        // SAFETY: the word is in the source's region.
+        unsafe { words_async(self.device, [WordOp::Await { address: flag, value }], stream) }?;
+        if !empty(block) {
+            let to = Rows { address: self.at.data() + self.region_half() + reader.offset, pitch: reader.pitch };
+            // SAFETY: the route was checked against the workspace.
+            unsafe { copy_in_async(self.device, (to, self.on_host(source, block)), (block.rows, block.width), stream) }?;
+        }
+        let signal = self.at.pad() + signal_offset(reader.signal);
+        // SAFETY: the word is on the own pad.
+        unsafe { words_async(self.device, [WordOp::Write { address: signal, value }], stream) }
+    }
+
+    /// Says that all was read, and passes on to the own pad what the peers have said of the call before: the kernel ends when it is there, and then the
+    /// next call may write over what they have read.
+    unsafe fn credits(&self) -> Result<(), CudaError> {
+        let peers = || (0..self.world).filter(|&peer| peer != self.rank);
+        let (value, before) = (self.epoch.get(), self.epoch.before(1).get());
+        let own = self.at.region(self.rank);
+        let said = peers().map(|peer| WordOp::Write { address: own + Layout::consumed(peer), value });
+        let heard = peers().map(|peer| WordOp::Await { address: self.at.region(peer) + Layout::consumed(self.rank), value: before });
+        let noted = peers().map(|peer| WordOp::Write { address: self.at.pad() + consumed_offset(peer), value: before });
+        // SAFETY: the words are in regions and on the own pad.
+        unsafe { words_async(self.device, said.chain(heard).chain(noted), self.back.raw()) }
+    }
+}

@@ -1,0 +1,88 @@
+//! Where things are in a rank's shared region of host memory.
+//!
+//! Invariant: every word has one writer and at most one waiter, but for `broken`, which everybody may look at; nothing overlaps.
+//!
+//! ```text
+//! [ broken ] [ consumed[0..16] ] [ flags of reader 0 ][ flags of reader 1 ] ... | [ half 0 ][ half 1 ]
+//!   a line     a line each         dense u32, by the reader's signal, from a line   from a border of 2 MiB
+//! ```
+
+use flux_core::layout::{LINE, WorkspaceSize};
+use flux_core::rank::MAX_WORLD;
+
+/// The offsets of a region for a world and a workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    world: u32,
+    signals: u32,
+    half_stride: u64,
+}
+
+/// Where the owner says that it has given up: 0, or the reason.
+pub(super) const BROKEN: u64 = 0;
+
+impl Layout {
+    pub(super) fn new(world: u32, size: &WorkspaceSize) -> Self {
+        Self { world, signals: size.signals, half_stride: size.half_stride() }
+    }
+
+    /// The last call in which the owner has read all that `source` sent.
+    pub(super) fn consumed(source: u32) -> u64 {
+        LINE * (1 + u64::from(source))
+    }
+
+    /// The last call in which the owner has made the parcel readable that raises `signal` at `reader`.
+    pub(super) fn flag(&self, reader: u32, signal: u32) -> u64 {
+        self.flags(reader) + 4 * u64::from(signal)
+    }
+
+    /// The first flag of `reader`, of as many as there are signals.
+    pub(super) fn flags(&self, reader: u32) -> u64 {
+        LINE * (1 + MAX_WORLD as u64) + u64::from(reader) * self.flag_bytes()
+    }
+
+    fn flag_bytes(&self) -> u64 {
+        (4 * u64::from(self.signals)).next_multiple_of(LINE)
+    }
+
+    /// The half of the calls of one parity.
+    pub(super) fn half(&self, half: u64) -> u64 {
+        self.words_bytes() + half * self.half_stride
+    }
+
+    /// Bytes before the halves: words only.
+    pub(super) fn words_bytes(&self) -> u64 {
+        self.flags(self.world).next_multiple_of(WorkspaceSize::ALIGN)
+    }
+
+    /// Bytes in all.
+    pub(super) fn bytes(&self) -> Option<u64> {
+        self.half_stride.checked_mul(2)?.checked_add(self.words_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn nothing_overlaps(world in 2u32..=16, signals in 0u32..200, half_bytes in 0u64..1 << 40) {
+            let size = WorkspaceSize { half_bytes, signals, counters: 0 };
+            let layout = Layout::new(world, &size);
+            let mut words = BTreeSet::from([BROKEN]);
+            for rank in 0..world {
+                prop_assert!(words.insert(Layout::consumed(rank)));
+                for signal in 0..signals {
+                    prop_assert!(words.insert(layout.flag(rank, signal)));
+                }
+            }
+            prop_assert!(words.iter().all(|word| word % 4 == 0 && word + 4 <= layout.words_bytes()));
+            prop_assert!(layout.half(0) >= layout.words_bytes() && layout.half(1) >= layout.half(0) + half_bytes);
+            prop_assert!(layout.bytes().is_some_and(|bytes| bytes >= layout.half(1) + half_bytes));
+            prop_assert_eq!(layout.half(1) % WorkspaceSize::ALIGN, 0);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! One generation of a rank's workspace: its own memory on its device, and all ranks' shared regions.
+//!
+//! Invariant: nothing on a device is mapped for another. What the kernel takes for peers' memory is this rank's own: for their data regions its outbox, for
+//! their pads pads of the host that only its own streams read.
+
+use super::layout::Layout;
+use super::region::Region;
+use super::words::Words;
+use crate::control::ControlPlane;
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, PinnedBlock, fill_words, host_size, read};
+use crate::nvlink::{Lane, Meeting, Members, NvLinkError};
+use crate::transport::same_epoch;
+use crate::{TransportError, WorkspaceView};
+use flux_core::Rank;
+use flux_core::layout::{WorkspaceSize, control, pad_bytes};
+use flux_core::signal::Epoch;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// A generation in use.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    size: WorkspaceSize,
+    rank: u32,
+    data: DeviceBlock,
+    outbox: DeviceBlock,
+    pad: DeviceBlock,
+    control: DeviceBlock,
+    words: Arc<Words>,
+    /// The regions for the device, by rank.
+    regions: Vec<u64>,
+}
+
+/// What a rank tells the others of its region: the number under which ranks of its process find it, what it was made for, and the epoch.
+const OFFER_BYTES: usize = 32;
+
+/// This rank's part, before it knows of the others'.
+struct Own {
+    data: DeviceBlock,
+    outbox: DeviceBlock,
+    pad: DeviceBlock,
+    control: DeviceBlock,
+    local: PinnedBlock,
+    region: Arc<Region>,
+    file: OwnedFd,
+}
+
+impl Own {
+    fn new(device: &CudaDevice, lane: &Lane, world: u32, size: &WorkspaceSize, epoch: Epoch) -> Result<Self, TransportError> {
+        let too_large = || TransportError::OutOfMemory { what: "workspace", bytes: u64::MAX };
+        let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN);
+        let bytes = stride.and_then(|stride| stride.checked_mul(2)).ok_or_else(too_large)?;
+        let initial = epoch.before(1).get();
+        // an empty workspace still has addresses
+        let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(4)));
+        let (data, outbox, pad) = (block(bytes)?, block(bytes)?, block(pad_bytes(size.signals))?);
+        let control_bytes = control::bytes(size.counters);
+        let control = block(control_bytes)?;
+        let _current = device.enter()?;
+        let words = [
+            (pad.address(), initial, pad_bytes(size.signals) / 4),
+            (control.address(), 0, control_bytes / 4),
+            (control.address() + control::EPOCH, epoch.get(), 1),
+            (control.address() + control::PUSHED, initial, 1),
+        ];
+        for (address, value, count) in words {
+            // SAFETY: the blocks have these sizes and live past the synchronisation below.
+            unsafe { fill_words(device, address, value, host_size(count), lane.raw()) }?;
+        }
+        lane.synchronize()?;
+        let local = PinnedBlock::new(device, host_size(Words::local_bytes(world as usize, size.signals)))?;
+        let (region, file) = Region::create(device, Layout::new(world, size), initial)?;
+        Ok(Self { data, outbox, pad, control, local, region, file })
+    }
+
+    fn offer(&self, size: &WorkspaceSize, epoch: Epoch) -> [u8; OFFER_BYTES] {
+        let mut offer = [0; OFFER_BYTES];
+        let words = [self.region.key().to_le_bytes(), size.half_bytes.to_le_bytes()].concat();
+        let small = [size.signals, size.counters, epoch.get(), 0].map(u32::to_le_bytes).concat();
+        offer[..16].copy_from_slice(&words);
+        offer[16..].copy_from_slice(&small);
+        offer
+    }
+}
+
+/// The region's number of each rank, if all have made the same and stand at the same call.
+fn keys(size: &WorkspaceSize, offers: &[Vec<u8>]) -> Result<Vec<u64>, TransportError> {
+    let mut keys = Vec::with_capacity(offers.len());
+    let mut epochs = Vec::with_capacity(offers.len());
+    for (rank, offer) in (0..).map(Rank::new).zip(offers) {
+        let failed = |reason| TransportError::PeerFailed { rank, reason };
+        let Ok(offer) = <&[u8; OFFER_BYTES]>::try_from(offer.as_slice()) else {
+            return Err(failed(format!("it offered its memory in {} bytes, not {OFFER_BYTES}", offer.len())));
+        };
+        let word = |at: usize| u32::from_le_bytes([offer[at], offer[at + 1], offer[at + 2], offer[at + 3]]);
+        let long = |at: usize| u64::from(word(at + 4)) << 32 | u64::from(word(at));
+        let theirs = WorkspaceSize { half_bytes: long(8), signals: word(16), counters: word(20) };
+        if theirs != *size {
+            return Err(failed(format!("it has a workspace of {theirs:?}, not of {size:?}")));
+        }
+        keys.push(long(0));
+        epochs.push(Epoch::new(word(24)));
+    }
+    same_epoch(&epochs)?;
+    Ok(keys)
+}
+
+impl Workspace {
+    /// Makes a workspace on every rank, and maps all regions into all processes. Collective; fails on all ranks or on none.
+    pub(super) fn new(
+        meeting: Meeting<'_>,
+        device: &CudaDevice,
+        lane: &Lane,
+        members: &Members,
+        (size, epoch): (WorkspaceSize, Epoch),
+    ) -> Result<Self, TransportError> {
+        let Meeting { control, deadline } = meeting;
+        let (rank, world) = (members.rank, members.world());
+        let own = Own::new(device, lane, world, &size, epoch);
+        let answers = crate::control::agree(control, &own.as_ref().map(|own| own.offer(&size, epoch)), deadline);
+        // an own failure is told as it is, not as others hear of it
+        let own = own?;
+        let keys = keys(&size, &answers?);
+        let alone = (0..world).all(|peer| members.is_local(peer));
+        let files = if alone { Vec::new() } else { ControlPlane::exchange_fds(control, &[own.file.as_fd()], deadline)? };
+        let regions = keys.and_then(|keys| map(device, members, &own.region, &keys, &files));
+        // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
+        let found = crate::control::agree(control, &regions.as_ref().map(|_| []), deadline);
+        let regions = regions?;
+        found?;
+        let addresses = regions.iter().map(|region| region.address(device)).collect::<Result<_, _>>();
+        let addresses = meeting.succeed(addresses.map_err(NvLinkError::from))?;
+        let words = Arc::new(Words::new(rank, size.signals, regions, own.local, epoch.before(1).get()));
+        let Own { data, outbox, pad, control, .. } = own;
+        Ok(Self { size, rank, data, outbox, pad, control, words, regions: addresses })
+    }
+
+    pub(super) fn size(&self) -> &WorkspaceSize {
+        &self.size
+    }
+
+    pub(super) fn words(&self) -> &Arc<Words> {
+        &self.words
+    }
+
+    /// The region of `rank` for the device, of which its words are used.
+    pub(super) fn region(&self, rank: u32) -> u64 {
+        self.regions[rank as usize]
+    }
+
+    /// The region of `rank` for the host, by whose addresses copies are asked for.
+    pub(super) fn host_region(&self, rank: u32) -> &Region {
+        &self.words.regions()[rank as usize]
+    }
+
+    pub(super) fn data(&self) -> u64 {
+        self.data.address()
+    }
+
+    pub(super) fn outbox(&self) -> u64 {
+        self.outbox.address()
+    }
+
+    pub(super) fn pad(&self) -> u64 {
+        self.pad.address()
+    }
+
+    /// What an executor needs to know of it, with the rank's fault block.
+    pub(super) fn view(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
+        let ranks = || 0..self.regions.len() as u32;
+        let own = |rank| rank == self.rank;
+        WorkspaceView {
+            data: ranks().map(|rank| if own(rank) { self.data() } else { self.outbox() }).collect(),
+            pads: ranks().map(|rank| if own(rank) { self.pad() } else { self.words.local_pad(rank) }).collect(),
+            control: self.control.address(),
+            fault,
+            size: self.size,
+            deadline_ns,
+        }
+    }
+
+    /// The epoch of the next call, read from the device, which must be idle.
+    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
+        let mut word = [0; 4];
+        // SAFETY: the epoch is a word of the control block.
+        unsafe { read(device, &mut word, self.control.address() + control::EPOCH) }?;
+        Ok(Epoch::new(u32::from_le_bytes(word)))
+    }
+}
+
+/// All ranks' regions, of this process by their numbers, of others by their descriptors.
+fn map(
+    device: &CudaDevice,
+    members: &Members,
+    own: &Arc<Region>,
+    keys: &[u64],
+    files: &[Vec<OwnedFd>],
+) -> Result<Vec<Arc<Region>>, TransportError> {
+    let one = |(peer, &key): (u32, &u64)| {
+        let failed = |reason| TransportError::PeerFailed { rank: Rank::new(peer), reason };
+        if peer == members.rank {
+            return Ok(Arc::clone(own));
+        }
+        if members.is_local(peer) {
+            return Region::find(key).ok_or_else(|| failed("its memory is gone".to_owned()));
+        }
+        match files.get(peer as usize).map(Vec::as_slice) {
+            Some([file]) => Region::open(device, file.as_fd(), own.layout).map_err(failed),
+            other => Err(failed(format!("it gave {} descriptors of memory, not 1", other.map_or(0, <[_]>::len)))),
+        }
+    };
+    (0..).zip(keys).map(one).collect()
+}
