@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Select {
-    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others, as is proven; else host. pcie and nccl
+    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others; else host. pcie and nccl
     /// have to be named. All ranks take the same.
     #[default]
     Auto,

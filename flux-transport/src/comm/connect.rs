@@ -6,7 +6,7 @@ use super::{Communicator, ConnectError};
 use crate::control::agree;
 use crate::host::Host;
 use crate::nccl::{self, NcclTransport};
-use crate::nvlink::{Members, NvLink, Reach};
+use crate::nvlink::{Members, NvLink, NvLinkError, Reach};
 use crate::pcie::Pcie;
 use crate::{Options, Select, Transport, World};
 use flux_core::Rank;
@@ -33,7 +33,7 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     }
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
-        Select::NvLink => (nvlink(world, options, Reach::Peers)?, "asked for".to_owned()),
+        Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),
         Select::Nccl => (nccl(world, options)?, "asked for".to_owned()),
         Select::Pcie => (pcie(world, options)?, "asked for".to_owned()),
         Select::Auto => automatic(world, options)?,
@@ -46,25 +46,20 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     Ok(comm)
 }
 
-/// nvlink where all ranks can use it, else host. Where one cannot, the step fails on all of them, so all go on to the next together.
+/// nvlink where all ranks can share memory, else host. Where one cannot, meeting fails on all of them, so all go on together.
 ///
 /// pcie and nccl are for whoever names them, until they have been seen to work on GPUs.
 fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Transport>, String), ConnectError> {
-    match nvlink(world, options, Reach::Peers) {
-        Ok(transport) => Ok((transport, "chosen: every rank has a CUDA device of its own that reaches all others".to_owned())),
-        Err(ConnectError::Control(error)) => Err(error.into()),
-        Err(error) => {
-            let why = reason(error);
-            Ok((host(world, options)?, format!("chosen, as nvlink cannot be used: {why}; pcie and nccl can be asked for by name")))
+    match Members::meet(world, options, Reach::Peers) {
+        Ok(members) => {
+            let why = "chosen: every rank has a CUDA device of its own that reaches all others".to_owned();
+            Ok((Box::new(NvLink::connect(world, options, members)?), why))
         }
-    }
-}
-
-/// An error's words without the name of the transport, which the caller says.
-fn reason(error: ConnectError) -> String {
-    match error {
-        ConnectError::Unusable { why, .. } => why,
-        other => other.to_string(),
+        Err(NvLinkError::Control(error)) => Err(error.into()),
+        Err(error) => {
+            let why = format!("chosen, as nvlink cannot be used: {error}; pcie and nccl can be asked for by name");
+            Ok((host(world, options)?, why))
+        }
     }
 }
 
@@ -72,8 +67,8 @@ fn host(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectE
     Ok(Box::new(Host::connect(world, options)?))
 }
 
-fn nvlink(world: &World, options: &Options, reach: Reach) -> Result<Box<dyn Transport>, ConnectError> {
-    Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, reach)?)?))
+fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, Reach::Peers)?)?))
 }
 
 fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
