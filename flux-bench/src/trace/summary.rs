@@ -94,6 +94,9 @@ pub(super) fn kind(item: &WorkItem) -> &'static str {
         (sink::REDUCE, _) => "reduce",
         (sink::STORE, source::GATHER) => "store gathered",
         (sink::STORE, _) => "store own",
+        (sink::LEND, _) => "lend",
+        (sink::SCATTER, _) => "scatter",
+        (sink::FOLD, _) => "fold",
         _ => "other",
     }
 }

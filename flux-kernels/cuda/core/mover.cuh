@@ -123,9 +123,11 @@ struct Mover {
     __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
         u32 last = 0;
         if (thread == 0) {
+            // What the other warp has left out is not announced: if it saw the poison, so does this load, which comes after the barrier.
+            const bool whole = !poisoned(p);
             // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
             ptx::fence_acq_rel_sys();
-            last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
+            if (whole) last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
         // Orders the chunk's rows, acquired with the count, before its signals.

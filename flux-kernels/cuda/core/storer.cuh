@@ -81,10 +81,11 @@ struct Storer {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
                 if (item.sink == static_cast<u32>(Sink::kScatter)) {
                     // The other lanes meet the one that did the items before, so the buffers' barriers are in this item's phase.
-                    const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
+                    __syncwarp();
 #pragma unroll
                     for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
-                    if (live) raise_scattered(item);
+                    // Rows that a consumer has left out are not announced: if it saw the poison, so does this load, which comes after its arrival.
+                    if (!poisoned(p)) raise_scattered(item);
                     __syncwarp();
                     if (lane == 0) release();
                     stamp_sent(i);
