@@ -157,7 +157,7 @@ struct Consumer {
         }
     }
 
-    // Each row to the rank that owns it, this one included: rows are short, and a copy engine takes as long for a short one as for a long one.
+    // Each row to the rank that owns it, this one included: rows are short, and a bulk copy takes about as long for a short one as for a long one.
     __device__ __forceinline__ void scatter(const WorkItem& item) const {
         constexpr u32 kPerRow = C::kCols / 8;
         const u32 first_row = C::kSplitColumns ? 0 : index * C::kRows;
