@@ -18,7 +18,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const Shared<C> smem{(ptx::shared_address(dynamic_shared) + 1023) & ~1023u};
     const u32 warpgroup = threadIdx.x / 128;
     const u32 warp = threadIdx.x / 32;
-    stamp_worker<C>(p, &WorkerStamps::entered);
+    stamp_cta<C>(p, &WorkerStamps::entered);
     // Read by every CTA before its ticket, so before the last one advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
 
@@ -55,9 +55,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         Consumer<C>{p, smem, epoch, warpgroup - 1, threadIdx.x % 128}.run(walk);
     }
     __syncthreads();
-    stamp_worker<C>(p, &WorkerStamps::drained);
+    stamp_cta<C>(p, &WorkerStamps::drained);
     if (warp == 0) close_call(p, epoch);
-    stamp_worker<C>(p, &WorkerStamps::left);
+    stamp_cta<C>(p, &WorkerStamps::left);
 }
 
 }  // namespace flux

@@ -4,6 +4,7 @@
 // for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it.
 #pragma once
 #include "core/config.cuh"
+#include "core/trace.cuh"
 #include "core/wait.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -102,6 +103,7 @@ struct Mover {
             const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
             for (u32 j = 0; j < g.mine; ++j) {
                 if (live) store(g, piece(g, index + j * movers), v);
+                if (thread == 0 && g.first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
                 if (j + 1 < g.mine) load(piece(g, index + (j + 1) * movers), v);
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
@@ -127,6 +129,7 @@ struct Mover {
             const bool whole = !poisoned(p);
             // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
             ptx::fence_acq_rel_sys();
+            stamp_worker<C>(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
             if (whole) last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
