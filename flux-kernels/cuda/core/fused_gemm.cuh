@@ -19,6 +19,10 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const u32 warpgroup = threadIdx.x / 128;
     const u32 warp = threadIdx.x / 32;
     stamp_cta<C>(p, &WorkerStamps::entered);
+    typename Mover<C>::Head head;
+    if constexpr (!C::kReduceScatter) {
+        if (warp == 2 || warp == 3) Mover<C>{p, 0, threadIdx.x - 64}.fetch(head, blockIdx.x, gridDim.x);
+    }
     // Read by every CTA before its ticket, so before the last one advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
 
@@ -47,7 +51,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else {
-            if constexpr (!C::kReduceScatter) Mover<C>{p, epoch, threadIdx.x - 64}.run(blockIdx.x, gridDim.x);
+            if constexpr (!C::kReduceScatter) Mover<C>{p, epoch, threadIdx.x - 64}.run(head, blockIdx.x, gridDim.x);
         }
         __syncwarp();
     } else {
