@@ -116,7 +116,11 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     if first {
         check(args)?;
     }
-    ensure!(args.tp.is_none_or(|tp| tp == ranks), "--tp {} is asked for in a launch of {ranks} ranks", args.tp.unwrap_or_default());
+    ensure!(
+        args.tp.is_none_or(|tp| tp == ranks),
+        "--tp {} is asked for in a launch of {ranks} ranks: leave it out, or start without a launcher for ranks as threads",
+        args.tp.unwrap_or_default()
+    );
     let job = Job::new(args, machine::uses_gpus(args.transport)?, ranks)?;
     let found = rank::run(&job, world)?;
     if first { tell(args, &job, found) } else { Ok(found.rows.iter().all(|row| row.verified)) }
