@@ -43,11 +43,14 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
 
+    u32 credit = 0;
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
     if (warpgroup == 0) {
         ptx::release_registers<C::kProducerRegisters>();
         if (warp == 0) {
             if (ptx::elect_one()) Producer<C>{p, smem, epoch}.run(walk);
+            __syncwarp();
+            credit = credit_of_lane(p);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else {
@@ -60,7 +63,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
     stamp_cta<C>(p, &WorkerStamps::drained);
-    if (warp == 0) close_call(p, epoch);
+    if (warp == 0) close_call(p, epoch, credit);
     stamp_cta<C>(p, &WorkerStamps::left);
 }
 
