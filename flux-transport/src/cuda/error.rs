@@ -33,6 +33,21 @@ pub enum Unavailable {
     NoDevice,
 }
 
+impl Unavailable {
+    /// What a person can do about it, where that is known.
+    pub fn advice(&self) -> Option<&'static str> {
+        match self {
+            Self::Init { code: 802, .. } => Some("start the fabric manager of the driver's version (systemctl start nvidia-fabricmanager)"),
+            Self::Init { code: 803 | 804, .. } => Some(
+                "the driver's library is not of the kernel module's version: restart the machine after an update, or start the container anew",
+            ),
+            Self::Init { .. } => Some("look at nvidia-smi and at the kernel's log for what is wrong with the driver"),
+            Self::Symbol { .. } => Some("update the driver"),
+            Self::Library { .. } | Self::NoDevice => None,
+        }
+    }
+}
+
 /// A driver call that failed, or could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
