@@ -2,14 +2,14 @@
 //!
 //! Invariant: every rank takes the same steps whatever it finds, and tells the others what it cannot do; so if one rank fails, all do.
 
-use super::automatic::{automatic, p2p_disabled};
+use super::automatic::automatic;
 use super::{Communicator, ConnectError};
 use crate::control::agree;
 use crate::host::Host;
 use crate::nccl::{self, NcclTransport};
 use crate::nvlink::{Members, NvLink, Reach};
 use crate::pcie::Pcie;
-use crate::{Options, Select, Transport, World};
+use crate::{Options, Select, Transport, World, probe};
 use flux_core::Rank;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,9 +52,8 @@ pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport
 
 /// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for it.
 pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    let forbidden = p2p_disabled(std::env::var_os("NCCL_P2P_DISABLE").as_deref());
     let why = "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
-    let allowed = if forbidden { Err(ConnectError::Unusable { select: Select::NvLink, why }) } else { Ok([]) };
+    let allowed = if probe::forbidden() { Err(ConnectError::Unusable { select: Select::NvLink, why }) } else { Ok([]) };
     let answers = agree(world.control(), &allowed, Instant::now() + options.deadline);
     allowed?;
     answers?;

@@ -34,6 +34,11 @@ pub enum Unavailable {
 }
 
 impl Unavailable {
+    /// Whether there is a driver that does not work, not a machine without one or a process that is shown no device.
+    pub fn is_fault(&self) -> bool {
+        matches!(self, Self::Symbol { .. } | Self::Init { .. })
+    }
+
     /// What a person can do about it, where that is known.
     pub fn advice(&self) -> Option<&'static str> {
         match self {

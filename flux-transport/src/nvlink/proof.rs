@@ -7,7 +7,7 @@ use super::lane::Lane;
 use super::offer::Identity;
 use super::workspace::Workspace;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write};
-use crate::probe::VETO;
+use crate::probe::vetoed;
 use flux_core::layout::consumed_offset;
 use flux_core::rank::MAX_WORLD;
 
@@ -64,7 +64,7 @@ pub(super) fn check(
     identities: &[Identity],
     initial: u32,
 ) -> Result<Vec<Missing>, CudaError> {
-    let vetoed = std::env::var_os(VETO).is_some_and(|value| value == "1");
+    let vetoed = vetoed();
     let mut missing = Vec::new();
     for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize) {
         let peer = index(peer);

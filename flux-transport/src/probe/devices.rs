@@ -126,7 +126,8 @@ fn pair(
     match ping_pong((one, &at_one), (other, &at_other))? {
         Ok(took) => {
             let us = took.as_secs_f64() * 1e6 / f64::from(ROUNDS);
-            notes.push(format!("GPUs {} and {}: a word there and back in {us:.1} us, by streams", ordinals[0], ordinals[1]));
+            let [one, other] = [one, other].map(|side| side.device.info().pci.to_lowercase());
+            notes.push(format!("GPUs {one} and {other}: a word there and back in {us:.1} us, by streams"));
             Ok((None, None))
         }
         Err(Lost { first, round }) => {

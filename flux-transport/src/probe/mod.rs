@@ -20,13 +20,12 @@ mod request;
 
 pub use report::{Direction, Report};
 
-pub(crate) use request::VETO;
-
 use crate::cuda::DeviceUuid;
 use cache::Key;
 use child::Silence;
 use report::Answer;
 use request::{REQUEST, Request};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -34,6 +33,23 @@ use std::time::{Duration, Instant};
 
 /// How long a probe may take: contexts on all devices of a cold machine, and some.
 pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Has a rank, and any probe, find that what peers write is not there, on machines where it is; for tests of what happens then.
+const VETO: &str = "FLUX_VETO_PEER";
+
+/// Whether `FLUX_VETO_PEER=1` has this process find that peer access does not work.
+pub fn vetoed() -> bool {
+    is_one(std::env::var_os(VETO).as_deref())
+}
+
+/// Whether `NCCL_P2P_DISABLE=1` forbids peer access to this process, as to NCCL.
+pub fn forbidden() -> bool {
+    is_one(std::env::var_os("NCCL_P2P_DISABLE").as_deref())
+}
+
+fn is_one(variable: Option<&OsStr>) -> bool {
+    variable.and_then(OsStr::to_str).is_some_and(|value| value.trim().parse() == Ok(1))
+}
 
 /// Whether this program answers when it is started again.
 static SERVES: AtomicBool = AtomicBool::new(false);
@@ -259,6 +275,15 @@ mod tests {
         assert_eq!(ways(None).ask(&request(), LIMIT).verdict, Verdict::Works);
         let kept = ways(Some("/bin/true")).ask(&request(), LIMIT);
         assert!(kept.verdict == Verdict::Works && kept.how.contains("earlier"), "{}", kept.how);
+    }
+
+    #[test]
+    fn a_switch_is_on_at_one_alone() {
+        for (value, on) in
+            [(None, false), (Some(""), false), (Some("0"), false), (Some("1"), true), (Some(" 1"), true), (Some("yes"), false)]
+        {
+            assert_eq!(is_one(value.map(OsStr::new)), on, "{value:?}");
+        }
     }
 
     #[test]

@@ -6,9 +6,6 @@ use crate::cuda::DeviceUuid;
 
 /// Makes a process that calls [`serve`](super::serve) a probe, which answers on stdout and ends.
 pub(super) const REQUEST: &str = "FLUX_PROBE_REQUEST";
-/// Has every probe, and every rank, find that what peers write is not there, on machines where it is; for tests of what happens then.
-pub(crate) const VETO: &str = "FLUX_VETO_PEER";
-
 /// Which devices are to reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {

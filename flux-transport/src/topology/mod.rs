@@ -26,8 +26,8 @@ pub enum Fabric {
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its number in this process.
-    pub ordinal: u32,
+    /// Its PCI address, which every process knows it by.
+    pub pci: String,
     /// Its place on the PCI bus; `None` where `/sys` does not show it.
     pub place: Option<Place>,
     /// Whether it is cut into MIG instances.
@@ -41,7 +41,7 @@ pub struct Gpu {
 /// The GPUs that a process sees, and the machine around them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// The GPUs, in order.
+    /// The GPUs.
     pub gpus: Vec<Gpu>,
     /// Pairs `(a, b)`, places in `gpus`, `a < b`, that NVML counts as joined by NVLink.
     pub nvlink: Vec<(usize, usize)>,
@@ -61,7 +61,7 @@ pub fn look(infos: &[DeviceInfo]) -> Topology {
             let said = nvml.as_ref().map(|nvml| nvml.gpu(info.uuid)).unwrap_or_default();
             // An instance has a UUID of its own, which NVML does not know as a GPU's.
             let mig = said.mig || info.name.contains(" MIG ");
-            Gpu { ordinal: info.ordinal, place: sysfs::place(root, &info.pci), mig, links: said.links, fabric: said.fabric }
+            Gpu { pci: info.pci.to_lowercase(), place: sysfs::place(root, &info.pci), mig, links: said.links, fabric: said.fabric }
         })
         .collect();
     let joined = |&(a, b): &(usize, usize)| nvml.as_ref().is_some_and(|nvml| nvml.joined(infos[a].uuid, infos[b].uuid));

@@ -4,10 +4,6 @@
 
 use super::{Fabric, Gpu, Near, Topology};
 
-fn list(gpus: impl IntoIterator<Item = u32>) -> String {
-    gpus.into_iter().map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(", ")
-}
-
 impl Topology {
     /// A line for each GPU and each pair.
     pub fn notes(&self) -> Vec<String> {
@@ -27,7 +23,7 @@ impl Topology {
                     });
                 }
                 if !ways.is_empty() {
-                    notes.push(format!("GPUs {} and {}: {}", one.ordinal, other.ordinal, ways.join("; ")));
+                    notes.push(format!("GPUs {} and {}: {}", one.pci, other.pci, ways.join("; ")));
                 }
             }
         }
@@ -37,15 +33,17 @@ impl Topology {
     /// What a person can do where GPUs do not reach each other's memory.
     pub fn advice(&self) -> Vec<String> {
         let mut advice = Vec::new();
-        let those = |which: &dyn Fn(&Gpu) -> bool| self.gpus.iter().filter(|gpu| which(gpu)).map(|gpu| gpu.ordinal).collect::<Vec<_>>();
+        let those = |which: &dyn Fn(&Gpu) -> bool| {
+            let those: Vec<&str> = self.gpus.iter().filter(|gpu| which(gpu)).map(|gpu| gpu.pci.as_str()).collect();
+            those.join(", ")
+        };
         let mig = those(&|gpu| gpu.mig);
         if !mig.is_empty() {
-            advice.push(format!("MIG instances never reach each other (GPU {}): switch MIG off (nvidia-smi -mig 0, as root)", list(mig)));
+            advice.push(format!("MIG instances never reach each other (GPU {mig}): switch MIG off (nvidia-smi -mig 0, as root)"));
         }
         let fabric = those(&|gpu| matches!(gpu.fabric, Some(Fabric::NotStarted | Fabric::InProgress)));
         if !fabric.is_empty() {
-            let gpus = list(fabric);
-            advice.push(format!("the NVSwitch fabric is not set up (GPU {gpus}): start the fabric manager (systemctl start nvidia-fabricmanager) of the driver's version"));
+            advice.push(format!("the NVSwitch fabric is not set up (GPU {fabric}): start the fabric manager (systemctl start nvidia-fabricmanager) of the driver's version"));
         }
         if !self.redirecting.is_empty() {
             let bridges = self.redirecting.join(", ");
@@ -53,7 +51,7 @@ impl Topology {
         }
         let translated = those(&|gpu| gpu.place.as_ref().is_some_and(|place| place.translated));
         if !translated.is_empty() {
-            advice.push(format!("an IOMMU translates for GPU {}: boot with iommu=pt, or switch it off in the firmware", list(translated)));
+            advice.push(format!("an IOMMU translates for GPU {translated}: boot with iommu=pt, or switch it off in the firmware"));
         }
         if self.virtual_machine {
             advice.push("this is a virtual machine, whose host decides whether peers' writes pass".to_owned());
@@ -65,7 +63,7 @@ impl Topology {
 fn gpu(gpu: &Gpu) -> String {
     let mut words = Vec::new();
     if let Some(place) = &gpu.place {
-        words.push(format!("{} below {}", place.address, place.root));
+        words.push(format!("below {}", place.root));
         words.extend(place.node.map(|node| format!("NUMA node {node}")));
         if place.translated {
             words.push("behind a translating IOMMU".to_owned());
@@ -77,7 +75,7 @@ fn gpu(gpu: &Gpu) -> String {
         words.push("MIG".to_owned());
     }
     let words = if words.is_empty() { "its place is not known".to_owned() } else { words.join(", ") };
-    format!("GPU {}: {words}", gpu.ordinal)
+    format!("GPU {}: {words}", gpu.pci)
 }
 
 #[cfg(test)]
@@ -88,8 +86,9 @@ mod tests {
     fn machine() -> Topology {
         let gpu = |ordinal: u32| {
             let (address, root) = (format!("0000:{ordinal:02}:00.0"), "pci0000:00".to_owned());
-            let place = Place { address, root, bridges: vec!["0000:00:01.0".into()], node: Some(ordinal), translated: false };
-            Gpu { ordinal, place: Some(place), mig: false, links: Some(18), fabric: Some(Fabric::Completed) }
+            let place =
+                Place { address: address.clone(), root, bridges: vec!["0000:00:01.0".into()], node: Some(ordinal), translated: false };
+            Gpu { pci: address, place: Some(place), mig: false, links: Some(18), fabric: Some(Fabric::Completed) }
         };
         Topology { gpus: vec![gpu(0), gpu(1)], nvlink: vec![(0, 1)], redirecting: Vec::new(), virtual_machine: false }
     }
@@ -97,8 +96,8 @@ mod tests {
     #[test]
     fn a_pair_has_its_ways() {
         let notes = machine().notes();
-        assert_eq!(notes[0], "GPU 0: 0000:00:00.0 below pci0000:00, NUMA node 0, 18 NVLinks up, fabric Completed");
-        assert_eq!(notes[2..], ["GPUs 0 and 1: NVLink; PCIe below one bridge"]);
+        assert_eq!(notes[0], "GPU 0000:00:00.0: below pci0000:00, NUMA node 0, 18 NVLinks up, fabric Completed");
+        assert_eq!(notes[2..], ["GPUs 0000:00:00.0 and 0000:01:00.0: NVLink; PCIe below one bridge"]);
     }
 
     type Change = fn(&mut Topology);

@@ -4,9 +4,7 @@
 
 use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
 use crate::nvlink::ordinal;
-use crate::probe::VETO;
-use crate::{Options, World, topology};
-use std::ffi::OsStr;
+use crate::{Options, World, probe, topology};
 use std::path::Path;
 
 const HEADER: &str = concat!("flux-facts ", env!("CARGO_PKG_VERSION"));
@@ -36,21 +34,15 @@ pub(super) struct Facts {
     pub(super) visible: String,
 }
 
-/// Whether `NCCL_P2P_DISABLE` forbids peer access, as NCCL reads it.
-pub(in crate::comm) fn p2p_disabled(variable: Option<&OsStr>) -> bool {
-    variable.and_then(OsStr::to_str).is_some_and(|value| value.trim().parse() == Ok(1))
-}
-
 impl Facts {
     pub(super) fn here(world: &World, options: &Options) -> Self {
-        let word = |name| std::env::var_os(name).unwrap_or_default();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self {
             gpu: gpu(world, options),
-            p2p_disabled: p2p_disabled(std::env::var_os("NCCL_P2P_DISABLE").as_deref()),
-            veto: word(VETO) == "1",
+            p2p_disabled: probe::forbidden(),
+            veto: probe::vetoed(),
             boot: line(&boot),
-            visible: line(&word("CUDA_VISIBLE_DEVICES").to_string_lossy()),
+            visible: line(&std::env::var_os("CUDA_VISIBLE_DEVICES").unwrap_or_default().to_string_lossy()),
         }
     }
 
@@ -100,30 +92,18 @@ fn gpu(world: &World, options: &Options) -> Gpu {
 /// What a driver that cannot be used means on a machine with these GPUs on its bus. One that is not installed, or is shown no device, leaves a machine
 /// to its processors; one that does not start on a machine with GPUs is broken.
 fn without(why: &Unavailable, on_bus: &[String]) -> Gpu {
-    match why {
-        Unavailable::Library { .. } | Unavailable::NoDevice if on_bus.is_empty() => Gpu::Absent(why.to_string()),
-        Unavailable::Library { .. } | Unavailable::NoDevice => Gpu::Absent(format!("{why}; the PCI bus has {}", on_bus.join(", "))),
-        _ if on_bus.is_empty() => Gpu::Absent(why.to_string()),
-        _ => {
-            let advice = why.advice().map_or_else(String::new, |advice| format!(": {advice}"));
-            Gpu::Broken(format!("{why}{advice}"))
-        }
+    let bus = if on_bus.is_empty() { String::new() } else { format!("; the PCI bus has {}", on_bus.join(", ")) };
+    if why.is_fault() && !on_bus.is_empty() {
+        let advice = why.advice().map_or_else(String::new, |advice| format!(": {advice}"));
+        return Gpu::Broken(format!("{why}{advice}"));
     }
+    Gpu::Absent(format!("{why}{bus}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn peer_access_is_forbidden_by_one_alone() {
-        for (value, expected) in
-            [(None, false), (Some(""), false), (Some("0"), false), (Some("1"), true), (Some(" 1"), true), (Some("yes"), false)]
-        {
-            assert_eq!(p2p_disabled(value.map(OsStr::new)), expected, "{value:?}");
-        }
-    }
 
     #[test]
     fn a_driver_that_does_not_start_is_broken_only_where_there_are_gpus() {

@@ -11,8 +11,6 @@
 mod facts;
 mod verdict;
 
-pub(super) use facts::p2p_disabled;
-
 use super::ConnectError;
 use super::connect::{host, nccl, nvlink, pcie};
 use crate::control::agree;
