@@ -15,6 +15,8 @@ mod cache;
 mod child;
 mod devices;
 mod exchange;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod program;
 mod proof;
 mod report;

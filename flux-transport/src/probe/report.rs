@@ -93,6 +93,21 @@ impl Answer {
 
     /// The message in `text`, after whatever libraries may have printed before it. One of another version says nothing to this one.
     pub(super) fn decode(text: &str) -> Option<Self> {
+        Self::read(text).filter(Self::is_tidy)
+    }
+
+    /// Whether its texts are as they are written.
+    fn is_tidy(&self) -> bool {
+        let tidy = |text: &String| line(text) == *text;
+        match self {
+            Self::Cannot(why) => tidy(why),
+            Self::Report(Report { directions, notes, advice, .. }) => {
+                directions.iter().filter_map(|direction| direction.fault.as_ref()).chain(notes).chain(advice).all(tidy)
+            }
+        }
+    }
+
+    fn read(text: &str) -> Option<Self> {
         let mut whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
         if let Some(other) = whole.find(|line| line.starts_with(FAMILY) && *line != HEADER) {
             return Some(Self::Cannot(format!("the probe is of another version: `{other}` in place of `{HEADER}`")));

@@ -11,7 +11,7 @@ const HEADER: &str = concat!("flux-facts ", env!("CARGO_PKG_VERSION"));
 
 /// A rank's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Gpu {
+pub(in crate::comm) enum Gpu {
     /// It is there.
     Found(DeviceUuid),
     /// There is none, and this rank would not have expected one.
@@ -22,7 +22,7 @@ pub(super) enum Gpu {
 
 /// What one rank says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(in crate::comm) struct Facts {
     pub(super) gpu: Gpu,
     /// Whether its environment forbids peer access.
     pub(super) p2p_disabled: bool,
@@ -46,17 +46,17 @@ impl Facts {
         }
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(in crate::comm) fn encode(&self) -> Vec<u8> {
         let Self { gpu, p2p_disabled, veto, boot, visible } = self;
         let gpu = match gpu {
             Gpu::Found(uuid) => format!("found {uuid}"),
             Gpu::Absent(why) => format!("absent {}", line(why)),
             Gpu::Broken(why) => format!("broken {}", line(why)),
         };
-        format!("{HEADER}\n{gpu}\n{p2p_disabled} {veto}\n{boot}\n{visible}").into_bytes()
+        format!("{HEADER}\n{gpu}\n{p2p_disabled} {veto}\n{}\n{}", line(boot), line(visible)).into_bytes()
     }
 
-    pub(super) fn decode(message: &[u8]) -> Option<Self> {
+    pub(in crate::comm) fn decode(message: &[u8]) -> Option<Self> {
         let mut lines = std::str::from_utf8(message).ok()?.split('\n');
         let (header, gpu, flags, boot, visible) = (lines.next()?, lines.next()?, lines.next()?, lines.next()?, lines.next()?);
         let gpu = match gpu.split_once(' ')? {
@@ -68,7 +68,7 @@ impl Facts {
         let (p2p_disabled, veto) = flags.split_once(' ')?;
         let (p2p_disabled, veto) = (p2p_disabled.parse().ok()?, veto.parse().ok()?);
         let facts = Self { gpu, p2p_disabled, veto, boot: boot.to_owned(), visible: visible.to_owned() };
-        (header == HEADER && lines.next().is_none()).then_some(facts)
+        (header == HEADER && lines.next().is_none() && facts.encode() == message).then_some(facts)
     }
 }
 

@@ -11,13 +11,15 @@
 mod facts;
 mod verdict;
 
+pub(super) use facts::Facts;
+
 use super::ConnectError;
 use super::connect::{host, nccl, nvlink, pcie};
 use crate::control::agree;
 use crate::cuda::DeviceUuid;
 use crate::probe::{self, Verdict};
 use crate::{ControlError, Options, Select, Transport, World};
-use facts::{Facts, Gpu};
+use facts::Gpu;
 use flux_core::Rank;
 use std::fmt::Display;
 use std::sync::Once;

@@ -61,7 +61,7 @@ fn apart(facts: &[Facts], hosts: &Hosts) -> Option<String> {
     let (peer, other) = ranks().find(|&(peer, _)| !hosts.together(Rank::new(0), peer))?;
     let one_machine = !other.boot.is_empty() && other.boot == facts.first()?.boot;
     let hint = if one_machine {
-        ": they are containers or users of one machine; to count as one host they need the same user and run-time directory (XDG_RUNTIME_DIR, or /tmp)"
+        ": they are containers or users of one machine; to count as one host they need the same user and run-time directory (XDG_RUNTIME_DIR, or /tmp) and FLUX_HOST_ID"
     } else {
         ""
     };
