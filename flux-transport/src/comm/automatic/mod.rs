@@ -160,6 +160,27 @@ mod tests {
     }
 
     #[test]
+    fn rank_0_asks_and_every_rank_takes_its_word() {
+        // No machine has these devices, so nobody can say anything about them.
+        let on = |device| Facts {
+            gpu: Gpu::Found(DeviceUuid([device; 16])),
+            p2p_disabled: false,
+            veto: false,
+            boot: String::new(),
+            visible: String::new(),
+        };
+        let facts = [on(0), on(1), on(2)];
+        let worlds = World::local(3).unwrap();
+        let options = Options { deadline: Duration::from_secs(20), ..Options::default() };
+        let told: Vec<(Verdict, String)> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = worlds.iter().map(|world| scope.spawn(|| proven(world, &options, &facts).unwrap())).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert!(told[0].0 == Verdict::Unknown && told[0].1.contains("not proven"), "{told:?}");
+        assert!(told.iter().all(|verdict| *verdict == told[0]), "{told:?}");
+    }
+
+    #[test]
     fn every_rejection_is_told_and_ranks_that_cannot_talk_go_no_further() {
         let mut rejected = Rejected::default();
         rejected.add(Select::NvLink, "no links");
