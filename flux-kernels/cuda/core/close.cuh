@@ -10,7 +10,7 @@ namespace flux {
 // the peers have been done with the call before for long, and the last CTA to leave need not look again.
 __device__ __forceinline__ u32 credit_of_lane(const Params& p) {
     const u32 lane = threadIdx.x % 32;
-    return lane < p.world ? ptx::load_relaxed_sys(consumed_word(p.pad[p.rank], lane)) : 0;
+    return lane < p.world && lane != p.rank ? ptx::load_relaxed_sys(consumed_word(p.pad[p.rank], lane)) : 0;
 }
 
 // By one warp of every CTA, after all of the CTA's loads and stores have completed.
