@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, doctor, faults, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
+use crate::{bench, doctor, end, faults, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -50,7 +50,8 @@ pub fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("flux-bench: {error:#}");
-            ExitCode::FAILURE
+            // What failed may have left a thread in the driver or in NCCL.
+            end::now(1)
         }
     }
 }

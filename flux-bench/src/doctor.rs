@@ -28,7 +28,7 @@ fn found<T: Display, E: Display>(name: &str, what: Result<T, E>) {
 
 fn gpus() {
     let version = cuda::driver_version().map(|v| {
-        let kernel = machine::describe(true, 1).driver.unwrap_or_else(|| "of unknown version".to_owned());
+        let kernel = machine::describe(true, 1, crate::report::Ranks::Threads).driver.unwrap_or_else(|| "of unknown version".to_owned());
         format!("{kernel}, CUDA {}.{}", v / 1000, v % 1000 / 10)
     });
     found("driver", version);

@@ -14,6 +14,9 @@ pub struct Args {
     /// How many processes; each sees its rank in FLUX_RANK and their number in FLUX_WORLD_SIZE
     #[arg(long)]
     pub ranks: u32,
+    /// Have them take themselves for ranks of so many hosts, for tests: they meet over TCP, share no memory, and NCCL has only sockets on the loopback device
+    #[arg(long, value_name = "HOSTS")]
+    pub hosts: Option<u32>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
@@ -24,6 +27,15 @@ pub fn run(args: &Args) -> anyhow::Result<u8> {
     let ranks = WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
     let (program, words) = args.program.split_first().context("there is no program to launch")?;
     // NVLink multicast can take a shared host's devices out of service.
-    let status = Launcher::new(ranks, program).args(words).env("NCCL_NVLS_ENABLE", "0").run()?;
-    Ok(exit_code(status))
+    let mut launcher = Launcher::new(ranks, program).args(words).env("NCCL_NVLS_ENABLE", "0");
+    if let Some(hosts) = args.hosts {
+        launcher = launcher.apart(hosts);
+    }
+    Ok(exit_code(launcher.run()?))
+}
+
+/// The command of this process, once as each rank: in a launch it is a rank, and looks at `--processes` and `--hosts` no more.
+pub fn again(ranks: u32, hosts: Option<u32>) -> anyhow::Result<bool> {
+    let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(std::env::args_os().skip(1)).collect();
+    Ok(run(&Args { ranks, hosts, program })? == 0)
 }

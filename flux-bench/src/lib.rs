@@ -11,6 +11,7 @@ pub mod bench;
 pub mod cli;
 pub mod data;
 pub mod doctor;
+pub mod end;
 pub mod faults;
 pub mod finish;
 pub mod first_call;

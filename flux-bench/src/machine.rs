@@ -1,5 +1,6 @@
 //! What this machine is, as reports name it, and which devices ranks work on.
 
+use crate::report::Ranks;
 use anyhow::bail;
 use flux_core::Rank;
 use flux_transport::{Communicator, Mover, Options, Select, cuda, nccl};
@@ -63,15 +64,16 @@ pub fn ctas(comm: &Communicator, sms: u32) -> u32 {
     }
 }
 
-/// Names the machine on which `ranks` ranks ran.
-pub fn describe(on_gpus: bool, ranks: u32) -> Machine {
+/// Names the machine on which `ranks` ranks ran as threads or processes, one on each GPU where they have GPUs.
+pub fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     if !on_gpus {
-        let device = format!("host ({ranks} ranks as threads on {} cores)", cores());
+        let device = format!("host ({ranks} ranks as {as_what} on {} cores)", cores());
         return Machine { device, gpus: 0, driver: None, cuda: None, nccl: None };
     }
     Machine {
         device: cuda::device_info(0).map_or_else(|e| e.to_string(), |info| info.name),
-        gpus: ranks.min(gpu_count()),
+        // A process may see its own only.
+        gpus: if as_what == Ranks::Processes { ranks } else { ranks.min(gpu_count()) },
         driver: driver(),
         cuda: cuda::driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
         nccl: nccl::version().ok().map(|v| format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)),

@@ -67,6 +67,23 @@ impl Verdict {
         }
     }
 
+    /// To send to other ranks.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let first = self.first.map_or([u32::MAX; 3], |Violation { rank, row, col }| [rank, row, col]);
+        let [error, reference] = [self.max_error, self.max_reference].map(f64::to_bits);
+        let words = [error, reference, self.violations].map(u64::to_le_bytes);
+        [words.as_flattened(), first.map(u32::to_le_bytes).as_flattened()].concat()
+    }
+
+    /// What another rank has sent; `None` for what is none.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (words, first) = bytes.split_at_checked(24).filter(|(_, first)| first.len() == 12)?;
+        let [error, reference, violations] = <[[u8; 8]; 3]>::try_from(words.as_chunks().0).ok()?.map(u64::from_le_bytes);
+        let [rank, row, col] = <[[u8; 4]; 3]>::try_from(first.as_chunks().0).ok()?.map(u32::from_le_bytes);
+        let first = (rank != u32::MAX).then_some(Violation { rank, row, col });
+        Some(Self { max_error: f64::from_bits(error), max_reference: f64::from_bits(reference), violations, first })
+    }
+
     /// Whether every element was right.
     pub const fn ok(&self) -> bool {
         self.violations == 0
@@ -211,6 +228,17 @@ mod tests {
     use crate::finish::Finish;
     use flux_core::{DType, Problem, WorldSize};
     use half::bf16;
+
+    #[test]
+    fn a_verdict_survives_the_trip_as_bytes() {
+        let right = Verdict { max_error: 0.5, max_reference: f64::INFINITY, ..Verdict::default() };
+        let wrong = Verdict { violations: 1 << 40, first: Some(Violation { rank: 1, row: 2, col: 3 }), ..right };
+        for verdict in [right, wrong] {
+            assert_eq!(Verdict::from_bytes(&verdict.to_bytes()), Some(verdict));
+        }
+        let bytes = wrong.to_bytes();
+        assert_eq!((Verdict::from_bytes(&bytes[1..]), Verdict::from_bytes(&[])), (None, None));
+    }
 
     /// What an op must write, by the definition: an order of summation and a way to index that the reference does not use.
     fn outputs(operands: &Operands, rank: Rank, (stacked, nodes): (bool, Nodes)) -> Vec<bf16> {

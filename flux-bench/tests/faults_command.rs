@@ -5,6 +5,17 @@
 use std::process::Command;
 
 #[test]
+fn a_descriptor_that_is_kept_at_each_rebuild_is_found_and_named() {
+    let words = ["faults", "--transport", "host", "--ranks", "3", "--kills", "6", "--stops", "0", "--missing", "0", "--leak"];
+    let done = Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(words).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert_eq!(done.status.code(), Some(1), "{text}");
+    let residue: Vec<_> = text.lines().filter(|line| line.starts_with("Residue: ")).collect();
+    assert!(!residue.is_empty() && residue.iter().all(|line| line.contains("descriptor of /dev/null: ")), "{text}");
+    assert!(text.contains("\n0 hangs, 0 wrong results, 0 misnamed, 0 mistimed, "), "{text}");
+}
+
+#[test]
 fn ranks_that_are_killed_stopped_or_missing_are_named_and_the_group_is_rebuilt() {
     let words = ["faults", "--transport", "host", "--ranks", "4", "--kills", "6", "--stops", "4", "--missing", "2"];
     let done = Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(words).output().unwrap();

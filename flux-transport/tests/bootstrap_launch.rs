@@ -31,6 +31,7 @@ fn as_the_role_says() {
     let Some(role) = std::env::var_os(ROLE) else { return };
     match role.to_str().unwrap() {
         "exchange" => exchange(),
+        "is apart" => is_apart(),
         "sees a death" => sees_a_death(),
         "waits" => waits(),
         "launches" => launches(&rank_launcher("waits", 3, &notes())),
@@ -95,6 +96,26 @@ fn exchange() {
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, format!("of {own}, seen by {}", (own + 1) % world.size().get()));
     control.barrier(ample()).unwrap();
+}
+
+/// A rank of five on two hosts.
+fn is_apart() {
+    let world = World::from_env().unwrap();
+    let own = world.rank();
+    assert_eq!((world.launch(), world.local_rank()), (Launch::Processes, own.get()));
+    let hosts: Vec<u32> = world.size().ranks().map(|rank| world.hosts().of(rank)).collect();
+    assert_eq!(hosts, [0, 0, 0, 1, 1]);
+    let control = world.control();
+    let text = std::env::var("NCCL_HOSTID").unwrap();
+    let said = control.exchange(text.as_bytes(), ample()).unwrap();
+    for rank in world.size().ranks() {
+        assert_eq!(said[rank.index()] == text.as_bytes(), world.hosts().together(own, rank), "{said:?}");
+    }
+    let error = control.exchange_fds(&[], ample()).unwrap_err();
+    assert!(matches!(error, ControlError::OtherHost { .. }), "{error}");
+    control.barrier(ample()).unwrap();
+    let variables = ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET", "NCCL_SOCKET_IFNAME"].map(|name| std::env::var(name).unwrap());
+    note(&format!("apart-{own}"), &variables.join(" "));
 }
 
 fn sees_a_death() {
@@ -165,6 +186,26 @@ fn launched_ranks_meet_exchange_and_pass_descriptors_both_ways() {
         let notes = private();
         let status = rank_launcher("exchange", ranks, notes.path()).run().unwrap();
         assert!(status.success(), "{ranks} ranks: {status}");
+    }
+}
+
+#[test]
+fn ranks_that_are_kept_apart_meet_as_on_several_hosts() {
+    let (notes, meeting) = (private(), private());
+    let launcher = rank_launcher("is apart", 5, notes.path()).env("XDG_RUNTIME_DIR", meeting.path()).apart(2);
+    let status = launcher.run().unwrap();
+    assert!(status.success(), "{status}");
+    for rank in 0..5 {
+        assert_eq!(noted(notes.path(), &format!("apart-{rank}")), "1 1 Socket lo");
+    }
+    assert_empty(meeting.path());
+}
+
+#[test]
+fn more_hosts_than_ranks_are_refused() {
+    for hosts in [0, 3] {
+        let error = shell(2, "exit 0").apart(hosts).run().unwrap_err();
+        assert!(matches!(error, LaunchError::Hosts { .. }) && error.to_string().contains("give 1 to 2 hosts"), "{error}");
     }
 }
 

@@ -4,6 +4,7 @@
 //! their devices and a spinning kernel has given the host time to enqueue what is timed, so launch cost is hidden alike for all contenders.
 
 use super::measure::{Contender, Lane, slowest};
+use super::watch::Watch;
 use crate::gpu::Gpu;
 use crate::gpu::cublas::Gemm;
 use crate::memory::Buffer;
@@ -36,11 +37,18 @@ pub(super) struct GpuLane<'a, T> {
     between: DeviceBlock,
     word: DeviceBlock,
     spin: Duration,
+    watch: &'a Watch,
 }
 
 impl<'a, T: Element> GpuLane<'a, T> {
-    /// The contenders of `op`, on filled operand sets. Collective: the ranks choose one GEMM algorithm.
-    pub(super) fn new(site: &'a Site, nccl: &'a Comm, op: &'a FusedOp<T>, sets: &'a mut [OperandSet<T>]) -> anyhow::Result<Self> {
+    /// The contenders of `op`, on filled operand sets, to be prepared before they are timed.
+    pub(super) fn new(
+        site: &'a Site,
+        nccl: &'a Comm,
+        op: &'a FusedOp<T>,
+        sets: &'a mut [OperandSet<T>],
+        watch: &'a Watch,
+    ) -> anyhow::Result<Self> {
         let gpu = site.gpu().context("this rank has no GPU")?;
         let problem = op.problem();
         let between = match problem.op() {
@@ -51,12 +59,15 @@ impl<'a, T: Element> GpuLane<'a, T> {
         let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
-        let mut lane = Self { site, gpu, nccl, op, sets, gemm, between, word, spin: SPIN };
+        Ok(Self { site, gpu, nccl, op, sets, gemm, between, word, spin: SPIN, watch })
+    }
+
+    /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
+    pub(super) fn prepare(&mut self) -> anyhow::Result<()> {
         // The GEMM of AllGather-GEMM reads what the collective has gathered: real data, as its speed depends on them.
-        lane.comm(0)?;
-        lane.choose_algorithm()?;
-        lane.choose_spin()?;
-        Ok(lane)
+        self.comm(0)?;
+        self.choose_algorithm()?;
+        self.choose_spin()
     }
 
     /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
@@ -92,6 +103,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
         let mut longest = Duration::ZERO;
         for round in 0..6 {
             for contender in Contender::ALL {
+                self.watch.beat();
                 self.site.comm().barrier()?;
                 let start = Instant::now();
                 self.launch(contender, round)?;
@@ -161,6 +173,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
 
 impl<T: Element> Lane for GpuLane<'_, T> {
     fn sample(&mut self, contender: Contender, round: usize) -> anyhow::Result<Span> {
+        self.watch.beat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
         let gpu = self.gpu;
         let end = gpu.time(|| self.launch(contender, round))?;
@@ -168,6 +181,7 @@ impl<T: Element> Lane for GpuLane<'_, T> {
     }
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
+        self.watch.beat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
         let gpu = self.gpu;
         let end = gpu.time(|| (0..calls).try_for_each(|call| self.launch(contender, call)))?;

@@ -4,6 +4,7 @@
 //! themselves say nothing about GPUs.
 
 use super::measure::{Contender, Lane};
+use super::shown::Shown;
 use crate::memory::{Buffer, HostBuffer};
 use crate::op::FusedOp;
 use crate::operands::{Operands, elements, x_window};
@@ -14,35 +15,13 @@ use anyhow::{Context, bail};
 use flux_core::{OpKind, Problem, WorldSize};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Options, Select, World};
-use std::sync::{Arc, RwLock};
-use std::time::Instant;
-
-/// What the ranks of one row show each other: the collectives of the serial path, among threads, read it.
-#[derive(Debug)]
-pub(super) struct Shared<T> {
-    /// By rank: the shard of `x` (AllGather-GEMM) or all rows of partial sums (GEMM-ReduceScatter).
-    shown: Vec<RwLock<HostBuffer<T>>>,
-    /// All ranks read one clock.
-    origin: Instant,
-}
-
-impl<T: Element> Shared<T> {
-    pub(super) fn new(problem: &Problem) -> Arc<Self> {
-        let elements = match problem.op() {
-            OpKind::AllGatherGemm => elements(x_window(problem, flux_core::Rank::new(0))),
-            OpKind::GemmReduceScatter => problem.m() as usize * problem.n() as usize,
-        };
-        let shown = problem.world().ranks().map(|_| RwLock::new(HostBuffer::new(elements))).collect();
-        Arc::new(Self { shown, origin: Instant::now() })
-    }
-}
 
 /// One rank's contenders.
 pub(super) struct HostLane<'a, T> {
     site: &'a Site,
     op: &'a FusedOp<T>,
     set: &'a mut OperandSet<T>,
-    shared: Arc<Shared<T>>,
+    shown: Shown,
     /// One rank's whole part as a problem of a world of one, on a communicator of its own.
     gemm: FusedOp<T>,
     gemm_site: Site,
@@ -50,14 +29,8 @@ pub(super) struct HostLane<'a, T> {
 }
 
 impl<'a, T: Element> HostLane<'a, T> {
-    /// The contenders of `op`, on the operands that `set` holds.
-    pub(super) fn new(
-        site: &'a Site,
-        op: &'a FusedOp<T>,
-        set: &'a mut OperandSet<T>,
-        shared: Arc<Shared<T>>,
-        workers: u32,
-    ) -> anyhow::Result<Self> {
+    /// The contenders of `op`, on the operands that `set` holds; collective.
+    pub(super) fn new(site: &'a Site, op: &'a FusedOp<T>, set: &'a mut OperandSet<T>, workers: u32) -> anyhow::Result<Self> {
         let problem = *op.problem();
         let alone = WorldSize::new(1).context("a world of one")?;
         let (m, n, k) = (problem.m() as usize, problem.n_local() as usize, problem.k_local() as usize);
@@ -69,10 +42,15 @@ impl<'a, T: Element> HostLane<'a, T> {
         // The same amount of the same kind of data; which numbers they are changes nothing about the time.
         let Some(held) = set.holds else { bail!("the operands must be filled first") };
         gemm_site.fill(&mut gemm_set, Operands { problem: part, ..held })?;
+        let shown = match problem.op() {
+            OpKind::AllGatherGemm => elements(x_window(&problem, site.rank())),
+            OpKind::GemmReduceScatter => m * problem.n() as usize,
+        };
+        let shown = Shown::new::<T>(site.comm(), shown)?;
         if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (problem.op(), &set.x) {
-            shared.shown[site.rank().index()].write().map_err(|_| poisoned())?.elements_mut().copy_from_slice(x.elements());
+            shown.show(x.elements())?;
         }
-        Ok(Self { site, op, set, shared, gemm, gemm_site, gemm_set })
+        Ok(Self { site, op, set, shown, gemm, gemm_site, gemm_set })
     }
 
     fn gemm(&mut self) -> anyhow::Result<()> {
@@ -82,11 +60,9 @@ impl<'a, T: Element> HostLane<'a, T> {
     /// Every rank's shard, in rank order, into the GEMM's `x`.
     fn all_gather(&mut self) -> anyhow::Result<()> {
         let Buffer::Host(gathered) = &mut self.gemm_set.x else { bail!("not host memory") };
-        let shard = gathered.elements().len() / self.shared.shown.len();
-        for (to, from) in gathered.elements_mut().chunks_exact_mut(shard).zip(&self.shared.shown) {
-            to.copy_from_slice(from.read().map_err(|_| poisoned())?.elements());
-        }
-        Ok(())
+        let shard = gathered.elements().len() / self.shown.ranks();
+        let shards = gathered.elements_mut().chunks_exact_mut(shard);
+        self.op.problem().world().ranks().zip(shards).try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
     }
 
     /// The own rows of every rank's partial sums, added in rank order in fp32 and rounded once, into `y`.
@@ -96,8 +72,10 @@ impl<'a, T: Element> HostLane<'a, T> {
         let first = rows * self.site.rank().index();
         let mut sum = vec![0.0_f32; rows];
         let mut wide = vec![0.0_f32; rows];
-        for from in &self.shared.shown {
-            T::widen(&from.read().map_err(|_| poisoned())?.elements()[first..][..rows], &mut wide);
+        let mut part = HostBuffer::new(rows);
+        for rank in self.op.problem().world().ranks() {
+            self.shown.read(rank, first, part.elements_mut())?;
+            T::widen(part.elements(), &mut wide);
             sum.iter_mut().zip(&wide).for_each(|(sum, part)| *sum += part);
         }
         T::narrow(&sum, y.elements_mut());
@@ -105,10 +83,9 @@ impl<'a, T: Element> HostLane<'a, T> {
     }
 
     /// Makes the GEMM's result what the other ranks read.
-    fn show_partials(&mut self) -> anyhow::Result<()> {
-        let Buffer::Host(y) = &mut self.gemm_set.y else { bail!("not host memory") };
-        std::mem::swap(&mut *self.shared.shown[self.site.rank().index()].write().map_err(|_| poisoned())?, y);
-        Ok(())
+    fn show_partials(&self) -> anyhow::Result<()> {
+        let Buffer::Host(y) = &self.gemm_set.y else { bail!("not host memory") };
+        self.shown.show(y.elements())
     }
 
     fn call(&mut self, contender: Contender) -> anyhow::Result<()> {
@@ -144,12 +121,14 @@ impl<T: Element> Lane for HostLane<'_, T> {
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
         self.site.comm().barrier()?;
-        let start = self.shared.origin.elapsed().as_secs_f64() * 1e3;
+        let start = clock();
         (0..calls).try_for_each(|_| self.call(contender))?;
-        Ok(Span { start, end: self.shared.origin.elapsed().as_secs_f64() * 1e3 })
+        Ok(Span { start, end: clock() })
     }
 }
 
-fn poisoned() -> anyhow::Error {
-    anyhow::anyhow!("another rank panicked")
+/// Milliseconds of the clock that all processes of a machine share.
+fn clock() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 * 1e-6
 }

@@ -8,11 +8,13 @@
 //! deadline, or stayed away, runs on when the others have gone on, and must fail and harm nobody.
 
 mod episode;
+mod ledger;
 mod process;
 mod rank;
 mod suite;
 mod talk;
 mod tally;
+mod usage;
 
 use crate::machine;
 use flux_core::OpKind;
@@ -43,6 +45,9 @@ pub struct Args {
     /// Seed of the moments, of who is hit and of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Every rank keeps a descriptor at each rebuild: to see that this is found
+    #[arg(long, hide = true)]
+    pub leak: bool,
     /// This process is a rank of a run
     #[arg(long, hide = true)]
     pub as_rank: bool,

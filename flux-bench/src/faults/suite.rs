@@ -4,9 +4,11 @@
 //! is counted against the run.
 
 use super::Args;
+use super::ledger::Ledger;
 use super::process::Process;
-use super::talk::{Order, Report, Usage};
+use super::talk::{Order, Report};
 use super::tally::{Against, Injection, Tally};
+use super::usage::Usage;
 use crate::data;
 use anyhow::{Context, anyhow};
 use std::os::unix::fs::PermissionsExt;
@@ -23,8 +25,8 @@ pub(super) struct Suite<'a> {
     rendezvous: PathBuf,
     temporary: PathBuf,
     pub(super) ranks: Vec<Process>,
-    /// What each rank's process held when it was first ready in a whole world, and how often it was since.
-    held: Vec<Option<(Usage, u32)>>,
+    /// What each rank's process held, each time it was ready in a whole world.
+    held: Vec<Ledger>,
     pub(super) tally: Tally,
     random: u64,
 }
@@ -71,9 +73,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         tally.count(Against::Residue, &left.display().to_string());
     }
     drop(directory);
-    let own_after = Usage::now()?;
-    if own_after.exceeds(&own) {
-        tally.count(Against::Residue, &format!("this process held {own:?} before and {own_after:?} after"));
+    for more in Usage::now()?.beyond(&own) {
+        tally.count(Against::Residue, &format!("this process holds more than before: {more}"));
     }
     println!("{} ranks, seed {}, {:.1} s: {tally}", args.ranks, args.seed, start.elapsed().as_secs_f64());
     Ok(tally.clean())
@@ -101,7 +102,10 @@ impl<'a> Suite<'a> {
         let mut words: Vec<String> = vec!["faults".into(), "--as-rank".into()];
         words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
         words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
-        let (held, tally) = (vec![None; args.ranks as usize], Tally::default());
+        let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::default());
+        if args.leak {
+            words.push("--leak".into());
+        }
         let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
         Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, tally, random: 0 }
     }
@@ -119,7 +123,7 @@ impl<'a> Suite<'a> {
     }
 
     pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
-        self.held[rank as usize] = None;
+        self.held[rank as usize] = Ledger::default();
         Process::start(rank, self.args.ranks, &self.rendezvous, &self.temporary, &self.words)
     }
 
@@ -135,7 +139,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Whether every rank says that it is ready, in a world of `world`, and holds no more than before.
+    /// Whether every rank says that it is ready, in a world of `world`, and leaks nothing.
     pub(super) fn all_ready(&mut self, world: u32) -> Result<(), Spoilt> {
         let limit = self.limit();
         for at in 0..self.ranks.len() {
@@ -159,15 +163,10 @@ impl<'a> Suite<'a> {
         Ok(())
     }
 
-    /// Compares what a rank holds in a whole world with what it held at first; a driver keeps some of what the first rebuild needed.
+    /// Counts what a rank's process leaks.
     fn weigh(&mut self, rank: u32, usage: Usage) {
-        let first = if self.args.on_gpus() { 2 } else { 1 };
-        let held = self.held[rank as usize].get_or_insert((usage, 0));
-        held.1 += 1;
-        if held.1 <= first {
-            held.0 = held.0.max(usage);
-        } else if usage.exceeds(&held.0) {
-            self.tally.count(Against::Residue, &format!("rank {rank} held {:?} at first and holds {usage:?}", held.0));
+        for leak in self.held[rank as usize].weigh(usage) {
+            self.tally.count(Against::Residue, &format!("rank {rank} holds more after each rebuild: {leak}"));
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a rank answers every order with one report, and says `Ready` once before the first.
 
+use super::usage::Usage;
 use serde::{Deserialize, Serialize};
 
 /// To a rank, on its standard input.
@@ -66,39 +67,6 @@ pub(super) enum How {
     PeerLost { rank: u32 },
     /// A rank has aborted.
     Aborted { by: u32 },
-}
-
-/// What a process holds that others could be made to run out of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Usage {
-    pub(super) descriptors: usize,
-    pub(super) threads: usize,
-    /// Mappings of memory that is shared with other processes.
-    pub(super) shared_mappings: usize,
-}
-
-impl Usage {
-    /// Whether this is more than `before` in anything.
-    pub(super) fn exceeds(&self, before: &Self) -> bool {
-        self.descriptors > before.descriptors || self.threads > before.threads || self.shared_mappings > before.shared_mappings
-    }
-
-    /// What covers both.
-    pub(super) fn max(self, other: Self) -> Self {
-        Self {
-            descriptors: self.descriptors.max(other.descriptors),
-            threads: self.threads.max(other.threads),
-            shared_mappings: self.shared_mappings.max(other.shared_mappings),
-        }
-    }
-
-    /// Of this process.
-    pub(super) fn now() -> std::io::Result<Self> {
-        let count = |path: &str| Ok::<_, std::io::Error>(std::fs::read_dir(path)?.count());
-        let maps = std::fs::read_to_string("/proc/self/maps")?;
-        let shared_mappings = maps.lines().filter(|line| line.contains("/memfd:flux")).count();
-        Ok(Self { descriptors: count("/proc/self/fd")?, threads: count("/proc/self/task")?, shared_mappings })
-    }
 }
 
 /// Nanoseconds of the clock that all processes of a machine share.

@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     }
     let folder = tempfile::tempdir().context("a folder for the rows cannot be made")?;
     let rows = cases.iter().map(|case| in_a_process(args, case, tp, folder.path())).collect::<anyhow::Result<Vec<_>>>()?;
-    let machine = machine::describe(on_gpus, tp);
+    let machine = machine::describe(on_gpus, tp, bench_report::Ranks::Threads);
     let report = FirstCallReport {
         schema: SCHEMA,
         device: machine.device,

@@ -143,6 +143,14 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
     let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
     bench.arg(out.join("bench.json"));
     steps.push(("bench".to_owned(), bench));
+    let as_processes = ["bench", "--ms", "1024", "--samples", "10", "--processes"];
+    steps.push(("bench-processes".to_owned(), program(&as_processes)));
+    if gpus > 1 {
+        let apart = ["--hosts", "2", "--transport", Select::Nccl.name(), "--json"];
+        let mut hosts = program(&[as_processes.as_slice(), &apart].concat());
+        hosts.arg(out.join("bench-hosts.json"));
+        steps.push(("bench-hosts".to_owned(), hosts));
+    }
     steps.push(("first-call".to_owned(), program(&["first-call", "--ms", "512,8192", "--shapes", "llama70b"])));
     if gpus > 1 && has_pytorch() {
         let mut peers = program(&["peers", "--ms", "512", "--samples", "10", "--limit", "150", "--json"]);
@@ -228,7 +236,7 @@ mod tests {
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
         let soaks = ["soak-threads", "soak-processes", "soak-random", "soak-shared"];
         let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
-        let measures = ["links", "faults", "bench", "first-call"];
+        let measures = ["links", "faults", "bench", "bench-processes", "bench-hosts", "first-call"];
         assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &measures].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));

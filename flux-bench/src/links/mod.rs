@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         crate::atomic_file::check(path)?;
     }
     let rigs = rig::open_all()?;
-    let machine = crate::machine::describe(true, rigs.len() as u32);
+    let machine = crate::machine::describe(true, rigs.len() as u32, report::Ranks::Threads);
     println!("{}, {} GPUs\n", machine.device, machine.gpus);
     let mut rows = Vec::new();
     measures::all(&rigs, args.samples.max(1), &mut |link: Link| {

@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let job = job(args, tp)?;
     ensure!(tp <= gpus, "--tp {tp} needs as many GPUs, and this process sees {gpus}");
     let (versions, rows) = child::run(&args.python, &job, Duration::from_secs(args.limit))?;
-    let machine = machine::describe(true, tp);
+    let machine = machine::describe(true, tp, bench_report::Ranks::Threads);
     let report = PeersReport {
         schema: SCHEMA,
         device: machine.device,

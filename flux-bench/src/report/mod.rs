@@ -3,10 +3,12 @@
 //! Invariant: a [`Row`] is derived in one place, [`Row::new`], from four times that were measured in the same run.
 
 mod date;
+mod placement;
 mod sustained;
 mod table;
 
 pub use date::{now, utc};
+pub use placement::{Placement, Ranks};
 pub use sustained::Sustained;
 pub use table::table;
 pub(crate) use table::{ms, resolved};
@@ -32,6 +34,9 @@ pub struct Report {
     pub gpus: u32,
     /// Transport that carried the fused ops.
     pub transport: String,
+    /// What the ranks were, and where: the fields `ranks`, `hosts` and `machines`.
+    #[serde(flatten)]
+    pub placement: Placement,
     /// Version of the GPU driver.
     pub driver: Option<String>,
     /// Version of CUDA that the driver supports.

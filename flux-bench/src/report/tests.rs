@@ -14,6 +14,7 @@ fn report() -> Report {
         device: "a device".into(),
         gpus: 8,
         transport: "nvlink".into(),
+        placement: Placement::THREADS,
         driver: Some("580.1".into()),
         cuda: None,
         nccl: None,
@@ -47,12 +48,30 @@ fn the_file_has_the_fields_of_the_schema_and_reads_back() {
         keys.sort();
         keys.join(" ")
     };
-    assert_eq!(keys(&json), "command commit cuda date device driver gpus nccl rows schema transport");
+    assert_eq!(keys(&json), "command commit cuda date device driver gpus hosts machines nccl ranks rows schema transport");
     assert_eq!(
         keys(&json["rows"][0]),
         "dtype ect_ms k m max_rel_err model n op overlap_efficiency plan samples t_comm_ms t_gemm_ms t_op_ms t_serial_ms tflops tp verified"
     );
     assert_eq!(keys(&json["rows"][0]["t_op_ms"]), "median p10 p90");
+}
+
+#[test]
+fn a_file_of_before_ranks_could_be_processes_is_one_of_threads() {
+    let mut json = serde_json::to_value(report()).unwrap();
+    for field in ["ranks", "hosts", "machines"] {
+        json.as_object_mut().unwrap().remove(field).unwrap();
+    }
+    assert_eq!(serde_json::from_value::<Report>(json).unwrap().placement, Placement::THREADS);
+    let apart = Placement { ranks: Ranks::Processes, hosts: 2, machines: 1 };
+    let json = serde_json::to_value(Report { placement: apart, ..report() }).unwrap();
+    assert_eq!((&json["ranks"], &json["hosts"], &json["machines"]), (&"processes".into(), &2.into(), &1.into()));
+    assert_eq!(serde_json::from_value::<Report>(json).unwrap().placement, apart);
+    let text = table(&Report { placement: apart, ..report() });
+    assert!(
+        text.starts_with("a device, transport nvlink, TP 8, bf16, ranks as processes of 2 hosts, which are one machine for a test, "),
+        "{text}"
+    );
 }
 
 #[test]

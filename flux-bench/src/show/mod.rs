@@ -112,5 +112,5 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 fn machine(report: &Report) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.tp, &r.dtype));
     let count = if report.gpus == 0 { String::new() } else { format!("{} x ", report.gpus) };
-    format!("{count}{}, transport {}, TP {tp}, {dtype}", report.device, report.transport)
+    format!("{count}{}, transport {}, TP {tp}, {dtype}{}", report.device, report.transport, report.placement)
 }

@@ -21,6 +21,7 @@ fn report(gpus: u32, rows: Vec<Row>) -> Report {
         device: "A <GPU>".into(),
         gpus,
         transport: "nvlink".into(),
+        placement: crate::report::Placement::THREADS,
         driver: Some("580.1".into()),
         cuda: None,
         nccl: Some("2.28".into()),

@@ -17,6 +17,7 @@ mod random;
 
 pub use cases::{Case, matrix};
 
+use crate::end;
 use crate::launch;
 use crate::machine;
 use crate::plan::Plan;
@@ -70,24 +71,17 @@ pub struct Args {
 /// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the ranks.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
-        Ok(world) => return soak_rank(args, &world),
+        Ok(world) => return Ok(soak_rank(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))),
         Err(WorldError::NoLauncher) => {}
         Err(error) => return Err(error.into()),
     }
     let on_gpus = machine::uses_gpus(args.transport)?;
     let tp = args.tp.unwrap_or(if on_gpus { machine::gpu_count() * args.ranks_per_gpu } else { 8 });
     if args.processes {
-        return as_processes(tp);
+        return launch::again(tp, None);
     }
     let passed = ranks::on_threads(World::local(tp)?, |world| soak_rank(args, world))?;
     Ok(passed.into_iter().all(|p| p))
-}
-
-/// The same command as one process a rank.
-fn as_processes(tp: u32) -> anyhow::Result<bool> {
-    let words = std::env::args_os().skip(1).filter(|word| word != "--processes");
-    let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(words).collect();
-    Ok(launch::run(&launch::Args { ranks: tp, program })? == 0)
 }
 
 /// One rank's part; every rank learns whether all ranks passed.

@@ -14,6 +14,7 @@ pub use summary::summary;
 use crate::atomic_file;
 use crate::bench::{self, gpu::SETS};
 use crate::data::Fill;
+use crate::end;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
@@ -84,7 +85,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let (n, k) = args.shapes.extents(args.ops);
     let problem = Problem::new(args.ops, args.ms, n, k, DType::Bf16, world)?;
     let id = UniqueId::new().context("lining the ranks up needs NCCL")?;
-    let body = |local: &World| record(local, &problem, args, id).map_err(|e| bench::give_up(local.rank(), &e));
+    let body = |local: &World| Ok(record(local, &problem, args, id).unwrap_or_else(|error| end::give_up(local.rank(), &error)));
     let ranks = ranks::on_threads(World::local(tp)?, body)?;
     if args.summary {
         print!("{}", summary(&problem, &ranks));
@@ -110,12 +111,17 @@ fn record(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow
     }
     let word = gpu.alloc(4)?;
     gpu.upload(&word, &[0; 4])?;
-    let mut event_ms = 0.0;
-    for call in 0..args.calls as usize {
-        gpu.line_up(&nccl, &word, SPIN)?;
-        event_ms = gpu.time(|| site.forward(&op, &mut sets[call % SETS]))?;
-    }
-    site.sync(&op)?;
+    let mut last_call = || -> anyhow::Result<f64> {
+        let mut event_ms = 0.0;
+        for call in 0..args.calls as usize {
+            gpu.line_up(&nccl, &word, SPIN)?;
+            event_ms = gpu.time(|| site.forward(&op, &mut sets[call % SETS]))?;
+        }
+        site.sync(&op)?;
+        Ok(event_ms)
+    };
+    // Here, before any memory is freed.
+    let event_ms = last_call().unwrap_or_else(|error| end::give_up(local.rank(), &error));
     let timeline = op.timeline(site.stream())?;
     let verdict = site.verify(&sets[(args.calls as usize - 1) % SETS], op.schedule().stack)?;
     ensure!(verdict.ok(), "the call's result is wrong: {verdict}");

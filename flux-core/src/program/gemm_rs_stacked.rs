@@ -5,8 +5,8 @@
 //! before their first fold.
 
 use super::along_k::AlongK;
+use super::heuristic::WORKERS;
 use super::items::Items;
-use super::schedule::WORKERS;
 use super::{Await, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, Problem, Rank};

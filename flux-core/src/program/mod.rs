@@ -13,6 +13,7 @@ mod display;
 mod error;
 mod gemm_rs;
 mod gemm_rs_stacked;
+mod heuristic;
 mod items;
 mod record;
 mod rounds;

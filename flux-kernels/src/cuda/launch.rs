@@ -6,6 +6,7 @@ use super::params::Params;
 use super::program::DeviceProgram;
 use super::tensor_map::{Stack, encode};
 use super::trace::TraceBuffer;
+use super::warm_up::warm_up;
 use crate::{Activation, Variant};
 use cudarc::driver::sys;
 use flux_core::layout::gather_place_bytes;
@@ -28,7 +29,8 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// Loads a compiled variant into the current context.
+    /// Loads a compiled variant into the current context, and launches it once without work: the first call is then like any other. Waits for the
+    /// device, as loading does.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks the entry point.
@@ -37,6 +39,7 @@ impl Kernel {
         let function = module.function(&CString::new(variant.entry()).unwrap_or_default())?;
         module.allow_shared(function, variant.shared_bytes())?;
         let multiprocessors = module.multiprocessors()?;
+        warm_up(&module, function, variant, multiprocessors)?;
         Ok(Self { variant, module, function, multiprocessors })
     }
 

@@ -1,7 +1,7 @@
 //! Launching the fused kernel.
 //!
-//! Invariant: every function here expects a current context on the calling thread, the one of the device that it is meant for. None of
-//! them waits for the device, and [`launch`] allocates nothing.
+//! Invariant: every function here expects a current context on the calling thread, the one of the device that it is meant for. [`launch`]
+//! neither waits for the device nor allocates.
 
 mod call;
 mod error;
@@ -11,6 +11,7 @@ mod params;
 mod program;
 mod tensor_map;
 mod trace;
+mod warm_up;
 
 pub use error::LaunchError;
 pub use launch::{Kernel, LaunchArgs, Matrix, Pace, launch};

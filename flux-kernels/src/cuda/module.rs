@@ -119,7 +119,8 @@ impl Module {
         self.synchronize(stream)
     }
 
-    fn synchronize(&self, stream: usize) -> Result<(), LaunchError> {
+    /// Waits on this thread until the stream is empty.
+    pub(crate) fn synchronize(&self, stream: usize) -> Result<(), LaunchError> {
         // SAFETY: a stream of the current context, or the default stream.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream as sys::CUstream) })
     }

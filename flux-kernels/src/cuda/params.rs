@@ -45,4 +45,7 @@ pub(super) struct Params {
     pub(super) worker_stamps: u64,
 }
 
+// SAFETY: words only; a tensor map is an array of them.
+unsafe impl bytemuck::Zeroable for Params {}
+
 const _: () = assert!(size_of::<Params>() == 1024 && size_of::<CUtensorMap>() == 128 && MAX_WORLD == 16);

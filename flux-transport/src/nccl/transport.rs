@@ -184,6 +184,8 @@ impl Transport for NcclTransport {
         state.views = Views::new(&grown, &self.watched, self.deadline);
         state.current = grown;
         (state.epoch, state.refreshed) = (epoch, epoch);
+        // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
+        agree(control, &Ok::<_, TransportError>([]), until)?;
         Ok(())
     }
 

@@ -127,9 +127,12 @@ impl Transport for NvLink {
         if captured {
             // A graph of some rank holds addresses of every rank's part.
             state.retired.push(old);
+        } else {
+            drop(old);
         }
         state.epoch = epoch;
-        Ok(())
+        // Unmapping may wait for devices, so it is done on all ranks before any rank's next call waits for this one.
+        Ok(meeting.succeed(Ok(()))?)
     }
 
     fn view(&self) -> Arc<WorkspaceView> {

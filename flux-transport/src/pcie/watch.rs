@@ -50,7 +50,8 @@ impl Shared {
 
     /// Whether streams may still wait for something.
     fn look(&self) -> bool {
-        let words = Arc::clone(&self.words());
+        // Held while they are looked at: whoever replaces them has the old ones to itself.
+        let words = self.words();
         let begun = self.begun.load(Ordering::Acquire);
         let reason = self.reason();
         if reason != 0 {

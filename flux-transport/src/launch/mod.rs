@@ -6,6 +6,8 @@
 //! Each rank leads a process group of its own, so what it starts ends with it, and a terminal's interrupt reaches it once, by way of the
 //! launcher.
 
+mod apart;
+
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -20,7 +22,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::bootstrap::{FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE, runtime_directory};
+use self::apart::Apart;
+use crate::bootstrap::{FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE, runtime_directory};
 
 /// How often the ranks and the signals are looked at: ends are seen this late at most.
 const LOOK: Duration = Duration::from_millis(10);
@@ -40,6 +43,7 @@ pub struct Launcher {
     program: OsString,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    hosts: Option<u32>,
     grace: Duration,
 }
 
@@ -47,6 +51,14 @@ pub struct Launcher {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
+    /// There are not as many ranks as hosts.
+    #[error("{ranks} ranks cannot be kept apart as those of {hosts} hosts: give 1 to {ranks} hosts")]
+    Hosts {
+        /// The hosts that were asked for.
+        hosts: u32,
+        /// The ranks.
+        ranks: WorldSize,
+    },
     /// There is no room for the rendezvous.
     #[error("cannot make a private directory in {}: {source}", .within.display())]
     Directory {
@@ -78,7 +90,7 @@ pub enum LaunchError {
 impl Launcher {
     /// `ranks` processes of `program`.
     pub fn new(ranks: WorldSize, program: impl Into<OsString>) -> Self {
-        Self { ranks, program: program.into(), args: Vec::new(), env: Vec::new(), grace: Duration::from_secs(5) }
+        Self { ranks, program: program.into(), args: Vec::new(), env: Vec::new(), hosts: None, grace: Duration::from_secs(5) }
     }
 
     /// Adds arguments.
@@ -92,6 +104,15 @@ impl Launcher {
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Has the ranks take themselves for ranks of so many hosts: each group of neighbours has a `FLUX_HOST_ID` and an `NCCL_HOSTID` of its own, all meet over TCP
+    /// on the loopback device, and NCCL has neither peer access nor shared memory. For tests of what happens between hosts; times are those of this machine's
+    /// loopback device.
+    #[must_use]
+    pub fn apart(mut self, hosts: u32) -> Self {
+        self.hosts = Some(hosts);
         self
     }
 
@@ -110,12 +131,17 @@ impl Launcher {
     /// # Errors
     /// See [`LaunchError`]; ranks that had started are killed.
     pub fn run(&self) -> Result<ExitStatus, LaunchError> {
+        if let Some(hosts) = self.hosts.filter(|hosts| !(1..=self.ranks.get()).contains(hosts)) {
+            return Err(LaunchError::Hosts { hosts, ranks: self.ranks });
+        }
         let signals = Signals::catch().map_err(|source| LaunchError::Io { step: "catching SIGINT and SIGTERM", source })?;
         let directory = Directory::make(&runtime_directory(&|name| std::env::var_os(name)))?;
+        let apart = |hosts| Apart::make(hosts, self.ranks, &directory.path);
+        let apart = self.hosts.map(apart).transpose().map_err(|source| LaunchError::Io { step: "keeping the ranks apart", source })?;
         let mut group = Group { ranks: Vec::new(), grace: self.grace, stopping: None, first_failure: None };
         for rank in self.ranks.ranks() {
             let start = |source| LaunchError::Start { program: self.program.clone(), rank, source };
-            let child = self.command(rank, &directory.path).spawn().map_err(start)?;
+            let child = self.command(rank, &directory.path, apart.as_ref()).spawn().map_err(start)?;
             let pid = Pid::from_child(&child);
             group.ranks.push(Running { child, pid, rank });
         }
@@ -129,7 +155,7 @@ impl Launcher {
         Ok(group.first_failure.unwrap_or_default())
     }
 
-    fn command(&self, rank: Rank, rendezvous: &Path) -> Command {
+    fn command(&self, rank: Rank, rendezvous: &Path, apart: Option<&Apart>) -> Command {
         let mut command = Command::new(&self.program);
         command
             .args(&self.args)
@@ -140,6 +166,10 @@ impl Launcher {
             .env(FLUX_RENDEZVOUS, rendezvous)
             .stdin(Stdio::null())
             .process_group(0);
+        if let Some(apart) = apart {
+            // Two secrets would be refused.
+            command.env_remove(FLUX_SECRET).envs(apart.env(rank));
+        }
         let launcher = rustix::process::getpid();
         let die_with_parent = move || {
             // Sent when the thread that started the rank ends: `run` stays on one thread for as long as its ranks live.

@@ -1,0 +1,149 @@
+//! One rank's part of the benchmark, as a thread or as a process.
+//!
+//! Invariant: every rank takes the same steps, and what a row says of all ranks has come over the control plane when its case was over: nothing is exchanged
+//! inside an interval that is timed.
+
+use super::gpu::{self, GpuLane};
+use super::host::HostLane;
+use super::watch::Watch;
+use super::{Case, Found, Job, Lane, SEED, WARM_UP, measure, sustain};
+use crate::data::Fill;
+use crate::end;
+use crate::machine;
+use crate::op::FusedOp;
+use crate::operands::Operands;
+use crate::plan::Plan;
+use crate::reference::Verdict;
+use crate::report::{Measured, Placement, Row, Sustained, Verified};
+use crate::site::{OperandSet, Site};
+use anyhow::Context;
+use flux_core::Problem;
+use flux_transport::nccl::{Comm, UniqueId};
+use flux_transport::{Communicator, Options, Select, World};
+use half::bf16;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::time::Duration;
+
+/// Measures all cases; collective. One communicator and one harness for all rows, as a program would have them.
+pub(super) fn run(job: &Job, world: &World) -> anyhow::Result<Found> {
+    let options = if job.on_gpus { machine::options(job.transport, world.rank(), 1) } else { Options::from(Select::Host) };
+    let site = Site::new(Communicator::connect_blocking(world, options)?)?;
+    let placement = Placement::of(world, site.comm())?;
+    let rank = Rank { job, site: &site, bar: bar(job, world.rank().get() == 0) };
+    let rows = if job.on_gpus {
+        // Whatever fails from here on may leave a collective of NCCL behind: memory is not freed after it.
+        rank.on_gpu(world).unwrap_or_else(|error| end::give_up(world.rank(), &error))
+    } else {
+        job.cases.iter().map(|case| rank.on_host(case)).collect::<anyhow::Result<_>>()?
+    };
+    rank.bar.finish_and_clear();
+    Ok(Found { transport: site.comm().transport(), placement, rows })
+}
+
+/// Of all rounds; rank 0 shows it.
+fn bar(job: &Job, shown: bool) -> ProgressBar {
+    if !shown {
+        return ProgressBar::hidden();
+    }
+    let style = "{bar:30} {pos:>4}/{len} rounds, {eta} left  {msg}";
+    let bar = ProgressBar::new((job.cases.len() * (WARM_UP + job.samples)) as u64);
+    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+struct Rank<'a> {
+    job: &'a Job,
+    site: &'a Site,
+    bar: ProgressBar,
+}
+
+impl Rank<'_> {
+    fn on_host(&self, case: &Case) -> anyhow::Result<Row> {
+        self.bar.set_message(case.problem.to_string());
+        let (site, problem) = (self.site, &case.problem);
+        let workers = self.job.plan.workers.unwrap_or(machine::cores() / problem.world().get()).max(1);
+        let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
+        let mut set = site.operand_set(problem)?;
+        let verdict = verify(site, &op, &mut set)?;
+        let mut lane = HostLane::new(site, &op, &mut set, workers)?;
+        let times = self.times(case, &mut lane)?;
+        drop(lane);
+        self.row(case, &op, times, verdict.merge(verify(site, &op, &mut set)?))
+    }
+
+    fn on_gpu(&self, world: &World) -> anyhow::Result<Vec<Row>> {
+        let (job, site) = (self.job, self.site);
+        let need = job.cases.iter().map(|case| gpu::device_bytes(&case.problem)).max().unwrap_or(0);
+        tracing::debug!(bytes = need, "operands on each device");
+        let device = site.gpu().context("the communicator is not on a device")?.device().clone();
+        let id = unique_id(site.comm())?;
+        let nccl = Comm::join(&device, id, world.rank().get(), world.size().get(), Duration::from_mins(1))?;
+        let watch = Watch::start(world, site.comm().deadline() * 2)?;
+        let mut rows = Vec::new();
+        for case in &job.cases {
+            self.bar.set_message(case.problem.to_string());
+            let op = FusedOp::<bf16>::build(&case.problem, site.comm(), &job.plan)?;
+            let mut sets = (0..gpu::SETS).map(|_| site.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
+            let verdict = verify(site, &op, &mut sets[0])?;
+            for (call, set) in sets.iter_mut().enumerate() {
+                site.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform))?;
+            }
+            let mut lane = GpuLane::new(site, &nccl, &op, &mut sets, &watch)?;
+            let times = watch.over(|| {
+                lane.prepare()?;
+                self.times(case, &mut lane)
+            });
+            // Here, while all that a collective may still use is there.
+            let times = times.unwrap_or_else(|error| end::give_up(world.rank(), &error));
+            drop(lane);
+            rows.push(self.row(case, &op, times, verdict.merge(verify(site, &op, &mut sets[0])?))?);
+        }
+        Ok(rows)
+    }
+
+    fn times(&self, case: &Case, lane: &mut dyn Lane) -> anyhow::Result<(Measured, Option<Sustained>)> {
+        let comm = self.site.comm();
+        let measured = measure(lane, comm, self.job.samples, &|| self.bar.inc(1))?;
+        let sustained = case.sustained.map(|seconds| sustain(lane, comm, &measured, seconds)).transpose()?;
+        Ok((measured, sustained))
+    }
+
+    /// The row, of what all ranks found. Collective.
+    fn row(&self, case: &Case, op: &FusedOp<bf16>, times: (Measured, Option<Sustained>), mine: Verdict) -> anyhow::Result<Row> {
+        let all = self.site.comm().exchange(&mine.to_bytes())?;
+        let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
+        let verdict = verdict.context("a rank is of another version of this program")?;
+        if !verdict.ok() && self.site.rank().get() == 0 {
+            eprintln!("{}: {verdict}", case.problem);
+        }
+        let (measured, sustained) = times;
+        let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
+        let plan = format!("{}, {}", op.schedule(), op.executor());
+        let row = Row::new(&case.model, &case.problem, plan, measured, verified, u32::try_from(self.job.samples)?);
+        Ok(Row { sustained, ..row })
+    }
+}
+
+/// Rank 0's id for a communicator of NCCL, on every rank.
+fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
+    let mine = if comm.rank().get() == 0 { UniqueId::new().map(UniqueId::to_bytes) } else { Ok([0; 128]) };
+    let all = comm.exchange(mine.as_ref().map_or(&[], <[u8; 128]>::as_slice))?;
+    mine.context("the serial baseline needs NCCL")?;
+    let id = all.first().and_then(|said| said.as_slice().try_into().ok());
+    Ok(UniqueId::from_bytes(id.context("rank 0 has no NCCL, which the serial baseline needs")?))
+}
+
+/// One call with integer data, which must be exact, and one with random data, which must be within the bound; both with the output poisoned.
+fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut OperandSet<bf16>) -> anyhow::Result<Verdict> {
+    let problem: Problem = *op.problem();
+    let mut call = |fill| {
+        site.fill(set, Operands::new(problem, SEED, 0, fill))?;
+        site.poison(&mut set.y)?;
+        site.forward(op, set)?;
+        site.sync(op)?;
+        site.verify(set, op.schedule().stack)
+    };
+    let exact = call(Fill::SmallInts)?;
+    Ok(Verdict { violations: exact.violations, first: exact.first, ..Verdict::default() }.merge(call(Fill::Uniform)?))
+}

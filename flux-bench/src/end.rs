@@ -1,0 +1,28 @@
+//! The end of a process whose other threads may be inside the GPU's driver.
+//!
+//! Invariant: the process ends with the status that is said. `std::process::exit`, and a return from `main`, first run what the driver and NCCL have
+//! registered to run at the end, under the feet of threads that still call them: a crash would then stand for the error that was printed.
+
+use flux_core::Rank;
+use std::io::Write;
+use std::time::Duration;
+
+/// For what other ranks of this process have to say: ranks that wait for one another fail at about the same time.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Ends the process at once, without destructors and handlers, when what it has printed is out.
+pub fn now(code: u8) -> ! {
+    // A closed pipe changes nothing about the status.
+    let _ = std::io::stdout().flush();
+    let _ = std::io::stderr().flush();
+    signal_hook::low_level::exit(code.into())
+}
+
+/// Says what a rank failed with and ends the process: this rank's stream, and the other ranks, may wait in a collective of NCCL that no error of ours ends, and
+/// so does whoever frees memory after it. It is called before the rank leaves its world: a launcher ends a rank as soon as another has failed for want of it, and
+/// the reason would never be printed.
+pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
+    eprintln!("flux-bench: rank {rank}: {error:#}");
+    std::thread::sleep(LAST_WORDS);
+    now(1)
+}

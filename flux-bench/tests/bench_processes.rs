@@ -1,0 +1,114 @@
+//! `flux-bench bench` with ranks as processes, on the host: the same rows as with threads, and an end in time where a rank fails.
+
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
+use flux_bench::report::{Placement, Ranks, Report};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const BENCH: [&str; 9] = ["bench", "--transport", "host", "--ms", "24", "--shapes", "gpt3/128", "--samples", "3"];
+/// Long before the ranks' deadlines of 30 s and 60 s.
+const SOON: Duration = Duration::from_secs(15);
+
+fn flux_bench() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_flux-bench"))
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn report(path: &Path) -> Report {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Both ops over `tp` processes, each with all of its rounds.
+fn assert_measured(done: &Output, path: &Path, tp: u32, samples: u32) {
+    assert!(done.status.success(), "{}", text(done));
+    let report = report(path);
+    assert_eq!(report.placement, Placement { ranks: Ranks::Processes, hosts: 1, machines: 1 });
+    assert!(report.device.starts_with(&format!("host ({tp} ranks as processes on ")), "{}", report.device);
+    let rows: Vec<_> = report.rows.iter().map(|row| (row.op.as_str(), row.m, row.tp, row.samples, row.verified)).collect();
+    assert_eq!(rows, ["ag_gemm", "gemm_rs"].map(|op| (op, 24, tp, samples, true)));
+    for row in &report.rows {
+        for times in [row.t_op_ms, row.t_gemm_ms, row.t_comm_ms, row.t_serial_ms] {
+            assert!(0.0 < times.p10 && times.p10 <= times.median && times.median <= times.p90, "{times:?}");
+        }
+        assert!(row.max_rel_err > 0.0, "{row:?}");
+    }
+    assert_eq!(text(done).matches("transport host, TP").count(), 1, "rank 0 alone prints: {}", text(done));
+}
+
+#[test]
+fn processes_measure_what_threads_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("b.json");
+    let done = flux_bench().args(BENCH).args(["--tp", "3", "--processes", "--sustained", "0.1", "--json"]).arg(&path).output().unwrap();
+    assert_measured(&done, &path, 3, 3);
+    let report = report(&path);
+    assert!(report.command.contains(" --tp 3 --processes --sustained 0.1 "), "{}", report.command);
+    assert!(report.rows.iter().all(|row| row.sustained.is_some_and(|s| s.blocks == 1 && s.t_op_ms.median > 0.0)));
+}
+
+#[test]
+fn under_a_launcher_the_ranks_are_those_that_were_launched() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("b.json");
+    let program = env!("CARGO_BIN_EXE_flux-bench");
+    let done = flux_bench().args(["launch", "--ranks", "2", "--", program]).args(BENCH).arg("--json").arg(&path).output().unwrap();
+    assert_measured(&done, &path, 2, 3);
+
+    let done = flux_bench().args(["launch", "--ranks", "2", "--", program]).args(BENCH).args(["--tp", "4"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done));
+    assert!(text(&done).contains("--tp 4 is asked for in a launch of 2 ranks"), "{}", text(&done));
+}
+
+#[test]
+fn a_rank_that_cannot_take_part_fails_the_launch_with_its_words() {
+    let began = Instant::now();
+    // Rank 1 of three alone is asked for rows that cannot be split.
+    let script = "if [ $FLUX_RANK = 1 ]; then exec \"$0\" \"$@\" --ms 25; else exec \"$0\" \"$@\" --ms 24; fi";
+    let words = ["bench", "--transport", "host", "--shapes", "gpt3/128", "--samples", "3"];
+    let program = env!("CARGO_BIN_EXE_flux-bench");
+    let done = flux_bench().args(["launch", "--ranks", "3", "--", "sh", "-c", script, program]).args(words).output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done));
+    assert!(
+        text(&done).contains("flux-bench: rank 1: ag_gemm of gpt3/128 at m = 25: m = 25 is not divisible by the world size 3"),
+        "{}",
+        text(&done)
+    );
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+#[test]
+fn hosts_that_share_no_memory_are_refused_by_a_transport_that_shares_it() {
+    let began = Instant::now();
+    let done = flux_bench().args(BENCH).args(["--tp", "2", "--processes", "--hosts", "2"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done));
+    assert!(text(&done).contains("rank 0 and rank 1 are on different hosts"), "{}", text(&done));
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+/// A rank as a launcher would start it that kills nobody; measures for hours.
+fn endless_rank(rank: u32, directory: &Path) -> Child {
+    let mut command = flux_bench();
+    command.args(["bench", "--transport", "host", "--ms", "24", "--shapes", "gpt3/128", "--samples", "1000000"]);
+    command.env("FLUX_RANK", rank.to_string()).env("FLUX_LOCAL_RANK", rank.to_string()).env("FLUX_WORLD_SIZE", "2");
+    command.env("FLUX_RENDEZVOUS", directory).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_rank_whose_peer_is_killed_ends_by_itself_and_names_it() {
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    let folder = tempfile::Builder::new().permissions(private).tempdir().unwrap();
+    let [survivor, mut victim] = [0, 1].map(|rank| endless_rank(rank, folder.path()));
+    std::thread::sleep(Duration::from_millis(1500));
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    let killed = Instant::now();
+    let done = survivor.wait_with_output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done));
+    assert!(text(&done).contains("rank 1"), "{}", text(&done));
+    assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+}

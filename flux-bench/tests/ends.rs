@@ -1,0 +1,48 @@
+//! The end of a process that a driver's exit handler would crash.
+
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+#![allow(clippy::print_stdout, reason = "what is printed before the end is what is looked at")]
+
+use flux_bench::end;
+use flux_core::Rank;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+const ROLE: &str = "FLUX_TEST_ROLE";
+
+unsafe extern "C" {
+    fn atexit(handler: extern "C" fn()) -> i32;
+}
+
+extern "C" fn crash() {
+    std::process::abort();
+}
+
+/// The entry of the processes that the test starts; without a role, a test of nothing but that.
+#[test]
+#[expect(clippy::exit, reason = "the end that is to be told from ours")]
+fn as_the_role_says() {
+    let Some(role) = std::env::var_os(ROLE) else { return };
+    // SAFETY: a function of this program, which takes nothing and returns nothing.
+    assert_eq!(unsafe { atexit(crash) }, 0);
+    // Unlike `print!`, past the capture of tests; and without a line's end, so that it waits in the buffer.
+    write!(std::io::stdout(), "half a line").unwrap();
+    if role == "exits" {
+        std::process::exit(1);
+    }
+    end::give_up(Rank::new(1), &anyhow::anyhow!("signal 5 did not come").context("round 3"))
+}
+
+#[test]
+fn a_rank_that_gives_up_ends_with_its_error_and_not_in_an_exit_handler() {
+    let run = |role: &str| {
+        let words = ["--exact", "as_the_role_says", "--nocapture"];
+        Command::new(std::env::current_exe().unwrap()).args(words).env(ROLE, role).output().unwrap()
+    };
+    assert_eq!(run("exits").status.signal(), Some(6), "the handler crashes an end that runs handlers");
+    let done = run("gives up");
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    assert!(String::from_utf8_lossy(&done.stderr).contains("flux-bench: rank 1: round 3: signal 5 did not come"), "{done:?}");
+    assert!(String::from_utf8_lossy(&done.stdout).ends_with("half a line"), "{done:?}");
+}

@@ -1,0 +1,212 @@
+//! The schedule of whoever names none.
+//!
+//! Invariant: a schedule depends on the problem alone, so all ranks choose the same.
+
+use super::schedule::{Chunk, Schedule};
+use crate::layout::{gather_place_bytes, slot_bytes};
+use crate::tile::{Raster, TileGrid};
+use crate::{OpKind, Problem, TileShape};
+
+/// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
+const PIECE_BYTES: u64 = 4 << 20;
+/// What one signal announces where a chunk is staged.
+const STAGED_BYTES: u64 = 2 << 20;
+/// Row blocks that share a pass over `w` by default. With one, an H200 is bound by reading `w` from memory: the AllGather-GEMM of GPT-3 at
+/// m = 512 on 4 ranks reads its 302 MB of `w` four times in the time of two waves of tiles.
+const BAND_ROW_BLOCKS: u32 = 4;
+/// Rows of the usual tiles: a shard with fewer leaves a part of each idle.
+const ROWS: u32 = 128;
+/// Rows in all up to which a GEMM-ReduceScatter's tiles span shards even where a shard fills a tile: the own shard, which is else worked on last and by
+/// itself, would read all of `w` once more, and such a call takes little longer than reading it.
+const STACKED_ROWS: u32 = 256;
+/// Tiles for at most 64 rows, as [`TILES`].
+const THIN: [(TileShape, u64); 2] = [(TileShape::new(64, 256, 64), 100), (TileShape::new(64, 128, 64), 100)];
+/// What the time of an item that shares its tile is counted as, in percent: what the others have summed is fetched and added.
+const SHARED: u64 = 110;
+/// Elements of a slice along k, for each row block of a shard, where tiles await several shards: they begin when the first slice is there.
+const SLICE_COLUMNS: u32 = 2048;
+/// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
+pub(super) const WORKERS: u32 = 128;
+/// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
+/// its work, so it has to gain something in waves.
+const TILES: [(TileShape, u64); 3] =
+    [(TileShape::new(128, 256, 64), 100), (TileShape::new(128, 192, 64), 100), (TileShape::new(128, 128, 64), 101)];
+
+fn waves(items: u64) -> u64 {
+    items.div_ceil(u64::from(WORKERS))
+}
+
+fn area(tile: TileShape) -> u64 {
+    u64::from(tile.m) * u64::from(tile.n)
+}
+
+impl Schedule {
+    /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
+    ///
+    /// - Tile: the one of 128x256x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals.
+    /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
+    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
+    /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
+    /// - Shards of fewer than 128 rows, and of a GEMM-ReduceScatter of at most 256 rows: tiles span them, of 64 rows where there are no more in all, and two
+    ///   items share a tile where there are otherwise fewer than half as many as SMs.
+    ///
+    /// ```
+    /// use flux_core::program::{Chunk, Schedule};
+    /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+    /// let world = WorldSize::new(8).unwrap();
+    /// let p = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, world)?;
+    /// let schedule = Schedule::heuristic(&p);
+    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(128, 256, 64), Chunk::Tiles(1))); // 3 MiB
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    pub fn heuristic(problem: &Problem) -> Self {
+        let scatters = problem.op() == OpKind::GemmReduceScatter && problem.m() <= STACKED_ROWS;
+        if problem.m_shard() < ROWS || scatters {
+            return Self::stacked(problem);
+        }
+        let tiles = |tile| u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles();
+        let tile = TILES.iter().min_by_key(|&&(tile, cost)| waves(tiles(tile)) * area(tile) * cost).map_or(TILES[0].0, |t| t.0);
+        let chunk = match problem.op() {
+            OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
+            OpKind::AllGatherGemm => {
+                let row_block_bytes = gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m);
+                Chunk::Tiles(u32::try_from(PIECE_BYTES / row_block_bytes).unwrap_or(u32::MAX).max(1))
+            }
+            OpKind::GemmReduceScatter => Chunk::Tiles(1),
+        };
+        let row_blocks = TileGrid::of_shard(problem, tile).row_blocks();
+        let band = BAND_ROW_BLOCKS.div_ceil(row_blocks).min(problem.world().get());
+        let k_chunks = match problem.op() {
+            OpKind::AllGatherGemm if band > 1 => (problem.k_local() / (SLICE_COLUMNS * row_blocks)).max(1),
+            _ => 1,
+        };
+        Self { chunk, raster: Raster::RowGroups(8), band, k_chunks, ..Self::of(tile) }
+    }
+
+    /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
+    /// a signal announces about 2 MiB. Shards are single bands, as they come one after another, and a GEMM-ReduceScatter is not stacked, whose rows would
+    /// travel in many small pieces.
+    ///
+    /// ```
+    /// use flux_core::program::{Chunk, Schedule};
+    /// use flux_core::{DType, OpKind, Problem, WorldSize};
+    /// let world = WorldSize::new(8).unwrap();
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 8192, 12288, 49152, DType::Bf16, world)?;
+    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(32)); // of 64 KiB each
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    pub fn staged(problem: &Problem) -> Self {
+        let usual = Self::heuristic(problem);
+        if problem.op() == OpKind::AllGatherGemm && usual.stack {
+            return usual;
+        }
+        let thin = THIN[1].0;
+        let tile = if usual.stack && problem.m_shard() <= thin.m { thin } else { usual.tile };
+        let unit = match problem.op() {
+            OpKind::AllGatherGemm => gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m),
+            OpKind::GemmReduceScatter => slot_bytes(problem, tile),
+        };
+        let tiles = u32::try_from(STAGED_BYTES / unit.max(1)).unwrap_or(u32::MAX).max(1);
+        Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, ..Self::of(tile) }
+    }
+
+    /// For few rows. Such a call is bound by reading `w`: what matters is that all workers do, to the end.
+    fn stacked(problem: &Problem) -> Self {
+        let tiles = |tile| TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
+        let splits = |tile| if 2 * tiles(tile) <= u64::from(WORKERS) { 2 } else { 1 };
+        let time = |&(tile, cost): &(TileShape, u64)| {
+            let splits = u64::from(splits(tile));
+            let shared = if splits > 1 { SHARED } else { 100 };
+            waves(tiles(tile) * splits) * area(tile) * cost * shared / splits
+        };
+        let candidates: &[_] = if problem.m() > THIN[0].0.m { &TILES } else { &THIN };
+        let tile = candidates.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0);
+        Self { stack: true, splits: splits(tile), raster: Raster::RowGroups(8), ..Self::of(tile) }
+    }
+
+    /// The heuristic's schedule for a transport whose chunks are messages of at least `bytes`: whole rows and tiles of one shard each, and no more chunks
+    /// than four of a shard.
+    ///
+    /// A message costs the same to begin whatever its size, so small problems are sent as whole shards. Tiles that span shards have no one reader, so
+    /// the shards of small problems are taken side by side instead: they still share one pass over `w`.
+    pub fn in_messages(problem: &Problem, bytes: u64) -> Self {
+        let own = Self::heuristic(problem);
+        let (shard, piece) = match problem.op() {
+            OpKind::AllGatherGemm => {
+                let row = gather_place_bytes(problem) / u64::from(problem.m_shard());
+                (gather_place_bytes(problem), row * u64::from(own.tile.m))
+            }
+            OpKind::GemmReduceScatter => {
+                let slot = slot_bytes(problem, own.tile);
+                (TileGrid::of_shard(problem, own.tile).tiles() * slot, slot)
+            }
+        };
+        let tiles = shard.div_ceil(4).max(bytes).div_ceil(piece);
+        let chunk = u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles);
+        let (band, splits) = if own.stack { (problem.world().get(), 1) } else { (own.band, own.splits) };
+        Self { chunk, band, splits, k_chunks: 1, stack: false, ..own }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::TileProgram;
+    use crate::{DType, Rank, WorldSize};
+
+    fn heuristic(op: OpKind, m: usize, n: usize, k: usize) -> Schedule {
+        let world = WorldSize::new(8).expect("8 is a world size");
+        Schedule::heuristic(&Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem"))
+    }
+
+    #[test]
+    fn tiles_make_the_shortest_waves() {
+        let tile = |op, m, n, k| heuristic(op, m, n, k).tile.n;
+        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 49152, 12288), 256, "12 whole waves");
+        assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 12288, 49152), 256, "6 whole waves");
+        assert_eq!(tile(OpKind::AllGatherGemm, 1024, 49152, 12288), 192, "2 whole waves, where 256 columns make 1.5");
+        assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
+    }
+
+    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt).
+    #[test]
+    fn few_rows_are_read_by_all_workers() {
+        let chosen = |op, m, n, k| {
+            let world = WorldSize::new(2).expect("2 is a world size");
+            let s = Schedule::heuristic(&Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem"));
+            (s.tile.m, s.tile.n, s.splits, s.stack)
+        };
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        assert_eq!(chosen(ag, 64, 49152, 12288), (64, 256, 1, true), "96 of them, where 192 narrow ones make one and a half waves");
+        assert_eq!(chosen(ag, 64, 28672, 8192), (64, 128, 1, true), "112 narrow ones");
+        assert_eq!(chosen(rs, 64, 12288, 49152), (64, 128, 1, true), "96 narrow ones");
+        assert_eq!(chosen(rs, 64, 8192, 28672), (64, 128, 2, true), "64 narrow ones");
+        assert_eq!(chosen(ag, 128, 28672, 8192), (128, 128, 1, true), "112 small ones rather than halves of 56 large ones");
+        assert_eq!(chosen(rs, 256, 12288, 49152), (128, 192, 1, true), "one pass over w");
+        assert!(!chosen(ag, 256, 49152, 12288).3 && !chosen(rs, 512, 12288, 49152).3);
+    }
+
+    #[test]
+    fn messages_are_whole_shards_or_large_pieces_of_them() {
+        let world = WorldSize::new(8).expect("8 is a world size");
+        for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+            for m in [64, 512, 1024, 8192] {
+                let (n, k) = if op == OpKind::AllGatherGemm { (49152, 12288) } else { (12288, 49152) };
+                let problem = Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem");
+                let schedule = Schedule::in_messages(&problem, 4 << 20);
+                let program = TileProgram::build(&problem, Rank::new(3), &schedule).expect("a valid schedule");
+                let rounds = program.rounds().expect("whole ranges of places");
+                assert!((7..=28).contains(&rounds.len()), "{op} m={m}: {} rounds", rounds.len());
+                let largest = rounds.iter().map(|round| round.bytes).max();
+                assert!(largest >= Some((4 << 20).min(program.place_bytes())), "{op} m={m}: {largest:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_longer_than_a_piece_still_make_a_chunk() {
+        let schedule = heuristic(OpKind::AllGatherGemm, 8 * 512, 8192, 1 << 20);
+        assert_eq!(schedule.chunk, Chunk::Tiles(1));
+        assert_eq!(heuristic(OpKind::AllGatherGemm, 1024, 49152, 12288).chunk, Chunk::Shard);
+    }
+}

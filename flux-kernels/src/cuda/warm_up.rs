@@ -1,0 +1,57 @@
+//! The launch that a kernel's first call does not have to be.
+//!
+//! Invariant: it is a call of a world of one rank without items, in memory of its own: no operand, workspace or peer is touched.
+
+use super::LaunchError;
+use super::module::Module;
+use super::params::Params;
+use super::tensor_map::{Stack, encode};
+use super::trace::WorkerStamps;
+use crate::Variant;
+use bytemuck::Zeroable;
+use cudarc::driver::sys;
+use flux_core::layout::{FAULT_BYTES, LINE, control};
+
+/// Device memory that goes when it is no longer looked at.
+struct Scratch<'a> {
+    module: &'a Module,
+    address: u64,
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        self.module.free(self.address);
+    }
+}
+
+/// Launches the kernel once on every multiprocessor and waits for it. What the driver puts off until a function's first launch, and what a device does at its first
+/// block of a kernel with this much shared memory, is then done.
+pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Variant, multiprocessors: u32) -> Result<(), LaunchError> {
+    let control_bytes = control::bytes(0).next_multiple_of(LINE);
+    let stamps = u64::from(multiprocessors) * size_of::<WorkerStamps>() as u64;
+    let bytes = control_bytes + FAULT_BYTES + stamps;
+    let scratch = Scratch { module, address: module.allocate(bytes as usize)? };
+    // SAFETY: the range was just allocated with this size, and the default stream orders its end after this.
+    unsafe { module.memset(scratch.address, 0, bytes, 0) }?;
+    // Nothing is loaded through the maps, but every launch fetches them, so they are real ones: a line of the scratch memory.
+    let matrix = |box_rows, outer| {
+        let stack = Stack { operand: "scratch", address: scratch.address, cols: 8, rows: 1, row_bytes: 16, outer, box_rows };
+        encode(variant.dtype(), &stack)
+    };
+    let (tile, alone): (_, &[(u32, u64)]) = (variant.tile(), &[(1, 16), (1, 16)]);
+    let a = matrix(tile.m, alone)?;
+    let params = Params {
+        a_caller: a,
+        a_gather: a,
+        b: matrix(tile.n, &[])?,
+        y: matrix(64, &alone[..1])?,
+        control: scratch.address,
+        fault: scratch.address + control_bytes,
+        world: 1,
+        worker_stamps: scratch.address + control_bytes + FAULT_BYTES,
+        ..Params::zeroed()
+    };
+    // SAFETY: a call without items and peers uses control block, fault block and stamps alone, which live until the synchronisation below.
+    unsafe { module.launch(function, (multiprocessors, 1), Variant::THREADS, variant.shared_bytes(), &params, 0) }?;
+    module.synchronize(0)
+}
