@@ -3,8 +3,10 @@
 //! Invariant: every line is the answer of the very code that a run would ask, so what the doctor finds is what a run will find.
 
 use crate::{gpu, machine};
-use flux_transport::{cuda, nccl};
+use flux_transport::probe::{self, Proof, Verdict};
+use flux_transport::{Select, cuda, nccl, topology};
 use std::fmt::Display;
+use std::path::Path;
 
 /// Prints the findings.
 pub fn run() {
@@ -12,7 +14,8 @@ pub fn run() {
     line("cores", machine::cores());
     gpus();
     libraries();
-    transports();
+    let proof = peers();
+    transports(proof.as_ref());
 }
 
 fn line(name: &str, value: impl Display) {
@@ -44,22 +47,37 @@ fn gpus() {
         });
         found(&format!("gpu {ordinal}"), info);
     }
-    if count > 1 {
-        match cuda::peer_matrix() {
-            Ok(matrix) => {
-                let missing: Vec<String> = pairs(&matrix).into_iter().map(|(a, b)| format!("{a} to {b}")).collect();
-                let word = if missing.is_empty() { "between all pairs".to_owned() } else { format!("missing: {}", missing.join(", ")) };
-                line("peer access", word);
-            }
-            Err(why) => line("peer access", format!("unknown: {why}")),
+    if count == 0 {
+        let on_bus = topology::nvidia_gpus(Path::new("/"));
+        if !on_bus.is_empty() {
+            line("on the bus", format!("{}: the driver shows none of them to this process", on_bus.join(", ")));
+        }
+        if let Err(why) = cuda::available()
+            && let Some(advice) = why.advice()
+        {
+            line("try", advice);
+        }
+    }
+    for variable in ["CUDA_VISIBLE_DEVICES", "FLUX_TRANSPORT", "NCCL_P2P_DISABLE", "FLUX_VETO_PEER"] {
+        if let Some(value) = std::env::var_os(variable) {
+            line(variable, format!("`{}`", value.display()));
         }
     }
 }
 
-/// The pairs that cannot reach each other.
-fn pairs(matrix: &[Vec<bool>]) -> Vec<(usize, usize)> {
-    let all = matrix.iter().enumerate().flat_map(|(from, row)| row.iter().enumerate().map(move |(to, &can)| (from, to, can)));
-    all.filter(|&(.., can)| !can).map(|(from, to, _)| (from, to)).collect()
+/// What the devices are to each other: where they are, and what was found between them.
+fn peers() -> Option<Proof> {
+    let infos: Vec<_> = (0..machine::gpu_count()).filter_map(|ordinal| cuda::device_info(ordinal).ok()).collect();
+    if infos.len() < 2 {
+        return None;
+    }
+    let uuids: Vec<_> = infos.iter().map(|info| info.uuid).collect();
+    let proof = probe::prove(&uuids, probe::vetoed(), probe::LIMIT);
+    if let Some(report) = &proof.report {
+        report.notes.iter().for_each(|note| line("topology", note));
+    }
+    line("peer access", proof.words());
+    Some(proof)
 }
 
 fn libraries() {
@@ -73,26 +91,38 @@ fn libraries() {
     found("NCCL", nccl);
 }
 
-fn transports() {
+/// Each transport's words, and what `auto` would take.
+fn transports(proof: Option<&Proof>) {
     println!();
-    line("host", "works: ranks are threads of one process or processes of this machine");
-    let word = match nvlink() {
-        Ok(ranks) => format!("works: up to {ranks} ranks, one a GPU"),
-        Err(why) => format!("does not work: {why}"),
-    };
-    line("nvlink", word);
-    let word = match pcie() {
-        Ok(ranks) => format!("may work, if asked for: up to {ranks} ranks, one a GPU, through pinned memory of the host; no CUDA graphs"),
-        Err(why) => format!("does not work: {why}"),
-    };
-    line("pcie", word);
-    let word = match nccl() {
-        Ok(ranks) => format!(
-            "may work, if asked for: up to {ranks} ranks on this host, one a GPU, and more on others; NCCL decides when it connects"
-        ),
-        Err(why) => format!("does not work: {why}"),
-    };
-    line("nccl", word);
+    let kinds = [(Select::NvLink, nvlink(proof)), (Select::Pcie, pcie()), (Select::Nccl, nccl())];
+    let how = [
+        "one a GPU",
+        "one a GPU, through pinned memory of the host; no CUDA graphs",
+        "one a GPU, and more on other hosts; NCCL decides when it connects",
+    ];
+    line("auto", auto(&kinds));
+    for ((select, found), how) in kinds.iter().zip(how) {
+        match found {
+            Ok(ranks) => line(select.name(), format!("works: up to {ranks} ranks on this host, {how}")),
+            Err(why) => line(select.name(), format!("does not work: {why}")),
+        }
+    }
+    line("host", "works: ranks are threads of one process or processes of this machine; it computes on the processors");
+}
+
+/// What `auto` takes for a rank on every GPU of this machine, or what it says.
+fn auto(kinds: &[(Select, Result<u32, String>)]) -> String {
+    let works = kinds.iter().find(|(_, found)| found.is_ok());
+    match works {
+        Some((select, Ok(ranks))) => format!("takes {select} for {ranks} ranks on this host, and nccl for ranks on several"),
+        _ if machine::gpu_count() == 0 && !broken() => "takes host, as this process sees no GPU".to_owned(),
+        _ => "fails: there are GPUs, and no transport works on them; the host transport has to be asked for by name".to_owned(),
+    }
+}
+
+/// Whether there are GPUs, and a driver that does not work.
+fn broken() -> bool {
+    cuda::available().is_err_and(|why| why.is_fault()) && !topology::nvidia_gpus(Path::new("/")).is_empty()
 }
 
 fn nccl() -> Result<u32, String> {
@@ -122,12 +152,14 @@ fn devices() -> Result<u32, String> {
     Ok(count)
 }
 
-fn nvlink() -> Result<u32, String> {
+fn nvlink(proof: Option<&Proof>) -> Result<u32, String> {
     let count = devices()?;
-    let matrix = cuda::peer_matrix().map_err(|why| why.to_string())?;
-    match pairs(&matrix).first() {
-        Some((from, to)) => Err(format!("GPU {from} cannot access memory of GPU {to}")),
-        None => Ok(count),
+    if probe::forbidden() {
+        return Err("NCCL_P2P_DISABLE=1 forbids peer access: unset it".to_owned());
+    }
+    match proof {
+        Some(proof) if proof.verdict == Verdict::Fails => Err(proof.words()),
+        _ => Ok(count),
     }
 }
 
@@ -136,17 +168,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_links_are_found_in_both_directions() {
-        assert_eq!(pairs(&[vec![true, false], vec![true, true]]), [(0, 1)]);
-        assert_eq!(pairs(&[vec![true, true], vec![false, true]]), [(1, 0)]);
-        assert!(pairs(&[]).is_empty());
+    fn auto_takes_the_first_that_works() {
+        let no = || Err("no".to_owned());
+        let kinds = [(Select::NvLink, no()), (Select::Pcie, Ok(4)), (Select::Nccl, Ok(4))];
+        assert!(auto(&kinds).starts_with("takes pcie for 4 ranks"));
+        let none = auto(&[(Select::NvLink, no())]);
+        assert_eq!(none.starts_with("takes host"), machine::gpu_count() == 0, "{none}");
+    }
+
+    #[test]
+    fn a_proof_that_peers_are_not_reached_rules_nvlink_out() {
+        let proof = Proof { verdict: Verdict::Fails, how: "killed".to_owned(), report: None };
+        assert!(nvlink(Some(&proof)).is_err());
     }
 
     #[test]
     fn the_doctor_answers_whatever_the_machine() {
         run();
         if machine::gpu_count() == 0 {
-            assert!(nvlink().is_err());
+            assert!(nvlink(None).is_err());
         }
     }
 }

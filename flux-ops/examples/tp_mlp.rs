@@ -16,9 +16,10 @@ use std::{cmp::Ordering, error::Error, thread};
 const FEATURES: usize = 128;
 
 fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    flux_transport::probe::serve(); // peer access is proven in a process of its own, which is this program again
     let worlds = match World::from_env() {
         Ok(world) => vec![world], // one process of many: torchrun, `flux-bench launch`
-        Err(WorldError::NoLauncher) => World::local(cuda::device_count().ok().filter(|&gpus| gpus > 1).unwrap_or(4))?,
+        Err(WorldError::NoLauncher) => World::local(cuda::device_count().unwrap_or(4))?, // a GPU each, or on the host
         Err(error) => return Err(error.into()),
     };
     thread::scope(|scope| {

@@ -4,8 +4,9 @@
 //! `cargo fuzz`.
 
 pub use crate::bootstrap::fuzz::{environment, frame, handshake, hello, roster, stream};
-pub use crate::comm::fuzz::report;
+pub use crate::comm::fuzz::{facts, report};
 pub use crate::nvlink::fuzz::offer;
+pub use crate::probe::fuzz::answer;
 
 #[cfg(test)]
 mod tests {
@@ -14,8 +15,10 @@ mod tests {
 
     type Target = fn(&[u8]);
 
-    const TARGETS: [(&str, Target); 8] = [
+    const TARGETS: [(&str, Target); 10] = [
+        ("answer", super::answer),
         ("environment", super::environment),
+        ("facts", super::facts),
         ("frame", super::frame),
         ("handshake", super::handshake),
         ("hello", super::hello),

@@ -32,7 +32,9 @@ pub mod nccl;
 pub mod nvlink;
 mod options;
 mod pcie;
+pub mod probe;
 pub mod route;
+pub mod topology;
 mod transport;
 mod world;
 

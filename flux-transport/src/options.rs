@@ -10,8 +10,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Select {
-    /// What `FLUX_TRANSPORT` names; else nvlink where every rank has a CUDA device of its own that reaches all others; else host. pcie and nccl
-    /// have to be named. All ranks take the same.
+    /// What `FLUX_TRANSPORT` names; else the first of nvlink (peer access that was proven by data), pcie (one host) and nccl that works on the GPUs of
+    /// all ranks; host where no rank has a GPU. Where GPUs are there and none of these works, connecting fails. All ranks take the same.
     #[default]
     Auto,
     /// Threads of this process, or processes of this machine, in host memory.

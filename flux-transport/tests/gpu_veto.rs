@@ -1,5 +1,5 @@
-//! Peers whose writes vanish: every rank finds out, none takes nvlink, and all can go through the host. Ranks are processes, which the environment tells what to find; the test
-//! starts its own binary again for each.
+//! What `auto` takes where peers' writes vanish, or are forbidden, on one rank or on all, and where all is well. Ranks are processes, whom the
+//! environment tells what to find; the test starts its own binary again for each. Peer access is proven by `FLUX_PROBE`, where it is set, else within rank 0.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;
@@ -9,33 +9,69 @@ use flux_transport::launch::{Launcher, exit_code};
 use flux_transport::{Communicator, ConnectError, Select, TransportKind, World};
 use gpu_support::linked_devices;
 
-/// Set for the processes that are ranks.
+/// Set for the processes that are ranks, to what they are to find.
 const RANK: &str = "FLUX_GPU_TEST_VETO";
 
-#[test]
-fn no_rank_takes_nvlink_where_writes_vanish() {
+/// Has every rank check `case`; the script may set variables first.
+fn ranks(case: &str, script: &str) {
     let Some(devices) = linked_devices("gpu_veto", 2) else { return };
-    let status = Launcher::new(WorldSize::new(devices).unwrap(), std::env::current_exe().unwrap())
-        .args(["--exact", "one_rank", "--nocapture", "--test-threads=1"])
-        .env(RANK, "1")
-        .env("FLUX_VETO_PEER", "1")
+    let cache = tempfile::tempdir().unwrap();
+    let status = Launcher::new(WorldSize::new(devices).unwrap(), "sh")
+        .args(["-c".to_owned(), format!("{script}; exec \"$0\" --exact one_rank --nocapture --test-threads=1")])
+        .args([std::env::current_exe().unwrap()])
+        .env(RANK, case)
+        .env("FLUX_CACHE_DIR", cache.path())
         .run()
         .unwrap();
     assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
+    let kept = std::fs::read_dir(cache.path().join("peers")).map_or(0, Iterator::count);
+    assert_eq!(kept, usize::from(case == "works"), "what was proven is kept, and what was pretended is not");
+}
+
+#[test]
+fn where_peers_are_reached_all_take_nvlink_and_prove_it_once() {
+    ranks("works", "unset NCCL_P2P_DISABLE FLUX_VETO_PEER");
+}
+
+#[test]
+fn no_rank_takes_nvlink_where_writes_vanish() {
+    ranks("vetoed", "export FLUX_VETO_PEER=1");
+}
+
+#[test]
+fn one_rank_whose_peers_writes_vanish_is_enough() {
+    ranks("vetoed", "if [ $FLUX_RANK = 1 ]; then export FLUX_VETO_PEER=1; fi");
+}
+
+#[test]
+fn no_rank_takes_nvlink_where_peer_access_is_forbidden() {
+    ranks("forbidden", "export NCCL_P2P_DISABLE=1");
+}
+
+#[test]
+fn one_rank_that_is_forbidden_peer_access_is_enough() {
+    ranks("forbidden", "if [ $FLUX_RANK = 1 ]; then export NCCL_P2P_DISABLE=1; fi");
 }
 
 #[test]
 fn one_rank() {
-    if std::env::var_os(RANK).is_none() {
-        return;
-    }
+    let Ok(case) = std::env::var(RANK) else { return };
     let world = World::from_env().unwrap();
     let connect = |select: Select| Communicator::connect_blocking(&world, select.into());
-    for select in [Select::Auto, Select::NvLink] {
-        let refused = connect(select);
-        let told = matches!(refused, Err(ConnectError::Unusable { select: Select::NvLink, .. } | ConnectError::PeerFailed { .. }));
-        assert!(told, "{select}: {refused:?}");
+    let first = connect(Select::Auto).unwrap();
+    let told = first.explain();
+    if case == "works" {
+        assert_eq!(first.transport(), TransportKind::NvLink, "{told}");
+        assert!(told.contains("peer access works in both directions") && told.contains("proven"), "{told}");
+        let again = connect(Select::Auto).unwrap().explain();
+        assert!(again.contains("proven earlier in this boot"), "{again}");
+        return;
     }
-    let staged = connect(Select::Pcie).unwrap();
-    assert_eq!(staged.transport(), TransportKind::Pcie, "{}", staged.explain());
+    let reason = if case == "vetoed" { "peer access does not work from GPU-" } else { "NCCL_P2P_DISABLE=1 on rank" };
+    assert_eq!(first.transport(), TransportKind::Pcie, "{told}");
+    assert!(told.contains("not nvlink: ") && told.contains(reason), "{told}");
+    drop(first);
+    let refused = connect(Select::NvLink);
+    let said = matches!(refused, Err(ConnectError::Unusable { select: Select::NvLink, .. } | ConnectError::PeerFailed { .. }));
+    assert!(said, "nvlink by name: {refused:?}");
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! dist/flux-bench     the program          dist/tests/gpu_*    the test binaries that need a GPU
 //! dist/tp_mlp         the example          dist/cubins/        kernels compiled ahead of time
-//! dist/gpu-ci         runs all of it
+//! dist/gpu-ci         runs all of it       dist/flux-probe     what asks the devices for the tests
 //! ```
 
 use crate::cargo::{artifacts, cargo, check, commit, root};
@@ -37,7 +37,9 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     let mut tests = cargo();
     tests.args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"]).env("FLUX_COMMIT", commit());
 
-    for artifact in artifacts(program)? {
+    let mut probe = cargo();
+    probe.args(["build", "--profile", "gpu", "--package", "flux-transport", "--bin", "flux-probe"]);
+    for artifact in artifacts(program)?.into_iter().chain(artifacts(probe)?) {
         copy(&artifact.path, &dist.join(artifact.name))?;
     }
     let mut example = cargo();

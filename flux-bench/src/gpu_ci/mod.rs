@@ -174,6 +174,7 @@ fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
 fn command(args: &Args, program: &OsStr) -> Command {
     let mut command = Command::new(program);
     command.env("FLUX_CUBIN_DIR", args.dist.join("cubins")).env("NCCL_NVLS_ENABLE", "0").env("RUST_BACKTRACE", "1");
+    command.env("FLUX_PROBE", args.dist.join("flux-probe"));
     command
 }
 

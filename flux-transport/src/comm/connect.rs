@@ -2,13 +2,14 @@
 //!
 //! Invariant: every rank takes the same steps whatever it finds, and tells the others what it cannot do; so if one rank fails, all do.
 
+use super::automatic::automatic;
 use super::{Communicator, ConnectError, nodes};
 use crate::control::agree;
 use crate::host::Host;
 use crate::nccl::{self, NcclTransport};
-use crate::nvlink::{Members, NvLink, NvLinkError, Reach};
+use crate::nvlink::{Members, NvLink, Reach};
 use crate::pcie::Pcie;
-use crate::{Options, Select, Transport, World};
+use crate::{Options, Select, Transport, World, probe};
 use flux_core::Rank;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,8 +32,7 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     let options = &Options { nodes, ..*options };
     let answers: Vec<String> = answers?.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
     if answers.iter().any(|answer| *answer != answers[0]) {
-        let values: Vec<String> = answers.iter().enumerate().map(|(rank, answer)| format!("rank {rank}: {answer}")).collect();
-        return Err(ConnectError::Disagreement { what: "options", values: values.join("; ") });
+        return Err(ConnectError::Disagreement { what: "options", values: differences(&answers) });
     }
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
@@ -49,36 +49,25 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     Ok(comm)
 }
 
-/// nvlink where all ranks can share memory, else host. Where one cannot, meeting fails on all of them, so all go on together.
-///
-/// pcie and nccl are for whoever names them, until they have been seen to work on GPUs.
-fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Transport>, String), ConnectError> {
-    match Members::meet(world, options, Reach::Peers) {
-        Ok(members) => {
-            let why = "chosen: every rank has a CUDA device of its own that reaches all others".to_owned();
-            Ok((Box::new(NvLink::connect(world, options, members)?), why))
-        }
-        Err(NvLinkError::Control(error)) => Err(error.into()),
-        Err(error) => {
-            let why = format!("chosen, as nvlink cannot be used: {error}; pcie and nccl can be asked for by name");
-            Ok((host(world, options)?, why))
-        }
-    }
-}
-
-fn host(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     Ok(Box::new(Host::connect(world, options)?))
 }
 
-fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+/// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for it.
+pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    let why = "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
+    let allowed = if probe::forbidden() { Err(ConnectError::Unusable { select: Select::NvLink, why }) } else { Ok([]) };
+    let answers = agree(world.control(), &allowed, Instant::now() + options.deadline);
+    allowed?;
+    answers?;
     Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, Reach::Peers)?)?))
 }
 
-fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     Ok(Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options)?)?))
 }
 
-fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     let members = Members::meet(world, options, Reach::Host).map_err(|error| match error.into() {
         ConnectError::Unusable { why, .. } => ConnectError::Unusable { select: Select::Pcie, why },
         other => other,
@@ -97,13 +86,34 @@ fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectEr
     }
 }
 
+/// Between terms.
+const SEPARATOR: &str = " | ";
+
 /// What all ranks must ask for alike, in words that an error can show.
 fn terms(select: Select, options: &Options) -> String {
     let Options { deadline, first_epoch, shared_device, nodes, reserve, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
-    format!(
-        "flux {version}, transport {select}, deadline {deadline:?}, first epoch {first_epoch}, shared device {shared_device}, {reserve:?}"
-    ) + &nodes.map_or_else(String::new, |count| format!(", {count} nodes"))
+    [
+        format!("flux {version}"),
+        // Named by the program, or by FLUX_TRANSPORT where that leaves it open.
+        format!("transport {select}"),
+        format!("deadline {deadline:?}"),
+        format!("first epoch {first_epoch}"),
+        format!("shared device {shared_device}"),
+        nodes.map_or_else(|| "nodes by host".to_owned(), |count| format!("{count} nodes")),
+        format!("{reserve:?}"),
+    ]
+    .join(SEPARATOR)
+}
+
+/// What is not the same on all ranks, rank by rank.
+fn differences(answers: &[String]) -> String {
+    let terms: Vec<Vec<&str>> = answers.iter().map(|answer| answer.split(SEPARATOR).collect()).collect();
+    let differs = |&at: &usize| terms.iter().any(|other| other.get(at) != terms[0].get(at));
+    let most = terms.iter().map(Vec::len).max().unwrap_or(0);
+    let differing: Vec<usize> = (0..most).filter(differs).collect();
+    let values = |terms: &Vec<&str>| differing.iter().filter_map(|&at| terms.get(at).copied()).collect::<Vec<_>>().join(SEPARATOR);
+    terms.iter().enumerate().map(|(rank, terms)| format!("rank {rank}: {}", values(terms))).collect::<Vec<_>>().join("; ")
 }
 
 /// Connects on a thread of its own, since bootstrap blocks.
@@ -176,16 +186,29 @@ mod tests {
             assert!(text.starts_with("host: 2 ranks are processes of this machine") && text.ends_with("(asked for)"), "{text}");
         }
         if crate::cuda::available().is_ok() {
-            return; // nvlink may work here; its own tests say
+            return; // GPUs are there; their own tests say
         }
         for explained in in_processes(Select::Auto) {
             let text = explained.unwrap();
-            assert!(text.starts_with("host: ") && text.contains("as nvlink cannot be used: ") && text.contains("driver"), "{text}");
+            assert!(
+                text.starts_with("host: ") && text.contains("chosen by auto, as no rank has a GPU: ") && text.contains("driver"),
+                "{text}"
+            );
         }
         for refused in in_processes(Select::NvLink) {
             let text = refused.unwrap_err().to_string();
             assert!(text.contains("driver"), "{text}");
         }
+    }
+
+    #[test]
+    fn ranks_that_ask_for_different_things_are_told_these_alone() {
+        let options = Options::default();
+        let answers = [Select::NvLink, Select::Host, Select::NvLink].map(|select| terms(select, &options));
+        assert_eq!(differences(&answers), "rank 0: transport nvlink; rank 1: transport host; rank 2: transport nvlink");
+        let late = Options { deadline: Duration::from_secs(1), ..options };
+        let answers = [terms(Select::Auto, &options), terms(Select::Host, &late)];
+        assert_eq!(differences(&answers), "rank 0: transport auto | deadline 30s; rank 1: transport host | deadline 1s");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![expect(clippy::missing_panics_doc, reason = "a panic is what these are for")]
 
+use super::automatic::Facts;
 use super::flight;
 use crate::control::GaveUp;
 
@@ -13,5 +14,12 @@ pub fn report(bytes: &[u8]) {
     }
     if let Some(gave_up) = GaveUp::decode(bytes) {
         assert_eq!(gave_up.encode(), bytes);
+    }
+}
+
+/// What a rank says of itself when a transport is chosen: there is one reading of it.
+pub fn facts(bytes: &[u8]) {
+    if let Some(facts) = Facts::decode(bytes) {
+        assert_eq!(facts.encode(), bytes);
     }
 }

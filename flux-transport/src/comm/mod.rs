@@ -2,6 +2,7 @@
 //!
 //! Invariant: calls and changes of the workspace happen one at a time, under one lock. Once there is a fault, no call begins.
 
+mod automatic;
 mod call;
 mod connect;
 mod error;

@@ -7,6 +7,7 @@ use super::driver::{Driver, driver};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use std::ffi::{c_char, c_int};
 use std::fmt;
+use std::str::FromStr;
 
 /// A device's identity, the same in every process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,6 +21,26 @@ impl fmt::Display for DeviceUuid {
             write!(f, "{dash}{byte:02x}")?;
         }
         Ok(())
+    }
+}
+
+/// Text that is no [`DeviceUuid`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not the UUID of a GPU: `GPU-` and 32 hexadecimal digits in groups of 8, 4, 4, 4 and 12 are expected")]
+pub struct ParseUuidError;
+
+impl FromStr for DeviceUuid {
+    type Err = ParseUuidError;
+
+    fn from_str(text: &str) -> Result<Self, ParseUuidError> {
+        let digits: String = text.strip_prefix("GPU-").ok_or(ParseUuidError)?.split('-').collect();
+        let mut uuid = [0; 16];
+        for (byte, at) in uuid.iter_mut().zip((0..).step_by(2)) {
+            let pair = digits.get(at..at + 2).ok_or(ParseUuidError)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| ParseUuidError)?;
+        }
+        // One text for each identity: what is accepted is what is printed.
+        Some(Self(uuid)).filter(|uuid| uuid.to_string() == text).ok_or(ParseUuidError)
     }
 }
 
@@ -152,6 +173,12 @@ mod tests {
     fn a_uuid_reads_as_the_tools_print_it() {
         let uuid = DeviceUuid(std::array::from_fn(|i| u8::try_from(i).unwrap() * 17));
         assert_eq!(uuid.to_string(), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(uuid.to_string().parse(), Ok(uuid));
+        for other in
+            ["", "GPU-", "00112233-4455-6677-8899-aabbccddeeff", "GPU-00112233-4455-6677-8899-AABBCCDDEEFF", "GPU-0011223344556677"]
+        {
+            assert_eq!(other.parse::<DeviceUuid>(), Err(ParseUuidError), "{other}");
+        }
     }
 
     #[test]

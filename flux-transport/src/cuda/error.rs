@@ -33,6 +33,26 @@ pub enum Unavailable {
     NoDevice,
 }
 
+impl Unavailable {
+    /// Whether there is a driver that does not work, not a machine without one or a process that is shown no device.
+    pub fn is_fault(&self) -> bool {
+        matches!(self, Self::Symbol { .. } | Self::Init { .. })
+    }
+
+    /// What a person can do about it, where that is known.
+    pub fn advice(&self) -> Option<&'static str> {
+        match self {
+            Self::Init { code: 802, .. } => Some("start the fabric manager of the driver's version (systemctl start nvidia-fabricmanager)"),
+            Self::Init { code: 803 | 804, .. } => Some(
+                "the driver's library is not of the kernel module's version: restart the machine after an update, or start the container anew",
+            ),
+            Self::Init { .. } => Some("look at nvidia-smi and at the kernel's log for what is wrong with the driver"),
+            Self::Symbol { .. } => Some("update the driver"),
+            Self::Library { .. } | Self::NoDevice => None,
+        }
+    }
+}
+
 /// A driver call that failed, or could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -14,7 +14,7 @@ mod stream;
 mod vmm;
 
 pub use context::{CudaDevice, Current};
-pub use device::{DeviceInfo, DeviceUuid, can_access_peer, device_count, device_info, driver_version, peer_matrix};
+pub use device::{DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info, driver_version, peer_matrix};
 pub use error::{CudaError, Unavailable};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;

@@ -7,11 +7,9 @@ use super::lane::Lane;
 use super::offer::Identity;
 use super::workspace::Workspace;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write};
+use crate::probe::vetoed;
 use flux_core::layout::consumed_offset;
 use flux_core::rank::MAX_WORLD;
-
-/// Has a rank find that its peers' writes vanish, on a machine where they do not; for tests of what happens then.
-const VETO: &str = "FLUX_VETO_PEER";
 
 /// A word that did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +64,7 @@ pub(super) fn check(
     identities: &[Identity],
     initial: u32,
 ) -> Result<Vec<Missing>, CudaError> {
-    let vetoed = std::env::var_os(VETO).is_some_and(|value| value == "1");
+    let vetoed = vetoed();
     let mut missing = Vec::new();
     for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize) {
         let peer = index(peer);

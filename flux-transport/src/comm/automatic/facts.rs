@@ -1,0 +1,139 @@
+//! What each rank knows that decides between transports.
+//!
+//! Invariant: decoding accepts what [`Facts::encode`] produces, of this version, and nothing else.
+
+use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
+use crate::nvlink::ordinal;
+use crate::{Options, World, probe, topology};
+use std::path::Path;
+
+const HEADER: &str = concat!("flux-facts ", env!("CARGO_PKG_VERSION"));
+
+/// A rank's device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::comm) enum Gpu {
+    /// It is there.
+    Found(DeviceUuid),
+    /// There is none, and this rank would not have expected one.
+    Absent(String),
+    /// There should be one, and it cannot be used.
+    Broken(String),
+}
+
+/// What one rank says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::comm) struct Facts {
+    pub(super) gpu: Gpu,
+    /// Whether its environment forbids peer access.
+    pub(super) p2p_disabled: bool,
+    /// Whether it is to find that peer access does not work.
+    pub(super) veto: bool,
+    /// Which boot of which kernel it runs on; empty where that is not known.
+    pub(super) boot: String,
+    /// Its `CUDA_VISIBLE_DEVICES`.
+    pub(super) visible: String,
+}
+
+impl Facts {
+    pub(super) fn here(world: &World, options: &Options) -> Self {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Self {
+            gpu: gpu(world, options),
+            p2p_disabled: probe::forbidden(),
+            veto: probe::vetoed(),
+            boot: line(&boot),
+            visible: line(&std::env::var_os("CUDA_VISIBLE_DEVICES").unwrap_or_default().to_string_lossy()),
+        }
+    }
+
+    pub(in crate::comm) fn encode(&self) -> Vec<u8> {
+        let Self { gpu, p2p_disabled, veto, boot, visible } = self;
+        let gpu = match gpu {
+            Gpu::Found(uuid) => format!("found {uuid}"),
+            Gpu::Absent(why) => format!("absent {}", line(why)),
+            Gpu::Broken(why) => format!("broken {}", line(why)),
+        };
+        format!("{HEADER}\n{gpu}\n{p2p_disabled} {veto}\n{}\n{}", line(boot), line(visible)).into_bytes()
+    }
+
+    pub(in crate::comm) fn decode(message: &[u8]) -> Option<Self> {
+        let mut lines = std::str::from_utf8(message).ok()?.split('\n');
+        let (header, gpu, flags, boot, visible) = (lines.next()?, lines.next()?, lines.next()?, lines.next()?, lines.next()?);
+        let gpu = match gpu.split_once(' ')? {
+            ("found", uuid) => Gpu::Found(uuid.parse().ok()?),
+            ("absent", why) => Gpu::Absent(why.to_owned()),
+            ("broken", why) => Gpu::Broken(why.to_owned()),
+            _ => return None,
+        };
+        let (p2p_disabled, veto) = flags.split_once(' ')?;
+        let (p2p_disabled, veto) = (p2p_disabled.parse().ok()?, veto.parse().ok()?);
+        let facts = Self { gpu, p2p_disabled, veto, boot: boot.to_owned(), visible: visible.to_owned() };
+        (header == HEADER && lines.next().is_none() && facts.encode() == message).then_some(facts)
+    }
+}
+
+/// Text that stays on its line.
+fn line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn gpu(world: &World, options: &Options) -> Gpu {
+    let found = || cuda::device_info(ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?));
+    match cuda::available() {
+        Err(why) => without(&why, &topology::nvidia_gpus(Path::new("/"))),
+        Ok(()) => match found() {
+            Ok(info) => Gpu::Found(info.uuid),
+            Err(CudaError::Unavailable(why)) => without(&why, &[]),
+            Err(error) => Gpu::Broken(error.to_string()),
+        },
+    }
+}
+
+/// What a driver that cannot be used means on a machine with these GPUs on its bus. One that is not installed, or is shown no device, leaves a machine
+/// to its processors; one that does not start on a machine with GPUs is broken.
+fn without(why: &Unavailable, on_bus: &[String]) -> Gpu {
+    let bus = if on_bus.is_empty() { String::new() } else { format!("; the PCI bus has {}", on_bus.join(", ")) };
+    if why.is_fault() && !on_bus.is_empty() {
+        let advice = why.advice().map_or_else(String::new, |advice| format!(": {advice}"));
+        return Gpu::Broken(format!("{why}{advice}"));
+    }
+    Gpu::Absent(format!("{why}{bus}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_driver_that_does_not_start_is_broken_only_where_there_are_gpus() {
+        let bus = ["0000:17:00.0".to_owned()];
+        let init = Unavailable::Init { call: "cuInit", code: 802, name: "CUDA_ERROR_SYSTEM_NOT_READY".into() };
+        let library = Unavailable::Library { tried: "libcuda.so.1".into(), reason: "not found".into() };
+        assert!(matches!(without(&init, &bus), Gpu::Broken(why) if why.contains("802") && why.contains("nvidia-fabricmanager")));
+        assert!(matches!(without(&Unavailable::Symbol { symbol: "cu_new" }, &bus), Gpu::Broken(why) if why.contains("update the driver")));
+        assert!(matches!(without(&init, &[]), Gpu::Absent(_)));
+        for why in [library, Unavailable::NoDevice] {
+            assert!(matches!(without(&why, &[]), Gpu::Absent(_)));
+            assert!(matches!(without(&why, &bus), Gpu::Absent(words) if words.contains(&bus[0])));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn facts_come_back_and_no_part_of_them_does(kind in 0..3_u8, uuid: [u8; 16], why in "[a-z\n ]{0,20}", p2p_disabled: bool, veto: bool, boot in "[0-9a-f-]{0,36}", cut: prop::sample::Index) {
+            let why = line(&why);
+            let gpu = match kind {
+                0 => Gpu::Found(DeviceUuid(uuid)),
+                1 => Gpu::Absent(why),
+                _ => Gpu::Broken(why),
+            };
+            // The last field ends with the message.
+            let facts = Facts { gpu, p2p_disabled, veto, boot, visible: String::new() };
+            let message = facts.encode();
+            prop_assert_eq!(Facts::decode(&message), Some(facts));
+            prop_assert_eq!(Facts::decode(&message[..cut.index(message.len())]), None);
+            prop_assert_eq!(Facts::decode(&[&message[..], b"\nmore"].concat()), None);
+        }
+    }
+}

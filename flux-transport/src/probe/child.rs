@@ -1,0 +1,193 @@
+//! A process of its own to ask the devices in: what hangs or crashes there leaves this one as it was.
+//!
+//! Invariant: [`run`] ends soon after its limit whatever the program does, and takes bounded memory. When it returns, nothing of the program's process
+//! group runs any more, unless the kernel does not let it go (a driver call that does not return); then it is collected when it does. A probe of ours ends by
+//! itself too, so one whose parent was killed does not stay. Nothing runs between fork and exec, so a process with much memory is not copied.
+
+use super::report::Answer;
+use super::request::{REQUEST, Request};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Most that a program can say, on stdout and on stderr.
+const ROOM: u64 = 1 << 18;
+/// How often a program is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long a program that was killed may take to go.
+const GRACE: Duration = Duration::from_secs(2);
+/// Characters of a program's last words that are repeated.
+const WORDS: usize = 200;
+
+/// Why a program gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Silence {
+    /// It did not start.
+    #[error("it does not start: {0}")]
+    NotStarted(#[from] io::Error),
+    /// It was killed.
+    #[error("it had not answered after {0:?} and was killed: a driver call that does not return")]
+    Late(Duration),
+    /// It ended without one.
+    #[error("it ended without an answer ({status}){words}")]
+    Ended { status: ExitStatus, words: String },
+}
+
+/// Has `program` answer `request` within `limit`.
+pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<Answer, Silence> {
+    let (out, err) = (room()?, room()?);
+    let mut command = Command::new(program);
+    command.env(REQUEST, request.encode()).env("CUDA_VISIBLE_DEVICES", request.visible()).process_group(0);
+    // It would make each stream wait for the other device's before that has work.
+    command.env_remove("CUDA_LAUNCH_BLOCKING");
+    command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
+    let Some(status) = wait(command.spawn()?, limit)? else { return Err(Silence::Late(limit)) };
+    let answer = if status.success() { Answer::decode(&said(&out)?) } else { None };
+    answer.ok_or_else(|| Silence::Ended { status, words: said(&err).map_or_else(|_| String::new(), |text| last_words(&text)) })
+}
+
+/// A file without a name that cannot grow: what is written beyond its end fails.
+fn room() -> io::Result<File> {
+    let fd = rustix::fs::memfd_create("flux-probe", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, ROOM)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::GROW | SealFlags::SHRINK)?;
+    Ok(File::from(fd))
+}
+
+/// What was written, from the start.
+fn said(file: &File) -> io::Result<String> {
+    let mut bytes = vec![0; usize::try_from(ROOM).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, 0)?;
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+}
+
+fn last_words(text: &str) -> String {
+    let line = text.lines().rev().find(|line| !line.trim().is_empty());
+    line.map_or_else(String::new, |line| format!(": {}", line.chars().take(WORDS).collect::<String>()))
+}
+
+/// The status, or `None` where it had to be killed. The group is killed before its leader is reaped, so the group's number is still its own.
+fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let leader = Pid::from_child(&child);
+    let end = Instant::now() + limit;
+    let over = loop {
+        if waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some() {
+            break true;
+        }
+        if Instant::now() >= end {
+            break false;
+        }
+        std::thread::sleep(LOOK);
+    };
+    kill_process_group(leader, Signal::KILL)?;
+    if over {
+        return child.wait().map(Some);
+    }
+    let gone = Instant::now() + GRACE;
+    while Instant::now() < gone {
+        if child.try_wait()?.is_some() {
+            return Ok(None);
+        }
+        std::thread::sleep(LOOK);
+    }
+    std::thread::Builder::new().name("flux-probe".to_owned()).spawn(move || child.wait())?;
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::report::tests::{report, uuid};
+    use std::fmt::Write as _;
+    use std::path::PathBuf;
+
+    /// A program for the shell. It is written by another process: one that a test thread forks meanwhile would keep the file open, and the system runs no
+    /// open file.
+    fn program(folder: &Path, script: &str) -> PathBuf {
+        let path = folder.join("probe");
+        let status = Command::new("sh")
+            .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" > "$0" && chmod +x "$0""#])
+            .arg(&path)
+            .arg(script)
+            .status()
+            .unwrap();
+        assert!(status.success());
+        path
+    }
+
+    fn ask(script: &str, limit: Duration) -> Result<Answer, Silence> {
+        let folder = tempfile::tempdir().unwrap();
+        run(&program(folder.path(), script), &Request { devices: vec![uuid(0), uuid(1)], veto: false }, limit)
+    }
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn an_answer_is_taken_and_the_program_has_the_request_and_sees_its_devices() {
+        let answer = Answer::Report(report(2, &[(1, 0)]));
+        let mut script = String::new();
+        for line in answer.encode().lines() {
+            writeln!(script, "echo '{line}'").unwrap();
+        }
+        assert_eq!(ask(&script, LONG).unwrap(), answer);
+        let Answer::Cannot(seen) = ask(
+            &format!(
+                "echo '{}'; echo \"cannot $CUDA_VISIBLE_DEVICES $FLUX_PROBE_REQUEST\"; echo end",
+                answer.encode().lines().next().unwrap()
+            ),
+            LONG,
+        )
+        .unwrap() else {
+            panic!("a report")
+        };
+        let both = format!("{},{}", uuid(0), uuid(1));
+        assert_eq!(seen, format!("{both} {} prove {both}", env!("CARGO_PKG_VERSION")));
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed_with_what_it_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid");
+        let start = Instant::now();
+        let silence = ask(&format!("sleep 1000 & echo $! > '{}'; sleep 1000", pid.display()), Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(silence, Silence::Late(_)) && start.elapsed() < Duration::from_secs(10), "{silence} {:?}", start.elapsed());
+        let pid = std::fs::read_to_string(pid).unwrap();
+        // It is reaped by whoever adopts it, soon after it is killed.
+        let gone = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z ")
+        });
+        assert!(gone, "{pid} still runs");
+    }
+
+    #[test]
+    fn a_program_that_crashes_or_says_anything_else_gives_no_answer() {
+        let crash = ask("echo why >&2; kill -SEGV $$", LONG).unwrap_err().to_string();
+        assert!(crash.contains("signal: 11") && crash.ends_with(": why"), "{crash}");
+        let whole = Answer::Report(report(2, &[])).encode();
+        for script in ["true", "echo works", "exit 3", &format!("printf '{}'; exit 1", whole.replace('\n', "\\n"))] {
+            assert!(matches!(ask(script, LONG), Err(Silence::Ended { .. })), "{script}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_does_not_stop_talking_is_bounded() {
+        let start = Instant::now();
+        assert!(ask("yes; yes >&2", Duration::from_secs(20)).is_err());
+        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn a_program_that_is_missing_does_not_start() {
+        let request = Request { devices: vec![uuid(0), uuid(1)], veto: false };
+        assert!(matches!(run(Path::new("/no/such/program"), &request, LONG), Err(Silence::NotStarted(_))));
+    }
+}

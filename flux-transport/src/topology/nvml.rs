@@ -1,0 +1,139 @@
+//! What NVIDIA's management library says, where it is there.
+//!
+//! Invariant: an [`Nvml`] exists only with every entry point found and started; a question that it does not answer has no answer, not an error.
+
+use super::Fabric;
+use crate::cuda::DeviceUuid;
+use libloading::Library;
+use std::ffi::{CString, c_char, c_int, c_uint};
+
+/// `nvmlDevice_t`, an opaque pointer.
+type Device = usize;
+
+/// `nvmlGpuFabricInfo_t`.
+#[repr(C)]
+#[derive(Default)]
+struct FabricInfo {
+    cluster: [u8; 16],
+    status: c_int,
+    clique: c_uint,
+    state: u8,
+}
+
+/// `NVML_P2P_CAPS_INDEX_NVLINK`.
+const NVLINK: c_int = 2;
+/// `NVML_P2P_STATUS_OK`.
+const OK: c_int = 0;
+/// `NVML_NVLINK_MAX_LINKS`.
+const MAX_LINKS: c_uint = 18;
+
+macro_rules! table {
+    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?);)*) => {
+        pub(super) struct Nvml {
+            $($name: unsafe extern "C" fn($($type),*) -> c_int,)*
+            _library: Library,
+        }
+
+        impl Nvml {
+            fn of(library: Library) -> Option<Self> {
+                Some(Self {
+                    $($name: {
+                        // SAFETY: the type is the entry point's declaration in nvml.h (the opaque pointer as `usize`, enums as integers);
+                        // `_library` keeps it loaded as long as the table.
+                        *unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) }.ok()?
+                    },)*
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+table! {
+    init = b"nvmlInit_v2\0" ();
+    by_uuid = b"nvmlDeviceGetHandleByUUID\0" (*const c_char, *mut Device);
+    mig_mode = b"nvmlDeviceGetMigMode\0" (Device, *mut c_uint, *mut c_uint);
+    link_state = b"nvmlDeviceGetNvLinkState\0" (Device, c_uint, *mut c_uint);
+    fabric_info = b"nvmlDeviceGetGpuFabricInfo\0" (Device, *mut FabricInfo);
+    p2p_status = b"nvmlDeviceGetP2PStatus\0" (Device, Device, c_int, *mut c_int);
+    shutdown = b"nvmlShutdown\0" ();
+}
+
+/// What is said of one GPU.
+#[derive(Default)]
+pub(super) struct Said {
+    pub(super) mig: bool,
+    pub(super) links: Option<u32>,
+    pub(super) fabric: Option<Fabric>,
+}
+
+impl Nvml {
+    pub(super) fn load() -> Option<Self> {
+        // SAFETY: the library's initialisers are made to run in any process at any time.
+        let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
+        let nvml = Self::of(library)?;
+        // From here on the destructor shuts it down, which is allowed even where it has not started.
+        // SAFETY: it takes nothing.
+        (unsafe { (nvml.init)() } == OK).then_some(nvml)
+    }
+
+    fn device(&self, uuid: DeviceUuid) -> Option<Device> {
+        let name = CString::new(uuid.to_string()).ok()?;
+        let mut device = 0;
+        // SAFETY: a terminated string and a place for the result.
+        (unsafe { (self.by_uuid)(name.as_ptr(), &raw mut device) } == OK).then_some(device)
+    }
+
+    pub(super) fn gpu(&self, uuid: DeviceUuid) -> Said {
+        let Some(device) = self.device(uuid) else { return Said::default() };
+        let (mut current, mut pending) = (0, 0);
+        // SAFETY: a device of this library and places for the results.
+        let mig = unsafe { (self.mig_mode)(device, &raw mut current, &raw mut pending) } == OK && current == 1;
+        let state = |link| {
+            let mut up = 0;
+            // SAFETY: as above.
+            (unsafe { (self.link_state)(device, link, &raw mut up) } == OK).then_some(up)
+        };
+        let states: Vec<u32> = (0..MAX_LINKS).filter_map(state).collect();
+        let links = (!states.is_empty()).then(|| states.iter().sum());
+        let mut info = FabricInfo::default();
+        // SAFETY: as above; the structure is the first version's, which the entry point without a version takes.
+        let fabric = if unsafe { (self.fabric_info)(device, &raw mut info) } == OK { fabric(info.state) } else { None };
+        Said { mig, links, fabric }
+    }
+
+    pub(super) fn joined(&self, a: DeviceUuid, b: DeviceUuid) -> bool {
+        let (Some(a), Some(b)) = (self.device(a), self.device(b)) else { return false };
+        let mut status = -1;
+        // SAFETY: two devices of this library and a place for the result.
+        (unsafe { (self.p2p_status)(a, b, NVLINK, &raw mut status) }) == OK && status == OK
+    }
+}
+
+/// `nvmlGpuFabricState_t`; 0 is for GPUs without one.
+fn fabric(state: u8) -> Option<Fabric> {
+    match state {
+        1 => Some(Fabric::NotStarted),
+        2 => Some(Fabric::InProgress),
+        3 => Some(Fabric::Completed),
+        _ => None,
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        // SAFETY: it takes nothing; what it was given is not used any more.
+        unsafe { (self.shutdown)() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fabric_is_said_where_there_is_one() {
+        assert_eq!([0, 1, 2, 3, 9].map(fabric), [None, Some(Fabric::NotStarted), Some(Fabric::InProgress), Some(Fabric::Completed), None]);
+        assert_eq!((size_of::<FabricInfo>(), std::mem::offset_of!(FabricInfo, state)), (28, 24));
+    }
+}
