@@ -11,6 +11,9 @@
 //! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)                          and the output's own rounding
 //! ```
 //!
+//! Where ranks are grouped in nodes, what another node's ranks but one have is rounded, added to that one's and rounded again: with `e` for the roundings in a
+//! node of sum `q`, its part of `E` is `e + u (|q| + e)`.
+//!
 //! A bias `b` is one more term of fp32, exact before it is added: `E` grows by `eps_f32 (|sum of p_s + b| + E)`. An activation whose slope is at
 //! most `L` and which is off by at most `c |v|` itself makes `L E + c (|v| + E)` of `E`, before the output's rounding
 //! ([`Activation::slope`](flux_ops::Activation::slope), [`Activation::ERROR`](flux_ops::Activation::ERROR)).
@@ -23,7 +26,7 @@
 use crate::data::{self, Fill, Window};
 use crate::finish::activated;
 use crate::operands::{Operands, bias_window, elements, y_window};
-use flux_core::{OpKind, Rank};
+use flux_core::{Nodes, OpKind, Rank};
 use flux_kernels::Element;
 use flux_ops::Activation;
 use std::fmt;
@@ -103,11 +106,12 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Checks `rank`'s output `y`, dense, against the reference. Where tiles are `stacked`, a rank rounds its own partial sums too.
+/// Checks `rank`'s output `y`, dense, against the reference. Where tiles are `stacked`, a rank rounds its own partial sums too; where ranks are grouped in
+/// `nodes`, other nodes send sums.
 ///
 /// # Panics
 /// When `y` does not hold exactly the rank's elements.
-pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], stacked: bool) -> Verdict {
+pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (stacked, nodes): (bool, Nodes)) -> Verdict {
     let problem = &operands.problem;
     let window = y_window(problem, rank);
     assert_eq!(y.len(), elements(window), "{window:?}");
@@ -119,11 +123,10 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], stacked: boo
     } else {
         vec![0.0; window.cols as usize]
     };
-    let keeps = (!stacked).then_some(rank);
     let mut verdict = Verdict::default();
     for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
         for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
-            let expected = expect::<T>(operands, keeps, x, w, bias[col]);
+            let expected = expect::<T>(operands, ((!stacked).then_some(rank), nodes), x, w, bias[col]);
             let got = f64::from(y.to_f32());
             let error = (got - expected.value).abs();
             if error.is_nan() || error > expected.bound {
@@ -154,7 +157,7 @@ struct Expected {
 
 /// One element of the output, from a row of `x`, a row of `w` and its column's bias, of a rank that `keeps` its own partial sums unrounded, or of one that
 /// does not.
-fn expect<T: Element>(operands: &Operands, keeps: Option<Rank>, x: &[f32], w: &[f32], bias: f32) -> Expected {
+fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes), x: &[f32], w: &[f32], bias: f32) -> Expected {
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
     let sources = match problem.op() {
@@ -164,13 +167,22 @@ fn expect<T: Element>(operands: &Operands, keeps: Option<Rank>, x: &[f32], w: &[
     let part = x.len() / sources;
     let unit = problem.dtype().unit_roundoff();
     let (mut exact, mut rounded, mut absolute, mut sent) = (0.0, 0.0, 0.0, 0.0);
-    for (source, (x, w)) in x.chunks_exact(part).zip(w.chunks_exact(part)).enumerate() {
+    // Of the node so far: its sum, exact and as it is sent, and the roundings in it.
+    let mut node = (0.0, 0.0, 0.0);
+    for (source, (x, w)) in (0..).map(Rank::new).zip(x.chunks_exact(part).zip(w.chunks_exact(part))) {
         let (sum, abs) = dot(x, w);
-        let own = sources == 1 || keeps.is_some_and(|rank| source == rank.index());
         exact += sum;
         absolute += abs;
-        rounded += if own { sum } else { round(sum) };
-        sent += if own { 0.0 } else { unit * sum.abs() };
+        let kept = sources == 1 || keeps.is_some_and(|rank| nodes.on_one_rail(source, rank));
+        let (value, off) = if kept { (sum, 0.0) } else { (round(sum), unit * sum.abs()) };
+        node = (node.0 + sum, node.1 + value, node.2 + off);
+        if sources > 1 && nodes.local_of(source) + 1 < nodes.per_node() {
+            continue;
+        }
+        let (sum, value, off) = std::mem::take(&mut node);
+        let stays = sources == 1 || keeps.is_none_or(|rank| nodes.together(source, rank));
+        rounded += if stays { value } else { round(value) };
+        sent += if stays { off } else { off + unit * (f64::abs(sum) + off) };
     }
     let (finish, bias, epsilon) = (operands.finish, f64::from(bias), f64::from(f32::EPSILON));
     let activated = |v| activated(finish.activation, v);
@@ -229,7 +241,7 @@ mod tests {
     }
 
     /// What an op must write, by the definition: an order of summation and a way to index that the reference does not use.
-    fn outputs(operands: &Operands, rank: Rank, stacked: bool) -> Vec<bf16> {
+    fn outputs(operands: &Operands, rank: Rank, (stacked, nodes): (bool, Nodes)) -> Vec<bf16> {
         let p = &operands.problem;
         let at = |seed, row, col| f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
         let window = y_window(p, rank);
@@ -237,19 +249,28 @@ mod tests {
         for row in window.row0..window.row0 + window.rows {
             for col in window.col0..window.col0 + window.cols {
                 let sources = if p.op() == OpKind::AllGatherGemm { 1 } else { p.world().get() };
-                let mut sum = 0.0;
+                let sent = |sum: f64| f64::from(bf16::from_f64(sum).to_f32());
+                let mut sums = vec![0.0; sources as usize];
                 for source in (0..sources).rev() {
                     let ks = (source * p.k() / sources..(source + 1) * p.k() / sources).rev();
                     let part: f64 = ks.map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
-                    let own = sources == 1 || (source == rank.get() && !stacked);
-                    sum += if own { part } else { f64::from(bf16::from_f64(part).to_f32()) };
+                    // Whoever adds up for the rank in the source's node.
+                    let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(rank)).get();
+                    sums[if sources == 1 { 0 } else { relay as usize }] += if sources == 1 || source == relay { part } else { sent(part) };
                 }
+                let own = |source: usize| sources == 1 || (source == rank.index() && !stacked);
+                let sum: f64 = sums.iter().enumerate().map(|(source, &sum)| if own(source) { sum } else { sent(sum) }).sum();
                 let Finish { bias, activation } = operands.finish;
                 let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
                 y.push(bf16::from_f32(activation.apply(sum as f32)));
             }
         }
         y
+    }
+
+    /// Neither stacked nor grouped.
+    fn plain(operands: &Operands) -> (bool, Nodes) {
+        (false, Nodes::apart(operands.problem.world()))
     }
 
     fn cases() -> impl Iterator<Item = (Operands, Rank)> {
@@ -267,8 +288,10 @@ mod tests {
     #[test]
     fn the_right_output_passes() {
         for (operands, rank) in cases() {
-            for stacked in [false, true] {
-                let verdict = verify(&operands, rank, &outputs(&operands, rank, stacked), stacked);
+            let world = operands.problem.world();
+            let (apart, two) = (Nodes::apart(world), Nodes::new(world, 2).unwrap());
+            for sent in [(false, apart), (true, apart), (false, two)] {
+                let verdict = verify(&operands, rank, &outputs(&operands, rank, sent), sent);
                 assert!(verdict.ok(), "{operands:?}: {verdict}");
                 assert!(verdict.max_rel_err() < 0.01, "{operands:?}: {verdict}");
             }
@@ -282,10 +305,10 @@ mod tests {
             let (row, col) = (2, 5);
             let wrong_values: [fn(bf16) -> bf16; 3] = [|_| bf16::NAN, |v| v + bf16::from_f32(4.0), |_| bf16::INFINITY];
             for wrong in wrong_values {
-                let mut y = outputs(&operands, rank, false);
+                let mut y = outputs(&operands, rank, plain(&operands));
                 let at = row * window.cols as usize + col;
                 y[at] = wrong(y[at]);
-                let verdict = verify(&operands, rank, &y, false);
+                let verdict = verify(&operands, rank, &y, plain(&operands));
                 assert_eq!(verdict.violations, 1, "{operands:?}");
                 assert_eq!(verdict.first, Some(Violation { rank: 2, row: 2, col: 5 }));
             }
@@ -295,10 +318,10 @@ mod tests {
     #[test]
     fn integer_data_admit_no_rounding_error() {
         let (operands, rank) = cases().find(|(o, _)| o.fill == Fill::SmallInts).unwrap();
-        let mut y = outputs(&operands, rank, false);
+        let mut y = outputs(&operands, rank, plain(&operands));
         let at = y.iter().position(|v| v.to_f32().abs() > 1.0).unwrap();
         y[at] = bf16::from_bits(y[at].to_bits() + 1);
-        assert_eq!(verify(&operands, rank, &y, false).violations, 1);
+        assert_eq!(verify(&operands, rank, &y, plain(&operands)).violations, 1);
     }
 
     /// A bias that is missing or in twice, and the result of any other activation.
@@ -307,7 +330,7 @@ mod tests {
         for (operands, rank) in cases() {
             let finishes = [false, true].into_iter().flat_map(|bias| Activation::ALL.map(|activation| Finish { bias, activation }));
             for other in finishes.filter(|&finish| finish != operands.finish) {
-                let verdict = verify(&operands, rank, &outputs(&operands.finished(other), rank, false), false);
+                let verdict = verify(&operands, rank, &outputs(&operands.finished(other), rank, plain(&operands)), plain(&operands));
                 assert!(!verdict.ok(), "{operands:?} passes as {other:?}");
             }
         }
@@ -317,7 +340,7 @@ mod tests {
     fn the_output_of_another_call_fails() {
         for (operands, rank) in cases() {
             let other = Operands::new(operands.problem, 3, 2, operands.fill).finished(operands.finish);
-            let verdict = verify(&operands, rank, &outputs(&other, rank, false), false);
+            let verdict = verify(&operands, rank, &outputs(&other, rank, plain(&other)), plain(&operands));
             assert!(verdict.violations > elements(y_window(&operands.problem, rank)) as u64 / 2, "{verdict}");
         }
     }

@@ -190,9 +190,10 @@ impl Site {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
         };
+        let nodes = self.comm.nodes();
         match &set.y {
-            Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), stacked)),
-            Buffer::Cuda { block, .. } => self.expect_gpu()?.verify(operands, self.rank(), block.address(), stacked),
+            Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), (stacked, nodes))),
+            Buffer::Cuda { block, .. } => self.expect_gpu()?.verify(operands, self.rank(), block.address(), (stacked, nodes)),
         }
     }
 

@@ -84,7 +84,8 @@ fn verifies_alike<T: Element>(site: &Site, op: OpKind, finish: Finish) {
         let mut set = set::<T>(site, operands);
         let y = right::<T>(&operands);
         site.upload(&mut set.y, &y).unwrap();
-        let (device, host) = (site.verify(&set, false).unwrap(), reference::verify(&operands, Rank::new(0), &y, false));
+        let (device, host) =
+            (site.verify(&set, false).unwrap(), reference::verify(&operands, Rank::new(0), &y, (false, site.comm().nodes())));
         assert!(device.ok() && host.ok(), "{device} / {host}");
         // The device's is a float.
         assert!((device.max_error - host.max_error).abs() <= 1e-6 * host.max_reference, "{device:?} / {host:?}");

@@ -7,6 +7,7 @@
 pub mod dtype;
 pub mod layout;
 pub mod metrics;
+pub mod nodes;
 pub mod problem;
 pub mod program;
 pub mod rank;
@@ -14,6 +15,7 @@ pub mod signal;
 pub mod tile;
 
 pub use dtype::DType;
+pub use nodes::Nodes;
 pub use problem::{OpKind, Problem, ProblemError};
 pub use rank::{Rank, WorldSize};
 pub use tile::TileShape;

@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control, fault, pad_bytes};
-use flux_core::program::{Await, Chunk, Schedule, TileProgram, WorkItem, sink, source};
+use flux_core::program::{Await, Chunk, Forward, Schedule, TileProgram, WorkItem, sink, source};
 use flux_core::signal::{Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault};
 use flux_core::tile::Raster;
-use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -130,15 +130,17 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
     let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
     // of a row within its shard
     let scattered = |row: u32| row * col_blocks + item.col / p.tile.n;
+    if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 {
+        let own_shard = (item.sink == sink::REDUCE).then(|| p.nodes.rail(p.rank));
+        let sources = p.nodes.mates(p.rank).chain(own_shard.into_iter().flatten());
+        for (place, source) in (0..item.partials).zip(sources) {
+            let slot = place * p.slots_per_source + item.partial_slot;
+            assert_eq!(own.read(slot), stamp(epoch, source.get(), slot % p.slots_per_source), "{item:?}");
+        }
+    }
     match item.sink {
         sink::SEND => at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source)),
         sink::LEND => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
-        sink::REDUCE => {
-            let peers = p.problem.world().ranks().filter(|&peer| peer != p.rank);
-            for (place, peer) in (0..item.partials).zip(peers) {
-                assert_eq!(own.read(place * p.slots_per_source + item.slot), stamp(epoch, peer.get(), item.slot), "{item:?}");
-            }
-        }
         sink::SCATTER => {
             for row in item.row..item.row + item.rows {
                 let index = scattered(row % m_shard);
@@ -168,19 +170,35 @@ fn push(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]]) {
         }
         call.publish(Rank::new(t.dest), t.raise);
     }
+    for Forward { from, awaits, to } in &p.forwards {
+        call.wait(awaits.signal, Rank::new(awaits.peer), patient(Duration::from_secs(20))).unwrap();
+        for row in to.row..to.row + to.rows {
+            for step in to.col / p.tile.k..(to.col + to.cols).div_ceil(p.tile.k) {
+                let index = row * k_steps + step;
+                let value = data[p.rank.index()][call.half()].read(from * m_shard * k_steps + index);
+                data[to.dest as usize][call.half()].write(to.place * m_shard * k_steps + index, value);
+            }
+        }
+        call.publish(Rank::new(to.dest), to.raise);
+    }
     if !p.transfers.is_empty() {
         call.pushed();
     }
 }
 
 fn programs(op: OpKind, world: u32, schedule: Schedule) -> Vec<TileProgram> {
+    programs_on(op, world, world, schedule)
+}
+
+fn programs_on(op: OpKind, nodes: u32, world: u32, schedule: Schedule) -> Vec<TileProgram> {
     let world = WorldSize::new(world).unwrap();
     let (m, n, k) = match op {
         OpKind::AllGatherGemm => (37, 40 * world.index(), 40),
         OpKind::GemmReduceScatter => (37, 40 * world.index(), 40 * world.index()),
     };
     let problem = Problem::new(op, m * world.index(), n, k, DType::Bf16, world).unwrap();
-    world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap()).collect()
+    let nodes = Nodes::new(world, nodes).unwrap();
+    world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap()).collect()
 }
 
 /// Runs `calls` calls on all ranks, whose last is `u32::MAX + calls / 2`, modulo 2^32: the wrap lies in the middle.
@@ -241,6 +259,16 @@ fn calls_that_split_slice_and_stack_read_what_the_same_call_left() {
         {
             let schedule = Schedule { chunk: Chunk::Tiles(2), k_chunks, splits, stack, band, ..Schedule::of(TILE) };
             run(&programs(op, world, schedule), 3, 40);
+        }
+    }
+}
+
+#[test]
+fn calls_across_nodes_read_what_the_same_call_left() {
+    for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+        for (nodes, world, splits, band) in [(2, 4, 1, 1), (2, 6, 2, 2), (3, 6, 1, 3)] {
+            let schedule = Schedule { chunk: Chunk::Tiles(2), splits, band, ..Schedule::of(TILE) };
+            run(&programs_on(op, nodes, world, schedule), 2, 40);
         }
     }
 }

@@ -19,7 +19,7 @@ struct WorkItem {
     u32 dest, slot, partials, raise;
     u32 counter, raise_after, await_first, await_count;
     u32 late_first, late_count, k_first, k_steps;
-    u32 part, parts, await_group, reserved;
+    u32 part, parts, await_group, partial_slot;
 };
 static_assert(sizeof(WorkItem) == 96, "record.rs");
 

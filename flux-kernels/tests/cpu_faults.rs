@@ -187,7 +187,7 @@ type Mutation = (&'static str, fn(&mut TileProgram));
 
 #[test]
 fn a_program_with_an_index_that_does_not_exist_is_refused() {
-    let mutations: [Mutation; 12] = [
+    let mutations: [Mutation; 13] = [
         ("rows", |p| p.items[0].rows = 9),
         ("row", |p| p.items[0].row = 24),
         ("unaligned row", |p| p.items[0].row = 4),
@@ -195,6 +195,7 @@ fn a_program_with_an_index_that_does_not_exist_is_refused() {
         ("source", |p| p.items[0].a_outer = 2),
         ("gather place", |p| (p.items[0].a_source, p.items[0].a_outer) = (1, 1)),
         ("slot", |p| p.items[0].slot = p.slots_per_source),
+        ("added slot", |p| p.items.iter_mut().for_each(|item| item.partial_slot = p.slots_per_source)),
         ("signal", |p| p.items[0].raise = p.signals),
         ("counter", |p| p.items[0].counter = p.counters),
         ("sink", |p| p.items[0].sink = 6),

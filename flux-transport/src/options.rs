@@ -72,6 +72,9 @@ pub struct Options {
     pub first_epoch: Epoch,
     /// Several ranks may share a device; for tests.
     pub shared_device: bool,
+    /// Nodes that the ranks are dealt to, in order: rank `node * ranks of a node + local`. What crosses nodes does so once for all ranks of a node. Where it is
+    /// `None`, `FLUX_NODES` says. On the host it changes programs only, for tests of them.
+    pub nodes: Option<u32>,
     /// Workspace to take at once.
     pub reserve: WorkspaceSize,
 }
@@ -84,6 +87,7 @@ impl Default for Options {
             deadline: Duration::from_secs(30),
             first_epoch: Epoch::FIRST,
             shared_device: false,
+            nodes: None,
             reserve: WorkspaceSize::default(),
         }
     }

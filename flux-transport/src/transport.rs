@@ -8,10 +8,10 @@ use crate::cuda::CudaError;
 use crate::nccl::NcclError;
 use crate::route::Route;
 use crate::{Device, Fault, Stream};
-use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
-use flux_core::program::{Round, Transfer};
+use flux_core::program::{Forward, Round, Transfer};
 use flux_core::signal::Epoch;
+use flux_core::{Nodes, Rank};
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::time::Instant;
@@ -113,6 +113,8 @@ pub struct Push<'a> {
     pub place_bytes: u64,
     /// What to move, in order.
     pub transfers: &'a [Transfer],
+    /// What to pass on then, in order, of what comes from other nodes.
+    pub forwards: &'a [Forward],
 }
 
 /// A mover's work in one call where chunks travel as messages.
@@ -164,6 +166,11 @@ pub trait Transport: Send + Sync + Debug {
 
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// How the ranks are grouped, where that matters to the programs of its calls.
+    fn nodes(&self) -> Option<Nodes> {
+        None
+    }
 
     /// What it is and how the ranks are connected, in a sentence or a few lines.
     fn explain(&self) -> String;
@@ -357,7 +364,26 @@ impl Exchange<'_> {
 impl Push<'_> {
     /// Checks that every transfer lies in the workspace of `world` ranks.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
-        for (index, t) in self.transfers.iter().enumerate() {
+        for (index, forward) in self.forwards.iter().enumerate() {
+            let filled = (u64::from(forward.from) + 1).saturating_mul(self.place_bytes);
+            if forward.awaits.signal >= size.signals {
+                return Err(TransportError::BadTransfer {
+                    index,
+                    what: "signal that is awaited",
+                    value: u64::from(forward.awaits.signal),
+                    limit: u64::from(size.signals),
+                });
+            } else if filled > size.half_bytes {
+                return Err(TransportError::BadTransfer {
+                    index,
+                    what: "end of the place that is passed on",
+                    value: filled,
+                    limit: size.half_bytes,
+                });
+            }
+        }
+        let passed_on = self.forwards.iter().map(|forward| &forward.to);
+        for (index, t) in self.transfers.iter().chain(passed_on).enumerate() {
             let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
             let row_end = (u64::from(t.col) + u64::from(t.cols)).saturating_mul(self.element_bytes);
             let end = (u64::from(t.row) + u64::from(t.rows)).checked_mul(self.row_bytes);

@@ -208,7 +208,8 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         let x = [rank; 16];
         let transfers = [Transfer { dest: 1 - rank, rows: 1, cols: 16, ..Transfer::default() }];
         let address = x.as_ptr().expose_provenance() as u64;
-        let push = Push { x: address, row_stride: 64, row_bytes: 64, element_bytes: 4, place_bytes: 64, transfers: &transfers };
+        let push =
+            Push { x: address, row_stride: 64, row_bytes: 64, element_bytes: 4, place_bytes: 64, transfers: &transfers, forwards: &[] };
         let mut call = comm.begin(Stream::Host).unwrap();
         // SAFETY: `x` outlives the call.
         unsafe { call.push(&push) }.unwrap();

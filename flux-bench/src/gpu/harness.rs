@@ -5,7 +5,7 @@ use crate::data::{Fill, Window};
 use crate::operands::Operands;
 use crate::reference::{Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
-use flux_core::{DType, Rank};
+use flux_core::{DType, Nodes, Rank};
 use flux_kernels::harness::{self, Expected, Harness, Seeds};
 use flux_transport::Stream;
 use flux_transport::cuda::{CudaDevice, DeviceBlock};
@@ -81,7 +81,7 @@ impl Gpu {
         Ok(())
     }
 
-    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, stacked: bool) -> anyhow::Result<Verdict> {
+    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, (stacked, nodes): (bool, Nodes)) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
         let expected = Expected {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
@@ -89,6 +89,8 @@ impl Gpu {
             bias: operands.finish.bias.then_some(operands.seed_bias),
             activation: operands.finish.activation,
             stacked,
+            // Stacked, every rank's own is sent.
+            per_node: if stacked { 1 } else { nodes.per_node() },
         };
         let y = (y, u64::from(problem.y_shape().cols));
         self.device.bind()?;

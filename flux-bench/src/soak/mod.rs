@@ -25,7 +25,7 @@ use crate::ranks;
 use crate::site::Site;
 use anyhow::ensure;
 use flux_core::DType;
-use flux_transport::{Communicator, Select, World, WorldError};
+use flux_transport::{Communicator, Options, Select, World, WorldError};
 use half::{bf16, f16};
 use phases::{Run, Soaked};
 use std::time::Instant;
@@ -51,6 +51,9 @@ pub struct Args {
     /// Ranks on each GPU, to check large worlds on few GPUs; needs threads
     #[arg(long, default_value_t = 1, value_name = "RANKS")]
     pub ranks_per_gpu: u32,
+    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports mixed and host
+    #[arg(long, value_name = "NODES")]
+    pub nodes: Option<u32>,
     /// Only the cases whose names contain this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
@@ -83,7 +86,8 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
 
 /// One rank's part; every rank learns whether all ranks passed.
 fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
-    let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.rank(), args.ranks_per_gpu))?;
+    let options = Options { nodes: args.nodes, ..machine::options(args.transport, world.rank(), args.ranks_per_gpu) };
+    let comm = Communicator::connect_blocking(world, options)?;
     let site = Site::new(comm)?;
     if args.random.is_some() || args.case.is_some() {
         return random::soak_rank(args, &site);
@@ -96,7 +100,8 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     if first {
         println!("{}\n{} cases", comm.explain(), wanted.len());
     }
-    let workers = site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| gpu.device().info().sms / args.ranks_per_gpu);
+    let workers =
+        site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| machine::ctas(comm, gpu.device().info().sms / args.ranks_per_gpu));
     let mut passed = true;
     for case in wanted {
         let start = Instant::now();

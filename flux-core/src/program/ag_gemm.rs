@@ -2,16 +2,17 @@
 //! from the moment on which all their rows are there.
 //!
 //! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`, `r - 2`, ..., so the mover step that
-//! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination.
+//! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination. The steps go around the own node
+//! first, then around each other node, from the rank of the own rail on, which is the one that brings its shard across.
 
 use super::along_k::AlongK;
 use super::arrivals::Arrivals;
 use super::items::Items;
-use super::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use super::{Await, Forward, Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
-use crate::{Problem, Rank};
+use crate::{Nodes, Problem, Rank};
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileProgram {
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
     let arrivals = Arrivals::new(problem, schedule);
@@ -23,10 +24,10 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         schedule,
         world.peers() * chunks * slices,
     );
-    awaits(&mut list, &arrivals, problem, rank, schedule);
+    awaits(&mut list, &arrivals, rank, schedule, nodes);
 
     for (tile, step) in schedule.in_bands(grid, 0..world.get()) {
-        let shard = rank.after(step, world);
+        let shard = nodes.after(rank, step);
         let place = shard.place_at(rank);
         // The await list is in the order of bands, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
         // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band.
@@ -54,6 +55,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         };
         list.tile(item, |k| arrivals.awaits_of(first, per_slice, k));
     }
+    let (transfers, forwards) = moves(&arrivals, rank, schedule, nodes);
     TileProgram {
         problem: *problem,
         rank,
@@ -62,25 +64,27 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         part_slots: list.part_slots,
         items: list.all,
         awaits: list.awaits,
-        transfers: transfers(&arrivals, problem, rank, schedule),
+        transfers,
+        forwards,
         slots_per_source: 0,
         counters: 0,
         stacked: false,
+        nodes,
     }
 }
 
 /// What is awaited of each band: of one shard chunk by chunk, of several slice by slice.
-fn awaits(list: &mut Items, arrivals: &Arrivals, problem: &Problem, rank: Rank, schedule: &Schedule) {
-    let world = problem.world();
+fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) {
+    let world = nodes.world();
     for first in (0..world.get()).step_by(schedule.band as usize) {
         let band = schedule.band_of(first, world);
         let pieces = band.clone().filter_map(|step| {
-            let shard = rank.after(step, world);
-            Some((shard.place_at(rank)?, shard))
+            let shard = nodes.after(rank, step);
+            Some((shard.place_at(rank)?, brought_by(shard, rank, nodes)))
         });
         let chunks = || 0..arrivals.chunks();
         let slices = || 0..arrivals.slices();
-        let piece = |(place, shard), chunk, slice| arrivals.await_piece(place, shard, chunk, slice);
+        let piece = |(place, by), chunk, slice| arrivals.await_piece(place, by, chunk, slice);
         if band.len() == 1 {
             let of = |shard| chunks().flat_map(move |chunk| slices().map(move |slice| piece(shard, chunk, slice)));
             list.awaits.extend(pieces.flat_map(of));
@@ -91,28 +95,49 @@ fn awaits(list: &mut Items, arrivals: &Arrivals, problem: &Problem, rank: Rank, 
     }
 }
 
-/// The own shard to every peer. Readers of a band want the first slices of all its shards first, those of single shards one chunk after another.
-fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank, schedule: &Schedule) -> Vec<Transfer> {
-    let world = problem.world();
-    let steps = || {
-        (1..world.get()).filter_map(|step| {
-            let dest = rank.before(step, world);
-            Some((dest, step, rank.place_at(dest)?))
-        })
-    };
+/// Who brings `shard` to `rank`: its owner, or the mate on its rail.
+fn brought_by(shard: Rank, rank: Rank, nodes: Nodes) -> Rank {
+    if nodes.together(shard, rank) || nodes.on_one_rail(shard, rank) {
+        shard
+    } else {
+        nodes.rank(nodes.node_of(rank), nodes.local_of(shard))
+    }
+}
+
+/// The own shard to every mate and along the rail, and what comes along the rail to every mate. Readers of a band want the first slices of all its shards
+/// first, those of single shards one chunk after another.
+fn moves(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) -> (Vec<Transfer>, Vec<Forward>) {
+    let world = nodes.world();
+    let direct = || (1..world.get()).filter(|&step| step < nodes.per_node() || step % nodes.per_node() == 0);
     let chunks = || 0..arrivals.chunks();
     let slices = || 0..arrivals.slices();
-    let piece = |(dest, step, place), chunk, slice| arrivals.transfer((dest, step), place, chunk, slice);
-    let mut list = Vec::with_capacity((world.peers() * arrivals.chunks() * arrivals.slices()) as usize);
+    let mut pieces = Vec::with_capacity(direct().count() * (arrivals.chunks() * arrivals.slices()) as usize);
     for first in (0..world.get()).step_by(schedule.band as usize) {
         let band = schedule.band_of(first, world);
-        let steps = || steps().filter(|(_, step, _)| band.contains(step));
+        let steps = || direct().filter(|step| band.contains(step));
         if band.len() == 1 {
-            list.extend(steps().flat_map(|to| chunks().flat_map(move |chunk| slices().map(move |slice| piece(to, chunk, slice)))));
+            pieces.extend(steps().flat_map(|step| chunks().flat_map(move |chunk| slices().map(move |slice| (step, chunk, slice)))));
         } else {
             // what goes to several readers side by side, so that a mover can load it once
-            list.extend(slices().flat_map(|slice| chunks().flat_map(move |chunk| steps().map(move |to| piece(to, chunk, slice)))));
+            pieces.extend(slices().flat_map(|slice| chunks().flat_map(move |chunk| steps().map(move |step| (step, chunk, slice)))));
         }
     }
-    list
+    // No rank moves anything to itself.
+    let transfer = |shard: Rank, dest: Rank, (step, chunk, slice)| {
+        let place = shard.place_at(dest)?;
+        Some(arrivals.transfer((dest, step), place, chunk, slice))
+    };
+    let transfers = pieces.iter().filter_map(|&piece| transfer(rank, nodes.before(rank, piece.0), piece)).collect();
+    // In the order in which they come: that in which they are sent, as all ranks send alike.
+    let come = pieces.iter().filter(|&&(step, ..)| step >= nodes.per_node());
+    let forwards = come.flat_map(|&(step, chunk, slice)| {
+        let shard = nodes.after(rank, step);
+        (1..nodes.per_node()).filter_map(move |turn| {
+            let from = shard.place_at(rank)?;
+            let to = transfer(shard, nodes.before(rank, turn), (step + turn, chunk, slice))?;
+            let awaits = Await { k_step: 0, ..arrivals.await_piece(from, shard, chunk, slice) };
+            Some(Forward { from, awaits, to })
+        })
+    });
+    (transfers, forwards.collect())
 }

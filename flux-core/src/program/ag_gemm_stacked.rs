@@ -7,9 +7,9 @@ use super::arrivals::Arrivals;
 use super::items::Items;
 use super::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
-use crate::{Problem, Rank};
+use crate::{Nodes, Problem, Rank};
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileProgram {
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let (m, tile_m) = (problem.m(), schedule.tile.m);
     let arrivals = Arrivals::new(problem, schedule);
@@ -64,9 +64,11 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         items: list.all,
         awaits: list.awaits,
         transfers: transfers(&arrivals, problem, rank),
+        forwards: Vec::new(),
         slots_per_source: 0,
         counters: 0,
         stacked: true,
+        nodes,
     }
 }
 

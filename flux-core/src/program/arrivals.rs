@@ -64,7 +64,7 @@ impl Arrivals {
         Await { signal: self.signal(place, chunk, slice), peer: peer.get(), k_step: self.slices[slice as usize].start }
     }
 
-    /// Moves a piece of the own shard to its `place` at `dest`.
+    /// Moves a piece of a shard to its `place` at `dest`.
     pub(super) fn transfer(&self, (dest, step): (Rank, u32), place: u32, chunk: u32, slice: u32) -> Transfer {
         let row = chunk * self.chunk_rows;
         let (col, cols) = self.along_k.columns(&self.slices[slice as usize]);

@@ -1,10 +1,10 @@
 //! A tile program as text, for the message of a failed property and for people.
 
-use super::{Await, NONE, TileProgram, Transfer, WorkItem, sink, source};
+use super::{Await, Forward, NONE, TileProgram, Transfer, WorkItem, sink, source};
 use std::fmt;
 
 impl fmt::Display for TileProgram {
-    /// A header line, then a line for each item and each transfer, numbered.
+    /// A header line, then a line for each item, each transfer and each forward, numbered.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -23,13 +23,12 @@ impl fmt::Display for TileProgram {
             self.fmt_item(f, item)?;
         }
         for (index, transfer) in self.transfers.iter().enumerate() {
-            let Transfer { dest, place, row, rows, col, cols, raise, step } = transfer;
-            let (end, col_end) = (row.saturating_add(*rows), col.saturating_add(*cols));
-            write!(f, "  move {index:>4}: step {step} rows {row}..{end}")?;
-            if *cols != self.problem.k_local() {
-                write!(f, " cols {col}..{col_end}")?;
-            }
-            writeln!(f, " -> rank {dest} place {place} raise {raise}")?;
+            write!(f, "  move {index:>4}: ")?;
+            self.fmt_transfer(f, transfer)?;
+        }
+        for (index, Forward { from, awaits, to }) in self.forwards.iter().enumerate() {
+            write!(f, "  pass {index:>4}: of place {from} await {}@{} ", awaits.signal, awaits.peer)?;
+            self.fmt_transfer(f, to)?;
         }
         Ok(())
     }
@@ -58,10 +57,13 @@ impl TileProgram {
         if item.parts > 0 {
             write!(f, " + {} parts from part slot {}", item.parts, item.part)?;
         }
+        if item.partials > 0 && item.sink != sink::FOLD {
+            write!(f, " + {} partials from slot {}", item.partials, item.partial_slot)?;
+        }
         match item.sink {
             sink::STORE => write!(f, " -> y shard {}", item.out_outer)?,
             sink::SEND => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
-            sink::REDUCE => write!(f, " + {} partials from slot {} -> y", item.partials, item.slot)?,
+            sink::REDUCE => f.write_str(" -> y")?,
             sink::LEND => write!(f, " -> part slot {}", item.part)?,
             sink::SCATTER => f.write_str(" -> owners")?,
             sink::FOLD => write!(f, " of {} ranks -> y", item.partials)?,
@@ -74,6 +76,16 @@ impl TileProgram {
             }
         }
         writeln!(f)
+    }
+
+    fn fmt_transfer(&self, f: &mut fmt::Formatter<'_>, transfer: &Transfer) -> fmt::Result {
+        let Transfer { dest, place, row, rows, col, cols, raise, step } = transfer;
+        let (end, col_end) = (row.saturating_add(*rows), col.saturating_add(*cols));
+        write!(f, "step {step} rows {row}..{end}")?;
+        if *cols != self.problem.k_local() {
+            write!(f, " cols {col}..{col_end}")?;
+        }
+        writeln!(f, " -> rank {dest} place {place} raise {raise}")
     }
 
     fn fmt_awaits(&self, f: &mut fmt::Formatter<'_>, first: u32, count: u32) -> fmt::Result {

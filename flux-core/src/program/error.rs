@@ -2,7 +2,7 @@
 
 use super::MAX_ITEMS;
 use crate::problem::MAX_EXTENT;
-use crate::{Rank, TileShape, WorldSize};
+use crate::{Nodes, Rank, TileShape, WorldSize};
 
 /// Why [`TileProgram::build`](super::TileProgram::build) refuses a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +29,20 @@ pub enum ScheduleError {
         rank: Rank,
         /// Number of ranks.
         world: WorldSize,
+    },
+    /// The nodes are of another world than the problem.
+    #[error("the nodes are of {nodes} ranks, the problem of {world}")]
+    OtherWorld {
+        /// Ranks of the nodes.
+        nodes: WorldSize,
+        /// Ranks of the problem.
+        world: WorldSize,
+    },
+    /// Tiles would span shards of several nodes.
+    #[error("tiles that span shards have no one owner, so nothing could be passed on between {nodes}: leave `stack` out")]
+    StackedNodes {
+        /// The nodes.
+        nodes: Nodes,
     },
     /// The tile is too small for the problem, or there are too many splits.
     #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer splits")]

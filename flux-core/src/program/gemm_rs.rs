@@ -1,15 +1,89 @@
 //! The program of GEMM-ReduceScatter: the peers' shards first, those of a band side by side, own shard last.
 //!
 //! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in every shard. So at one step every
-//! rank sends to another owner, and what an own tile awaits was sent at least one shard earlier.
+//! rank sends to another rank, and what a tile adds was sent at least one shard earlier. With several nodes the steps go around each other node first and
+//! around the own one last, and end in each at the rank of the own rail.
+//!
+//! A partial tile for an owner of another node goes to the mate on the owner's rail, the **relay**: its own item for that tile adds those of its mates and
+//! sends the sum, so `per_node` times less crosses nodes. What is added to a tile is, in this order: the own product, the mates' in rank order, the
+//! other nodes' sums in node order, each rounded once where it was sent.
+//!
+//! ```text
+//! places at a rank   [ mates, for the own shard ][ other nodes' sums, for the own shard ][ mates, for the rail's rank in each other node, in turn ]
+//! ```
 
 use super::along_k::AlongK;
 use super::items::Items;
 use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::TileGrid;
-use crate::{Problem, Rank};
+use crate::{Nodes, Problem, Rank};
+use std::ops::Range;
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileProgram {
+/// Where sources' slots lie at a rank, and who fills them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    nodes: Nodes,
+}
+
+impl Places {
+    pub(super) const fn new(nodes: Nodes) -> Self {
+        Self { nodes }
+    }
+
+    /// Number of a node among those other than `seen_from`'s.
+    const fn other(self, node: Rank, seen_from: Rank) -> u32 {
+        let (node, own) = (self.nodes.node_of(node), self.nodes.node_of(seen_from));
+        if node < own { node } else { node - 1 }
+    }
+
+    /// The places at `rank` of what is added to a tile of `owner`'s shard, which is its own or that of its rail's rank in another node.
+    pub(super) const fn added(self, rank: Rank, owner: Rank) -> Range<u32> {
+        let mates = self.nodes.per_node() - 1;
+        let own = mates + self.nodes.others();
+        if rank.get() == owner.get() {
+            return 0..own;
+        }
+        let first = own + self.other(owner, rank) * mates;
+        first..first + mates
+    }
+
+    /// Who fills those places, in order.
+    pub(super) fn sources(self, rank: Rank, owner: Rank) -> impl Iterator<Item = Rank> {
+        let rail = (rank == owner).then(|| self.nodes.rail(rank));
+        self.nodes.mates(rank).chain(rail.into_iter().flatten())
+    }
+
+    /// To whom `rank` sends what it has of a tile of `owner`'s shard, and its place there; `None` for the own shard.
+    pub(super) fn destination(self, rank: Rank, owner: Rank) -> Option<(Rank, u32)> {
+        let nodes = self.nodes;
+        let dest = match (nodes.together(rank, owner), nodes.on_one_rail(rank, owner)) {
+            (true, true) => return None,
+            (false, true) => return Some((owner, nodes.per_node() - 1 + self.other(rank, owner))),
+            (true, false) => owner,
+            (false, false) => nodes.rank(nodes.node_of(rank), nodes.local_of(owner)),
+        };
+        let among_mates = nodes.local_of(rank) - u32::from(rank > dest);
+        Some((dest, self.added(dest, owner).start + among_mates))
+    }
+}
+
+/// The owner for whom a rank works at each step, counted from 1 to the number of ranks.
+fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
+    // Within a node from the next number on: the own number is a node's last.
+    let (turn, distance) = ((step - 1) % nodes.per_node() + 1, (step - 1) / nodes.per_node() + 1);
+    nodes.rank((nodes.node_of(rank) + distance) % nodes.count(), (nodes.local_of(rank) + turn) % nodes.per_node())
+}
+
+/// Steps whose shards may share a band: what a relay adds, and the own shard, wait for the mates and are not begun before what they wait for was sent.
+fn runs(nodes: Nodes) -> Vec<Range<u32>> {
+    let (per_node, last) = (nodes.per_node(), nodes.world().get());
+    if per_node == 1 {
+        return vec![1..last, last..last + 1];
+    }
+    (0..nodes.count()).map(|node| node * per_node + per_node).flat_map(|relay| [relay + 1 - per_node..relay, relay..relay + 1]).collect()
+}
+
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
     let tiles = grid.row_blocks() * grid.col_blocks();
@@ -17,20 +91,26 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
     let chunks = tiles.div_ceil(tiles_per_chunk);
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
-    let peers: Vec<Rank> = world.ranks().filter(|&peer| peer != rank).collect();
+    let places = Places::new(nodes);
     let mut list = Items::new(rank, world.get() * tiles, AlongK::new(problem, schedule), schedule, world.peers() * chunks);
-    for chunk in 0..chunks {
-        list.awaits.extend((0..).zip(&peers).map(|(place, peer)| Await { signal: place * chunks + chunk, peer: peer.get(), k_step: 0 }));
+    // By owner: the first entry of what is awaited before its first chunk's partial tiles are added.
+    let mut first_await = vec![0; world.index()];
+    for owner in nodes.rail(rank).chain([rank]) {
+        first_await[owner.index()] = list.next_await();
+        for chunk in 0..chunks {
+            let entries = places.added(rank, owner).zip(places.sources(rank, owner));
+            list.awaits.extend(entries.map(|(place, peer)| Await { signal: place * chunks + chunk, peer: peer.get(), k_step: 0 }));
+        }
     }
 
     let mut taken = vec![0; world.index()];
-    let peers_first = schedule.in_bands(grid, 1..world.get());
-    let own_last = grid.order(schedule.raster).map(|tile| (tile, world.get()));
-    for (tile, step) in peers_first.chain(own_last) {
-        let owner = rank.after(step, world);
+    for (tile, step) in runs(nodes).into_iter().flat_map(|run| schedule.in_bands(grid, run)) {
+        let owner = owner_at(rank, step, nodes);
         let index = taken[owner.index()];
         taken[owner.index()] += 1;
         let chunk = index / tiles_per_chunk;
+        let added = if nodes.on_one_rail(rank, owner) { places.added(rank, owner) } else { 0..0 };
+        let (partials, late_count) = (added.end - added.start, added.end - added.start);
         let item = WorkItem {
             a_source: source::CALLER,
             a_outer: owner.get(),
@@ -38,27 +118,23 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
             rows: tile.rows,
             col: tile.col,
             cols: tile.cols,
-            dest: owner.get(),
+            partials,
+            partial_slot: if partials > 0 { added.start * tiles + index } else { NONE },
+            late_first: if partials > 0 { first_await[owner.index()] + chunk * partials } else { 0 },
+            late_count,
             ..WorkItem::default()
         };
-        let item = match (rank.place_at(owner), owner.place_at(rank)) {
-            (Some(place), Some(owner_place)) => WorkItem {
+        let item = match (places.destination(rank, owner), owner.place_at(rank)) {
+            (Some((dest, place)), Some(owner_place)) => WorkItem {
                 sink: sink::SEND,
+                dest: dest.get(),
                 slot: place * tiles + index,
                 raise: place * chunks + chunk,
                 counter: if tiles_in(chunk) > 1 { owner_place * chunks + chunk } else { NONE },
                 raise_after: tiles_in(chunk),
                 ..item
             },
-            _ if peers.is_empty() => WorkItem { sink: sink::STORE, ..item },
-            _ => WorkItem {
-                sink: sink::REDUCE,
-                slot: index,
-                partials: world.peers(),
-                late_first: chunk * world.peers(),
-                late_count: world.peers(),
-                ..item
-            },
+            _ => WorkItem { sink: if world.peers() == 0 { sink::STORE } else { sink::REDUCE }, dest: rank.get(), ..item },
         };
         list.tile(item, |_| (0, 0, 0));
     }
@@ -71,8 +147,10 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         items: list.all,
         awaits: list.awaits,
         transfers: Vec::new(),
+        forwards: Vec::new(),
         slots_per_source: tiles,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
         stacked: false,
+        nodes,
     }
 }

@@ -7,12 +7,12 @@
 use super::along_k::AlongK;
 use super::heuristic::WORKERS;
 use super::items::Items;
-use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
+use super::{Await, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
-use crate::{Problem, Rank};
+use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileProgram {
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
     let tiles: Vec<TileExtent> = grid.order(schedule.raster).collect();
@@ -30,7 +30,6 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
             cols: tile.cols,
             sink: sink::SCATTER,
             dest: rank.get(),
-            slot: NONE,
             raise: rank.get() * count + t,
             raise_after: 1,
             ..WorkItem::default()
@@ -75,7 +74,6 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
             cols: extent.cols,
             sink: sink::FOLD,
             dest: rank.get(),
-            slot: NONE,
             partials: world.get(),
             late_first,
             late_count: world.get() * fold.row_blocks.len() as u32,
@@ -91,9 +89,11 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> TileP
         items: list.all,
         awaits: list.awaits,
         transfers: Vec::new(),
+        forwards: Vec::new(),
         slots_per_source: 0,
         counters: 0,
         stacked: true,
+        nodes,
     }
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: the lenders of a tile come right before its lead, and the signals that they raise after all others of the pad.
 
 use super::along_k::AlongK;
-use super::{Await, Schedule, WorkItem, sink};
+use super::{Await, NONE, Schedule, WorkItem, sink};
 use crate::Rank;
 use std::ops::Range;
 
@@ -49,8 +49,9 @@ impl Items {
         let lenders = self.parts.len() as u32 - 1;
         for (i, k) in (0..).zip(&self.parts[1..]) {
             let (raise, part) = (self.other_signals + part + i, part + i);
-            let (dest, slot, partials) = (self.rank.get(), super::NONE, 0);
-            let of = WorkItem { sink: sink::LEND, dest, slot, partials, raise, counter: super::NONE, raise_after: 1, part, ..item(k) };
+            let (dest, slot, partials, partial_slot) = (self.rank.get(), NONE, 0, NONE);
+            let of =
+                WorkItem { sink: sink::LEND, dest, slot, partials, partial_slot, raise, counter: NONE, raise_after: 1, part, ..item(k) };
             self.all.push(WorkItem { late_first: 0, late_count: 0, ..of });
         }
         let mut lead = item(&self.parts[0]);

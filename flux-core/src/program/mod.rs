@@ -22,13 +22,13 @@ mod schedule;
 mod tests;
 
 pub use error::ScheduleError;
-pub use record::{Await, NONE, Transfer, WorkItem, sink, source};
+pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};
 pub use schedule::{Chunk, Schedule};
 
 use crate::layout::{self, WorkspaceSize};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, Rank, TileShape};
+use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 use arrivals::Arrivals;
 
 /// Most items of one program, and most signals of peers: 384 MiB of records.
@@ -47,8 +47,10 @@ pub struct TileProgram {
     pub items: Vec<WorkItem>,
     /// Signals awaited, referred to by the items.
     pub awaits: Vec<Await>,
-    /// Copies that the mover makes, in order (AllGather-GEMM).
+    /// Copies of the own shard that the mover makes, in order (AllGather-GEMM).
     pub transfers: Vec<Transfer>,
+    /// Copies of what has come from other nodes that it makes then, in order.
+    pub forwards: Vec<Forward>,
     /// Slots that each source has at this rank: tiles of a shard (GEMM-ReduceScatter).
     pub slots_per_source: u32,
     /// Signals used on this rank's pad.
@@ -60,10 +62,13 @@ pub struct TileProgram {
     /// Whether tiles span shards: rows are those of all shards, the gather buffer has a place for every rank, in rank order, and what is scattered
     /// lies in such places too.
     pub stacked: bool,
+    /// How the ranks are grouped.
+    pub nodes: Nodes,
 }
 
 impl TileProgram {
-    /// What `rank` does for `problem` under `schedule`. All ranks of a call build with the same problem and schedule.
+    /// What `rank` does for `problem` under `schedule`, where all ranks reach each other alike. All ranks of a call build with the same problem and
+    /// schedule.
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram, check};
@@ -79,18 +84,49 @@ impl TileProgram {
     /// # Errors
     /// [`ScheduleError`] names the value and the limit: a zero extent, a rank outside the world, too many tiles.
     pub fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<Self, ScheduleError> {
+        Self::build_across(problem, rank, schedule, Nodes::apart(problem.world()))
+    }
+
+    /// As [`build`](Self::build), where the ranks are grouped in nodes: what crosses nodes stays on its rail and goes there once. A shard of `x` is passed on
+    /// by the rank that it comes to; partial tiles for an owner elsewhere are added up by the rank of the own node that is on the owner's rail, and the sum
+    /// is sent. In one node, or with one rank in each, it is the program of [`build`](Self::build).
+    ///
+    /// ```
+    /// use flux_core::program::{Schedule, TileProgram, check};
+    /// use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
+    /// let world = WorldSize::new(8).unwrap();
+    /// let p = Problem::new(OpKind::AllGatherGemm, 8 * 256, 1024, 512, DType::Bf16, world)?;
+    /// let (schedule, nodes) = (Schedule::of(TileShape::new(128, 128, 64)), Nodes::new(world, 2).unwrap());
+    /// let build = |rank| TileProgram::build_across(&p, rank, &schedule, nodes);
+    /// let programs: Vec<_> = world.ranks().map(build).collect::<Result<_, _>>()?;
+    /// check::verify(&programs)?;
+    /// let [first, ..] = &programs[..] else { unreachable!() };
+    /// // To three mates and to one rank of the other node, whose shard goes to three mates too.
+    /// assert_eq!((first.transfers.len(), first.forwards.len()), (4, 3));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ScheduleError`], also where `nodes` are of another world, or tiles span shards of several nodes.
+    pub fn build_across(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> Result<Self, ScheduleError> {
         schedule.check()?;
         let world = problem.world();
+        if nodes.world() != world {
+            return Err(ScheduleError::OtherWorld { nodes: nodes.world(), world });
+        }
         if rank.get() >= world.get() {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
         let stacked = schedule.stack && world.peers() > 0;
+        if stacked && nodes.are_mixed() {
+            return Err(ScheduleError::StackedNodes { nodes });
+        }
         limits(problem, schedule, stacked)?;
         Ok(match (problem.op(), stacked) {
-            (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule),
-            (OpKind::AllGatherGemm, true) => ag_gemm_stacked::build(problem, rank, schedule),
-            (OpKind::GemmReduceScatter, false) => gemm_rs::build(problem, rank, schedule),
-            (OpKind::GemmReduceScatter, true) => gemm_rs_stacked::build(problem, rank, schedule),
+            (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
+            (OpKind::AllGatherGemm, true) => ag_gemm_stacked::build(problem, rank, schedule, nodes),
+            (OpKind::GemmReduceScatter, false) => gemm_rs::build(problem, rank, schedule, nodes),
+            (OpKind::GemmReduceScatter, true) => gemm_rs_stacked::build(problem, rank, schedule, nodes),
         })
     }
 

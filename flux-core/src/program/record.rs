@@ -19,9 +19,9 @@ pub mod source {
 pub mod sink {
     /// Rounded and stored to the caller's `y`.
     pub const STORE: u32 = 0;
-    /// Rounded and stored as a partial tile into a slot of rank `dest`.
+    /// Rounded and stored as a partial tile into a slot of rank `dest`; where the item has partials, after they were added, in order and in fp32.
     pub const SEND: u32 = 1;
-    /// The peers' partial tiles are added in rank order, in fp32; the sum is rounded once and stored to the caller's `y`.
+    /// The partial tiles of others are added in the order of their slots, in fp32; the sum is rounded once and stored to the caller's `y`.
     pub const REDUCE: u32 = 2;
     /// Left in fp32 in a part slot of this rank's own workspace, for the item that finishes the tile.
     pub const LEND: u32 = 3;
@@ -56,11 +56,11 @@ pub struct WorkItem {
     pub sink: u32,
     /// Shard of the output: of the caller's `y` (the shard for AllGather-GEMM, 0 for GEMM-ReduceScatter and in a stacked program).
     pub out_outer: u32,
-    /// Rank that owns the output rows; the own rank where that is several, or none because the item lends.
+    /// Rank that gets the result: for a send the one whose slot it goes to, else the own one.
     pub dest: u32,
-    /// For a send, the slot at `dest`. For a reduction, the first slot here; the next source's lies `slots_per_source` further.
+    /// For a send, the slot at `dest`.
     pub slot: u32,
-    /// Number of partial tiles that a reduction adds, or of ranks whose rows a fold adds.
+    /// Number of partial tiles that a reduction or a send adds, or of ranks whose rows a fold adds.
     pub partials: u32,
     /// Signal of `dest`'s pad (of a [`sink::SCATTER`], of every owner's pad) that this item's chunk raises, or [`NONE`].
     pub raise: u32,
@@ -86,14 +86,14 @@ pub struct WorkItem {
     pub parts: u32,
     /// Entries of the await list that stand together, with one `k_step`: those of a slice. 0 where there are none.
     pub await_group: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// First slot here of the partial tiles that are added, or [`NONE`]; the next source's lies `slots_per_source` further.
+    pub partial_slot: u32,
 }
 
 impl Default for WorkItem {
     /// An item that awaits, lends and raises nothing.
     fn default() -> Self {
-        Self { raise: NONE, counter: NONE, part: NONE, ..Self::zeroed() }
+        Self { slot: NONE, raise: NONE, counter: NONE, part: NONE, partial_slot: NONE, ..Self::zeroed() }
     }
 }
 
@@ -129,6 +129,19 @@ pub struct Transfer {
     pub raise: u32,
     /// Step of the schedule: at one step the ranks write to different destinations.
     pub step: u32,
+}
+
+/// What a rank does with rows that came from its rail in another node: it gives them to a mate, so that they cross nodes once for all of them.
+///
+/// No kernel reads it: who carries chunks does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Forward {
+    /// Place of the rows in the own gather buffer.
+    pub from: u32,
+    /// The signal that announces them, and who brings them.
+    pub awaits: Await,
+    /// Where they go, and what is raised there.
+    pub to: Transfer,
 }
 
 const _: () = assert!(size_of::<WorkItem>() == 96 && size_of::<Await>() == 12 && size_of::<Transfer>() == 32);

@@ -1,9 +1,10 @@
-//! The order in which messages carry what a program's ranks give each other, where no rank can store into another's memory.
+//! The order in which messages carry what the ranks of a rail give each other, where no rank can store into memory of another node.
 //!
 //! Invariant: at round `i` of a program every rank sends to one rank and receives from one, what a rank sends at round `i` is what its reader receives
 //! at round `i`, and the rounds are those that the program's kernel finishes its chunks in. So ranks that take the rounds in order, each when its own
 //! chunk is finished, wait for nobody who waits for them.
 
+use super::gemm_rs::Places;
 use super::{TileProgram, sink};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::{OpKind, Rank};
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 /// One exchange of a rank: a chunk to one peer, and the same chunk of another's from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// Step of the schedule: the peers' distance from this rank.
+    /// Step of the schedule: the peers' distance from this rank, in ranks.
     pub step: u32,
     /// Where the bytes lie in the place of their source, and in the source.
     pub offset: u64,
@@ -44,8 +45,8 @@ impl TileProgram {
         }
     }
 
-    /// The rounds of this rank; none in a world of one rank. `None` where chunks are no whole ranges of a place: rows that are announced in slices, or go
-    /// to several owners.
+    /// The rounds of this rank, along its rail; none where all ranks are of one node. `None` where chunks are no whole ranges of a place: rows that are announced
+    /// in slices, or go to several owners.
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram};
@@ -57,7 +58,7 @@ impl TileProgram {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rounds(&self) -> Option<Vec<Round>> {
-        if self.problem.world().peers() == 0 {
+        if self.nodes.others() == 0 {
             return Some(Vec::new());
         }
         if self.stacked {
@@ -69,27 +70,33 @@ impl TileProgram {
         }
     }
 
+    /// Whether what goes to `dest` goes to another node.
+    fn crosses(&self, dest: u32) -> bool {
+        !self.nodes.together(self.rank, Rank::new(dest))
+    }
+
     /// As the transfers are ordered.
     fn gathering(&self) -> Option<Vec<Round>> {
         let row_bytes = u64::from(self.problem.k_local()) * self.problem.dtype().bytes() as u64;
-        let per_place = self.per_place(self.transfers.len());
+        let sent = || self.transfers.iter().filter(|t| self.crosses(t.dest));
+        let per_place = self.per_place(sent().count());
         let round = |t: &super::Transfer| {
-            let dest = Rank::new(t.dest);
-            let source = self.rank.after(t.step, self.problem.world());
             let whole = t.col == 0 && t.cols == self.problem.k_local();
-            let (offset, bytes) = (u64::from(t.row) * row_bytes, u64::from(t.rows) * row_bytes);
             let chunk = t.raise.checked_sub(t.place * per_place)?;
             whole.then_some(())?;
-            self.round(t.step, (offset, bytes), (dest, source), (chunk, per_place))
+            let end = |peer, place| End { peer, place, signal: place * per_place + chunk };
+            let source = self.nodes.after(self.rank, t.step);
+            let (sent, received) = (end(Rank::new(t.dest), t.place), end(source, source.place_at(self.rank)?));
+            Some(Round { step: t.step, offset: u64::from(t.row) * row_bytes, bytes: u64::from(t.rows) * row_bytes, sent, received })
         };
-        self.transfers.iter().map(round).collect()
+        sent().map(round).collect()
     }
 
     /// As the chunks' last tiles are ordered.
     fn scattering(&self) -> Option<Vec<Round>> {
-        let world = self.problem.world();
+        let (nodes, places) = (self.nodes, Places::new(self.nodes));
         let slot = slot_bytes(&self.problem, self.tile);
-        let sends = || self.items.iter().filter(|item| item.sink == sink::SEND);
+        let sends = || self.items.iter().filter(|item| item.sink == sink::SEND && self.crosses(item.dest));
         // By owner and signal: the first slot, and the tiles so far.
         let mut chunks = BTreeMap::<(u32, u32), (u32, u32)>::new();
         for item in sends() {
@@ -104,26 +111,21 @@ impl TileProgram {
                 continue;
             }
             let dest = Rank::new(item.dest);
-            let step = (item.dest + world.get() - self.rank.get()) % world.get();
-            let place = self.rank.place_at(dest)?;
+            let distance = (nodes.node_of(dest) + nodes.count() - nodes.node_of(self.rank)) % nodes.count();
+            let source = nodes.before(self.rank, distance * nodes.per_node());
+            let (place, from) = (places.destination(self.rank, dest)?.1, places.destination(source, self.rank)?.1);
             let offset = u64::from(first.checked_sub(place * self.slots_per_source)?) * slot;
             let chunk = item.raise.checked_sub(place * per_place)?;
-            let source = self.rank.before(step, world);
-            rounds.push(self.round(step, (offset, u64::from(*tiles) * slot), (dest, source), (chunk, per_place))?);
+            let end = |peer, place| End { peer, place, signal: place * per_place + chunk };
+            let step = distance * nodes.per_node();
+            rounds.push(Round { step, offset, bytes: u64::from(*tiles) * slot, sent: end(dest, place), received: end(source, from) });
         }
         Some(rounds)
     }
 
-    /// Signals of one place, of `all` that this rank raises at its peers.
-    fn per_place(&self, all: usize) -> u32 {
-        all as u32 / self.problem.world().peers()
-    }
-
-    fn round(&self, step: u32, (offset, bytes): (u64, u64), (dest, source): (Rank, Rank), (chunk, per_place): (u32, u32)) -> Option<Round> {
-        let end = |peer, place| End { peer, place, signal: place * per_place + chunk };
-        let sent = end(dest, self.rank.place_at(dest)?);
-        let received = end(source, source.place_at(self.rank)?);
-        Some(Round { step, offset, bytes, sent, received })
+    /// Signals of one place, of `all` that this rank raises along its rail.
+    const fn per_place(&self, all: usize) -> u32 {
+        all as u32 / self.nodes.others()
     }
 }
 
@@ -131,21 +133,24 @@ impl TileProgram {
 mod tests {
     use crate::program::{Chunk, Schedule, TileProgram, sink};
     use crate::tile::Raster;
-    use crate::{DType, OpKind, Problem, TileShape, WorldSize};
+    use crate::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
         let op = prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)];
         let cut = (1u32..=4, 1u32..=17, 1u32..=3, prop_oneof![Just(Raster::RowsFastest), (1u32..=3).prop_map(Raster::RowGroups)]);
-        (op, 2u32..=16, 1usize..=9, 1usize..=5, 1usize..=3, cut).prop_map(
-            |(op, world, rows, split, whole, (chunk, band, splits, raster))| {
+        let grouped =
+            prop_oneof![(2u32..=16).prop_map(|world| (world, world)), (2u32..=4, 2u32..=4).prop_map(|(count, of)| (count, count * of))];
+        (op, grouped, 1usize..=9, 1usize..=5, 1usize..=3, cut).prop_map(
+            |(op, (nodes, world), rows, split, whole, (chunk, band, splits, raster))| {
                 let world = WorldSize::new(world).expect("a world size");
+                let nodes = Nodes::new(world, nodes).expect("equal nodes");
                 let (split, whole) = (8 * split * world.index(), 16 * whole);
                 let (n, k) = if op == OpKind::AllGatherGemm { (split, whole) } else { (whole, split) };
                 let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).expect("a valid problem");
                 let schedule = Schedule { chunk: Chunk::Tiles(chunk), band, splits, raster, ..Schedule::of(TileShape::new(2, 16, 16)) };
-                world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule")).collect()
+                world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).expect("a valid schedule")).collect()
             },
         )
     }
@@ -192,36 +197,105 @@ mod tests {
         fn rounds_carry_all_that_is_awaited(programs in programs()) {
             for program in &programs {
                 let rounds = program.rounds().unwrap();
-                let peers = program.problem.world().peers();
-                let mut covered = vec![Vec::new(); peers as usize];
+                let mut covered = BTreeMap::<u32, Vec<_>>::new();
                 for round in &rounds {
-                    covered[round.received.place as usize].push((round.offset, round.bytes));
+                    covered.entry(round.received.place).or_default().push((round.offset, round.bytes));
                 }
-                for mut place in covered {
+                prop_assert_eq!(covered.len(), program.nodes.others() as usize);
+                for (_, mut place) in covered {
                     place.sort_unstable();
                     let end = place.iter().try_fold(0, |end, &(offset, bytes)| (offset == end && bytes > 0).then_some(offset + bytes));
                     prop_assert_eq!(end, Some(program.place_bytes()));
                 }
                 let received: BTreeSet<_> = rounds.iter().map(|round| (round.received.signal, round.received.peer.get())).collect();
                 let awaited: BTreeSet<_> =
-                    program.awaits.iter().filter(|a| a.peer != program.rank.get()).map(|a| (a.signal, a.peer)).collect();
+                    program.awaits.iter().filter(|a| program.crosses(a.peer)).map(|a| (a.signal, a.peer)).collect();
                 prop_assert_eq!(&received, &awaited);
                 prop_assert_eq!(received.len(), rounds.len());
             }
         }
 
-        /// What a rank sends waits for no other rank, and is finished in the order of the rounds.
+        /// What a rank sends waits for nothing that crosses nodes, and is finished in the order of the rounds.
         #[test]
         fn chunks_are_finished_in_the_order_of_the_rounds(programs in programs()) {
             for program in &programs {
-                let sends = program.items.iter().filter(|item| item.sink == sink::SEND);
-                prop_assert!(sends.clone().all(|item| program.awaits_of(item).is_empty()));
+                let mut sends = program.items.iter().filter(|item| item.sink == sink::SEND);
+                prop_assert!(sends.all(|item| program.awaits_of(item).is_empty() && program.late_awaits_of(item).iter().all(|a| !program.crosses(a.peer))));
                 if program.problem.op() == OpKind::GemmReduceScatter {
                     let last = |dest, signal| program.items.iter().rposition(|item| item.dest == dest && item.raise == signal && item.sink == sink::SEND);
                     let rounds = program.rounds().unwrap();
                     let ends: Vec<_> = rounds.iter().map(|round| last(round.sent.peer.get(), round.sent.signal)).collect();
                     prop_assert!(ends.iter().all(Option::is_some) && ends.is_sorted());
                 }
+            }
+        }
+    }
+
+    /// One worker a rank, one exchange at a time on each rail, and movers that pass on in order what has come: all of them end, whoever is slow.
+    fn all_end(programs: &[TileProgram], slow: &[usize]) -> Result<(), String> {
+        let world = programs.len();
+        let rounds: Vec<_> = programs.iter().map(|program| program.rounds().unwrap()).collect();
+        // By owner and signal, of signals, and by rank, dest and signal of the flags that say what can be sent.
+        let (mut raised, mut flags) = (BTreeSet::<(u32, u32)>::new(), BTreeSet::<(u32, u32, u32)>::new());
+        let mut left = BTreeMap::<(u32, u32), u32>::new();
+        for program in programs {
+            raised.extend(program.transfers.iter().filter(|t| !program.crosses(t.dest)).map(|t| (t.dest, t.raise)));
+            flags.extend(program.transfers.iter().filter(|t| program.crosses(t.dest)).map(|t| (program.rank.get(), t.dest, t.raise)));
+        }
+        let (mut item, mut round, mut forward) = (vec![0; world], vec![0; world], vec![0; world]);
+        for turn in 0.. {
+            let mut moved = false;
+            for rank in (0..world).map(|i| (i + slow[turn % slow.len()]) % world) {
+                let (program, me) = (&programs[rank], rank as u32);
+                let up = |raised: &BTreeSet<_>, signal| raised.contains(&(me, signal));
+                if let Some(next) = program.items.get(item[rank]) {
+                    let mut awaits = program.awaits_of(next).iter().chain(program.late_awaits_of(next));
+                    if awaits.all(|a| up(&raised, a.signal)) {
+                        (moved, item[rank]) = (true, item[rank] + 1);
+                        let count = left.entry((me, next.counter)).or_insert(0);
+                        *count += 1;
+                        let whole = next.counter == crate::program::NONE || *count == next.raise_after;
+                        if whole && program.crosses(next.dest) {
+                            flags.insert((me, next.dest, next.raise));
+                        } else if whole {
+                            raised.insert((next.dest, next.raise));
+                        }
+                        continue;
+                    }
+                }
+                if let Some(next) = rounds[rank].get(round[rank]) {
+                    let (to, from) = (next.sent, next.received);
+                    let there = |peer: crate::Rank| round[peer.index()] >= round[rank];
+                    let sends = |from: u32, to: u32, signal| flags.contains(&(from, to, signal));
+                    if there(to.peer) && there(from.peer) && sends(me, to.peer.get(), to.signal) && sends(from.peer.get(), me, from.signal)
+                    {
+                        (moved, round[rank]) = (true, round[rank] + 1);
+                        raised.insert((me, from.signal));
+                        continue;
+                    }
+                }
+                if let Some(next) = program.forwards.get(forward[rank])
+                    && up(&raised, next.awaits.signal)
+                {
+                    (moved, forward[rank]) = (true, forward[rank] + 1);
+                    raised.insert((next.to.dest, next.to.raise));
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        let ended = programs.iter().enumerate().all(|(rank, program)| {
+            (item[rank], round[rank], forward[rank]) == (program.items.len(), rounds[rank].len(), program.forwards.len())
+        });
+        if ended { Ok(()) } else { Err(format!("items {item:?}, rounds {round:?}, forwards {forward:?}")) }
+    }
+
+    proptest! {
+        #[test]
+        fn kernels_rails_and_movers_never_wait_in_a_circle(programs in programs(), slow in prop::collection::vec(0..16_usize, 8)) {
+            if let Err(stuck) = all_end(&programs, &slow) {
+                prop_assert!(false, "{}", stuck);
             }
         }
     }

@@ -53,7 +53,7 @@ fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
     let sends: Vec<_> = program.items[..4].iter().map(|i| (i.slot, i.raise, i.counter, i.raise_after)).collect();
     assert_eq!(sends, [(4, 2, 2, 3), (5, 2, 2, 3), (6, 2, 2, 3), (7, 3, NONE, 1)]);
     let own = program.items[11];
-    assert_eq!((own.sink, own.slot, own.partials, own.raise), (sink::REDUCE, 3, 2, NONE));
+    assert_eq!((own.sink, own.partial_slot, own.partials, own.raise), (sink::REDUCE, 3, 2, NONE));
     assert_eq!(program.late_awaits_of(&own), [Await { signal: 1, peer: 0, k_step: 0 }, Await { signal: 3, peer: 2, k_step: 0 }]);
     assert_eq!((program.signals, program.counters, program.slots_per_source), (4, 4, 4));
 }

@@ -6,5 +6,6 @@
 mod mutations;
 mod mutations_along_k;
 mod mutations_stacked;
+mod nodes;
 mod properties;
 mod strategies;

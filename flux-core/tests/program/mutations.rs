@@ -82,10 +82,17 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let slots = p.slots_per_source * p.problem.world().peers();
-        let item = item.index(p.items.len());
-        // a reduction reads further slots too, so its first one must lie in the first source's
-        p.items[item].slot = if is_send(&p.items[item]) { slots } else { p.slots_per_source };
-        assert_violates!(call, Violation::OutOfBounds { field: "slot", .. });
+        let index = item.index(p.items.len());
+        let (item, per_source) = (&mut p.items[index], p.slots_per_source);
+        let expected = if is_send(item) {
+            item.slot = slots;
+            "slot"
+        } else {
+            // a reduction reads further slots too, so its first one must lie in the first source's
+            item.partial_slot = per_source;
+            "partial_slot"
+        };
+        assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
     }
 
     #[test]

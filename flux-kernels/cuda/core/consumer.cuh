@@ -61,7 +61,7 @@ struct Consumer {
         if (thread == 0) ptx::mbarrier_arrive(smem.empty(previous));
     }
 
-    // Adds the peers' partial tiles in rank order, each element in the place where this thread's own accumulator has it.
+    // Adds the partial tiles of others in the order of their slots, each element in the place where this thread's own accumulator has it.
     __device__ __forceinline__ void add_partials(const WorkItem& item, float (&acc)[C::kBlocksM][kAccumulators]) {
         for (u32 source = 0; source < item.partials; ++source) {
 #pragma unroll
@@ -245,7 +245,7 @@ struct Consumer {
             mark(i, &ItemStamps::multiplied);
             if (item.parts != 0) add_parts(item.parts, acc);
             if constexpr (C::kReduceScatter) {
-                if (item.sink == static_cast<u32>(Sink::kReduce)) add_partials(item, acc);
+                if (item.partials != 0) add_partials(item, acc);
             }
             mark(i, &ItemStamps::summed);
             ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);

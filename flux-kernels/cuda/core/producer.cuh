@@ -120,7 +120,7 @@ struct Producer {
         }
     }
 
-    // The peers' partial tiles, in rank order, through the same ring.
+    // The partial tiles of others, in the order of their slots, through the same ring.
     __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index) {
         const u32 end = item.late_first + item.late_count;
         for (u32 first = item.late_first + item.parts; first < end; first += kPolls) await_all(p, epoch, first, end - first);
@@ -129,7 +129,7 @@ struct Producer {
         ptx::fence_proxy_async();
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         for (u32 source = 0; source < item.partials; ++source) {
-            const u64 slot = half + static_cast<u64>(item.slot + source * p.slots_per_source) * C::kOutBytes;
+            const u64 slot = half + static_cast<u64>(item.partial_slot + source * p.slots_per_source) * C::kOutBytes;
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 open_stage(C::kConsumers * C::kPieceBytesPerConsumer);
                 for (u32 c = 0; c < C::kConsumers; ++c) {
@@ -159,7 +159,8 @@ struct Producer {
             stamp<C>(p, i, &ItemStamps::loaded);
             if (item.parts != 0) load_parts(item);
             if constexpr (C::kReduceScatter) {
-                if (item.sink == static_cast<u32>(Sink::kReduce)) load_partials(item, i);
+                // What a fold adds is read by the consumers.
+                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kFold)) load_partials(item, i);
             }
         }
     }

@@ -24,12 +24,12 @@ struct VerifyParams {
     u64 bias_seed;   // of a matrix of one row
     u32 row0, col0;
     u32 rows, cols;
-    u32 k, segment;  // the inner product is summed in segments of this length, each rounded to 16 bits where there are several,
-    u32 own;         // but for this one
+    u32 k, segment;  // the inner product is summed in segments of this length, one for each rank
+    u32 own;         // whose output it is; no rank where tiles are stacked
     u32 fill, bf16;
     u32 bias;        // whether there is one
     u32 activation;
-    u32 reserved;
+    u32 per_node;    // segments of a node: what is sent is rounded to 16 bits, a node's but for the one on the owner's rail, and each other node's sum
 };
 static_assert(sizeof(VerifyParams) == 96, "harness.rs");
 
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
 
 // One CTA checks 64 x 32 elements; a thread 4 x 2. The reference is accumulated in fp64 from the generators, not from the operands in memory.
 //
-// The bound of an element: the rounding of the result, u * |y|; of each partial sum that was rounded to 16 bits, u * |partial|; and of
+// The bound of an element: the rounding of the result, u * |y|; of each partial sum that was rounded to 16 bits to be sent, u * |partial|; and of
 // fp32 accumulation, sqrt(k) * eps * sum |x| |w|; of the bias's addition, eps * |sum|. GELU and SiLU multiply what was off before them by their
 // slope and add 7 * eps * |sum| (flux-kernels/src/epilogue.rs). Small integers have to be exact before these two, and in the result without them.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
@@ -87,10 +87,9 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
     const u32 row = blockIdx.y * kTileRows, col = blockIdx.x * kTileCols;
     const u32 ti = threadIdx.x / 16, tj = threadIdx.x % 16;
 
-    double sum[4][2] = {}, segment[4][2] = {};
+    double sum[4][2] = {}, node[4][2] = {}, segment[4][2] = {};
     float magnitude[4][2] = {}, partials[4][2] = {};
-    const u32 own_begin = p.own * p.segment, own_end = own_begin + p.segment;
-    u32 in_segment = 0;
+    u32 in_segment = 0, source = 0;
     for (u32 c0 = 0; c0 < p.k; c0 += kStep) {
         __syncthreads();
         for (u32 i = threadIdx.x; i < kTileRows * kStep; i += 256) {
@@ -126,18 +125,24 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             in_segment += 8;
             if (in_segment == p.segment || c0 + c + 8 >= p.k) {
                 in_segment = 0;
+                const bool to_mate = source % p.per_node != p.own % p.per_node;
+                const bool node_ends = (source + 1) % p.per_node == 0;
+                const bool to_node = node_ends && source / p.per_node != p.own / p.per_node;
+                ++source;
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 j = 0; j < 2; ++j) {
-                        double part = segment[i][j];
-                        if (c0 + c >= own_end || c0 + c < own_begin) {
+                        // Integer partials are exact in fp32, so their rounding is known; that of others is what the bound allows for.
+                        const auto sent = [&](double part) {
                             partials[i][j] += fabsf(static_cast<float>(part));
-                            // Integer partials are exact in fp32, so their rounding is known; that of others is what the bound allows for.
-                            if (fill == Fill::kSmallInts) part = widen(bf16, round_to(bf16, static_cast<float>(part)));
-                        }
-                        sum[i][j] += part;
+                            return fill == Fill::kSmallInts ? widen(bf16, round_to(bf16, static_cast<float>(part))) : part;
+                        };
+                        node[i][j] += to_mate ? sent(segment[i][j]) : segment[i][j];
                         segment[i][j] = 0.0;
+                        if (!node_ends) continue;
+                        sum[i][j] += to_node ? sent(node[i][j]) : node[i][j];
+                        node[i][j] = 0.0;
                     }
                 }
             }
@@ -146,6 +151,8 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 
     const float u = bf16 ? 1.0f / 256.0f : 1.0f / 2048.0f;
     const float eps = 5.9604645e-8f;  // 2^-24
+    // A node's sum is rounded with what was rounded before in it.
+    const float per_sent = p.per_node > 1 ? u * (1.0f + u) : u;
     const Activation activation = static_cast<Activation>(p.activation);
     const bool smooth = activation == Activation::kGelu || activation == Activation::kSilu;
     float max_error = 0.0f, max_reference = 0.0f, max_ratio = 0.0f;
@@ -159,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             const u16 bits = reinterpret_cast<const u16*>(p.y)[r * p.row_stride + c];
             const float y = widen(bf16, bits);
             double whole = sum[i][j];
-            float inner = fill == Fill::kSmallInts ? 0.0f : sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + u * partials[i][j];
+            float inner = fill == Fill::kSmallInts ? 0.0f : sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + per_sent * partials[i][j];
             if (p.bias != 0) {
                 whole += element(bf16, fill, p.bias_seed, 0, p.col0 + c);
                 if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);

@@ -69,6 +69,13 @@ fn shards(program: &TileProgram, rows: u32) -> u32 {
     if program.stacked { rows / program.problem.m() } else { rows / program.problem.m_shard() }
 }
 
+/// Whether there are all of the slots whose partial tiles it adds.
+fn adds_slots(program: &TileProgram, item: &WorkItem) -> bool {
+    let per_source = u64::from(program.slots_per_source);
+    let last = u64::from(item.partial_slot) + u64::from(item.partials.saturating_sub(1)) * per_source;
+    item.partials == 0 || last < u64::from(program.problem.world().peers()) * per_source
+}
+
 /// Where its result goes, and what it adds to it.
 fn results(program: &TileProgram, item: &WorkItem, stored: &mut HashSet<(u32, u32, u32)>) -> Option<&'static str> {
     let (world, peers) = (program.problem.world().get(), program.problem.world().peers());
@@ -79,8 +86,8 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut HashSet<(u32, u3
     match item.sink {
         sink::LEND => None,
         sink::SCATTER if scatters(program) => None,
+        sink::SEND | sink::REDUCE if !adds_slots(program, item) => Some("the slots that it adds do not exist"),
         sink::SEND if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
-        sink::REDUCE if item.partials > peers || item.slot >= program.slots_per_source => Some("the slots that it adds do not exist"),
         sink::FOLD if item.partials > world => Some("the rows that it adds do not exist"),
         // a fold's rows are in blocks of their own, which must not mix with those of tiles
         sink::STORE | sink::REDUCE | sink::FOLD if (item.sink == sink::FOLD) == scatters(program) => {

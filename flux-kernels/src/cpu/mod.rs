@@ -1,7 +1,7 @@
 //! The CPU executor: walks a rank's tile program against the memory of a host transport.
 //!
 //! Invariant: a tile's numbers depend on the program alone. Its inner product is one call on the whole of `k`, or one for each part of it, added in the
-//! order of `k`; partial sums are added in rank order, and each is rounded where the kernel rounds: a sent or scattered partial once, an output once. So
+//! order of `k`; partial sums are added in the order of their slots, and each is rounded where the kernel rounds: a sent or scattered partial once, an output once. So
 //! results are equal bit for bit between runs and between numbers of workers.
 
 mod call;

@@ -1,6 +1,7 @@
 //! What becomes of an item's accumulators.
 //!
-//! Invariant: whatever is added is added in one order, parts in that of `k` and ranks in their own, so the bits do not depend on who came first.
+//! Invariant: whatever is added is added in one order, parts in that of `k` and partial tiles in that of their slots, so the bits do not depend on who
+//! came first.
 
 use super::call::{Call, Scratch};
 use crate::Element;
@@ -13,7 +14,10 @@ impl<T: Element> Call<'_, T> {
     pub(super) fn sink(&self, item: &WorkItem, scratch: &mut Scratch<T>) {
         self.add_parts(item, &mut scratch.acc);
         match item.sink {
-            sink::SEND => self.send(item, &scratch.acc),
+            sink::SEND => {
+                self.reduce(item, scratch);
+                self.send(item, &scratch.acc);
+            }
             sink::LEND => self.lend(item, &scratch.acc),
             sink::SCATTER => self.scatter(item, &scratch.acc),
             sink::FOLD => self.fold(item, scratch),
@@ -61,12 +65,12 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Adds the peers' partial tiles in rank order.
+    /// Adds the partial tiles of others, in the order of their slots.
     fn reduce(&self, item: &WorkItem, scratch: &mut Scratch<T>) {
         let (cols, tile_n) = (item.cols as usize, self.program.tile.n as usize);
         let partial = &mut scratch.partial[..cols];
         for source in 0..item.partials {
-            let slot = item.slot + source * self.program.slots_per_source;
+            let slot = item.partial_slot + source * self.program.slots_per_source;
             for (i, acc) in scratch.acc.chunks_exact_mut(tile_n).take(item.rows as usize).enumerate() {
                 let first: *const T = self.slot_row(self.program.rank, slot, i, item.cols);
                 // SAFETY: as for the gather buffer: inside the own data region, published before the signals just awaited, and not written

@@ -62,12 +62,14 @@ pub struct Expected {
     pub activation: Activation,
     /// Whether tiles span shards: a GEMM-ReduceScatter then rounds the rank's own partial sums too.
     pub stacked: bool,
+    /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to each.
+    pub per_node: u32,
 }
 
 impl Expected {
     /// The product and nothing else.
     pub const fn product(seeds: Seeds, fill: Fill) -> Self {
-        Self { seeds, fill, bias: None, activation: Activation::None, stacked: false }
+        Self { seeds, fill, bias: None, activation: Activation::None, stacked: false, per_node: 1 }
     }
 }
 
@@ -105,7 +107,7 @@ struct VerifyParams {
     bf16: u32,
     bias: u32,
     activation: u32,
-    reserved: u32,
+    per_node: u32,
 }
 
 #[repr(C)]
@@ -242,12 +244,12 @@ impl Harness {
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
         let shape = problem.y_shape();
-        let (row0, col0, segment, own) = match problem.op() {
-            OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0),
+        let (row0, col0, segment, own, per_node) = match problem.op() {
+            OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0, 1),
             OpKind::GemmReduceScatter => {
                 // no source's partial sums stay as they are where tiles span shards
                 let own = if expected.stacked { problem.world().get() } else { rank.get() };
-                (rank.get() * problem.m_shard(), 0, problem.k_local(), own)
+                (rank.get() * problem.m_shard(), 0, problem.k_local(), own, expected.per_node)
             }
         };
         let params = VerifyParams {
@@ -268,7 +270,7 @@ impl Harness {
             bf16: u32::from(problem.dtype() == DType::Bf16),
             bias: u32::from(expected.bias.is_some()),
             activation: expected.activation as u32,
-            reserved: 0,
+            per_node,
         };
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };
         self.module.write(self.report, bytemuck::bytes_of(&raw), stream)?;

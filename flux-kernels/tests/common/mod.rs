@@ -242,7 +242,7 @@ impl World {
     pub(crate) fn verify(&self, seeds: Seeds, fill: Fill) -> Vec<VerifyReport> {
         let p = &self.problem;
         let stacked = self.ranks[0].program.program().stacked;
-        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, stacked };
+        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, stacked, per_node: 1 };
         p.world()
             .ranks()
             .map(|r| {

@@ -62,6 +62,7 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
         element_bytes,
         place_bytes: gather_place_bytes(&program.problem),
         transfers: &program.transfers,
+        forwards: &program.forwards,
     }
 }
 
@@ -81,6 +82,8 @@ pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &TileProgram, round
 pub fn own_schedule(comm: &Communicator, problem: &Problem) -> Schedule {
     match comm.capabilities().mover {
         Mover::Messages { bytes, .. } => Schedule::in_messages(problem, bytes),
+        // As if there were messages: tiles that span shards cannot be passed on.
+        _ if comm.nodes().are_mixed() => Schedule::in_messages(problem, 0),
         _ if carried(comm) => Schedule::staged(problem),
         _ => Schedule::heuristic(problem),
     }

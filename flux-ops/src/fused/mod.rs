@@ -15,7 +15,7 @@ use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Schedule, TileProgram};
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_transport::route::Route;
 use flux_transport::{Communicator, Failure, Fault, Stream};
@@ -40,15 +40,15 @@ impl Request {
     }
 
     /// The program of `rank`, with the problem and the schedule that it is of: `own`'s where the caller names none.
-    fn program(&self, rank: Rank, world: WorldSize, own: impl Fn(&Problem) -> Schedule) -> Result<(TileProgram, Schedule), BuildError> {
-        let problem = Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?;
+    fn program(&self, rank: Rank, nodes: Nodes, own: impl Fn(&Problem) -> Schedule) -> Result<(TileProgram, Schedule), BuildError> {
+        let problem = Problem::new(self.op, self.m, self.n, self.k, self.dtype, nodes.world())?;
         let schedule = self.schedule.unwrap_or_else(|| own(&problem));
-        Ok((TileProgram::build(&problem, rank, &schedule)?, schedule))
+        Ok((TileProgram::build_across(&problem, rank, &schedule, nodes)?, schedule))
     }
 
-    /// What covers the op on any transport.
+    /// What covers the op on any transport, however ranks are grouped: the size does not depend on it.
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
-        let size = |own: fn(&Problem) -> Schedule| Ok::<_, BuildError>(self.program(Rank::new(0), world, own)?.0.workspace());
+        let size = |own: fn(&Problem) -> Schedule| Ok::<_, BuildError>(self.program(Rank::new(0), Nodes::apart(world), own)?.0.workspace());
         // Of the smallest messages, which are the most.
         let in_messages = |problem: &Problem| Schedule::in_messages(problem, 0);
         Ok(size(Schedule::heuristic)?.max(size(Schedule::staged)?).max(size(in_messages)?))
@@ -95,10 +95,10 @@ impl<T: Element> FusedOp<T> {
     }
 
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
-        let (program, schedule) = request.program(comm.rank(), comm.world_size(), |problem| own_schedule(comm, problem))?;
+        let (program, schedule) = request.program(comm.rank(), comm.nodes(), |problem| own_schedule(comm, problem))?;
         let (problem, size) = (program.problem, program.workspace());
         let route = if carried(comm) {
-            let of = |rank| TileProgram::build(&problem, rank, &schedule);
+            let of = |rank| TileProgram::build_across(&problem, rank, &schedule, comm.nodes());
             let of_all = comm.world_size().ranks().map(of).collect::<Result<Vec<_>, _>>()?;
             Some(Route::new(comm.rank(), &of_all))
         } else {

@@ -4,7 +4,7 @@
 //! (design: one rounding of the output, one of each partial that travels, fp32 accumulation, the activation's own error), not chosen.
 
 use flux_core::program::Schedule;
-use flux_core::{OpKind, Problem, Rank, WorldSize};
+use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_ops::{Activation, Element};
 
 /// What the inputs are made of.
@@ -117,6 +117,12 @@ impl<T: Element> Case<T> {
 
     /// What the ops must compute under this schedule: where tiles span shards a rank's own partial sum is rounded like those that travel.
     pub fn expected_of(&self, schedule: &Schedule) -> Expected<T> {
+        self.expected_across(schedule, Nodes::apart(self.problem.world()))
+    }
+
+    /// What they must compute where ranks are grouped: of each other node it is the sum of its ranks' partial sums that travels, after those of all but
+    /// the relay have, which is the one on the owner's rail.
+    pub fn expected_across(&self, schedule: &Schedule, nodes: Nodes) -> Expected<T> {
         let p = &self.problem;
         let stacked = schedule.stack && p.world().peers() > 0;
         let (m, n, k, k_local) = (p.m() as usize, p.n() as usize, p.k() as usize, p.k_local() as usize);
@@ -131,17 +137,25 @@ impl<T: Element> Case<T> {
         let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
         let (mut rounded, mut exact, mut bound) = (Vec::new(), Vec::new(), Vec::new());
         for (i, a) in x.chunks_exact(k).enumerate() {
-            let owner = i / p.m_shard() as usize;
+            let owner = Rank::new(i as u32 / p.m_shard());
             for (j, b) in w.chunks_exact(k).enumerate() {
                 let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
                 let accumulation = (k as f64).sqrt() * f64::from(f32::EPSILON) * magnitude;
                 let (mut y, mut y_rounded, mut error) = (0.0, 0.0, accumulation);
-                for (source, (a, b)) in a.chunks_exact(k_local).zip(b.chunks_exact(k_local)).enumerate() {
+                // By node: the sum of what its ranks have, as it travels, and how far it may be off.
+                let mut sums = vec![(0.0, 0.0); nodes.count() as usize];
+                for (source, (a, b)) in (0..).map(Rank::new).zip(a.chunks_exact(k_local).zip(b.chunks_exact(k_local))) {
                     let partial: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
                     y += partial;
-                    let stays = p.op() == OpKind::AllGatherGemm || (source == owner && !stacked);
-                    y_rounded += if stays { partial } else { round(partial) };
-                    error += if stays { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
+                    let stays = p.op() == OpKind::AllGatherGemm || (nodes.on_one_rail(source, owner) && !stacked);
+                    let (sum, off) = &mut sums[nodes.node_of(source) as usize];
+                    *sum += if stays { partial } else { round(partial) };
+                    *off += if stays { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
+                }
+                for (node, (sum, off)) in (0..).zip(sums) {
+                    let stays = p.op() == OpKind::AllGatherGemm || node == nodes.node_of(owner) || stacked;
+                    y_rounded += if stays { sum } else { round(sum) };
+                    error += off + if stays { 0.0 } else { u * (f64::abs(sum) + accumulation) + tiny };
                 }
                 if let Some(bias) = &self.bias {
                     let bias = f64::from(bias[j].to_f32());

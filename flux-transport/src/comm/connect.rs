@@ -3,7 +3,7 @@
 //! Invariant: every rank takes the same steps whatever it finds, and tells the others what it cannot do; so if one rank fails, all do.
 
 use super::automatic::automatic;
-use super::{Communicator, ConnectError};
+use super::{Communicator, ConnectError, nodes};
 use crate::control::agree;
 use crate::host::Host;
 use crate::nccl::{self, NcclTransport};
@@ -22,11 +22,14 @@ const MAX_DEADLINE: Duration = Duration::from_hours(24);
 /// Connects on this thread.
 pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, ConnectError> {
     let number = world.next_communicator();
-    let selected = select(options, std::env::var("FLUX_TRANSPORT").ok().as_deref());
-    let offer = selected.as_ref().map(|select| terms(*select, options));
+    let variable = |name| std::env::var(name).ok();
+    let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
+    let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, variable("FLUX_NODES").as_deref())?)));
+    let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }));
     let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
     let answers = agree(world.control(), &offer, deadline);
-    let selected = selected?;
+    let (selected, nodes) = selected?;
+    let options = &Options { nodes, ..*options };
     let answers: Vec<String> = answers?.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
     if answers.iter().any(|answer| *answer != answers[0]) {
         return Err(ConnectError::Disagreement { what: "options", values: differences(&answers) });
@@ -88,7 +91,7 @@ const SEPARATOR: &str = " | ";
 
 /// What all ranks must ask for alike, in words that an error can show.
 fn terms(select: Select, options: &Options) -> String {
-    let Options { deadline, first_epoch, shared_device, reserve, .. } = options;
+    let Options { deadline, first_epoch, shared_device, nodes, reserve, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     [
         format!("flux {version}"),
@@ -97,6 +100,7 @@ fn terms(select: Select, options: &Options) -> String {
         format!("deadline {deadline:?}"),
         format!("first epoch {first_epoch}"),
         format!("shared device {shared_device}"),
+        nodes.map_or_else(|| "nodes by host".to_owned(), |count| format!("{count} nodes")),
         format!("{reserve:?}"),
     ]
     .join(SEPARATOR)

@@ -11,6 +11,7 @@ mod flight;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod health;
+mod nodes;
 mod rebuild;
 mod status;
 
@@ -18,6 +19,7 @@ pub use call::Call;
 pub use error::ConnectError;
 pub use failure::{Doing, Failure, RankReport};
 pub use flight::{CallRecord, CallState, Label};
+pub(crate) use nodes::dealt;
 pub use rebuild::Rebuild;
 
 use crate::control::{Answerer, Notice, Watcher, agree};
@@ -25,7 +27,7 @@ use crate::fault::reason;
 use crate::{Capabilities, Device, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use flight::Flight;
 use flux_core::layout::WorkspaceSize;
-use flux_core::{Rank, WorldSize};
+use flux_core::{Nodes, Rank, WorldSize};
 use health::Health;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -129,6 +131,12 @@ impl Communicator {
     /// What the transport can do.
     pub fn capabilities(&self) -> Capabilities {
         self.inner.health.transport().capabilities()
+    }
+
+    /// How the ranks are grouped: in what crosses nodes a call's program differs from that of ranks which all reach each other. Each rank a node of its own
+    /// where it makes no difference.
+    pub fn nodes(&self) -> Nodes {
+        self.inner.health.transport().nodes().unwrap_or(Nodes::apart(self.world_size()))
     }
 
     /// Which transport was chosen and why, in words.

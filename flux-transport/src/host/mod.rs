@@ -9,8 +9,12 @@ mod mapping;
 mod mover;
 mod region;
 
+use crate::comm::dealt;
 use crate::control::{ControlPlane, Launch};
-use crate::{Capabilities, ConnectError, Device, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use crate::{
+    Capabilities, ConnectError, Device, Options, Push, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
+};
+use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::{Epoch, Word, Words, read_fault};
 use mapping::Mapping;
@@ -27,6 +31,8 @@ pub(crate) struct Host {
     mapping: RwLock<Arc<Mapping>>,
     /// `None` in a world of one, where there is nobody to move to.
     mover: Option<Mover>,
+    /// What the programs of calls take for nodes.
+    nodes: Option<Nodes>,
     pushed: AtomicBool,
 }
 
@@ -34,10 +40,14 @@ impl Host {
     /// Connects the ranks of a world on one machine. Collective.
     pub(crate) fn connect(world: &World, options: &Options) -> Result<Self, ConnectError> {
         let deadline = Instant::now() + options.deadline;
+        // Agreed on, and by what all ranks know: refused on all or on none.
+        let nodes = options.nodes.map(|count| dealt(world.size(), count, world.control().hosts())).transpose();
+        let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
         let mapping = Mapping::new(world.control(), options.reserve, options.first_epoch, options.deadline, deadline)?;
         let mover = if world.size().get() > 1 { Some(Mover::spawn(world.rank())?) } else { None };
         let launch = world.launch();
-        Ok(Self { launch, deadline: options.deadline, mapping: RwLock::new(Arc::new(mapping)), mover, pushed: AtomicBool::new(false) })
+        let (mapping, pushed) = (RwLock::new(Arc::new(mapping)), AtomicBool::new(false));
+        Ok(Self { launch, deadline: options.deadline, mapping, mover, nodes, pushed })
     }
 
     fn mapping(&self) -> Arc<Mapping> {
@@ -58,13 +68,18 @@ impl Transport for Host {
         Capabilities { peer_stores: true, mover: crate::Mover::Thread, graphs: false, processes: true }
     }
 
+    fn nodes(&self) -> Option<Nodes> {
+        self.nodes
+    }
+
     fn explain(&self) -> String {
         let world = self.mapping().world;
         let how = match self.launch {
             Launch::Threads => "threads of this process, their memory is the heap's",
             Launch::Processes => "processes of this machine, their memory is that of sealed files without names",
         };
-        format!("host: {world} ranks are {how}, and a thread of each rank moves its shard")
+        let nodes = self.nodes.map_or_else(String::new, |nodes| format!("; programs are those of {nodes}"));
+        format!("host: {world} ranks are {how}, and a thread of each rank moves its shard{nodes}")
     }
 
     fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {

@@ -1,16 +1,25 @@
 //! The thread that moves a rank's shard to its peers.
 //!
 //! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads the caller's `x` and writes its place in gather
-//! buffers; at no other time does it touch either. It waits for nothing but jobs, so every job ends.
+//! buffers; at no other time does it touch either. In a job it waits only for what other movers bring it to pass on, which they send before they wait
+//! themselves, and for no longer than the deadline; so every job ends.
+//!
+//! What it passes on it reads in its own rank's gather buffer, also after its rank has given the credit for the call. Nobody overwrites it there: that would be
+//! in the next call but one, which nobody comes to before every rank has begun the next, and this one's begins when the job has ended.
 
 use super::block::pointer;
 use super::mapping::Mapping;
 use crate::{Push, TransportError};
-use flux_core::program::Transfer;
+use flux_core::program::{Forward, Transfer};
 use flux_core::signal::{Protocol, Word, Words};
 use flux_core::{Rank, rank::MAX_WORLD};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Between looks at a signal: ranks outnumber the cores of a machine without GPUs.
+const NAP: Duration = Duration::from_micros(50);
 
 /// A rank's mover.
 #[derive(Debug)]
@@ -36,6 +45,7 @@ struct Job {
     element_bytes: u64,
     place_bytes: u64,
     transfers: Vec<Transfer>,
+    forwards: Vec<Forward>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,8 +69,8 @@ impl Mover {
     /// Starts the thread.
     pub(super) fn spawn(rank: Rank) -> Result<Self, TransportError> {
         let (x, row_stride, row_bytes, element_bytes, place_bytes) = (0, 0, 0, 0, 0);
-        let transfers = Vec::with_capacity(64 * MAX_WORLD);
-        let job = Job { state: State::Idle, mapping: None, x, row_stride, row_bytes, element_bytes, place_bytes, transfers };
+        let (transfers, forwards) = (Vec::with_capacity(64 * MAX_WORLD), Vec::new());
+        let job = Job { state: State::Idle, mapping: None, x, row_stride, row_bytes, element_bytes, place_bytes, transfers, forwards };
         let desk = Arc::new(Desk { job: Mutex::new(job), changed: Condvar::new() });
         let for_thread = Arc::clone(&desk);
         let thread = std::thread::Builder::new()
@@ -82,6 +92,8 @@ impl Mover {
         (job.element_bytes, job.place_bytes) = (push.element_bytes, push.place_bytes);
         job.transfers.clear();
         job.transfers.extend_from_slice(push.transfers);
+        job.forwards.clear();
+        job.forwards.extend_from_slice(push.forwards);
         job.state = State::Given;
         self.desk.changed.notify_all();
     }
@@ -128,24 +140,44 @@ fn carry_out(job: &Job, mapping: &Mapping) {
         }
         let place = half + u64::from(transfer.place) * job.place_bytes;
         let to = mapping.view.data[transfer.dest as usize] + place;
-        copy_rows(job, transfer, to);
+        copy_rows(job, transfer, (job.x, job.row_stride), to);
         call.publish(Rank::new(transfer.dest), transfer.raise);
+    }
+    for Forward { from, awaits, to } in &job.forwards {
+        if call.wait(awaits.signal, Rank::new(awaits.peer), until(Duration::from_nanos(mapping.view.deadline_ns))).is_err() {
+            return;
+        }
+        let at = |rank: usize, place: u32| mapping.view.data[rank] + half + u64::from(place) * job.place_bytes;
+        copy_rows(job, to, (at(mapping.rank.index(), *from), job.row_bytes), at(to.dest as usize, to.place));
+        call.publish(Rank::new(to.dest), to.raise);
     }
     call.pushed();
 }
 
-/// Copies a transfer's columns of its rows of the shard to the place at address `to`.
-fn copy_rows(job: &Job, transfer: &Transfer, to: u64) {
+/// A pause between looks at a signal, which breaks once `deadline` has passed.
+fn until(deadline: Duration) -> impl FnMut(u64) -> ControlFlow<()> {
+    let started = Instant::now();
+    move |_| {
+        if started.elapsed() >= deadline {
+            return ControlFlow::Break(());
+        }
+        std::thread::sleep(NAP);
+        ControlFlow::Continue(())
+    }
+}
+
+/// Copies a transfer's columns of its rows of a place, or of the shard, at `from` and with rows so far apart, to the place at address `to`.
+fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64) {
     let (first, rows) = (u64::from(transfer.row), u64::from(transfer.rows));
     let (col, width) = (u64::from(transfer.col) * job.element_bytes, u64::from(transfer.cols) * job.element_bytes);
     // whole rows that lie densely are one piece
-    let (pieces, piece_rows) = if width == job.row_bytes && job.row_stride == job.row_bytes { (1, rows) } else { (rows, 1) };
+    let (pieces, piece_rows) = if width == job.row_bytes && stride == job.row_bytes { (1, rows) } else { (rows, 1) };
     for piece in 0..pieces {
         let row = first + piece * piece_rows;
-        let from = pointer(job.x + row * job.row_stride + col).cast_const();
+        let from = pointer(from + row * stride + col).cast_const();
         let to = pointer(to + row * job.row_bytes + col);
         let bytes = usize::try_from(piece_rows * width).expect("rows in memory are addressable");
-        // SAFETY: `start`'s caller vouches for the shard. The rows lie in their place in the gather buffer (`Push::check`), which is this rank's to
+        // SAFETY: `start`'s caller vouches for the shard; a place's rows are there, as the signal just awaited says. The rows lie in their place in the gather buffer (`Push::check`), which is this rank's to
         // write in this call: the owner has given its credit for the call before the last, and reads only after the signal.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }

@@ -27,7 +27,7 @@ impl Copy {
 /// The copies of a checked push, in order, into the half that starts `half` bytes into each peer's data region. Transfers without rows only
 /// signal.
 pub(super) fn copies(push: &Push<'_>, half: u64, data: &[u64], pads: &[u64]) -> impl Iterator<Item = Copy> {
-    let &Push { x, row_stride, row_bytes, element_bytes, place_bytes, transfers } = push;
+    let &Push { x, row_stride, row_bytes, element_bytes, place_bytes, transfers, forwards: _ } = push;
     transfers.iter().map(move |t| {
         let (dest, col) = (t.dest as usize, u64::from(t.col) * element_bytes);
         Copy {
@@ -52,7 +52,7 @@ mod tests {
     const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 3 * 1024, signals: 6, counters: 0 };
 
     fn push(transfers: &[Transfer]) -> Push<'_> {
-        Push { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, place_bytes: 1024, transfers }
+        Push { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, place_bytes: 1024, transfers, forwards: &[] }
     }
 
     #[test]

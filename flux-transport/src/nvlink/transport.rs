@@ -176,6 +176,7 @@ impl Transport for NvLink {
                 Some("a call was captured on this communicator, so the host no longer knows which half is next: the kernel must move")
             }
             Some(call) if call.forked => Some("it was used in this call before"),
+            Some(_) if !push.forwards.is_empty() => Some("all ranks reach each other, so nothing is passed on"),
             Some(_) => None,
         };
         if let Some(why) = why {

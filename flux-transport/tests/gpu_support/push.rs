@@ -50,7 +50,15 @@ pub(crate) fn shard(rank: u32, epoch: u32, stride: usize) -> Vec<u32> {
 }
 
 pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> Push<'a> {
-    Push { x: x.address, row_stride: 4 * stride as u64, row_bytes: 4 * ROW as u64, element_bytes: 4, place_bytes: PLACE, transfers }
+    Push {
+        x: x.address,
+        row_stride: 4 * stride as u64,
+        row_bytes: 4 * ROW as u64,
+        element_bytes: 4,
+        place_bytes: PLACE,
+        transfers,
+        forwards: &[],
+    }
 }
 
 /// What every peer sent in call `epoch` is in this rank's half, and its signals say so.

@@ -86,6 +86,12 @@ impl RandomCase {
         Ok(Self { number, problem, finish, shared, calls, seed: data::seed(seed, 2, number) })
     }
 
+    /// The same with a plan for messages: no slices, and no tiles that span shards.
+    #[must_use]
+    pub(super) fn in_whole_chunks(self) -> Self {
+        Self { shared: Plan { k_chunks: self.shared.k_chunks.and(Some(1)), stack: false, no_stack: true, ..self.shared }, ..self }
+    }
+
     /// The whole plan of `rank`: with its own choice of workers, mover and pace.
     pub(super) fn plan(&self, rank: Rank, place: Place) -> Plan {
         let mut draw = Draw::new(data::seed(self.seed, 3, u64::from(rank.get())));

@@ -13,6 +13,7 @@ use crate::site::Site;
 use anyhow::Context;
 use draw::{Place, RandomCase};
 use flux_core::DType;
+use flux_transport::Mover;
 use half::{bf16, f16};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,7 +34,7 @@ pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
     let (comm, first) = (site.comm(), site.rank().get() == 0);
     let seed = agree(site, args.seed.unwrap_or_else(of_the_clock))?;
     let place =
-        site.gpu().map_or(Place::Host, |gpu| Place::Gpu { ctas: machine::ctas(site.comm(), gpu.device().info().sms) / args.ranks_per_gpu });
+        site.gpu().map_or(Place::Host, |gpu| Place::Gpu { ctas: machine::ctas(site.comm(), gpu.device().info().sms / args.ranks_per_gpu) });
     let (start, mut said) = (Instant::now(), Instant::now());
     let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);
     if first {
@@ -42,6 +43,8 @@ pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
     let mut sum = Soaked::default();
     for number in args.case.unwrap_or(0).. {
         let case = RandomCase::new(seed, number, comm.world_size(), place)?;
+        let messages = matches!(comm.capabilities().mover, Mover::Messages { .. });
+        let case = if messages || comm.nodes().are_mixed() { case.in_whole_chunks() } else { case };
         let failed = || format!("{case}\nagain: {}", again(args, site, seed, number));
         tracing::debug!(rank = %site.rank(), "{case}");
         let run = Run { plan: case.plan(site.rank(), place), finish: case.finish, apart: 2, in_a_row: case.calls, seed: case.seed };
@@ -87,6 +90,9 @@ fn of_the_clock() -> u64 {
 fn again(args: &Args, site: &Site, seed: u64, case: u64) -> String {
     let (ranks, transport) = (site.comm().world_size(), site.comm().transport());
     let mut command = format!("flux-bench soak --seed {seed} --case {case} --tp {ranks} --transport {transport}");
+    if let Some(nodes) = args.nodes {
+        let _infallible = write!(command, " --nodes {nodes}");
+    }
     if args.ranks_per_gpu > 1 {
         let _infallible = write!(command, " --ranks-per-gpu {}", args.ranks_per_gpu);
     }

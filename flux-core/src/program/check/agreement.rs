@@ -26,6 +26,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.counters == first.counters, "counters"),
             (p.part_slots == first.part_slots, "part slots"),
             (p.stacked == first.stacked, "stacking"),
+            (p.nodes == first.nodes, "nodes"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),
         ];
         for (same, what) in same {

@@ -1,5 +1,6 @@
 //! Rule: no index and no range points outside the problem, the world or the workspace.
 
+use super::signals::moves;
 use super::{Record, Violation};
 use crate::OpKind;
 use crate::program::{NONE, TileProgram, WorkItem, sink, source};
@@ -17,8 +18,13 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         at.below("peer", entry.peer, world.get())?;
         at.below("k_step", entry.k_step, p.k_steps())?;
     }
-    for (index, transfer) in p.transfers.iter().enumerate() {
-        let at = Limits { p, record: Record::Transfer(index) };
+    for (index, forward) in p.forwards.iter().enumerate() {
+        let at = Limits { p, record: Record::Forward(index) };
+        at.below("from", forward.from, places(p))?;
+        at.below("awaits", forward.awaits.signal, p.signals)?;
+    }
+    for (transfer, record) in moves(p) {
+        let at = Limits { p, record };
         at.below("dest", transfer.dest, world.get())?;
         at.below("place", transfer.place, places(p))?;
         at.range("rows", transfer.row, transfer.rows, m_shard, m_shard)?;
@@ -63,10 +69,11 @@ fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Vio
     at.below("dest", item.dest, world.get())?;
     let slots = u64::from(world.peers()) * u64::from(p.slots_per_source);
     let further = u64::from(item.partials.saturating_sub(1)) * u64::from(p.slots_per_source);
-    match item.sink {
-        sink::SEND => at.below("slot", item.slot, slots)?,
-        sink::REDUCE => at.below("slot", u64::from(item.slot) + further, slots)?,
-        _ => {}
+    if item.sink == sink::SEND {
+        at.below("slot", item.slot, slots)?;
+    }
+    if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 {
+        at.below("partial_slot", u64::from(item.partial_slot) + further, slots)?;
     }
     if item.sink == sink::LEND || item.parts > 0 {
         at.range("part", item.part, item.parts.max(1), p.part_slots, p.part_slots)?;

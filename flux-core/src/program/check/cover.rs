@@ -40,7 +40,7 @@ fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
     let output = match (p.stacked, p.problem.op()) {
         (true, _) => u32::from(item.sink == sink::FOLD),
         (false, OpKind::AllGatherGemm) => item.out_outer,
-        (false, OpKind::GemmReduceScatter) => item.dest,
+        (false, OpKind::GemmReduceScatter) => item.a_outer,
     };
     output as usize
 }

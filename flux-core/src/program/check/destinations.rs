@@ -3,6 +3,7 @@
 //! An item that scatters is exempt: it has several destinations, and is of a problem so small that latency, not the links, decides.
 
 use super::Violation;
+use super::signals::moves;
 use crate::Rank;
 use crate::program::{TileProgram, sink};
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     for p in programs {
         // items have no steps: equal workers are at about the same position
         let sends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::SEND).map(|(position, item)| (position, item.dest));
-        let transfers = p.transfers.iter().map(|transfer| (transfer.step as usize, transfer.dest));
+        let transfers = moves(p).map(|(transfer, _)| (transfer.step as usize, transfer.dest));
         for (step, dest) in sends.chain(transfers) {
             match senders.insert((step, dest), p.rank) {
                 Some(first) if first != p.rank => {

@@ -1,7 +1,8 @@
 //! Rule: each item multiplies the rows that it stores, and each record is of the form that its operation has.
 
 use super::{Record, Violation};
-use crate::program::{Await, NONE, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::gemm_rs::Places;
+use crate::program::{Await, Forward, NONE, TileProgram, Transfer, WorkItem, sink, source};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
@@ -17,8 +18,13 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         }
     }
     for (index, transfer) in p.transfers.iter().enumerate() {
-        if let Some(what) = transfer_form(p, transfer) {
+        if let Some(what) = transfer_form(p, p.rank, transfer).or_else(|| own_rows(p, transfer)) {
             return fault(Record::Transfer(index), what);
+        }
+    }
+    for (index, forward) in p.forwards.iter().enumerate() {
+        if let Some(what) = forward_form(p, forward) {
+            return fault(Record::Forward(index), what);
         }
     }
     Ok(())
@@ -39,15 +45,22 @@ fn ag_gemm_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
 
 fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let peers = p.problem.world().peers();
-    let own = item.dest == p.rank.get();
+    let owner = Rank::new(item.a_outer);
+    let sent_to = Places::new(p.nodes).destination(p.rank, owner).map(|(dest, _)| dest.get());
+    let added = if p.nodes.on_one_rail(p.rank, owner) { Places::new(p.nodes).added(p.rank, owner).len() } else { 0 };
     match item.sink {
-        sink::LEND if item.a_source == source::CALLER => None,
-        _ if (item.a_source, item.a_outer) != (source::CALLER, item.dest) => Some("operand A is the caller's shard of the owner's rows"),
-        sink::SEND if own => Some("nothing is sent to oneself"),
-        sink::SEND => None,
-        _ if !own => Some("a partial tile of a peer's shard is sent"),
+        _ if item.a_source != source::CALLER => Some("operand A is the caller's shard of the owner's rows"),
+        sink::SEND if sent_to.is_none() => Some("nothing is sent to oneself"),
+        sink::SEND if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the mate on the owner's rail"),
+        sink::SEND if item.partials as usize != added => {
+            Some("what crosses nodes is the sum of a node's partial tiles, and nothing else is one")
+        }
+        sink::SEND | sink::LEND => None,
+        _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
         sink::STORE if peers > 0 => Some("the own shard is reduced"),
-        sink::REDUCE if item.partials != peers || peers == 0 => Some("a reduction adds a partial tile of every peer"),
+        sink::REDUCE if item.partials as usize != added || added == 0 => {
+            Some("a reduction adds a partial tile of every mate, and one of every other node")
+        }
         sink::SCATTER | sink::FOLD => Some("rows are scattered where tiles span shards"),
         _ => None,
     }
@@ -78,7 +91,7 @@ fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
 /// What is awaited before rows of A are read, in the order of its steps, and what after the multiplication.
 fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (rows, late) = (p.awaits_of(item), p.late_awaits_of(item));
-    let reads_late = item.parts > 0 || matches!(item.sink, sink::REDUCE | sink::FOLD);
+    let reads_late = item.parts > 0 || item.partials > 0;
     match p.problem.op() {
         OpKind::GemmReduceScatter if !rows.is_empty() => Some("there is nothing to await for rows of the caller's x"),
         _ if !late.is_empty() && !reads_late => Some("there is nothing to await after the multiplication"),
@@ -106,8 +119,30 @@ fn part_fields(item: &WorkItem) -> Option<&'static str> {
     }
 }
 
-fn transfer_form(p: &TileProgram, transfer: &Transfer) -> Option<&'static str> {
-    let place = if p.stacked { Some(p.rank.get()) } else { p.rank.place_at(Rank::new(transfer.dest)) };
+/// The own rows go to mates, and along the rail.
+fn own_rows(p: &TileProgram, transfer: &Transfer) -> Option<&'static str> {
+    let dest = Rank::new(transfer.dest);
+    let reached = p.nodes.together(p.rank, dest) || p.nodes.on_one_rail(p.rank, dest);
+    (!reached && !p.stacked).then_some("what goes to another node goes to the rank with the same number there")
+}
+
+/// What came along the rail goes to mates.
+fn forward_form(p: &TileProgram, forward: &Forward) -> Option<&'static str> {
+    let source = p.nodes.rail(p.rank).find(|source| source.place_at(p.rank) == Some(forward.from));
+    match source {
+        None => Some("what is passed on came from another node along the rail"),
+        Some(source) if (forward.awaits.peer, forward.awaits.k_step) != (source.get(), 0) => {
+            Some("what is passed on is awaited from its owner")
+        }
+        _ if !p.nodes.together(p.rank, Rank::new(forward.to.dest)) => Some("what is passed on stays in the node"),
+        _ if forward.to.dest == p.rank.get() => Some("nothing is passed on to oneself"),
+        Some(source) => transfer_form(p, source, &forward.to),
+    }
+}
+
+/// Of rows of `source`'s shard.
+fn transfer_form(p: &TileProgram, source: Rank, transfer: &Transfer) -> Option<&'static str> {
+    let place = if p.stacked { Some(source.get()) } else { source.place_at(Rank::new(transfer.dest)) };
     let end = transfer.col + transfer.cols;
     match (p.problem.op(), place) {
         (OpKind::GemmReduceScatter, _) => Some("GEMM-ReduceScatter has no transfers"),

@@ -2,8 +2,8 @@
 //!
 //! Checked by walking all programs, one worker on each rank, until nobody can go on. That is the worst case: with `n` workers an item still
 //! comes after the items that its worker took before it, which all precede it in the program. So what each of `n` workers has to wait for
-//! is a part of what the one worker has, and if that has no circle, no part of it has one. Movers wait for nothing; their signals come of
-//! themselves.
+//! is a part of what the one worker has, and if that has no circle, no part of it has one. Movers wait for nothing but other movers that wait for
+//! nothing (a forward's rows are another rank's transfer); their signals come of themselves.
 
 use super::signals::raises;
 use super::{Record, Violation};

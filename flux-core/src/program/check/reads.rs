@@ -3,8 +3,10 @@
 
 use super::Violation;
 use super::rect::Rect;
+use super::signals::moves;
 use crate::Rank;
-use crate::program::{Await, TileProgram, WorkItem, sink, source};
+use crate::program::gemm_rs::Places;
+use crate::program::{Await, Forward, TileProgram, WorkItem, sink, source};
 use std::collections::BTreeMap;
 
 /// Who writes what. Writers do not overlap, so a slot has one.
@@ -28,7 +30,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
                 _ => {}
             }
         }
-        for t in &p.transfers {
+        for (t, _) in moves(p) {
             writers.places.entry((t.dest, t.place)).or_default().push((t.raise, Rect::of_transfer(t)));
         }
     }
@@ -38,10 +40,13 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
                 gathered(p, index, item, &writers)?;
             }
             match item.sink {
-                sink::REDUCE => reduced(p, index, item, &writers)?,
+                sink::REDUCE | sink::SEND => reduced(p, index, item, &writers)?,
                 sink::FOLD => folded(p, index, item, &writers)?,
                 _ => {}
             }
+        }
+        for (index, forward) in p.forwards.iter().enumerate() {
+            passed_on(p, index, forward, &writers)?;
         }
     }
     Ok(())
@@ -77,14 +82,25 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
     Ok(())
 }
 
-/// The partial tiles, one of each peer in rank order.
+/// What a forward reads was announced by the one signal that it awaits.
+fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers<'_>) -> Result<(), Violation> {
+    let read = Rect::of_transfer(&forward.to);
+    let written = writers.places.get(&(p.rank.get(), forward.from)).map_or(&[][..], Vec::as_slice);
+    let whole = |(signal, rect): &(u32, Rect)| *signal == forward.awaits.signal && rect.meet(read) == Some(read);
+    if written.iter().any(whole) {
+        return Ok(());
+    }
+    Err(Violation::UnguardedForward { rank: p.rank, forward: index, place: forward.from, signal: forward.awaits.signal })
+}
+
+/// The partial tiles: one of each mate in rank order, for the own shard then the sum of each other node in their order.
 fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
-    let peers = p.problem.world().ranks().filter(|&peer| peer != p.rank);
-    for (place, peer) in (0..item.partials).zip(peers) {
-        let slot = item.slot + place * p.slots_per_source;
+    let sources = Places::new(p.nodes).sources(p.rank, Rank::new(item.a_outer));
+    for (place, peer) in (0..item.partials).zip(sources) {
+        let slot = item.partial_slot + place * p.slots_per_source;
         let sent = writers.slots.get(&(p.rank.get(), slot)).filter(|(source, _)| source.rank == peer);
         match sent {
-            Some((_, sent)) if Rect::of_item(sent) != Rect::of_item(item) => {
+            Some((_, sent)) if (Rect::of_item(sent), sent.a_outer) != (Rect::of_item(item), item.a_outer) => {
                 return Err(Violation::WrongPartial { rank: p.rank, item: index, slot, peer });
             }
             Some((_, sent)) if awaits(p.late_awaits_of(item), sent.raise) => {}

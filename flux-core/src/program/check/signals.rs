@@ -2,7 +2,7 @@
 
 use super::{Record, Violation};
 use crate::Rank;
-use crate::program::{NONE, TileProgram};
+use crate::program::{NONE, TileProgram, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The signals of a call, by owner and index, and what raises each: a transfer, or the last item of a chunk in program order. An item that
@@ -17,7 +17,13 @@ pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Recor
         }
     });
     let items = items.flat_map(|(index, item)| p.heard_by(item).map(move |owner| ((owner.get(), item.raise), Record::Item(index))));
-    items.chain(p.transfers.iter().enumerate().map(|(index, t)| ((t.dest, t.raise), Record::Transfer(index))))
+    items.chain(moves(p).map(|(t, record)| ((t.dest, t.raise), record)))
+}
+
+/// All that a rank's mover copies, own rows and others'.
+pub(super) fn moves(p: &TileProgram) -> impl Iterator<Item = (&Transfer, Record)> {
+    let own = p.transfers.iter().enumerate().map(|(index, transfer)| (transfer, Record::Transfer(index)));
+    own.chain(p.forwards.iter().enumerate().map(|(index, forward)| (&forward.to, Record::Forward(index))))
 }
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {

@@ -12,6 +12,8 @@ pub enum Record {
     Await(usize),
     /// Of the transfers.
     Transfer(usize),
+    /// Of the forwards.
+    Forward(usize),
 }
 
 impl fmt::Display for Record {
@@ -20,6 +22,7 @@ impl fmt::Display for Record {
             Self::Item(index) => write!(f, "item {index}"),
             Self::Await(index) => write!(f, "await entry {index}"),
             Self::Transfer(index) => write!(f, "transfer {index}"),
+            Self::Forward(index) => write!(f, "forward {index}"),
         }
     }
 }
@@ -202,6 +205,18 @@ pub enum Violation {
         index: u32,
         /// Who should have written it.
         peer: Rank,
+    },
+    /// A mover passes on what is not announced by the signal that it awaits.
+    #[error("rank {rank}, forward {forward} passes on rows of place {place}, which signal {signal} does not announce")]
+    UnguardedForward {
+        /// Whose mover.
+        rank: Rank,
+        /// Its forward.
+        forward: usize,
+        /// The place.
+        place: u32,
+        /// What is awaited.
+        signal: u32,
     },
     /// A reduction adds a partial result of another part of the output.
     #[error("rank {rank}, item {item} adds slot {slot}, where rank {peer} leaves another part of the shard")]

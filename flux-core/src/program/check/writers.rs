@@ -3,6 +3,7 @@
 //! Of scattered rows nothing is left to check: each source has a place of its own, and the tiles of one source do not overlap.
 
 use super::rect::{Rect, overlap};
+use super::signals::moves;
 use super::{Record, Violation};
 use crate::Rank;
 use crate::program::{TileProgram, sink};
@@ -26,8 +27,8 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
                 return Err(Violation::WrittenTwice { owner: Rank::new(owner), what, index: slot, first, second });
             }
         }
-        for (index, transfer) in p.transfers.iter().enumerate() {
-            let by = (p.rank, Record::Transfer(index));
+        for (transfer, record) in moves(p) {
+            let by = (p.rank, record);
             places.entry((transfer.dest, transfer.place)).or_default().push((Rect::of_transfer(transfer), by));
         }
     }
