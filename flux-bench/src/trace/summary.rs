@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 type Phase = (&'static str, fn(&ItemStamps) -> u64);
+type WorkerPhase = (&'static str, fn(&WorkerStamps) -> u64);
 
 /// What an item of AllGather-GEMM comes past.
 const AG_PHASES: [Phase; 6] = [
@@ -31,7 +32,7 @@ const RS_PHASES: [Phase; 6] = [
 ];
 
 /// What a CTA's mover and its producer come past, where the kernel pushes and where rows are awaited.
-const WORKER_PHASES: [(&str, fn(&WorkerStamps) -> u64); 4] = [
+const WORKER_PHASES: [WorkerPhase; 4] = [
     ("push begun", |w| w.push_begun),
     ("first chunk delivered", |w| w.first_delivered),
     ("last chunk delivered", |w| w.last_delivered),
