@@ -15,8 +15,7 @@ use flux_core::{OpKind, Rank};
 use flux_ops::{CallError, Layout};
 use flux_transport::{Fault, Options, Select, TransportError, TransportKind, cuda, nccl};
 use half::bf16;
-use std::io::Write;
-use std::sync::{Barrier, Once};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 fn find() -> Result<Machine, String> {
@@ -30,14 +29,7 @@ fn find() -> Result<Machine, String> {
 }
 
 fn on_gpus(test: impl FnOnce(Machine)) {
-    static SAID: Once = Once::new();
-    match find() {
-        Ok(machine) => test(machine),
-        // Past the capture of a test's output, so that it is seen.
-        Err(why) => {
-            SAID.call_once(|| std::io::stderr().write_all(format!("\ngpu_messages: skipped, {why}\n").as_bytes()).unwrap_or_default());
-        }
-    }
+    common::where_found::run("gpu_messages", find(), test);
 }
 
 fn messages(options: &mut Options) {

@@ -12,29 +12,14 @@ use flux_core::OpKind;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::{Push, TimedItem, Timeline, TimelineError};
 use half::bf16;
-use std::io::Write;
-use std::sync::Once;
 
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
-    static SAID: Once = Once::new();
-    match common::gpus() {
-        Ok(count) => test(Machine::Gpus(count)),
-        // Past the capture of a test's output, so that it is seen.
-        Err(why) => SAID.call_once(|| std::io::stderr().write_all(format!("\ngpu_ops: skipped, {why}\n").as_bytes()).unwrap_or_default()),
-    }
+    common::where_found::run("gpu_ops", common::gpus().map(Machine::Gpus), test);
 }
 
-macro_rules! suite {
-    ($($name:ident),* $(,)?) => {
-        $(#[test]
-        fn $name() {
-            on_gpus(suite::$name);
-        })*
-    };
-}
-
-suite!(
+suite_tests!(
+    on_gpus:
     bf16_integers_give_the_exact_result,
     f16_integers_give_the_exact_result,
     random_numbers_stay_within_the_derived_bound,

@@ -12,31 +12,15 @@ use flux_core::program::{Chunk, Schedule};
 use flux_ops::CallError;
 use flux_transport::TransportError;
 use half::bf16;
-use std::io::Write;
-use std::sync::Once;
 
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
-    static SAID: Once = Once::new();
-    let why = match common::gpus() {
-        Ok(count) if count > 1 => return test(Machine::Staged(count)),
-        Ok(count) => format!("2 GPUs needed, {count} here"),
-        Err(why) => why,
-    };
-    // Past the capture of a test's output, so that it is seen.
-    SAID.call_once(|| std::io::stderr().write_all(format!("\ngpu_ops_pcie: skipped, {why}\n").as_bytes()).unwrap_or_default());
+    let several = |count| if count > 1 { Ok(Machine::Staged(count)) } else { Err(format!("2 GPUs needed, {count} here")) };
+    common::where_found::run("gpu_ops_pcie", common::gpus().and_then(several), test);
 }
 
-macro_rules! suite {
-    ($($name:ident),* $(,)?) => {
-        $(#[test]
-        fn $name() {
-            on_gpus(suite::$name);
-        })*
-    };
-}
-
-suite!(
+suite_tests!(
+    on_gpus:
     bf16_integers_give_the_exact_result,
     f16_integers_give_the_exact_result,
     random_numbers_stay_within_the_derived_bound,

@@ -8,104 +8,37 @@ use half::bf16;
 
 const MACHINE: Machine = Machine::Host;
 
-#[test]
-fn bf16_integers_give_the_exact_result() {
-    suite::bf16_integers_give_the_exact_result(MACHINE);
+/// Runs a test with ranks as threads.
+fn on_host(test: impl FnOnce(Machine)) {
+    test(MACHINE);
 }
 
-#[test]
-fn f16_integers_give_the_exact_result() {
-    suite::f16_integers_give_the_exact_result(MACHINE);
-}
-
-#[test]
-fn random_numbers_stay_within_the_derived_bound() {
-    suite::random_numbers_stay_within_the_derived_bound(MACHINE);
-}
-
-#[test]
-fn no_schedule_changes_a_bit() {
-    suite::no_schedule_changes_a_bit(MACHINE);
-}
-
-#[test]
-fn small_shards_give_the_right_result_however_they_are_cut() {
-    suite::small_shards_give_the_right_result_however_they_are_cut(MACHINE);
-}
-
-#[test]
-fn runs_give_the_same_bits() {
-    suite::runs_give_the_same_bits(MACHINE);
-}
-
-#[test]
-fn ops_share_a_communicator_and_its_workspace() {
-    suite::ops_share_a_communicator_and_its_workspace(MACHINE);
-}
+suite_tests!(
+    on_host:
+    bf16_integers_give_the_exact_result,
+    f16_integers_give_the_exact_result,
+    random_numbers_stay_within_the_derived_bound,
+    no_schedule_changes_a_bit,
+    small_shards_give_the_right_result_however_they_are_cut,
+    runs_give_the_same_bits,
+    ops_share_a_communicator_and_its_workspace,
+    a_late_rank_is_waited_for,
+    row_strides_are_honoured,
+    a_refused_call_launches_nothing,
+    ranks_that_disagree_are_told_so,
+    what_cannot_be_built_is_refused_on_every_rank,
+    a_rank_that_cannot_build_is_named_to_the_others,
+    a_rank_that_never_calls_is_named_by_the_others,
+    the_workspace_is_known_before_it_is_taken,
+    an_integer_bias_is_added_exactly_once,
+    activations_stay_within_the_derived_bound,
+    ranks_agree_on_bias_and_activation,
+    a_bias_that_does_not_fit_is_refused,
+);
 
 #[test]
 fn many_calls_in_a_row() {
     suite::many_calls_in_a_row(MACHINE, 500);
-}
-
-#[test]
-fn a_late_rank_is_waited_for() {
-    suite::a_late_rank_is_waited_for(MACHINE);
-}
-
-#[test]
-fn row_strides_are_honoured() {
-    suite::row_strides_are_honoured(MACHINE);
-}
-
-#[test]
-fn a_refused_call_launches_nothing() {
-    suite::a_refused_call_launches_nothing(MACHINE);
-}
-
-#[test]
-fn ranks_that_disagree_are_told_so() {
-    suite::ranks_that_disagree_are_told_so(MACHINE);
-}
-
-#[test]
-fn what_cannot_be_built_is_refused_on_every_rank() {
-    suite::what_cannot_be_built_is_refused_on_every_rank(MACHINE);
-}
-
-#[test]
-fn a_rank_that_cannot_build_is_named_to_the_others() {
-    suite::a_rank_that_cannot_build_is_named_to_the_others(MACHINE);
-}
-
-#[test]
-fn a_rank_that_never_calls_is_named_by_the_others() {
-    suite::a_rank_that_never_calls_is_named_by_the_others(MACHINE);
-}
-
-#[test]
-fn the_workspace_is_known_before_it_is_taken() {
-    suite::the_workspace_is_known_before_it_is_taken(MACHINE);
-}
-
-#[test]
-fn an_integer_bias_is_added_exactly_once() {
-    suite::an_integer_bias_is_added_exactly_once(MACHINE);
-}
-
-#[test]
-fn activations_stay_within_the_derived_bound() {
-    suite::activations_stay_within_the_derived_bound(MACHINE);
-}
-
-#[test]
-fn ranks_agree_on_bias_and_activation() {
-    suite::ranks_agree_on_bias_and_activation(MACHINE);
-}
-
-#[test]
-fn a_bias_that_does_not_fit_is_refused() {
-    suite::a_bias_that_does_not_fit_is_refused(MACHINE);
 }
 
 #[test]

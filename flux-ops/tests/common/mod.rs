@@ -8,6 +8,8 @@ pub mod case;
 mod device;
 pub mod machine;
 pub mod suite;
+#[macro_use]
+pub mod where_found;
 
 pub use case::{Case, Values};
 pub use machine::{Machine, Node};
