@@ -62,8 +62,9 @@ static_assert(sizeof(ItemStamps) == 64, "trace.rs");
 struct WorkerStamps {
     u64 entered, drained, left;
     u32 multiprocessor, reserved;
+    u64 push_begun, first_delivered, last_delivered, first_rows;
 };
-static_assert(sizeof(WorkerStamps) == 32, "trace.rs");
+static_assert(sizeof(WorkerStamps) == 64, "trace.rs");
 
 struct Params {
     TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x; stacked: [1, 1, m, k_local]
@@ -98,7 +99,8 @@ struct Params {
     u32 m_shard;           // rows of a shard
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
     u32 activation;        // after the bias; AllGather-GEMM only
-    u32 reserved[5];
+    u32 first_row, first_rows, first_col, first_cols;  // of x, what the first transfer moves
+    u32 reserved;
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

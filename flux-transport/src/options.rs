@@ -73,7 +73,8 @@ pub struct Options {
     pub deadline: Duration,
     /// The epoch of the first call; for tests of its wrap.
     pub first_epoch: Epoch,
-    /// Several ranks may share a device; for tests.
+    /// Several ranks may share a device; for tests. Copies may then stand in the device's queues behind the kernel of a rank that waits for them, so the
+    /// ranks' kernels have to push.
     pub shared_device: bool,
     /// Nodes that the ranks are dealt to, in order: rank `node * ranks of a node + local`. What crosses nodes does so once for all ranks of a node. Where it is
     /// `None`, `FLUX_NODES` says, and where that is not set every host is a node. For [`Select::Mixed`]; on the host it changes programs only, for tests of them.

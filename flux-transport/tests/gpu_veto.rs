@@ -12,6 +12,11 @@ use gpu_support::linked_devices;
 /// Set for the processes that are ranks, to what they are to find.
 const RANK: &str = "FLUX_GPU_TEST_VETO";
 
+/// Whether a probe is named, which sees devices that ranks do not.
+fn probes() -> bool {
+    std::env::var_os("FLUX_PROBE").is_some_and(|program| !program.is_empty())
+}
+
 /// Has every rank check `case`; the script may set variables first.
 fn ranks(case: &str, script: &str) {
     let Some(devices) = linked_devices("gpu_veto", 2) else { return };
@@ -25,12 +30,24 @@ fn ranks(case: &str, script: &str) {
         .unwrap();
     assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
     let kept = std::fs::read_dir(cache.path().join("peers")).map_or(0, Iterator::count);
-    assert_eq!(kept, usize::from(case == "works"), "what was proven is kept, and what was pretended is not");
+    assert_eq!(
+        kept,
+        usize::from(case == "works" || case == "hidden" && probes()),
+        "what was proven is kept, and what was pretended is not"
+    );
 }
 
 #[test]
 fn where_peers_are_reached_all_take_nvlink_and_prove_it_once() {
     ranks("works", "unset NCCL_P2P_DISABLE FLUX_VETO_PEER");
+}
+
+#[test]
+fn ranks_that_see_their_own_device_alone_take_nvlink() {
+    if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() {
+        return gpu_support::skip("gpu_veto", &"CUDA_VISIBLE_DEVICES is set, so the ranks' devices have other numbers");
+    }
+    ranks("hidden", "unset NCCL_P2P_DISABLE FLUX_VETO_PEER; export CUDA_VISIBLE_DEVICES=$FLUX_LOCAL_RANK");
 }
 
 #[test]
@@ -65,6 +82,12 @@ fn one_rank() {
         assert!(told.contains("peer access works in both directions") && told.contains("proven"), "{told}");
         let again = connect(Select::Auto).unwrap().explain();
         assert!(again.contains("proven earlier in this boot"), "{again}");
+        return;
+    }
+    if case == "hidden" {
+        assert_eq!(first.transport(), TransportKind::NvLink, "{told}");
+        let word = if probes() { "proven in a process of its own" } else { "not proven" };
+        assert!(told.contains(word), "{told}");
         return;
     }
     let reason = if case == "vetoed" { "peer access does not work from GPU-" } else { "NCCL_P2P_DISABLE=1 on rank" };

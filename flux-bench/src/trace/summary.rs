@@ -5,11 +5,12 @@
 use super::Traced;
 use flux_core::program::{WorkItem, sink, source};
 use flux_core::{OpKind, Problem};
-use flux_ops::{ItemStamps, TimedItem, Timeline};
+use flux_ops::{ItemStamps, TimedItem, Timeline, WorkerStamps};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 type Phase = (&'static str, fn(&ItemStamps) -> u64);
+type WorkerPhase = (&'static str, fn(&WorkerStamps) -> u64);
 
 /// What an item of AllGather-GEMM comes past.
 const AG_PHASES: [Phase; 6] = [
@@ -28,6 +29,14 @@ const RS_PHASES: [Phase; 6] = [
     ("partials there", |t| t.partials_there),
     ("summed", |t| t.summed),
     ("stored", |t| t.sent),
+];
+
+/// What a CTA's mover and its producer come past, where the kernel pushes and where rows are awaited.
+const WORKER_PHASES: [WorkerPhase; 4] = [
+    ("push begun", |w| w.push_begun),
+    ("first chunk delivered", |w| w.first_delivered),
+    ("last chunk delivered", |w| w.last_delivered),
+    ("first rows there", |w| w.first_rows),
 ];
 
 /// A table for each rank.
@@ -60,6 +69,13 @@ fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
         us(traced.timeline.end_ns()),
         traced.event_ms * 1e3,
     );
+    for (name, of) in WORKER_PHASES {
+        let mut times: Vec<u64> = workers.iter().map(of).filter(|&ns| ns != 0).collect();
+        let count = times.len();
+        if count > 0 {
+            let _infallible = writeln!(text, "{name}: {} on {count} CTAs", spread(&mut times, us));
+        }
+    }
     let _infallible = write!(text, "{:<17} {:>5}", "wave", "tiles");
     for (name, _) in phases {
         let _infallible = write!(text, " {name:>20}");

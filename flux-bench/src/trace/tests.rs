@@ -22,6 +22,10 @@ fn call() -> (Problem, Vec<Traced>) {
             left: start + 70_500 + u64::from(cta) * 1000,
             multiprocessor: 100 + cta,
             reserved: 0,
+            push_begun: start + 2_000 + u64::from(cta) * 500,
+            first_delivered: start + 5_000,
+            last_delivered: 0,
+            first_rows: if cta == 0 { start + 9_000 } else { 0 },
         };
         let timeline = Timeline { rank: Rank::new(rank), items, workers: vec![worker(0), worker(1)] };
         Traced { timeline, event_ms: 0.0725, plan: "a plan".to_owned() }
@@ -57,6 +61,8 @@ fn the_summary_has_a_row_for_every_wave_and_sink() {
     let text = summary(&problem, &ranks);
     let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(text.lines().filter(|line| line.starts_with("rank ")).count(), 2, "{text}");
+    assert!(text.contains("push begun: 2.0/2.5/2.5 on 2 CTAs") && text.contains("first rows there: 9.0/9.0/9.0 on 1 CTAs"), "{text}");
+    assert!(!text.contains("last chunk delivered"), "{text}");
     let head = "rank 1: 2 CTAs, last began 0.0, drained 70.0/70.0/70.0, last closed 71.5; call 72.5 by events";
     assert!(text.contains(head), "{text}");
     let of = |first: &[&str]| lines.iter().rev().find(|line| line.starts_with(first)).unwrap().clone();

@@ -6,9 +6,17 @@
 
 namespace flux {
 
-// By one warp of every CTA, after all of the CTA's loads and stores have completed.
-__device__ __forceinline__ void close_call(const Params& p, u32 epoch) {
+// The last call that the peer of this lane's number says it has read, for `close_call`. Asked for while the CTA's last tile is still stored: nearly always
+// the peers have been done with the call before for long, and the last CTA to leave need not look again.
+__device__ __forceinline__ u32 credit_of_lane(const Params& p) {
     const u32 lane = threadIdx.x % 32;
+    return lane < p.world && lane != p.rank ? ptx::load_relaxed_sys(consumed_word(p.pad[p.rank], lane)) : 0;
+}
+
+// By one warp of every CTA, after all of the CTA's loads and stores have completed.
+__device__ __forceinline__ void close_call(const Params& p, u32 epoch, u32 credit) {
+    const u32 lane = threadIdx.x % 32;
+    const bool peer = lane < p.world && lane != p.rank;
     u32 last = 0;
     if (lane == 0) {
         // Releases this CTA's reads of the half to the last CTA, which publishes the credit for all.
@@ -17,11 +25,13 @@ __device__ __forceinline__ void close_call(const Params& p, u32 epoch) {
     if (!__shfl_sync(0xFFFFFFFFu, last, 0)) return;
 
     bool ok = !poisoned(p);
-    const bool peer = lane < p.world && lane != p.rank;
+    // Orders every CTA's reads of this half, acquired with the ticket, before the peers' next writes to it, and the credit before what follows it.
+    ptx::fence_acq_rel_sys();
     if (ok && peer) {
-        // Orders every CTA's reads of this half, acquired with the ticket, before the peers' next writes to it.
-        ptx::store_release_sys(consumed_word(p.pad[lane], p.rank), epoch);
-        ok = wait_for(p, epoch, {consumed_word(p.pad[p.rank], lane), epoch - 1, FaultWait::kConsumed, lane, kNone});
+        ptx::store_relaxed_sys(consumed_word(p.pad[lane], p.rank), epoch);
+        if (!epoch_reached(credit, epoch - 1)) {
+            ok = wait_for(p, epoch, {consumed_word(p.pad[p.rank], lane), epoch - 1, FaultWait::kConsumed, lane, kNone});
+        }
     }
     if (ok && lane == p.rank && p.await_pushed) {
         ok = wait_for(p, epoch, {&p.control->pushed, epoch, FaultWait::kPushed, p.rank, kNone});

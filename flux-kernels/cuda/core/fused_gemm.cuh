@@ -18,7 +18,11 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const Shared<C> smem{(ptx::shared_address(dynamic_shared) + 1023) & ~1023u};
     const u32 warpgroup = threadIdx.x / 128;
     const u32 warp = threadIdx.x / 32;
-    stamp_worker<C>(p, &WorkerStamps::entered);
+    stamp_cta<C>(p, &WorkerStamps::entered);
+    typename Mover<C>::Head head;
+    if constexpr (!C::kReduceScatter) {
+        if (warp == 2 || warp == 3) Mover<C>{p, 0, threadIdx.x - 64}.fetch(head, blockIdx.x, gridDim.x);
+    }
     // Read by every CTA before its ticket, so before the last one advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
 
@@ -39,15 +43,18 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
 
+    u32 credit = 0;
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
     if (warpgroup == 0) {
         ptx::release_registers<C::kProducerRegisters>();
         if (warp == 0) {
             if (ptx::elect_one()) Producer<C>{p, smem, epoch}.run(walk);
+            __syncwarp();
+            credit = credit_of_lane(p);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else {
-            if constexpr (!C::kReduceScatter) Mover<C>{p, epoch, threadIdx.x - 64}.run(blockIdx.x, gridDim.x);
+            if constexpr (!C::kReduceScatter) Mover<C>{p, epoch, threadIdx.x - 64}.run(head, blockIdx.x, gridDim.x);
         }
         __syncwarp();
     } else {
@@ -55,9 +62,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         Consumer<C>{p, smem, epoch, warpgroup - 1, threadIdx.x % 128}.run(walk);
     }
     __syncthreads();
-    stamp_worker<C>(p, &WorkerStamps::drained);
-    if (warp == 0) close_call(p, epoch);
-    stamp_worker<C>(p, &WorkerStamps::left);
+    stamp_cta<C>(p, &WorkerStamps::drained);
+    if (warp == 0) close_call(p, epoch, credit);
+    stamp_cta<C>(p, &WorkerStamps::left);
 }
 
 }  // namespace flux

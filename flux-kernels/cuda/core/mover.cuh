@@ -4,6 +4,7 @@
 // for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it.
 #pragma once
 #include "core/config.cuh"
+#include "core/trace.cuh"
 #include "core/wait.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -49,17 +50,25 @@ struct Mover {
     }
 
     // By a whole warp: its lanes look at one transfer each.
-    __device__ __forceinline__ Group group(u32 first, u32 index, u32 movers) const {
+    __device__ __forceinline__ Transfer record(u32 first) const {
         const u32 at = first + thread % 32;
-        const Transfer t = p.transfers[at < p.transfer_count ? at : first];
+        return p.transfers[at < p.transfer_count ? at : first];
+    }
+
+    __device__ __forceinline__ u32 share(const Spans& s, u32 index, u32 movers) const {
+        const u32 total = s.count * s.pieces_each;
+        return total > index ? (total - index - 1) / movers + 1 : 0;
+    }
+
+    // By a whole warp, of the records of its lanes.
+    __device__ __forceinline__ Group group(u32 first, const Transfer& t, u32 index, u32 movers) const {
         const u32 row = ptx::from_lane(t.row, 0), col = ptx::from_lane(t.col, 0), rows = ptx::from_lane(t.rows, 0), cols = ptx::from_lane(t.cols, 0);
-        const bool same = at < p.transfer_count && t.row == row && t.col == col && t.rows == rows && t.cols == cols;
+        const bool there = first + thread % 32 < p.transfer_count;
+        const bool same = there && t.row == row && t.col == col && t.rows == rows && t.cols == cols;
         const u32 others = __ballot_sync(0xFFFFFFFFu, !same);
         const u32 copies = others == 0 ? 32 : __ffs(others) - 1;
-        Group g = {first, copies, 0, row, col * 2, ptx::from_lane(t.step, 0), spans(rows, cols), t.dest | t.place << 16, t.raise};
-        const u32 total = g.spans.count * g.spans.pieces_each;
-        if (total > index) g.mine = (total - index - 1) / movers + 1;
-        return g;
+        const Spans s = spans(rows, cols);
+        return {first, copies, share(s, index, movers), row, col * 2, ptx::from_lane(t.step, 0), s, t.dest | t.place << 16, t.raise};
     }
 
     __device__ __forceinline__ Piece piece(const Group& g, u32 i) const {
@@ -91,17 +100,34 @@ struct Mover {
         }
     }
 
-    // `index` of `movers` CTAs.
-    __device__ __forceinline__ void run(u32 index, u32 movers) const {
-        if (p.transfer_count == 0) return;
+    // What a mover fetches before anything else: a call with few rows waits for the first ones, and once the producers fill their rings, loads queue
+    // behind the weights.
+    struct Head {
+        Transfer record;
         uint4 v[kVectors];
-        Group g = group(0, index, movers);
-        if (g.mine != 0) load(piece(g, index), v);
-        for (;;) {
+        bool poisoned;
+    };
+
+    // `index` of `movers` CTAs. What is moved first is known without a record.
+    __device__ __forceinline__ void fetch(Head& head, u32 index, u32 movers) const {
+        if (p.transfer_count == 0) return;
+        const Spans s = spans(p.first_rows, p.first_cols);
+        const Group g = {0, 0, share(s, index, movers), p.first_row, p.first_col * 2, 0, s, 0, 0};
+        if (g.mine != 0) load(piece(g, index), head.v);
+        head.record = record(0);
+        head.poisoned = poisoned(p);
+    }
+
+    __device__ __forceinline__ void run(Head& head, u32 index, u32 movers) const {
+        if (p.transfer_count == 0) return;
+        uint4 (&v)[kVectors] = head.v;
+        Group g = group(0, head.record, index, movers);
+        for (bool stopped = head.poisoned;; stopped = poisoned(p)) {
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-            const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
+            const bool live = __all_sync(0xFFFFFFFFu, !stopped);
             for (u32 j = 0; j < g.mine; ++j) {
                 if (live) store(g, piece(g, index + j * movers), v);
+                if (thread == 0 && g.first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
                 if (j + 1 < g.mine) load(piece(g, index + (j + 1) * movers), v);
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
@@ -110,7 +136,7 @@ struct Mover {
             const bool more = next < p.transfer_count;
             if (more) {
                 // On their way while the stores are waited for.
-                g = group(next, index, movers);
+                g = group(next, record(next), index, movers);
                 if (g.mine != 0) load(piece(g, index), v);
             }
             ptx::named_barrier_sync<3, kThreads>();
@@ -127,6 +153,7 @@ struct Mover {
             const bool whole = !poisoned(p);
             // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
             ptx::fence_acq_rel_sys();
+            stamp_worker<C>(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
             if (whole) last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;

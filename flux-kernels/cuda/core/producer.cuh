@@ -16,6 +16,7 @@ struct Producer {
     RingState<C::kStages> ring;
     // The await list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
     u32 seen_first = kNone, seen_count = 0;
+    bool stamped = false;
 
     // What of an item's await list is still to come: `group` entries from `next` on are awaited before step `step` of k is loaded.
     struct Pending {
@@ -53,11 +54,18 @@ struct Producer {
         return {next, end, group, next < end ? p.awaits[next].k_step : kNone};
     }
 
+    // Stamps the first rows that came.
+    __device__ __forceinline__ void arrived() {
+        if (C::kTrace && !stamped) stamp_worker<C>(p, &WorkerStamps::first_rows);
+        stamped = true;
+    }
+
     // Whether the next group is there; goes past it where it is.
-    __device__ __forceinline__ bool raised(Pending& w) const {
+    __device__ __forceinline__ bool raised(Pending& w) {
         for (u32 first = 0; first < w.group; first += kPolls) {
             if (!all_raised(p, epoch, w.next + first, w.group - first)) return false;
         }
+        arrived();
         // Orders the acquired signals before the bulk loads of the rows that they announce.
         ptx::fence_proxy_async();
         w = at(w.next + w.group, w.end, w.group);
@@ -65,8 +73,9 @@ struct Producer {
     }
 
     // Waits for the next group.
-    __device__ __forceinline__ void wait(Pending& w) const {
+    __device__ __forceinline__ void wait(Pending& w) {
         for (u32 first = 0; first < w.group; first += kPolls) await_all(p, epoch, w.next + first, w.group - first);
+        arrived();
         // As above. After a failed wait the rows are garbage, but in bounds: the tile is computed and the call reported as failed.
         ptx::fence_proxy_async();
         w = at(w.next + w.group, w.end, w.group);

@@ -14,14 +14,19 @@ __device__ __forceinline__ void stamp(const Params& p, u32 item, u64 ItemStamps:
     if constexpr (C::kTrace) p.item_stamps[item].*phase = ptx::global_timer_ns();
 }
 
-// By thread 0 of the CTA.
+// By one thread of the CTA, as above.
 template <class C>
 __device__ __forceinline__ void stamp_worker(const Params& p, u64 WorkerStamps::* phase) {
+    if constexpr (C::kTrace) p.worker_stamps[blockIdx.x].*phase = ptx::global_timer_ns();
+}
+
+// By all threads of the CTA.
+template <class C>
+__device__ __forceinline__ void stamp_cta(const Params& p, u64 WorkerStamps::* phase) {
     if constexpr (C::kTrace) {
         if (threadIdx.x != 0) return;
-        WorkerStamps& worker = p.worker_stamps[blockIdx.x];
-        worker.*phase = ptx::global_timer_ns();
-        worker.multiprocessor = ptx::multiprocessor();
+        stamp_worker<C>(p, phase);
+        p.worker_stamps[blockIdx.x].multiprocessor = ptx::multiprocessor();
     }
 }
 

@@ -189,6 +189,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         outer: &y_outer,
         box_rows: 64,
     };
+    let first = p.transfers.first().copied().unwrap_or_default();
     let row_bytes = u64::from(k) * dtype.bytes() as u64;
     let a_caller = encode(dtype, &x)?;
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
@@ -233,7 +234,11 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         m_shard,
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
-        reserved: [0; 5],
+        first_row: first.row,
+        first_rows: first.rows,
+        first_col: first.col,
+        first_cols: first.cols,
+        reserved: 0,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

@@ -40,7 +40,11 @@ pub(super) struct Params {
     pub(super) m_shard: u32,
     pub(super) source_row_bytes: u32,
     pub(super) activation: u32,
-    pub(super) reserved: [u32; 5],
+    pub(super) first_row: u32,
+    pub(super) first_rows: u32,
+    pub(super) first_col: u32,
+    pub(super) first_cols: u32,
+    pub(super) reserved: u32,
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }

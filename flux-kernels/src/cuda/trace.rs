@@ -31,7 +31,7 @@ pub struct ItemStamps {
     pub sent: u64,
 }
 
-/// One CTA's life, in nanoseconds; 32 bytes.
+/// One CTA's life, in nanoseconds; 64 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct WorkerStamps {
@@ -45,9 +45,17 @@ pub struct WorkerStamps {
     pub multiprocessor: u32,
     /// Not used.
     pub reserved: u32,
+    /// Mover: the first piece that it pushes was stored; this and what follows is 0 where the kernel pushes nothing.
+    pub push_begun: u64,
+    /// Mover: its pieces of what is announced first were at the readers.
+    pub first_delivered: u64,
+    /// Mover: its pieces of what is announced last, if not first, were at the readers.
+    pub last_delivered: u64,
+    /// Producer: the first rows of peers that it awaited were there; 0 where it awaited none.
+    pub first_rows: u64,
 }
 
-const _: () = assert!(size_of::<ItemStamps>() == 64 && size_of::<WorkerStamps>() == 32);
+const _: () = assert!(size_of::<ItemStamps>() == 64 && size_of::<WorkerStamps>() == 64);
 
 /// What a launch recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -19,6 +19,9 @@ pub(super) enum Place {
     Gpu {
         /// CTAs.
         ctas: u32,
+        /// Whether no other rank works there. Where one does, copies may stand in the device's queues behind its kernel that waits for them, so the
+        /// kernels push.
+        alone: bool,
     },
 }
 
@@ -97,12 +100,13 @@ impl RandomCase {
         let mut draw = Draw::new(data::seed(self.seed, 3, u64::from(rank.get())));
         let workers = match place {
             Place::Host => 1 + draw.below(3),
-            Place::Gpu { ctas } => {
+            Place::Gpu { ctas, .. } => {
                 let any = 1 + draw.below(ctas);
                 draw.of(&[ctas, ctas, ctas - ctas / 8, any])
             }
         };
-        let push = Some(draw.of(&[Push::Auto, Push::Kernel, Push::CopyEngine]));
+        let drawn = draw.of(&[Push::Auto, Push::Kernel, Push::CopyEngine]);
+        let push = Some(if matches!(place, Place::Gpu { alone: false, .. }) { Push::Kernel } else { drawn });
         Plan { workers: Some(workers), push, spread: Some(draw.of(&[0, 10, 40, 100])), ..self.shared }
     }
 }

@@ -33,8 +33,10 @@ pub(super) fn minutes(word: &str) -> Result<f64, String> {
 pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
     let (comm, first) = (site.comm(), site.rank().get() == 0);
     let seed = agree(site, args.seed.unwrap_or_else(of_the_clock))?;
-    let place =
-        site.gpu().map_or(Place::Host, |gpu| Place::Gpu { ctas: machine::ctas(site.comm(), gpu.device().info().sms / args.ranks_per_gpu) });
+    let place = site.gpu().map_or(Place::Host, |gpu| Place::Gpu {
+        ctas: machine::ctas(site.comm(), gpu.device().info().sms / args.ranks_per_gpu),
+        alone: args.ranks_per_gpu == 1,
+    });
     let (start, mut said) = (Instant::now(), Instant::now());
     let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);
     if first {

@@ -3,7 +3,7 @@ use crate::finish::Finish;
 use flux_core::{OpKind, Rank, WorldSize};
 use flux_ops::Activation;
 
-const PLACES: [Place; 2] = [Place::Host, Place::Gpu { ctas: 132 }];
+const PLACES: [Place; 3] = [Place::Host, Place::Gpu { ctas: 132, alone: true }, Place::Gpu { ctas: 16, alone: false }];
 
 fn cases(world: u32, place: Place) -> impl Iterator<Item = RandomCase> {
     (0..400).map(move |number| RandomCase::new(7, number, WorldSize::new(world).unwrap(), place).unwrap())
