@@ -33,6 +33,11 @@ impl Nodes {
         Self { world, count: world.get() }
     }
 
+    /// One node of all ranks.
+    pub const fn of_all(world: WorldSize) -> Self {
+        Self { world, count: 1 }
+    }
+
     /// The ranks.
     pub const fn world(self) -> WorldSize {
         self.world

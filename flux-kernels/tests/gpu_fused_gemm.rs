@@ -10,7 +10,7 @@ use flux_core::layout::fault;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
-use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
 use flux_kernels::Activation;
 use flux_kernels::cuda::Pace;
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
@@ -44,7 +44,12 @@ type Case = (usize, usize, usize, u32, Chunk);
 
 /// Three calls, with new data each, integers compared for equality.
 fn check(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule) {
-    let mut w = World::new(context, p, schedule, Epoch::FIRST);
+    check_across(context, p, schedule, Nodes::apart(p.world()));
+}
+
+/// The same of ranks in nodes.
+fn check_across(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule, nodes: Nodes) {
+    let mut w = World::across(context, p, schedule, Epoch::FIRST, nodes);
     for (call, fill) in [(1, Fill::SmallInts), (2, Fill::Uniform), (3, Fill::SmallInts)] {
         let seeds = Seeds { x: 7 * call, w: 1000 + call };
         w.prepare(seeds, fill);
@@ -64,6 +69,20 @@ fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
                 for &(m, n, k, world, chunk) in cases {
                     check(context, problem(op, m, n, k, dtype, world), &schedule(tile, chunk));
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn relays_add_what_their_mates_send_and_send_the_sum() {
+    let Some(context) = device("relays_add_what_their_mates_send_and_send_the_sum") else { return };
+    for dtype in [DType::Bf16, DType::F16] {
+        for tile in TILES {
+            for (count, world, chunk, splits) in [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)] {
+                let p = problem(OpKind::GemmReduceScatter, 129, 584, 392, dtype, world);
+                let schedule = Schedule { splits, ..schedule(tile, chunk) };
+                check_across(&context, p, &schedule, Nodes::new(p.world(), count).expect("equal nodes"));
             }
         }
     }

@@ -28,6 +28,7 @@ mod fault;
 pub mod fuzz;
 mod host;
 pub mod launch;
+mod mixed;
 pub mod nccl;
 pub mod nvlink;
 mod options;

@@ -18,6 +18,8 @@ pub enum Select {
     Host,
     /// Peer memory of CUDA devices.
     NvLink,
+    /// Peer memory between CUDA devices of a node, NCCL's messages between nodes.
+    Mixed,
     /// NCCL's messages between CUDA devices, of one host or of several.
     Nccl,
     /// Pinned memory of the host, for CUDA devices of one host that do not reach each other.
@@ -30,6 +32,7 @@ impl Select {
         match self {
             Self::Auto => "auto",
             Self::Host => "host",
+            Self::Mixed => "mixed",
             Self::NvLink => "nvlink",
             Self::Nccl => "nccl",
             Self::Pcie => "pcie",
@@ -45,7 +48,7 @@ impl fmt::Display for Select {
 
 /// No transport has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` names no transport: auto, host, nvlink, nccl and pcie are known")]
+#[error("`{name}` names no transport: auto, host, nvlink, mixed, nccl and pcie are known")]
 pub struct ParseSelectError {
     name: String,
 }
@@ -54,7 +57,7 @@ impl FromStr for Select {
     type Err = ParseSelectError;
 
     fn from_str(name: &str) -> Result<Self, ParseSelectError> {
-        let known = [Self::Auto, Self::Host, Self::NvLink, Self::Nccl, Self::Pcie];
+        let known = [Self::Auto, Self::Host, Self::NvLink, Self::Mixed, Self::Nccl, Self::Pcie];
         known.into_iter().find(|select| select.name() == name).ok_or_else(|| ParseSelectError { name: name.to_owned() })
     }
 }
@@ -74,7 +77,7 @@ pub struct Options {
     /// ranks' kernels have to push.
     pub shared_device: bool,
     /// Nodes that the ranks are dealt to, in order: rank `node * ranks of a node + local`. What crosses nodes does so once for all ranks of a node. Where it is
-    /// `None`, `FLUX_NODES` says. On the host it changes programs only, for tests of them.
+    /// `None`, `FLUX_NODES` says, and where that is not set every host is a node. For [`Select::Mixed`]; on the host it changes programs only, for tests of them.
     pub nodes: Option<u32>,
     /// Workspace to take at once.
     pub reserve: WorkspaceSize,
@@ -106,10 +109,10 @@ mod tests {
 
     #[test]
     fn a_name_and_its_transport_go_together() {
-        for select in [Select::Auto, Select::Host, Select::NvLink, Select::Nccl, Select::Pcie] {
+        for select in [Select::Auto, Select::Host, Select::NvLink, Select::Mixed, Select::Nccl, Select::Pcie] {
             assert_eq!(select.to_string().parse(), Ok(select));
         }
         let error = "pigeon".parse::<Select>().unwrap_err();
-        assert_eq!(error.to_string(), "`pigeon` names no transport: auto, host, nvlink, nccl and pcie are known");
+        assert_eq!(error.to_string(), "`pigeon` names no transport: auto, host, nvlink, mixed, nccl and pcie are known");
     }
 }

@@ -3,6 +3,8 @@
 //! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and [`finish`](Transport::finish) of one call under its
 //! lock, and [`reserve`](Transport::reserve) and [`drain`](Transport::drain) too; the other methods at any time from any thread.
 
+mod check;
+
 use crate::control::{ControlError, ControlPlane, Disagreed};
 use crate::cuda::CudaError;
 use crate::nccl::NcclError;
@@ -24,6 +26,8 @@ pub enum TransportKind {
     Host,
     /// Peer memory of CUDA devices.
     NvLink,
+    /// Peer memory within nodes, NCCL's messages between them.
+    Mixed,
     /// NCCL's messages between CUDA devices, of one host or of several.
     Nccl,
     /// Pinned memory of the host, between CUDA devices that do not reach each other.
@@ -35,6 +39,7 @@ impl TransportKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
+            Self::Mixed => "mixed",
             Self::NvLink => "nvlink",
             Self::Nccl => "nccl",
             Self::Pcie => "pcie",
@@ -56,7 +61,7 @@ pub enum Mover {
     Thread,
     /// The device's copy engines, on a stream of their own.
     CopyEngine,
-    /// Messages, sent and received on a stream of their own: an executor's kernel stores into this rank's memory only, and
+    /// Messages, sent and received on a stream of their own: an executor's kernel stores into memory of this rank's [node](Transport::nodes) only, and
     /// [`Transport::exchange`] carries both what is pushed and what is sent.
     Messages {
         /// Multiprocessors that the messages' kernels need while the executor's waits.
@@ -121,7 +126,7 @@ pub struct Push<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange<'a> {
     /// Where what this rank sends comes from.
-    pub source: Source,
+    pub source: Source<'a>,
     /// Bytes of a place at a reader.
     pub place_bytes: u64,
     /// The program's [rounds](flux_core::program::TileProgram::rounds), in order.
@@ -129,17 +134,11 @@ pub struct Exchange<'a> {
 }
 
 /// Where sent chunks come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The caller's shard, which is there when the call begins (AllGather-GEMM).
-    Rows {
-        /// Address of the first row.
-        x: u64,
-        /// Bytes from a row to the next.
-        row_stride: u64,
-        /// Bytes of a row.
-        row_bytes: u64,
-    },
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// The caller's shard, which is there when the call begins (AllGather-GEMM). Rounds carry what crosses nodes of the transfers; what does not, and what is
+    /// passed on of what the rounds bring, are copies.
+    Rows(Push<'a>),
     /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions, each chunk when its signal is raised there
     /// (GEMM-ReduceScatter).
     Stored,
@@ -334,74 +333,6 @@ impl From<Disagreed> for TransportError {
             Disagreed::Control(error) => Self::Control(error),
             Disagreed::Refused { rank, reason } => Self::PeerFailed { rank, reason },
         }
-    }
-}
-
-impl Exchange<'_> {
-    /// Checks that every message lies in the workspace of `world` ranks.
-    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
-        for (index, round) in self.rounds.iter().enumerate() {
-            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
-            let end = round.offset.saturating_add(round.bytes);
-            if end > self.place_bytes {
-                return bad("end of the chunk", end, self.place_bytes);
-            }
-            for end in [round.sent, round.received] {
-                let filled = (u64::from(end.place) + 1).saturating_mul(self.place_bytes);
-                if end.peer.get() >= world {
-                    return bad("peer", u64::from(end.peer.get()), u64::from(world));
-                } else if end.signal >= size.signals {
-                    return bad("signal", u64::from(end.signal), u64::from(size.signals));
-                } else if filled > size.half_bytes {
-                    return bad("end of the place", filled, size.half_bytes);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Push<'_> {
-    /// Checks that every transfer lies in the workspace of `world` ranks.
-    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
-        for (index, forward) in self.forwards.iter().enumerate() {
-            let filled = (u64::from(forward.from) + 1).saturating_mul(self.place_bytes);
-            if forward.awaits.signal >= size.signals {
-                return Err(TransportError::BadTransfer {
-                    index,
-                    what: "signal that is awaited",
-                    value: u64::from(forward.awaits.signal),
-                    limit: u64::from(size.signals),
-                });
-            } else if filled > size.half_bytes {
-                return Err(TransportError::BadTransfer {
-                    index,
-                    what: "end of the place that is passed on",
-                    value: filled,
-                    limit: size.half_bytes,
-                });
-            }
-        }
-        let passed_on = self.forwards.iter().map(|forward| &forward.to);
-        for (index, t) in self.transfers.iter().chain(passed_on).enumerate() {
-            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
-            let row_end = (u64::from(t.col) + u64::from(t.cols)).saturating_mul(self.element_bytes);
-            let end = (u64::from(t.row) + u64::from(t.rows)).checked_mul(self.row_bytes);
-            let inside = end.filter(|&end| end <= self.place_bytes);
-            let filled = (u64::from(t.place) + 1).checked_mul(self.place_bytes);
-            if t.dest >= world {
-                return bad("dest", u64::from(t.dest), u64::from(world));
-            } else if t.raise >= size.signals {
-                return bad("raise", u64::from(t.raise), u64::from(size.signals));
-            } else if row_end > self.row_bytes {
-                return bad("end of the columns", row_end, self.row_bytes);
-            } else if inside.is_none() {
-                return bad("end of the rows", end.unwrap_or(u64::MAX), self.place_bytes);
-            } else if filled.is_none_or(|filled| filled > size.half_bytes) {
-                return bad("end of the place", filled.unwrap_or(u64::MAX), size.half_bytes);
-            }
-        }
-        Ok(())
     }
 }
 

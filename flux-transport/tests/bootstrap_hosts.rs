@@ -72,12 +72,9 @@ fn descriptors_stay_on_their_host() {
         assert_eq!(got.iter().map(Vec::len).sum::<usize>(), 2);
     }
     let apart = group_on(&[0, 0, 1]);
-    let refused = each(&apart, |plane| plane.exchange_fds(&[file.as_fd()], ample()).unwrap_err());
-    for (rank, (error, peer)) in refused.into_iter().zip([2, 2, 0]).enumerate() {
-        let named = [rank as u32, peer].map(Rank::new);
-        assert!(matches!(error, ControlError::OtherHost { rank, peer } if [rank, peer] == named), "{error}");
-    }
-    // No step was taken: the ranks are still in step.
+    let given = each(&apart, |plane| plane.exchange_fds(&[file.as_fd()], ample()).unwrap());
+    let counts: Vec<Vec<usize>> = given.iter().map(|by_rank| by_rank.iter().map(Vec::len).collect()).collect();
+    assert_eq!(counts, [[0, 1, 0], [1, 0, 0], [0, 0, 0]]);
     each(&apart, |plane| plane.barrier(ample()).unwrap());
 }
 

@@ -41,7 +41,7 @@ pub struct Args {
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out. A launch has as many as were launched
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
-    /// auto, host, nvlink, nccl or pcie
+    /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Ops

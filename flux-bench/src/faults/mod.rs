@@ -36,7 +36,7 @@ pub struct Args {
     /// Ranks that stay away from a call
     #[arg(long, default_value_t = 10)]
     pub missing: u32,
-    /// auto, host, nvlink, nccl or pcie
+    /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// The ranks' deadline: 1000 on the host, 2000 on GPUs where it is left out

@@ -103,6 +103,9 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         let name = test.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut test = command(args, test.as_os_str());
         test.args(["--test-threads=1", "--nocapture"]);
+        if name == "gpu_mixed" {
+            test.env(QUEUES.0, QUEUES.1);
+        }
         steps.push((name, test));
     }
     let example = args.dist.join("tp_mlp");
@@ -133,6 +136,17 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
             steps.push((format!("soak-{transport}-threads"), program(&soak[..4])));
             steps.push((format!("soak-{transport}-processes"), program(&soak)));
         }
+        if gpus.is_multiple_of(2) {
+            let soak = ["soak", "--quick", "--transport", Select::Mixed.name(), "--nodes", "2", "--processes"];
+            steps.push(("soak-mixed-threads".to_owned(), program(&soak[..6])));
+            steps.push(("soak-mixed-processes".to_owned(), program(&soak)));
+            if gpus == 2 && args.tp.is_none() {
+                // Two ranks of a node on each GPU.
+                let mut shared = program(&soak[..6]);
+                shared.args(["--ranks-per-gpu", "2"]).env(QUEUES.0, QUEUES.1);
+                steps.push(("soak-mixed-shared".to_owned(), shared));
+            }
+        }
         let mut links = command(args, args.dist.join("flux-bench").as_os_str());
         links.args(["links", "--json"]).arg(out.join("links.json"));
         steps.push(("links".to_owned(), links));
@@ -159,6 +173,9 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
     }
     Ok(steps)
 }
+
+/// Enough queues for the streams of several ranks on one device: where two share one, a wait in it holds up what another rank launches.
+const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Whether Python would find PyTorch, which is slow to import.
 fn has_pytorch() -> bool {
@@ -237,8 +254,9 @@ mod tests {
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
         let soaks = ["soak-threads", "soak-processes", "soak-random", "soak-shared"];
         let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
+        let mixed = ["soak-mixed-threads", "soak-mixed-processes", "soak-mixed-shared"];
         let measures = ["links", "faults", "bench", "bench-processes", "bench-hosts", "first-call"];
-        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &measures].concat());
+        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &mixed, &measures].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);

@@ -32,7 +32,7 @@ pub struct Args {
     /// Ranks, as threads of this process
     #[arg(long, default_value_t = 1)]
     pub ranks: u32,
-    /// auto, host, nvlink, nccl or pcie
+    /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Safetensors file with the global `x` [m, k] and `w` [n, k], both BF16 or both F16

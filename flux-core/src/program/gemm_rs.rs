@@ -19,14 +19,15 @@ use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
 
-/// Where sources' slots lie at a rank, and who fills them.
+/// Where sources' slots lie at a rank of a GEMM-ReduceScatter whose tiles do not span shards, and who fills them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub struct Places {
     nodes: Nodes,
 }
 
 impl Places {
-    pub(super) const fn new(nodes: Nodes) -> Self {
+    /// Of ranks that are grouped so.
+    pub const fn new(nodes: Nodes) -> Self {
         Self { nodes }
     }
 
@@ -54,7 +55,7 @@ impl Places {
     }
 
     /// To whom `rank` sends what it has of a tile of `owner`'s shard, and its place there; `None` for the own shard.
-    pub(super) fn destination(self, rank: Rank, owner: Rank) -> Option<(Rank, u32)> {
+    pub fn destination(self, rank: Rank, owner: Rank) -> Option<(Rank, u32)> {
         let nodes = self.nodes;
         let dest = match (nodes.together(rank, owner), nodes.on_one_rail(rank, owner)) {
             (true, true) => return None,

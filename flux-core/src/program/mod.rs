@@ -22,6 +22,7 @@ mod schedule;
 mod tests;
 
 pub use error::ScheduleError;
+pub use gemm_rs::Places;
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};
 pub use schedule::{Chunk, Schedule};

@@ -4,8 +4,7 @@
 //! at round `i`, and the rounds are those that the program's kernel finishes its chunks in. So ranks that take the rounds in order, each when its own
 //! chunk is finished, wait for nobody who waits for them.
 
-use super::gemm_rs::Places;
-use super::{TileProgram, sink};
+use super::{Places, TileProgram, sink};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::{OpKind, Rank};
 use std::collections::BTreeMap;

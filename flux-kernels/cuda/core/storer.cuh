@@ -118,10 +118,12 @@ struct Storer {
         if constexpr (C::kReduceScatter) send_item = item.sink == static_cast<u32>(Sink::kSend);
         const bool lend_item = item.sink == static_cast<u32>(Sink::kLend);
         // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-        const bool live = !send_item || !poisoned(p);
+        bool live = !send_item || !poisoned(p);
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) {
             ptx::mbarrier_wait(smem.out_full(c), phase);
+            // A sum of partial tiles that this item itself has awaited: whoever gave up waiting for them set the poison before they were loaded.
+            if (send_item && item.partials != 0 && c == 0) live = !poisoned(p);
             if (lend_item) continue;
             if (!send_item) {
                 store(item, c);

@@ -4,7 +4,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
-use flux_core::{OpKind, Problem};
+use flux_core::{Nodes, OpKind, Problem};
 use flux_kernels::cache;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
@@ -101,10 +101,16 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(context: &Arc<CudaContext>, problem: Problem, schedule: &Schedule, first: Epoch) -> Self {
+        Self::across(context, problem, schedule, first, Nodes::apart(problem.world()))
+    }
+
+    /// With the programs of ranks in nodes; of an AllGather-GEMM nobody would pass rows on.
+    pub(crate) fn across(context: &Arc<CudaContext>, problem: Problem, schedule: &Schedule, first: Epoch, nodes: Nodes) -> Self {
         let variant = Variant::of(problem.op(), problem.dtype(), schedule).expect("a variant");
         let kernel = Kernel::load(variant, &cubin(&variant.source())).expect("the kernel loads");
         let harness = Harness::load(&cubin(&flux_kernels::sources::harness())).expect("the harness loads");
-        let programs: Vec<_> = problem.world().ranks().map(|r| TileProgram::build(&problem, r, schedule).expect("a program")).collect();
+        let programs: Vec<_> =
+            problem.world().ranks().map(|r| TileProgram::build_across(&problem, r, schedule, nodes).expect("a program")).collect();
         let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
         let bytes = |s: flux_core::problem::Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
         let ranks: Vec<_> = programs
@@ -241,8 +247,9 @@ impl World {
 
     pub(crate) fn verify(&self, seeds: Seeds, fill: Fill) -> Vec<VerifyReport> {
         let p = &self.problem;
-        let stacked = self.ranks[0].program.program().stacked;
-        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, stacked, per_node: 1 };
+        let program = self.ranks[0].program.program();
+        let (stacked, per_node) = (program.stacked, program.nodes.per_node());
+        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, stacked, per_node };
         p.world()
             .ranks()
             .map(|r| {

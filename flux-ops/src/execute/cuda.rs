@@ -205,6 +205,9 @@ impl CudaExecutor {
 
     pub(super) fn explain(&self) -> String {
         let mover = match self.push_by_kernel {
+            _ if self.rounds.is_some() && self.program.program().nodes.are_mixed() => {
+                ", NCCL carries the chunks that cross nodes, copy engines pass rows on"
+            }
             _ if self.rounds.is_some() => ", NCCL carries the chunks",
             _ if self.route.is_some() => ", copy engines carry everything through the host",
             _ if self.program.program().transfers.is_empty() => "",

@@ -67,12 +67,9 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
 }
 
 /// What messages carry of a call.
-pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &TileProgram, rounds: &'p [Round]) -> Exchange<'p> {
+pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &'p TileProgram, rounds: &'p [Round]) -> Exchange<'p> {
     let source = match program.problem.op() {
-        OpKind::AllGatherGemm => {
-            let row_bytes = u64::from(program.problem.k_local()) * size_of::<T>() as u64;
-            Source::Rows { x: x.address, row_stride: x.row_bytes::<T>(), row_bytes }
-        }
+        OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
         OpKind::GemmReduceScatter => Source::Stored,
     };
     Exchange { source, place_bytes: program.place_bytes(), rounds }

@@ -17,6 +17,8 @@ pub enum Machine {
     Gpus(u32),
     /// The same through the host, with a GPU for each rank.
     Staged(u32),
+    /// Threads that take this machine for two, with so many ranks on each GPU and so many in all.
+    TwoNodes { per_gpu: u32, ranks: u32 },
 }
 
 /// Kernels of two communicators on the same GPUs could keep each other's peers from running, so their tests take turns.
@@ -39,6 +41,8 @@ impl Machine {
             Self::Host => 16,
             Self::Gpus(1) => 4,
             Self::Gpus(count) | Self::Staged(count) => count,
+            // This one and no other.
+            Self::TwoNodes { ranks, .. } => return wanted.iter().copied().filter(|&w| w == ranks).collect(),
         };
         wanted.iter().copied().filter(|&w| w <= most).collect()
     }
@@ -47,7 +51,7 @@ impl Machine {
     pub fn tiles(self) -> Vec<TileShape> {
         match self {
             Self::Host => vec![TileShape::new(16, 24, 16), TileShape::new(32, 16, 32)],
-            Self::Gpus(_) | Self::Staged(_) => vec![TileShape::new(128, 128, 64), TileShape::new(128, 256, 64)],
+            Self::Gpus(_) | Self::Staged(_) | Self::TwoNodes { .. } => vec![TileShape::new(128, 128, 64), TileShape::new(128, 256, 64)],
         }
     }
 
@@ -67,12 +71,18 @@ impl Machine {
             Self::Host => Options { select: Select::Host, ..Options::default() },
             Self::Gpus(_) => Options { select: Select::NvLink, ..Options::default() },
             Self::Staged(_) => Options { select: Select::Pcie, ..Options::default() },
+            Self::TwoNodes { .. } => Options { select: Select::Mixed, nodes: Some(2), ..Options::default() },
         };
         let mut workers = None;
         if self == Self::Gpus(1) && ranks > 1 {
             (options.shared_device, options.device) = (true, Some(0));
             // All ranks' kernels must be resident at once.
             workers = Some(96 / ranks);
+        }
+        if let Self::TwoNodes { per_gpu, .. } = self {
+            (options.shared_device, options.device) = (per_gpu > 1, Some(world.rank().get() / per_gpu));
+            // As above, and NCCL's too.
+            workers = (per_gpu > 1).then_some(96 / per_gpu);
         }
         adjust(&mut options);
         let comm = Communicator::connect_blocking(world, options).unwrap();

@@ -99,10 +99,13 @@ impl ProcessControl {
 
     fn send_all(&self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), ControlError> {
         let bytes = header.encode(body.len());
+        // Descriptors stay on their host.
+        let without = Header { descriptors: 0, ..header }.encode(body.len());
         // The next rank first: not all ranks write to rank 0 at once.
         let (before, after): (Vec<_>, Vec<_>) = self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
         for (rank, link) in after.into_iter().chain(before) {
-            match link.send(&[&bytes, body], fds, deadline) {
+            let (bytes, fds) = if self.hosts.together(self.shared.rank, rank) { (&bytes, fds) } else { (&without, &[][..]) };
+            match link.send(&[bytes, body], fds, deadline) {
                 Ok(()) => {}
                 Err(Errno::TIMEDOUT) => return Err(self.timeout(header.kind, |peer| peer == rank)),
                 // It ended without this step; how, the monitor reads now.
@@ -202,9 +205,6 @@ impl ControlPlane for ProcessControl {
     }
 
     fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
-        if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
-            return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
-        }
         let frames = self.step(Kind::Descriptors, &[], fds, deadline)?;
         Ok(frames.into_iter().map(|frame| frame.map_or_else(Vec::new, |frame| frame.descriptors)).collect())
     }

@@ -6,11 +6,12 @@ use super::automatic::automatic;
 use super::{Communicator, ConnectError, nodes};
 use crate::control::agree;
 use crate::host::Host;
+use crate::mixed::{self, Mixed};
 use crate::nccl::{self, NcclTransport};
 use crate::nvlink::{Members, NvLink, Reach};
 use crate::pcie::Pcie;
 use crate::{Options, Select, Transport, World, probe};
-use flux_core::Rank;
+use flux_core::{Nodes, Rank};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
@@ -37,6 +38,7 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
         Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),
+        Select::Mixed => (mixed(world, options)?, "asked for".to_owned()),
         Select::Nccl => (nccl(world, options)?, "asked for".to_owned()),
         Select::Pcie => (pcie(world, options)?, "asked for".to_owned()),
         Select::Auto => automatic(world, options)?,
@@ -55,16 +57,27 @@ pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport
 
 /// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for it.
 pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    let why = "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
-    let allowed = if probe::forbidden() { Err(ConnectError::Unusable { select: Select::NvLink, why }) } else { Ok([]) };
-    let answers = agree(world.control(), &allowed, Instant::now() + options.deadline);
-    allowed?;
-    answers?;
+    peer_access(world, options, Select::NvLink)?;
     Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, Reach::Peers)?)?))
 }
 
+fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    peer_access(world, options, Select::Mixed)?;
+    Ok(Box::new(Mixed::connect(world, options, mixed::Members::meet(world, options)?)?))
+}
+
+/// Refuses where a rank's environment forbids peer access. Collective.
+fn peer_access(world: &World, options: &Options, select: Select) -> Result<(), ConnectError> {
+    let why = "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
+    let allowed = if probe::forbidden() { Err(ConnectError::Unusable { select, why }) } else { Ok([]) };
+    let answers = agree(world.control(), &allowed, Instant::now() + options.deadline);
+    allowed?;
+    answers?;
+    Ok(())
+}
+
 pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    Ok(Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options)?)?))
+    Ok(Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options, Nodes::apart(world.size()), Select::Nccl)?)?))
 }
 
 pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {

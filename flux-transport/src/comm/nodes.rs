@@ -18,11 +18,24 @@ pub(super) fn asked(select: Select, option: Option<u32>, variable: Option<&str>)
         },
     };
     match count {
-        Some(count) if select != Select::Host => {
+        Some(count) if !matches!(select, Select::Host | Select::Mixed) => {
             unusable(format!("it does not group ranks in {count} nodes: leave Options::nodes and FLUX_NODES out"))
         }
         count => Ok(count),
     }
+}
+
+/// A node for each host.
+pub(crate) fn by_host(world: WorldSize, hosts: &Hosts) -> Result<Nodes, String> {
+    let ranks = |host| hosts.ranks(host).count();
+    if let Some(host) = (1..hosts.count()).find(|&host| ranks(host) != ranks(0)) {
+        return Err(format!(
+            "host 0 has {} ranks, host {host} has {}: start as many on each, or say how many nodes there are (Options::nodes, FLUX_NODES)",
+            ranks(0),
+            ranks(host)
+        ));
+    }
+    dealt(world, hosts.count(), hosts).map_err(|why| format!("{why}: number the ranks host by host"))
 }
 
 /// The ranks in `count` nodes.
@@ -58,5 +71,15 @@ mod tests {
         let hosts = Hosts::group(&[0, 0, 0, 1]);
         assert_eq!(dealt(world, 2, &hosts).unwrap_err(), "ranks 2 and 3 are of one of 2 nodes, but on different hosts");
         assert!(dealt(world, 4, &hosts).is_ok());
+    }
+
+    #[test]
+    fn hosts_are_nodes_where_they_have_as_many_ranks_in_order() {
+        let world = WorldSize::new(4).unwrap();
+        let by_host = |names: [u8; 4]| by_host(world, &Hosts::group(&names));
+        assert_eq!(by_host([7, 7, 3, 3]), Ok(Nodes::new(world, 2).unwrap()));
+        assert_eq!(by_host([0; 4]), Ok(Nodes::of_all(world)));
+        assert!(by_host([0, 0, 0, 1]).unwrap_err().starts_with("host 0 has 3 ranks, host 1 has 1: "));
+        assert!(by_host([0, 1, 0, 1]).unwrap_err().ends_with("number the ranks host by host"));
     }
 }

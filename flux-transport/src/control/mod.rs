@@ -73,9 +73,8 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
 
-    /// Gives every peer duplicates of the same descriptors, and returns what each peer gave, by rank; nothing at this rank's own index.
-    ///
-    /// In a world of several [`hosts`](Self::hosts) this is refused on every rank, and no step is taken.
+    /// Gives every peer on this rank's [host](Self::hosts) duplicates of the same descriptors, and returns what each peer gave, by rank; nothing at this rank's
+    /// own index, and from other hosts. All ranks take this step together.
     fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError>;
 
     /// Returns when every rank has come here.
@@ -142,7 +141,7 @@ pub enum ControlError {
         /// The peer.
         rank: Rank,
     },
-    /// Descriptors were to be passed in a world of several hosts.
+    /// What needs one host was to be done in a world of several.
     #[error("rank {rank} and rank {peer} are on different hosts: descriptors are passed between the ranks of one host only")]
     OtherHost {
         /// This rank.

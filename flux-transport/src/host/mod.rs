@@ -10,7 +10,7 @@ mod mover;
 mod region;
 
 use crate::comm::dealt;
-use crate::control::{ControlPlane, Launch};
+use crate::control::{ControlError, ControlPlane, Launch};
 use crate::{
     Capabilities, ConnectError, Device, Options, Push, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
 };
@@ -40,8 +40,13 @@ impl Host {
     /// Connects the ranks of a world on one machine. Collective.
     pub(crate) fn connect(world: &World, options: &Options) -> Result<Self, ConnectError> {
         let deadline = Instant::now() + options.deadline;
+        // Where there are several hosts, every rank finds another's.
+        let (rank, hosts) = (world.rank(), world.control().hosts());
+        if let Some(peer) = world.size().ranks().find(|&peer| !hosts.together(rank, peer)) {
+            return Err(ControlError::OtherHost { rank, peer }.into());
+        }
         // Agreed on, and by what all ranks know: refused on all or on none.
-        let nodes = options.nodes.map(|count| dealt(world.size(), count, world.control().hosts())).transpose();
+        let nodes = options.nodes.map(|count| dealt(world.size(), count, hosts)).transpose();
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
         let mapping = Mapping::new(world.control(), options.reserve, options.first_epoch, options.deadline, deadline)?;
         let mover = if world.size().get() > 1 { Some(Mover::spawn(world.rank())?) } else { None };

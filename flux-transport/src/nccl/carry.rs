@@ -5,44 +5,60 @@
 //! failed sends other words, and one whose messages were aborted keeps old ones; so what is not whole is never announced.
 
 use super::link::Link;
-use super::workspace::Workspace;
+use super::outbox::Outbox;
 use crate::cuda::{CudaDevice, copy_async, copy_rows_async, host_size, wait_value_async, write_value_async};
-use crate::{Exchange, Source, TransportError};
-use flux_core::layout::{consumed_offset, signal_offset};
+use crate::{Exchange, Push, Source, TransportError};
+use flux_core::Rank;
+use flux_core::layout::{WorkspaceSize, consumed_offset, signal_offset};
+use flux_core::program::Round;
 use flux_core::signal::Epoch;
-use flux_core::{Rank, WorldSize};
 
-/// Enqueues all messages of the call with number `epoch` on `stream`.
+/// The memory of a rank, for what messages bring and take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory<'a> {
+    /// The own data region.
+    pub(crate) data: u64,
+    /// The own pad.
+    pub(crate) pad: u64,
+    pub(crate) size: WorkspaceSize,
+    pub(crate) rank: Rank,
+    pub(crate) outbox: &'a Outbox,
+}
+
+/// Enqueues all messages of the call with number `epoch` on `stream`; `arrived` is told of each round when what it brings is there as far as the stream is
+/// concerned.
 ///
 /// # Safety
 /// The exchange was checked against the workspace; `stream` is ordered after the call before and after the caller's rows, which stay until it is past
 /// what is enqueued here.
-pub(super) unsafe fn carry(
+pub(crate) unsafe fn carry(
     device: &CudaDevice,
     stream: usize,
     link: &Link,
-    at: &Workspace,
-    (rank, world): (Rank, WorldSize),
+    at: Memory<'_>,
     exchange: &Exchange<'_>,
     epoch: Epoch,
+    mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, place_bytes, rounds } = exchange;
+    let &Exchange { source, place_bytes, rounds, .. } = exchange;
+    let Memory { data, pad, size, rank, outbox } = at;
+    let nodes = outbox.nodes();
     let _current = device.enter()?;
-    // Credits: nothing is received before this rank's side stream asks for it, which is after the call that read the half before.
-    for peer in world.ranks().filter(|&peer| peer != rank) {
+    // Credits of other nodes: nothing is received before this rank's side stream asks for it, which is after the call that read the half before.
+    for peer in nodes.world().ranks().filter(|&peer| !nodes.together(peer, rank)) {
         // SAFETY: the word is in the own pad.
-        unsafe { write_value_async(device, at.pad() + consumed_offset(peer.get()), epoch.get(), stream) }?;
+        unsafe { write_value_async(device, pad + consumed_offset(peer.get()), epoch.get(), stream) }?;
     }
     let rows = match source {
         Source::Stored => None,
-        Source::Rows { x, row_stride, row_bytes } => {
-            // SAFETY: a word of the workspace.
-            unsafe { write_value_async(device, at.own_word(), epoch.get(), stream) }?;
+        Source::Rows(Push { x, row_stride, row_bytes, .. }) => {
+            // SAFETY: a word of the outbox.
+            unsafe { write_value_async(device, outbox.own_word(), epoch.get(), stream) }?;
             Some(if row_stride == row_bytes || row_bytes == 0 {
                 x
             } else {
-                // A message is one range of memory. Half a region holds a place for each peer, so one for the shard.
-                let (to, count) = (at.stored(rank, 0), host_size(place_bytes / row_bytes));
+                // A message is one range of memory. The outbox holds a place for each of the rail, so one for the shard.
+                let (to, count) = (outbox.stored(rank, 0), host_size(place_bytes / row_bytes));
                 let pitches = (host_size(row_bytes), host_size(row_stride));
                 // SAFETY: the caller promised the rows.
                 unsafe { copy_rows_async(device, (to, pitches.0), (x, pitches.1), (count, pitches.0), stream) }?;
@@ -50,30 +66,33 @@ pub(super) unsafe fn carry(
             })
         }
     };
-    let half = at.data() + epoch.half() as u64 * at.size().half_stride();
+    let half = data + epoch.half() as u64 * size.half_stride();
     for round in rounds {
         let (to, from) = (round.sent, round.received);
         let (chunk, word) = if let Some(rows) = rows {
-            (rows + round.offset, at.own_word())
+            (rows + round.offset, outbox.own_word())
         } else {
-            let flag = at.flag(to.peer, to.signal);
-            // SAFETY: a flag of the workspace.
+            let flag = outbox.flag(to.peer, to.signal);
+            // SAFETY: a flag of the outbox.
             unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
-            (at.stored(to.peer, place_bytes) + round.offset, flag)
+            (outbox.stored(to.peer, place_bytes) + round.offset, flag)
         };
         let bytes = host_size(round.bytes);
-        let landing = at.word(from.signal);
+        let landing = outbox.word(from.signal);
+        // A rail has a rank in each node.
+        let (to_node, from_node) = (nodes.node_of(to.peer), nodes.node_of(from.peer));
         link.group(stream, |group| {
             // SAFETY: chunks and words are in the workspace, or the caller's rows.
             unsafe {
-                group.send(chunk, bytes, to.peer.get())?;
-                group.send(word, 4, to.peer.get())?;
-                group.receive(half + u64::from(from.place) * place_bytes + round.offset, bytes, from.peer.get())?;
-                group.receive(landing, 4, from.peer.get())
+                group.send(chunk, bytes, to_node)?;
+                group.send(word, 4, to_node)?;
+                group.receive(half + u64::from(from.place) * place_bytes + round.offset, bytes, from_node)?;
+                group.receive(landing, 4, from_node)
             }
         })?;
         // SAFETY: both words are in the workspace.
-        unsafe { copy_async(device, at.pad() + signal_offset(from.signal), landing, 4, stream) }?;
+        unsafe { copy_async(device, pad + signal_offset(from.signal), landing, 4, stream) }?;
+        arrived(round)?;
     }
     Ok(())
 }

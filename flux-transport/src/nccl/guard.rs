@@ -5,7 +5,7 @@
 
 use super::link::Link;
 use super::messages::Messages;
-use super::workspace::{RELEASE, Workspace};
+use super::outbox::{Outbox, RELEASE};
 use crate::cuda::{CudaDevice, CudaError, SideStream, fill_words};
 use crate::fault::reason;
 use crate::nvlink::FaultBlock;
@@ -26,9 +26,9 @@ const AGAIN: Duration = Duration::from_millis(10);
 
 /// What the thread shares with the rank's calls.
 #[derive(Debug)]
-pub(super) struct Watched {
-    pub(super) link: Link,
-    pub(super) fault: FaultBlock,
+pub(crate) struct Watched {
+    pub(crate) link: Link,
+    pub(crate) fault: FaultBlock,
     rank: Rank,
     failed: OnceLock<FaultRecord>,
     flags: Mutex<Flags>,
@@ -48,13 +48,13 @@ struct Flags {
 
 /// The thread; dropped, it ends.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     watched: Arc<Watched>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watched {
-    pub(super) fn new(device: &CudaDevice, rank: Rank, link: Link) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &CudaDevice, rank: Rank, link: Link) -> Result<Self, CudaError> {
         Ok(Self {
             link,
             fault: FaultBlock::new(device)?,
@@ -68,13 +68,13 @@ impl Watched {
     }
 
     /// What calls from now on wait for: flags of `at`, raised with `epoch` and later ones.
-    pub(super) fn await_flags(&self, at: &Workspace, epoch: Epoch) {
+    pub(crate) fn await_flags(&self, at: &Outbox, epoch: Epoch) {
         let (address, words) = at.flags();
         *self.flags.lock().unwrap_or_else(PoisonError::into_inner) = Flags { address, words, epoch: epoch.get() };
     }
 
     /// This rank's record, or what stands for an error of NCCL.
-    pub(super) fn record(&self) -> Option<FaultRecord> {
+    pub(crate) fn record(&self) -> Option<FaultRecord> {
         self.fault.record().or_else(|| self.failed.get().copied())
     }
 
@@ -134,7 +134,7 @@ impl Watched {
 }
 
 impl Guard {
-    pub(super) fn new(watched: &Arc<Watched>) -> std::io::Result<Self> {
+    pub(crate) fn new(watched: &Arc<Watched>) -> std::io::Result<Self> {
         let for_thread = Arc::clone(watched);
         let name = format!("flux-nccl-{}", watched.rank);
         let thread = std::thread::Builder::new().name(name).spawn(move || for_thread.run())?;
@@ -142,7 +142,7 @@ impl Guard {
     }
 
     /// Has the thread look at once.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if let Some(thread) = self.thread() {
             thread.unpark();
         }
@@ -153,7 +153,7 @@ impl Guard {
     }
 
     /// Ends the thread. What is on the side stream then is on its own.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.watched.stop.store(true, Ordering::Release);
         self.wake();
         if let Some(thread) = self.thread.take()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// One rank's end of the messages.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     messages: Mutex<Option<Messages>>,
     deadline: Duration,
 }
@@ -50,7 +50,7 @@ impl Link {
     }
 
     /// Takes the communicator, to end it.
-    pub(super) fn take(&self) -> Option<Messages> {
+    pub(crate) fn take(&self) -> Option<Messages> {
         self.messages().take()
     }
 }

@@ -9,6 +9,7 @@ use crate::control::{ControlPlane, agree};
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
 use crate::nvlink::ordinal;
 use crate::{ConnectError, Options, Select, World};
+use flux_core::{Nodes, Rank};
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::time::Instant;
@@ -47,17 +48,20 @@ impl Identity {
     }
 }
 
-/// Ranks that can make a communicator.
+/// Ranks that can make a communicator: those of a rail, in the order of their nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Members {
-    pub(super) info: DeviceInfo,
+    pub(crate) info: DeviceInfo,
+    pub(crate) ctas: u32,
+    pub(crate) version: u32,
     pub(super) id: UniqueId,
-    pub(super) ctas: u32,
-    pub(super) version: u32,
+    pub(super) ranks: Vec<Rank>,
+    /// This rank's place among them.
+    pub(super) own: usize,
 }
 
 /// All ranks' success, or everybody's failure. Collective.
-pub(super) fn together<T>(control: &dyn ControlPlane, until: Instant, mine: Result<T, ConnectError>) -> Result<T, ConnectError> {
+pub(crate) fn together<T>(control: &dyn ControlPlane, until: Instant, mine: Result<T, ConnectError>) -> Result<T, ConnectError> {
     let answers = agree(control, &mine.as_ref().map(|_| []), until);
     let value = mine?;
     answers?;
@@ -68,40 +72,55 @@ impl Members {
     /// Introduces the ranks to each other. Collective.
     ///
     /// # Errors
-    /// [`ConnectError::Unusable`] where a rank has no device of its own or no NCCL, or the ranks' differ.
-    pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, ConnectError> {
+    /// [`ConnectError::Unusable`] for `select` where a rank of a rail has no device of its own or no NCCL, or the ranks' differ.
+    pub(crate) fn meet(world: &World, options: &Options, nodes: Nodes, select: Select) -> Result<Self, ConnectError> {
         let until = Instant::now() + options.deadline;
-        let (control, own) = (world.control(), world.rank().index());
-        let mine = introduce(world, options);
+        let (control, rank) = (world.control(), world.rank());
+        let unusable = |why: String| ConnectError::Unusable { select, why };
+        let mine = introduce(world, options, nodes).map_err(unusable);
         let answers = agree(control, &mine.as_ref().map(|(_, identity)| identity.encode()), until);
         let (info, _) = mine?;
         let found = answers?.iter().map(|answer| Identity::decode(answer)).collect::<Option<Vec<_>>>();
-        let met = found.ok_or_else(|| unusable("a rank sent a message that is not one of this version's")).and_then(|identities| {
-            check(own, &identities)?;
-            Ok(Self { info, id: identities[0].id, ctas: identities[0].ctas, version: identities[0].version })
+        let met = found.ok_or_else(|| "a rank sent a message that is not one of this version's".to_owned()).and_then(|identities| {
+            let ranks: Vec<Rank> = (0..nodes.count()).map(|node| nodes.rank(node, nodes.local_of(rank))).collect();
+            let of_rail: Vec<_> = ranks.iter().map(|&rank| (rank, identities[rank.index()])).collect();
+            let own = nodes.node_of(rank) as usize;
+            check(own, &of_rail)?;
+            let Identity { id, ctas, version, .. } = of_rail[0].1;
+            Ok(Self { info, ctas, version, id, ranks, own })
         });
-        together(control, until, met)
+        together(control, until, met.map_err(unusable))
+    }
+
+    /// This rank's number in the communicator, and how many there are.
+    pub(super) fn place(&self) -> (u32, u32) {
+        // At most MAX_WORLD.
+        (u32::try_from(self.own).unwrap_or(u32::MAX), u32::try_from(self.ranks.len()).unwrap_or(u32::MAX))
     }
 }
 
-fn introduce(world: &World, options: &Options) -> Result<(DeviceInfo, Identity), ConnectError> {
-    cuda::available().map_err(unusable)?;
-    library::available().map_err(unusable)?;
-    let number = ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?);
-    let info = cuda::device_info(number).map_err(unusable)?;
-    let ctas = ctas(std::env::var_os("FLUX_NCCL_CTAS").as_deref()).map_err(unusable)?;
-    let version = library::version().map_err(unusable)?;
-    let id = if world.rank().get() == 0 { UniqueId::new().map_err(unusable)? } else { UniqueId::from_bytes([0; 128]) };
+fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceInfo, Identity), String> {
+    let words = |why: &dyn Display| why.to_string();
+    cuda::available().map_err(|why| words(&why))?;
+    library::available().map_err(|why| words(&why))?;
+    let visible = cuda::device_count().map_err(|why| words(&why))?;
+    let number = ordinal(options.device, world.launch(), world.local_rank(), visible);
+    let info = cuda::device_info(number).map_err(|why| words(&why))?;
+    let ctas = ctas(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
+    let version = library::version().map_err(|why| words(&why))?;
+    // The first of a rail names its communicator.
+    let first = nodes.node_of(world.rank()) == 0;
+    let id = if first { UniqueId::new().map_err(|why| words(&why))? } else { UniqueId::from_bytes([0; 128]) };
     let identity = Identity { uuid: info.uuid, version, ctas, id };
     Ok((info, identity))
 }
 
-fn check(own: usize, identities: &[Identity]) -> Result<(), ConnectError> {
-    let mine = identities[own];
-    for (peer, other) in identities.iter().enumerate().filter(|&(peer, _)| peer != own) {
-        let different = |what, of: u32, others: u32| Err(unusable(format!("rank {own} has {what} {of}, rank {peer} {others}")));
+fn check(own: usize, identities: &[(Rank, Identity)]) -> Result<(), String> {
+    let (rank, mine) = identities[own];
+    for &(peer, other) in identities.iter().filter(|&&(peer, _)| peer != rank) {
+        let different = |what, of: u32, others: u32| Err(format!("rank {rank} has {what} {of}, rank {peer} {others}"));
         if other.uuid == mine.uuid {
-            return Err(unusable(format!("ranks {own} and {peer} are both on device {}: NCCL takes one rank a device", mine.uuid)));
+            return Err(format!("ranks {rank} and {peer} are both on device {}: NCCL takes one rank a device", mine.uuid));
         } else if other.version != mine.version {
             return different("NCCL", mine.version, other.version);
         } else if other.ctas != mine.ctas {
@@ -118,10 +137,6 @@ fn ctas(variable: Option<&OsStr>) -> Result<u32, String> {
     parsed.ok_or_else(|| format!("FLUX_NCCL_CTAS = {}: it must be from 1 to {MAX_CTAS}", value.display()))
 }
 
-fn unusable(why: impl Display) -> ConnectError {
-    ConnectError::Unusable { select: Select::Nccl, why: why.to_string() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,13 +149,14 @@ mod tests {
     #[test]
     fn ranks_that_cannot_be_one_communicator_are_told_why() {
         let own = identity(0);
-        assert!(check(0, &[own, identity(1)]).is_ok());
+        let check = |others: [Identity; 2]| check(0, &[(Rank::new(1), others[0]), (Rank::new(3), others[1])]);
+        assert!(check([own, identity(1)]).is_ok());
         for (other, word) in [
             (own, "both on device"),
-            (Identity { version: 22800, ..identity(1) }, "rank 0 has NCCL 22703, rank 1 22800"),
-            (Identity { ctas: 8, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank 1 8"),
+            (Identity { version: 22800, ..identity(1) }, "rank 1 has NCCL 22703, rank 3 22800"),
+            (Identity { ctas: 8, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank 3 8"),
         ] {
-            let why = check(0, &[own, other]).unwrap_err().to_string();
+            let why = check([own, other]).unwrap_err();
             assert!(why.contains(word), "{why}");
         }
     }

@@ -19,7 +19,7 @@ const IN_PROGRESS: c_int = 7;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// One rank's communicator. Whoever has it ends it by [`leave`](Self::leave) or [`abort`](Self::abort).
-pub(super) struct Messages {
+pub(crate) struct Messages {
     library: &'static Library,
     device: CudaDevice,
     raw: usize,
@@ -81,7 +81,7 @@ impl Messages {
     }
 
     /// Leaves in good order: what was sent arrives. Does not wait for other ranks' leaving.
-    pub(super) fn leave(self, until: Instant) -> Result<(), NcclError> {
+    pub(crate) fn leave(self, until: Instant) -> Result<(), NcclError> {
         let finalised = self.device.enter().map_err(NcclError::from).and_then(|_current| {
             // SAFETY: the communicator lives as long as `self`, and is used for nothing more.
             self.library.accepted("ncclCommFinalize", unsafe { (self.library.nccl_comm_finalize)(self.raw) })

@@ -15,17 +15,25 @@
 mod carry;
 mod comm;
 mod guard;
+mod join;
 mod library;
 mod link;
 mod members;
 mod messages;
+mod outbox;
 mod proof;
 mod search;
 mod transport;
+mod views;
 mod workspace;
 
-pub(crate) use members::Members;
-pub(crate) use transport::NcclTransport;
+pub(crate) use carry::{Memory, carry};
+pub(crate) use guard::{Guard, Watched};
+pub(crate) use join::join;
+pub(crate) use members::{Members, together};
+pub(crate) use outbox::{Outbox, RELEASE};
+pub(crate) use transport::{LEAVE, MESSAGE_BYTES, NcclTransport};
+pub(crate) use views::Views;
 
 pub use comm::{Comm, ElementType, UniqueId};
 pub use library::{NcclError, NcclUnavailable, available, version};

@@ -4,12 +4,12 @@
 //! what they are to carry.
 
 use super::link::Link;
+use super::members::Members;
 use super::messages::Messages;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, read, write};
 use crate::nccl::NcclError;
 use crate::{ConnectError, Select, TransportError};
 use flux_core::rank::MAX_WORLD;
-use flux_core::{Rank, WorldSize};
 use std::time::{Duration, Instant};
 
 /// Bytes of one message: more than NCCL sends in the way that it has for the smallest.
@@ -21,28 +21,23 @@ fn word(from: u32, to: u32) -> u32 {
 }
 
 /// Sends and receives, and compares. `Err` where a word did not come, or is another.
-pub(super) fn prove(
-    device: &CudaDevice,
-    stream: &SideStream,
-    link: &Link,
-    (rank, world): (Rank, WorldSize),
-    until: Instant,
-) -> Result<(), ConnectError> {
+pub(super) fn prove(device: &CudaDevice, stream: &SideStream, link: &Link, members: &Members, until: Instant) -> Result<(), ConnectError> {
     let began = Instant::now();
     let nccl = |error: NcclError| ConnectError::Transport(TransportError::Nccl(error));
     let (sent, received) = (Buffer::new(device)?, Buffer::new(device)?);
-    let own = rank.get();
-    for peer in world.ranks() {
+    let (own, count) = members.place();
+    let peers = || (0..count).filter(|&peer| peer != own);
+    for peer in peers() {
         // SAFETY: a message's first word, in the buffer.
-        unsafe { write(device, sent.at(peer), &word(own, peer.get()).to_le_bytes()) }?;
+        unsafe { write(device, sent.at(peer), &word(own, peer).to_le_bytes()) }?;
     }
     device.synchronize()?;
     link.group(stream.raw(), |group| {
-        for peer in world.ranks().filter(|&peer| peer != rank) {
+        for peer in peers() {
             // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
             unsafe {
-                group.send(sent.at(peer), BYTES, peer.get())?;
-                group.receive(received.at(peer), BYTES, peer.get())?;
+                group.send(sent.at(peer), BYTES, peer)?;
+                group.receive(received.at(peer), BYTES, peer)?;
             }
         }
         Ok(())
@@ -52,17 +47,18 @@ pub(super) fn prove(
         if Instant::now() >= until {
             // Freeing the buffers waits for what uses them, and this ends it.
             drop(link.take().map(Messages::abort));
-            return Err(nccl(NcclError::Deadline { rank: own, world: world.get(), waited: began.elapsed() }));
+            return Err(nccl(NcclError::Deadline { rank: own, world: count, waited: began.elapsed() }));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    for peer in world.ranks().filter(|&peer| peer != rank) {
+    for peer in peers() {
         let mut seen = [0; 4];
         // SAFETY: a message's first word, in the buffer.
         unsafe { read(device, &mut seen, received.at(peer)) }?;
-        let (seen, expected) = (u32::from_le_bytes(seen), word(peer.get(), own));
+        let (seen, expected) = (u32::from_le_bytes(seen), word(peer, own));
         if seen != expected {
-            let why = format!("rank {own} received {seen:#010x} where rank {peer} sent {expected:#010x}");
+            let (rank, peer) = (members.ranks[members.own], members.ranks[peer as usize]);
+            let why = format!("rank {rank} received {seen:#010x} where rank {peer} sent {expected:#010x}");
             return Err(ConnectError::Unusable { select: Select::Nccl, why });
         }
     }
@@ -78,8 +74,8 @@ impl Buffer {
         Ok(Self(DeviceBlock::new(device, BYTES * MAX_WORLD)?))
     }
 
-    fn at(&self, peer: Rank) -> u64 {
-        self.0.address() + (BYTES * peer.index()) as u64
+    fn at(&self, peer: u32) -> u64 {
+        self.0.address() + BYTES as u64 * u64::from(peer)
     }
 }
 

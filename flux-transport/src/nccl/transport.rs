@@ -3,13 +3,13 @@
 //! Invariant: between `begin` and `finish` nothing waits for a peer or for the device; the host waits for NCCL's threads to put messages on the stream.
 //! The host counts the epochs: no call is captured. The guard ends before the memory and the stream that it lets go of.
 
-use super::carry::carry;
+use super::carry::{Memory, carry};
 use super::guard::{Guard, Watched};
-use super::link::Link;
+use super::join::join;
 use super::members::{Members, together};
-use super::messages::Messages;
-use super::proof::prove;
-use super::workspace::{RELEASE, Workspace};
+use super::outbox::RELEASE;
+use super::views::Views;
+use super::workspace::Workspace;
 use crate::control::{ControlPlane, agree};
 use crate::cuda::{CudaDevice, SideStream};
 use crate::nvlink::{Lane, Order, Turn};
@@ -25,11 +25,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Least bytes of a message: some 40 us of an NVLink, as long as it takes NCCL to begin one.
-const MESSAGE_BYTES: u64 = 4 << 20;
+pub(crate) const MESSAGE_BYTES: u64 = 4 << 20;
 /// Why no call can be captured.
 const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
 /// The longest that leaving waits for what was sent.
-const LEAVE: Duration = Duration::from_secs(10);
+pub(crate) const LEAVE: Duration = Duration::from_secs(10);
 
 /// One rank's device, memory, side stream and communicator.
 #[derive(Debug)]
@@ -53,7 +53,6 @@ struct State {
     // For what is not part of a call.
     aside: SideStream,
     current: Workspace,
-    // Of a call without an exchange, and of those with one that the workspace has seen: by bytes of a place and half.
     views: Views,
     epoch: Epoch,
     // Flags are at most this old.
@@ -68,13 +67,6 @@ struct InCall {
     forked: bool,
 }
 
-/// Views of one generation.
-#[derive(Debug)]
-struct Views {
-    plain: Arc<WorkspaceView>,
-    storing: Vec<((u64, usize), Arc<WorkspaceView>)>,
-}
-
 impl NcclTransport {
     /// Makes a communicator of the ranks that have met. Collective.
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
@@ -85,23 +77,19 @@ impl NcclTransport {
             Ok::<_, ConnectError>((Lane::new(&device)?, Order::new(&device)?, SideStream::new(&device)?, device))
         };
         let (lane, order, aside, device) = together(control, until, make())?;
-        let joined = Messages::join(&device, members.id, (rank.get(), size.get()), members.ctas, until);
-        let joined = joined.map_err(|error| ConnectError::Transport(error.into()));
-        let link = together(control, until, joined.map(|messages| Link::new(messages, options.deadline)))?;
-        let proven = prove(&device, &aside, &link, (rank, size), until);
-        together(control, until, proven)?;
+        let link = join(&device, &aside, &members, control, (options.deadline, until))?;
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let current = Workspace::new(&device, &aside, (rank, size), options.reserve, options.first_epoch)?;
             let watched = Arc::new(Watched::new(&device, rank, link)?);
-            watched.await_flags(&current, options.first_epoch);
+            watched.await_flags(current.outbox(), options.first_epoch);
             let guard = Guard::new(&watched).map_err(|source| ConnectError::Io { what: "starting a thread to watch messages", source })?;
             Ok((current, watched, guard))
         };
         let (current, watched, guard) = together(control, until, make())?;
         let place = Device::from(device.info().clone());
         let epoch = options.first_epoch;
-        let views = Views::new(&current, &watched, options.deadline);
+        let views = Views::new(current.view(0, 0, watched.fault.address(), nanoseconds(options.deadline)));
         let state = State { lane, order, aside, current, views, epoch, refreshed: epoch, call: None };
         let (state, deadline, world) = (Mutex::new(state), options.deadline, size);
         Ok(Self { guard, state, watched, members, rank, world, deadline, device, place })
@@ -123,23 +111,6 @@ impl NcclTransport {
 
 fn nanoseconds(deadline: Duration) -> u64 {
     u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl Views {
-    fn new(of: &Workspace, watched: &Watched, deadline: Duration) -> Self {
-        Self { plain: Arc::new(of.view(0, 0, watched.fault.address(), nanoseconds(deadline))), storing: Vec::new() }
-    }
-
-    /// Made at the first call with places of this size: as many as there are ops of different sizes, twice.
-    fn storing(&mut self, of: &Workspace, place_bytes: u64, epoch: Epoch) -> Arc<WorkspaceView> {
-        let key = (place_bytes, epoch.half());
-        if let Some((_, view)) = self.storing.iter().find(|(known, _)| *known == key) {
-            return Arc::clone(view);
-        }
-        let view = Arc::new(of.view(place_bytes, epoch.half() as u64, self.plain.fault, self.plain.deadline_ns));
-        self.storing.push((key, Arc::clone(&view)));
-        view
-    }
 }
 
 impl Transport for NcclTransport {
@@ -180,8 +151,8 @@ impl Transport for NcclTransport {
         let answers = agree(control, &made.as_ref().map(|_| []), until);
         let grown = made?;
         answers?;
-        self.watched.await_flags(&grown, epoch);
-        state.views = Views::new(&grown, &self.watched, self.deadline);
+        self.watched.await_flags(grown.outbox(), epoch);
+        state.views = Views::new(grown.view(0, 0, self.watched.fault.address(), nanoseconds(self.deadline)));
         state.current = grown;
         (state.epoch, state.refreshed) = (epoch, epoch);
         // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
@@ -231,22 +202,25 @@ impl Transport for NcclTransport {
             return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was used in this call before" });
         };
         exchange.check(self.world.get(), *state.current.size())?;
-        let place_bytes = if exchange.source == Source::Stored { exchange.place_bytes } else { 0 };
+        let place_bytes = if matches!(exchange.source, Source::Stored) { exchange.place_bytes } else { 0 };
         if exchange.rounds.is_empty() {
             return Ok(Arc::clone(&state.views.plain));
         }
         let _current = self.device.enter()?;
         let epoch = state.epoch;
         if epoch.get().wrapping_sub(state.refreshed.get()) >= RELEASE {
-            state.current.refresh(caller, epoch)?;
+            state.current.outbox().refresh(caller, epoch)?;
             state.refreshed = epoch;
         }
         state.lane.fork(caller)?;
         call.forked = true;
-        self.watched.await_flags(&state.current, epoch);
+        self.watched.await_flags(state.current.outbox(), epoch);
+        let at = &state.current;
+        let memory = Memory { data: at.data(), pad: at.pad(), size: *at.size(), rank: self.rank, outbox: at.outbox() };
         // SAFETY: checked and forked above; the caller promises the rows.
-        unsafe { carry(&self.device, state.lane.raw(), &self.watched.link, &state.current, (self.rank, self.world), exchange, epoch) }?;
-        Ok(state.views.storing(&state.current, place_bytes, epoch))
+        unsafe { carry(&self.device, state.lane.raw(), &self.watched.link, memory, exchange, epoch, |_| Ok(())) }?;
+        let (fault, deadline_ns) = (state.views.plain.fault, state.views.plain.deadline_ns);
+        Ok(state.views.storing(place_bytes, epoch, |place_bytes, half| state.current.view(place_bytes, half, fault, deadline_ns)))
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {

@@ -1,17 +1,13 @@
 //! One generation of a rank's memory, none of which any other rank reaches.
 //!
-//! Invariant: what an executor stores for peer `p` lies in a place of its own of `stored`, and the signals that it raises at `p` are flags of `p`'s own
-//! pad here; so a chunk whose flag is this call's epoch can be sent as it lies. Words come from peers into `words`, never straight into the pad.
+//! Invariant: a generation is complete in itself, with its own epoch, pad and control block.
 
+use super::outbox::Outbox;
 use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
-use flux_core::layout::{WorkspaceSize, control, pad_bytes, signal_offset};
+use flux_core::layout::{WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
-use flux_core::{Rank, WorldSize};
-
-/// How far ahead of every epoch that is awaited flags are set to let go of what waits for them. Also how many calls old a flag may be: one more, and
-/// the sign of a difference would say that it is ahead.
-pub(super) const RELEASE: u32 = 1 << 30;
+use flux_core::{Nodes, Rank, WorldSize};
 
 /// Memory of this rank's device.
 #[derive(Debug)]
@@ -22,12 +18,8 @@ pub(super) struct Workspace {
     data: DeviceBlock,
     pad: DeviceBlock,
     control: DeviceBlock,
-    /// What is on its way to the peers: as large as a half.
-    stored: DeviceBlock,
-    /// A pad for each rank: the flags of what is stored.
-    flags: DeviceBlock,
-    /// The words that came with chunks, by the signal that they are for, and one that this rank sends.
-    words: DeviceBlock,
+    /// What is on its way to the peers.
+    outbox: Outbox,
     device: CudaDevice,
 }
 
@@ -49,13 +41,11 @@ impl Workspace {
             data: block(size.data_bytes())?,
             pad: block(pad_bytes(size.signals))?,
             control: block(control::bytes(size.counters))?,
-            stored: block(size.half_bytes)?,
-            flags: block(u64::from(world.get()) * pad_bytes(size.signals))?,
-            words: block(4 * (u64::from(size.signals) + 1))?,
+            outbox: Outbox::new(device, stream, (rank, Nodes::apart(world)), size, epoch)?,
             device: device.clone(),
         };
         let before = epoch.before(1).get();
-        for (block, value) in [(&this.pad, before), (&this.control, 0), (&this.flags, before), (&this.words, before)] {
+        for (block, value) in [(&this.pad, before), (&this.control, 0)] {
             this.fill(block.address(), value, block.bytes() / 4, stream)?;
         }
         this.fill(this.control() + control::EPOCH, epoch.get(), 1, stream)?;
@@ -70,22 +60,18 @@ impl Workspace {
         unsafe { fill_words(&self.device, at, value, words, stream.raw()) }
     }
 
-    /// Brings all flags to the epoch before `epoch`, on the caller's stream: before the call's kernel raises any.
-    pub(super) fn refresh(&self, stream: usize, epoch: Epoch) -> Result<(), CudaError> {
-        let (address, words) = self.flags();
-        let _current = self.device.enter()?;
-        // SAFETY: the flags are this generation's, which lives until the device is drained.
-        unsafe { fill_words(&self.device, address, epoch.before(1).get(), words, stream) }
-    }
-
     pub(super) fn size(&self) -> &WorkspaceSize {
         &self.size
     }
 
+    pub(super) fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
     /// Device bytes in all.
     pub(super) fn bytes(&self) -> u64 {
-        let Self { data, pad, control, stored, flags, words, .. } = self;
-        [data, pad, control, stored, flags, words].map(|block| block.bytes() as u64).iter().sum()
+        let Self { data, pad, control, outbox, .. } = self;
+        outbox.bytes() + [data, pad, control].map(|block| block.bytes() as u64).iter().sum::<u64>()
     }
 
     pub(super) fn data(&self) -> u64 {
@@ -100,48 +86,14 @@ impl Workspace {
         self.control.address()
     }
 
-    /// What is stored for `peer`.
-    pub(super) fn stored(&self, peer: Rank, place_bytes: u64) -> u64 {
-        self.stored.address() + u64::from(peer.place_at(self.rank).unwrap_or(0)) * place_bytes
-    }
-
-    /// The flag of what is stored for `peer` and announced by `signal` there.
-    pub(super) fn flag(&self, peer: Rank, signal: u32) -> u64 {
-        self.pad_of(peer) + signal_offset(signal)
-    }
-
-    /// All flags: their address, and how many words they take.
-    pub(super) fn flags(&self) -> (u64, usize) {
-        (self.flags.address(), self.flags.bytes() / 4)
-    }
-
-    /// Where the word lands that comes with the chunk of `signal`.
-    pub(super) fn word(&self, signal: u32) -> u64 {
-        self.words.address() + 4 * u64::from(signal)
-    }
-
-    /// The word that goes with what is there from the start.
-    pub(super) fn own_word(&self) -> u64 {
-        self.word(self.size.signals)
-    }
-
-    fn pad_of(&self, peer: Rank) -> u64 {
-        if peer == self.rank { self.pad() } else { self.flags.address() + u64::from(peer.get()) * pad_bytes(self.size.signals) }
-    }
-
     /// The workspace as an executor uses it that stores at place `place_bytes` of `half`; `place_bytes` is 0 where it stores nothing.
     pub(super) fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
-        let data = |peer: Rank| match self.rank.place_at(peer) {
-            None => self.data(),
-            // The executor adds its half and this rank's place there.
-            Some(place) => {
-                let before = half * self.size.half_stride() + u64::from(place) * place_bytes;
-                self.stored(peer, place_bytes).wrapping_sub(before)
-            }
-        };
+        let half_bytes = half * self.size.half_stride();
+        let data = |peer: Rank| if peer == self.rank { self.data() } else { self.outbox.data_of(peer, place_bytes, half_bytes) };
+        let pad = |peer: Rank| if peer == self.rank { self.pad() } else { self.outbox.pad_of(peer) };
         WorkspaceView {
             data: self.world.ranks().map(data).collect(),
-            pads: self.world.ranks().map(|peer| self.pad_of(peer)).collect(),
+            pads: self.world.ranks().map(pad).collect(),
             control: self.control(),
             fault,
             size: self.size,

@@ -15,6 +15,7 @@ use crate::cuda::{self, CudaDevice, CudaError, DeviceInfo, Handles};
 use crate::{Options, World};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
+use flux_core::{Nodes, Rank};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -63,7 +64,7 @@ pub(crate) enum Reach {
     Host,
 }
 
-/// Who the ranks are, and how this one shares memory with them.
+/// Who the ranks are, and how this one shares memory with those of its node: where not said otherwise, all.
 #[derive(Debug)]
 pub(crate) struct Members {
     pub(crate) rank: u32,
@@ -71,20 +72,26 @@ pub(crate) struct Members {
     pub(crate) info: DeviceInfo,
     pub(super) identities: Vec<Identity>,
     pub(super) handles: Handles,
-    /// Devices of this process's ranks.
+    /// Devices of this process's ranks of the node.
     pub(super) ordinals: Vec<u32>,
+    pub(super) nodes: Nodes,
 }
 
 impl Members {
     /// Introduces the ranks to each other and checks that their devices reach what `reach` says. No context is made. Collective; where it fails, it
     /// fails on all ranks, which are then still in step.
     pub(crate) fn meet(world: &World, options: &Options, reach: Reach) -> Result<Self, NvLinkError> {
-        let meeting = Meeting::of(world, options);
-        let shared_device = options.shared_device;
         // The same on all ranks, which are still in step.
         if let Some(peer) = world.size().ranks().find(|&peer| !world.hosts().together(world.rank(), peer)) {
             return Err(NvLinkError::OtherHost { rank: world.rank().get(), peer: peer.get() });
         }
+        Self::meet_in(world, options, reach, Nodes::of_all(world.size()))
+    }
+
+    /// The same where memory is shared within `nodes` only, each of which is on one host.
+    pub(crate) fn meet_in(world: &World, options: &Options, reach: Reach, nodes: Nodes) -> Result<Self, NvLinkError> {
+        let meeting = Meeting::of(world, options);
+        let shared_device = options.shared_device;
         let found = candidate(world, options).map_err(NvLinkError::from).and_then(|info| Ok((info, super::process::token()?)));
         let (info, process) = match found {
             Ok(found) => found,
@@ -94,25 +101,31 @@ impl Members {
         let messages = meeting.agree(&identity.encode())?;
         let decode = |(peer, message): (u32, &Vec<u8>)| Identity::decode(message).ok_or(NvLinkError::Message { peer });
         let identities: Result<Vec<_>, _> = (0..).zip(&messages).map(decode).collect();
-        meeting.succeed(identities.and_then(|identities| Self::check(world.rank().get(), info, identities, reach)))
+        meeting.succeed(identities.and_then(|identities| Self::check(world.rank().get(), info, identities, (reach, nodes))))
     }
 
-    fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, reach: Reach) -> Result<Self, NvLinkError> {
+    fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
         choice::distinct(rank, &identities)?;
+        let mates: Vec<(u32, Identity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
         if reach != Reach::Host {
-            reach_peers(rank, &info, &identities)?;
+            reach_peers(rank, (&info, own), &mates)?;
         }
-        let one_process = identities.iter().all(|other| other.process == own.process);
-        let ordinals = identities.iter().filter(|other| other.process == own.process).map(|other| other.ordinal).collect();
-        let handles = if one_process { Handles::None } else { Handles::PosixFd };
-        Ok(Self { rank, info, identities, handles, ordinals })
+        let here: Vec<u32> = mates.iter().filter(|(_, mate)| mate.process == own.process).map(|(_, mate)| mate.ordinal).collect();
+        let handles = if here.len() == mates.len() { Handles::None } else { Handles::PosixFd };
+        let ordinals = [&[own.ordinal], &here[..]].concat();
+        Ok(Self { rank, info, identities, handles, ordinals, nodes })
     }
 
     /// Number of ranks.
     pub(crate) fn world(&self) -> u32 {
         // At most MAX_WORLD.
         u32::try_from(self.identities.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether memory is shared with `peer`.
+    pub(super) fn shares_with(&self, peer: u32) -> bool {
+        self.nodes.together(Rank::new(self.rank), Rank::new(peer))
     }
 
     /// Whether `peer` is a rank of this process.
@@ -122,18 +135,17 @@ impl Members {
 }
 
 /// Checks that this rank's device can share memory, and reaches those of the peers that this process sees.
-fn reach_peers(rank: u32, info: &DeviceInfo, identities: &[Identity]) -> Result<(), NvLinkError> {
+fn reach_peers(rank: u32, (info, own): (&DeviceInfo, Identity), mates: &[(u32, Identity)]) -> Result<(), NvLinkError> {
     let unsupported = |what| CudaError::Unsupported { ordinal: info.ordinal, device: info.name.clone(), what };
     if !info.virtual_memory {
         return Err(unsupported("virtual memory management").into());
     }
-    let own = identities[rank as usize];
-    let one_process = identities.iter().all(|other| other.process == own.process);
+    let one_process = mates.iter().all(|(_, mate)| mate.process == own.process);
     if !one_process && !info.posix_handles {
         return Err(unsupported("memory handles that can be passed to other processes").into());
     }
     let visible: Vec<_> = (0..cuda::device_count()?).map(cuda::device_info).collect::<Result<_, _>>()?;
-    for (peer, other) in (0..).zip(identities).filter(|&(peer, _)| peer != rank) {
+    for &(peer, other) in mates {
         // A peer's device may be hidden from this process; then only the proof by data can tell.
         let seen = visible.iter().find(|seen| seen.uuid == other.uuid);
         if let Some(seen) = seen
@@ -153,17 +165,17 @@ fn candidate(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> 
 
 /// What all ranks' workspaces are to be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
-    pub(super) size: WorkspaceSize,
+pub(crate) struct Wanted {
+    pub(crate) size: WorkspaceSize,
     /// Of the first call.
-    pub(super) epoch: Epoch,
+    pub(crate) epoch: Epoch,
     /// Whether this rank has captured calls on the workspace before.
-    pub(super) captured: bool,
+    pub(crate) captured: bool,
 }
 
-/// Makes a workspace on every rank, maps all into all, and proves that each can write to each. The second value says whether any rank
+/// Makes a workspace on every rank, maps all of a node into all of it, and proves that each can write to each. The second value says whether any rank
 /// has captured calls on its last one.
-pub(super) fn build(
+pub(crate) fn build(
     meeting: Meeting<'_>,
     device: &CudaDevice,
     lane: &Lane,
@@ -218,16 +230,19 @@ fn map(
     draft: &Draft,
     offers: &[Offer],
     imports: &[Vec<OwnedFd>],
-) -> Result<Vec<Peer>, NvLinkError> {
+) -> Result<Vec<Option<Peer>>, NvLinkError> {
     let one = |(peer, offer): (u32, &Offer)| {
         if peer == members.rank {
-            return Ok(draft.own());
+            return Ok(Some(draft.own()));
+        }
+        if !members.shares_with(peer) {
+            return Ok(None);
         }
         if members.is_local(peer) {
-            return Peer::local(offer.key, offer.bytes).ok_or(NvLinkError::Withdrawn { peer });
+            return Peer::local(offer.key, offer.bytes).ok_or(NvLinkError::Withdrawn { peer }).map(Some);
         }
         match imports.get(peer as usize).map(Vec::as_slice) {
-            Some([fd]) => Ok(Peer::import(device, fd.as_fd(), offer.bytes)?),
+            Some([fd]) => Ok(Some(Peer::import(device, fd.as_fd(), offer.bytes)?)),
             _ => Err(NvLinkError::Message { peer }),
         }
     };
@@ -259,7 +274,7 @@ fn prove(
 mod tests {
     use super::*;
     use crate::control::LocalControl;
-    use flux_core::{Rank, WorldSize};
+    use flux_core::WorldSize;
 
     #[test]
     fn one_rank_that_fails_fails_all_and_is_named() {

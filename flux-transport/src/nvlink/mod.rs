@@ -29,10 +29,12 @@ mod transport;
 mod workspace;
 
 pub(crate) use choice::ordinal;
-pub(crate) use collective::{Meeting, Members, Reach};
+pub(crate) use collective::{Meeting, Members, Reach, Wanted, build};
 pub(crate) use fault::FaultBlock;
 pub(crate) use lane::Lane;
+pub(crate) use mover::{Addresses, by_copy_engine};
 pub(crate) use order::{Order, Turn};
 pub(crate) use transport::NvLink;
+pub(crate) use workspace::Workspace;
 
 pub use error::NvLinkError;

@@ -1,6 +1,6 @@
 //! The push of an AllGather-GEMM by copy engines.
 //!
-//! Invariant: every word raised is this call's epoch, read from the control block on the device, and follows the rows that it announces.
+//! Invariant: every word raised is this call's epoch, read on the device, and follows the rows that it announces.
 //! The half that rows go to is the epoch's, which the host knows as long as nothing but its own calls advances the epoch, so only until a
 //! call of the communicator is captured: a replay advances the epoch unseen, and reading it back would be a synchronisation. From then on
 //! the movers of the fused kernel push, which read the epoch on the device.
@@ -8,37 +8,40 @@
 use super::lane::Lane;
 use super::plan::copies;
 use crate::Push;
-use crate::cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size, write_value_async};
-use flux_core::layout::{WorkspaceSize, control};
+use crate::cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size};
+use flux_core::layout::WorkspaceSize;
+use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
 
 /// Where things are, for a push.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Addresses<'a> {
-    pub(super) data: &'a [u64],
-    pub(super) pads: &'a [u64],
-    pub(super) control: u64,
-    pub(super) size: &'a WorkspaceSize,
+pub(crate) struct Addresses<'a> {
+    pub(crate) data: &'a [u64],
+    pub(crate) pads: &'a [u64],
+    /// A word that is the epoch when the lane gets there.
+    pub(crate) word: u64,
+    pub(crate) size: &'a WorkspaceSize,
 }
 
-/// Enqueues a push by copy engines on `lane`, for the call with number `epoch`.
+/// Enqueues these transfers of a push by copy engines on `lane`, for the call with number `epoch`.
 ///
 /// A transfer to the own rank is a copy within one device, which the driver may make by a kernel: whoever pushes such a program here leaves it an SM, or
 /// has the fused kernel push.
 ///
 /// # Safety
 /// The push was checked; `lane` is forked from the caller's stream; the shard's rows are mapped for `device` and stay so until the lane is joined; the addresses are
-/// those of the current workspace; the epoch in the control block is `epoch` when the lane gets there.
-pub(super) unsafe fn by_copy_engine(
+/// those of the current workspace; the word at hand is `epoch` when the lane gets there.
+pub(crate) unsafe fn by_copy_engine<'a>(
     device: &CudaDevice,
     lane: &Lane,
     push: &Push<'_>,
+    transfers: impl Iterator<Item = &'a Transfer>,
     at: Addresses<'_>,
     epoch: Epoch,
 ) -> Result<(), CudaError> {
     let half = epoch.half() as u64 * at.size.half_stride();
     let _current = device.enter()?;
-    for copy in copies(push, half, at.data, at.pads) {
+    for copy in copies(push, transfers, half, at.data, at.pads) {
         let (rows, width) = (host_size(copy.rows), host_size(copy.width));
         if copy.rows == 0 || copy.width == 0 {
             // Nothing to carry; the signal still says so.
@@ -52,9 +55,7 @@ pub(super) unsafe fn by_copy_engine(
         }
         // A copy like those of the rows, which takes less time here than a stream's write of a value.
         // SAFETY: both words are in the workspace.
-        unsafe { copy_async(device, copy.signal, at.control + control::EPOCH, 4, lane.raw()) }?;
+        unsafe { copy_async(device, copy.signal, at.word, 4, lane.raw()) }?;
     }
-    // Not a copy: within one device the driver may copy by a kernel, and the fused kernel that awaits this word may hold every SM.
-    // SAFETY: the word is in the control block.
-    unsafe { write_value_async(device, at.control + control::PUSHED, epoch.get(), lane.raw()) }
+    Ok(())
 }

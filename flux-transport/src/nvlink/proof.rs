@@ -48,7 +48,8 @@ pub(super) fn send(
     // The copy into the staging block may still be on its way; the lane is not ordered after it.
     device.synchronize()?;
     let _current = device.enter()?;
-    for (to, pad) in at.pads().iter().enumerate().filter(|&(to, _)| to != rank as usize) {
+    // Memory of other nodes has no address.
+    for (to, pad) in at.pads().iter().enumerate().filter(|&(to, &pad)| to != rank as usize && pad != 0) {
         let from = staging.address() + 4 * to as u64;
         // SAFETY: the word is this rank's in the peer's pad; the staging block outlives the synchronisation below.
         unsafe { copy_async(device, pad + consumed_offset(rank), from, 4, lane.raw()) }?;
@@ -66,7 +67,7 @@ pub(super) fn check(
 ) -> Result<Vec<Missing>, CudaError> {
     let vetoed = vetoed();
     let mut missing = Vec::new();
-    for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize) {
+    for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize && at.pads()[peer] != 0) {
         let peer = index(peer);
         let mut word = [0; 4];
         // SAFETY: the peer's word in this rank's own pad.

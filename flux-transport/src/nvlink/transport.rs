@@ -11,9 +11,9 @@ use super::mover::{Addresses, by_copy_engine};
 use super::order::{Order, Turn};
 use super::workspace::Workspace;
 use crate::control::ControlPlane;
-use crate::cuda::{CudaDevice, CudaError, Handles};
+use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
 use crate::{Capabilities, Device, Mover, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
-use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -192,10 +192,13 @@ impl Transport for NvLink {
         if let Some(call) = &mut state.call {
             call.forked = true;
         }
-        let addresses = Addresses { data: at.data(), pads: at.pads(), control: at.control(), size: at.size() };
+        let addresses = Addresses { data: at.data(), pads: at.pads(), word: at.control() + control::EPOCH, size: at.size() };
         // SAFETY: checked and forked above; the caller promises the rows; nothing was captured, so the host's count of calls is the device's
         // epoch.
-        Ok(unsafe { by_copy_engine(&self.device, &state.lane, push, addresses, state.epoch) }?)
+        unsafe { by_copy_engine(&self.device, &state.lane, push, push.transfers.iter(), addresses, state.epoch) }?;
+        // Not a copy: within one device the driver may copy by a kernel, and the fused kernel that awaits this word may hold every SM.
+        // SAFETY: the word is in the control block.
+        Ok(unsafe { write_value_async(&self.device, at.control() + control::PUSHED, state.epoch.get(), state.lane.raw()) }?)
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {

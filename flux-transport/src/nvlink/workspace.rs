@@ -24,13 +24,13 @@ pub(super) struct Draft {
 
 /// A generation in use.
 #[derive(Debug)]
-pub(super) struct Workspace {
+pub(crate) struct Workspace {
     size: WorkspaceSize,
     data: Vec<u64>,
     pads: Vec<u64>,
     control: DeviceBlock,
     // What the addresses point into, by rank.
-    _memory: Vec<Peer>,
+    _memory: Vec<Option<Peer>>,
 }
 
 impl Draft {
@@ -82,10 +82,11 @@ impl Draft {
         Peer::Local(Arc::clone(&self.shared))
     }
 
-    /// Takes the memory of all ranks, in rank order, each as large as this rank's.
-    pub(super) fn complete(self, memory: Vec<Peer>) -> Workspace {
-        let data: Vec<u64> = memory.iter().map(Peer::address).collect();
-        let pads = data.iter().map(|address| address + self.size.data_bytes()).collect();
+    /// Takes the memory of all ranks that share it, in rank order, each as large as this rank's.
+    pub(super) fn complete(self, memory: Vec<Option<Peer>>) -> Workspace {
+        let address = |peer: &Option<Peer>, offset| peer.as_ref().map_or(0, |peer| peer.address() + offset);
+        let data = memory.iter().map(|peer| address(peer, 0)).collect();
+        let pads = memory.iter().map(|peer| address(peer, self.size.data_bytes())).collect();
         Workspace { size: self.size, data, pads, control: self.control, _memory: memory }
     }
 }
@@ -100,17 +101,17 @@ pub(super) fn clear_pad(device: &CudaDevice, lane: &Lane, pad: u64, size: &Works
 }
 
 impl Workspace {
-    pub(super) fn size(&self) -> &WorkspaceSize {
+    pub(crate) fn size(&self) -> &WorkspaceSize {
         &self.size
     }
 
-    /// Addresses of the data regions, by rank.
-    pub(super) fn data(&self) -> &[u64] {
+    /// Addresses of the data regions, by rank; 0 for a rank of another node.
+    pub(crate) fn data(&self) -> &[u64] {
         &self.data
     }
 
-    /// Addresses of the pads, by rank.
-    pub(super) fn pads(&self) -> &[u64] {
+    /// Addresses of the pads, by rank; 0 for a rank of another node.
+    pub(crate) fn pads(&self) -> &[u64] {
         &self.pads
     }
 
@@ -120,12 +121,12 @@ impl Workspace {
     }
 
     /// What an executor needs to know of it, with the rank's fault block.
-    pub(super) fn view(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
+    pub(crate) fn view(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
         WorkspaceView { data: self.data.clone(), pads: self.pads.clone(), control: self.control(), fault, size: self.size, deadline_ns }
     }
 
     /// The epoch of the next call, read from the device, which must be idle.
-    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
+    pub(crate) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
         let mut word = [0; 4];
         // SAFETY: the epoch is a word of the control block.
         unsafe { read(device, &mut word, self.control() + control::EPOCH) }?;

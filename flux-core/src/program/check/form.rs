@@ -1,8 +1,7 @@
 //! Rule: each item multiplies the rows that it stores, and each record is of the form that its operation has.
 
 use super::{Record, Violation};
-use crate::program::gemm_rs::Places;
-use crate::program::{Await, Forward, NONE, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::{Await, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {

@@ -5,8 +5,7 @@ use super::Violation;
 use super::rect::Rect;
 use super::signals::moves;
 use crate::Rank;
-use crate::program::gemm_rs::Places;
-use crate::program::{Await, Forward, TileProgram, WorkItem, sink, source};
+use crate::program::{Await, Forward, Places, TileProgram, WorkItem, sink, source};
 use std::collections::BTreeMap;
 
 /// Who writes what. Writers do not overlap, so a slot has one.

@@ -21,7 +21,7 @@ fn activations(op: OpKind) -> &'static [Activation] {
 fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], Plan) {
     let w = world as usize;
     match (op, machine) {
-        (_, Machine::Gpus(_) | Machine::Staged(_)) => (ragged(machine, op, world), Plan::default()),
+        (_, Machine::Gpus(_) | Machine::Staged(_) | Machine::TwoNodes { .. }) => (ragged(machine, op, world), Plan::default()),
         (OpKind::AllGatherGemm, Machine::Host) => ([17 * w, 56 * w, 24], on_host(machine)),
         (OpKind::GemmReduceScatter, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
     }

@@ -1,0 +1,25 @@
+//! Ranks of several nodes: peer memory within each, NCCL's messages between them, and nothing crosses twice.
+//!
+//! Invariant: a rank reaches the memory of its mates, and exchanges messages with the ranks of its rail only. What crosses nodes is passed on, or was added
+//! up, within a node; who waits for it waits for a word that only a whole chunk brings.
+//!
+//! ```text
+//! connect   identities -> a communicator for each rail, proven -> memory of each node's ranks, mapped there, proven -> outbox
+//! a call    begin | exchange: fork two streams | kernel | finish: join both
+//!           rail    round by round [wait for the chunk's flag] send and receive, raise the own signal
+//!           mates   own rows to the mates; after each round what came, to the mates, with the word that came
+//! a fault   as on nccl
+//! ```
+//!
+//! **Credits.** Mates' kernels give and await them as on nvlink: when a rank's kernel of call `e - 1` is done, all of its mates have consumed call `e - 2`, whose half
+//! call `e` uses. A rank's streams are forked after that kernel, so what they and its kernel write at mates overwrites nothing that is read. What messages write lies
+//! in the own memory, and is asked for after that kernel too. So no other rank's credit is needed for either, and for ranks of other nodes the side stream gives it.
+
+mod check;
+mod members;
+mod passing;
+mod transport;
+mod workspace;
+
+pub(crate) use members::Members;
+pub(crate) use transport::Mixed;

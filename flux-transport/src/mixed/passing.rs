@@ -1,0 +1,82 @@
+//! What goes to mates by copy engines: own rows, and what has come along the rail.
+//!
+//! Invariant: a mate's signal gets the epoch with own rows, which are there, and otherwise the word that came with the chunk, after the chunk: what is not whole
+//! is passed on as not whole.
+
+use super::workspace::Workspace;
+use crate::cuda::{CudaDevice, CudaError, Event, write_value_async};
+use crate::nvlink::{Addresses, Lane, by_copy_engine};
+use crate::{Push, TransportError};
+use flux_core::Rank;
+use flux_core::program::{Forward, Round};
+use flux_core::signal::Epoch;
+
+/// The rows of one call on their way to mates.
+#[derive(Debug)]
+pub(super) struct Passing<'a> {
+    device: &'a CudaDevice,
+    lane: &'a Lane,
+    at: &'a Workspace,
+    push: &'a Push<'a>,
+    epoch: Epoch,
+    /// What is still to come.
+    rest: &'a [Forward],
+}
+
+impl<'a> Passing<'a> {
+    /// Enqueues the own rows on `lane`.
+    ///
+    /// # Safety
+    /// The push was checked against the workspace, its forwards follow the rounds; `lane` is ordered after the call before and after the rows, which stay
+    /// until it is past what is enqueued here and by [`arrived`](Self::arrived).
+    pub(super) unsafe fn begin(
+        device: &'a CudaDevice,
+        lane: &'a Lane,
+        at: &'a Workspace,
+        push: &'a Push<'a>,
+        epoch: Epoch,
+    ) -> Result<Self, CudaError> {
+        let word = at.outbox.own_word();
+        let nodes = at.outbox.nodes();
+        let rank = at.memory().rank;
+        let _current = device.enter()?;
+        // The rail's stream writes the same; this one is not ordered after it.
+        // SAFETY: a word of the outbox.
+        unsafe { write_value_async(device, word, epoch.get(), lane.raw()) }?;
+        let own = push.transfers.iter().filter(|transfer| nodes.together(rank, Rank::new(transfer.dest)));
+        // SAFETY: the caller's promise.
+        unsafe { by_copy_engine(device, lane, push, own, addresses(at, word), epoch) }?;
+        Ok(Self { device, lane, at, push, epoch, rest: push.forwards })
+    }
+
+    /// Enqueues what passes on the chunk that `round` brings: the stream that `event` is recorded on is past it then.
+    pub(super) fn arrived(&mut self, round: &Round, rail: &Lane, event: &Event) -> Result<(), TransportError> {
+        let (now, later) = self.rest.split_at(of_round(self.rest, round));
+        self.rest = later;
+        if now.is_empty() {
+            return Ok(());
+        }
+        let Self { device, lane, at, push, epoch, .. } = *self;
+        event.record(rail.raw())?;
+        event.make_wait(lane.raw())?;
+        let memory = at.memory();
+        let half = memory.data + epoch.half() as u64 * memory.size.half_stride();
+        for Forward { from, awaits, to } in now {
+            // From a place, whose rows are dense.
+            let rows = Push { x: half + u64::from(*from) * push.place_bytes, row_stride: push.row_bytes, ..*push };
+            let word = at.outbox.word(awaits.signal);
+            // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer, where the stream's next call is the first to overwrite them.
+            unsafe { by_copy_engine(device, lane, &rows, std::iter::once(to), addresses(at, word), epoch) }?;
+        }
+        Ok(())
+    }
+}
+
+fn addresses(at: &Workspace, word: u64) -> Addresses<'_> {
+    Addresses { data: at.mates.data(), pads: at.mates.pads(), word, size: at.mates.size() }
+}
+
+/// How many of the next forwards are of what `round` brings.
+pub(super) fn of_round(forwards: &[Forward], round: &Round) -> usize {
+    forwards.iter().take_while(|forward| forward.awaits.signal == round.received.signal).count()
+}

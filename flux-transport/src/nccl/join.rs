@@ -1,0 +1,28 @@
+//! From ranks that have met to a communicator that is known to carry messages.
+//!
+//! Invariant: it is collective over the whole world, also where each rail makes a communicator of its own: if it fails on one rank it fails on all.
+
+use super::link::Link;
+use super::members::{Members, together};
+use super::messages::Messages;
+use super::proof::prove;
+use crate::ConnectError;
+use crate::control::ControlPlane;
+use crate::cuda::{CudaDevice, SideStream};
+use std::time::{Duration, Instant};
+
+/// Joins the ranks of a rail, each of which then sends every other a message on `stream`; calls have `deadline`.
+pub(crate) fn join(
+    device: &CudaDevice,
+    stream: &SideStream,
+    members: &Members,
+    control: &dyn ControlPlane,
+    (deadline, until): (Duration, Instant),
+) -> Result<Link, ConnectError> {
+    let joined = Messages::join(device, members.id, members.place(), members.ctas, until);
+    let joined = joined.map_err(|error| ConnectError::Transport(error.into()));
+    let link = together(control, until, joined.map(|messages| Link::new(messages, deadline)))?;
+    let proven = prove(device, stream, &link, members, until);
+    together(control, until, proven)?;
+    Ok(link)
+}

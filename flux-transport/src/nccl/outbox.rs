@@ -1,0 +1,199 @@
+//! What a rank's executor gives to the other ranks of its rail, in memory of the rank's own device, until messages have carried it.
+//!
+//! Invariant: what is stored for peer `p` lies in a place of its own, and the signals that the executor raises at `p` are flags of `p`'s own pad here; so a
+//! chunk whose flag is this call's epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
+
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
+use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
+use flux_core::program::Places;
+use flux_core::signal::Epoch;
+use flux_core::{Nodes, Rank};
+
+/// How far ahead of every epoch that is awaited flags are set to let go of what waits for them. Also how many calls old a flag may be: one more, and
+/// the sign of a difference would say that it is ahead.
+pub(crate) const RELEASE: u32 = 1 << 30;
+
+/// Memory of this rank's device.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    rank: Rank,
+    nodes: Nodes,
+    signals: u32,
+    /// A place for each other rank of the rail.
+    stored: DeviceBlock,
+    /// A pad for each node: the flags of what is stored for the rail's rank there.
+    flags: DeviceBlock,
+    /// The words that came with chunks, by the signal that they are for, and one that this rank sends.
+    words: DeviceBlock,
+    device: CudaDevice,
+}
+
+impl Outbox {
+    /// Makes and initialises it, for calls from `epoch` on and a workspace of `size`. It is complete when the stream has come past it.
+    pub(crate) fn new(
+        device: &CudaDevice,
+        stream: &SideStream,
+        (rank, nodes): (Rank, Nodes),
+        size: WorkspaceSize,
+        epoch: Epoch,
+    ) -> Result<Self, CudaError> {
+        let signals = size.signals;
+        // The driver makes no block of nothing.
+        let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(256)));
+        let this = Self {
+            rank,
+            nodes,
+            signals,
+            stored: block(stored_bytes(nodes, size))?,
+            flags: block(u64::from(nodes.count()) * pad_bytes(signals))?,
+            words: block(4 * (u64::from(signals) + 1))?,
+            device: device.clone(),
+        };
+        let _current = device.enter()?;
+        for block in [&this.flags, &this.words] {
+            // SAFETY: the block is this generation's, which lives until the device is drained.
+            unsafe { fill_words(device, block.address(), epoch.before(1).get(), block.bytes() / 4, stream.raw()) }?;
+        }
+        Ok(this)
+    }
+
+    /// Brings all flags to the epoch before `epoch`, on the caller's stream: before the call's kernel raises any.
+    pub(crate) fn refresh(&self, stream: usize, epoch: Epoch) -> Result<(), CudaError> {
+        let (address, words) = self.flags();
+        let _current = self.device.enter()?;
+        // SAFETY: the flags are this generation's, which lives until the device is drained.
+        unsafe { fill_words(&self.device, address, epoch.before(1).get(), words, stream) }
+    }
+
+    /// Device bytes in all.
+    pub(crate) fn bytes(&self) -> u64 {
+        [&self.stored, &self.flags, &self.words].map(|block| block.bytes() as u64).iter().sum()
+    }
+
+    /// How the ranks are grouped.
+    pub(crate) const fn nodes(&self) -> Nodes {
+        self.nodes
+    }
+
+    fn places(&self) -> RailPlaces {
+        RailPlaces { first: self.stored.address(), rank: self.rank, nodes: self.nodes }
+    }
+
+    /// What is stored for the rail's rank in `peer`'s node, in places of `place_bytes`.
+    pub(crate) fn stored(&self, peer: Rank, place_bytes: u64) -> u64 {
+        self.places().stored(peer, place_bytes)
+    }
+
+    /// Where the executor finds the data region of `peer`, or of whoever shares its node, in calls whose half begins `half_bytes` into it.
+    pub(crate) fn data_of(&self, peer: Rank, place_bytes: u64, half_bytes: u64) -> u64 {
+        self.places().data_of(peer, place_bytes, half_bytes)
+    }
+
+    /// What the executor takes for the pad of `peer`, or of whoever shares its node.
+    pub(crate) fn pad_of(&self, peer: Rank) -> u64 {
+        self.flags.address() + u64::from(self.nodes.node_of(peer)) * pad_bytes(self.signals)
+    }
+
+    /// The flag of what is stored for `peer` and announced by `signal` there.
+    pub(crate) fn flag(&self, peer: Rank, signal: u32) -> u64 {
+        self.pad_of(peer) + signal_offset(signal)
+    }
+
+    /// All flags: their address, and how many words they take.
+    pub(crate) fn flags(&self) -> (u64, usize) {
+        (self.flags.address(), self.flags.bytes() / 4)
+    }
+
+    /// Where the word lands that comes with the chunk of `signal`.
+    pub(crate) fn word(&self, signal: u32) -> u64 {
+        self.words.address() + 4 * u64::from(signal)
+    }
+
+    /// The word that goes with what is there from the start.
+    pub(crate) fn own_word(&self) -> u64 {
+        self.word(self.signals)
+    }
+}
+
+/// Where what goes along the rail lies.
+#[derive(Clone, Copy, Debug)]
+struct RailPlaces {
+    first: u64,
+    rank: Rank,
+    nodes: Nodes,
+}
+
+impl RailPlaces {
+    fn stored(self, peer: Rank, place_bytes: u64) -> u64 {
+        let (node, own) = (Rank::new(self.nodes.node_of(peer)), Rank::new(self.nodes.node_of(self.rank)));
+        self.first + u64::from(node.place_at(own).unwrap_or(0)) * place_bytes
+    }
+
+    /// The executor adds the half and the place that this rank has at the peer.
+    fn data_of(self, peer: Rank, place_bytes: u64, half_bytes: u64) -> u64 {
+        let relay = self.nodes.rank(self.nodes.node_of(peer), self.nodes.local_of(self.rank));
+        let place = Places::new(self.nodes).destination(self.rank, relay).map_or(0, |(_, place)| place);
+        self.stored(peer, place_bytes).wrapping_sub(half_bytes + u64::from(place) * place_bytes)
+    }
+}
+
+/// Bytes of the places for the rail, of a workspace whose halves hold places for all peers.
+fn stored_bytes(nodes: Nodes, size: WorkspaceSize) -> u64 {
+    let peers = u128::from(nodes.world().peers().max(1));
+    let bytes = (u128::from(size.half_bytes) * u128::from(nodes.others())).div_ceil(peers);
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::layout::slot_bytes;
+    use flux_core::program::{Chunk, Schedule, TileProgram, WorkItem, sink};
+    use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+
+    /// What the executor stores for other nodes is what the rounds send, each byte in the place of its reader.
+    #[test]
+    fn partial_tiles_lie_where_rounds_send_them_from() {
+        for (count, world) in [(2, 4), (3, 6), (4, 4), (2, 8)] {
+            let (world, half_bytes) = (WorldSize::new(world).unwrap(), 1 << 22);
+            let nodes = Nodes::new(world, count).unwrap();
+            let problem = Problem::new(OpKind::GemmReduceScatter, 300 * world.index(), 520, 8 * world.index(), DType::Bf16, world).unwrap();
+            let schedule = Schedule { chunk: Chunk::Tiles(4), ..Schedule::of(TileShape::new(128, 128, 64)) };
+            for rank in world.ranks() {
+                let program = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap();
+                let (slot, place) = (slot_bytes(&problem, program.tile), program.place_bytes());
+                let size = program.workspace();
+                let places = RailPlaces { first: 1 << 40, rank, nodes };
+                let mut sent = Vec::new();
+                for round in program.rounds().unwrap() {
+                    let first = places.stored(round.sent.peer, place) + round.offset;
+                    sent.extend((0..round.bytes / slot).map(|tile| first + tile * slot));
+                }
+                let crossing = program.items.iter().filter(|item| item.sink == sink::SEND && !nodes.together(rank, Rank::new(item.dest)));
+                // As the kernel adds it up.
+                let store = |item: &WorkItem| {
+                    places.data_of(Rank::new(item.dest), place, half_bytes).wrapping_add(half_bytes + u64::from(item.slot) * slot)
+                };
+                let mut stored: Vec<u64> = crossing.map(store).collect();
+                sent.sort_unstable();
+                stored.sort_unstable();
+                assert_eq!(stored, sent, "{nodes}, rank {rank}");
+                let end = (1 << 40) + stored_bytes(nodes, size);
+                assert!(stored.windows(2).all(|pair| pair[0] + slot <= pair[1]) && stored.iter().all(|at| at + slot <= end));
+            }
+        }
+    }
+
+    #[test]
+    fn the_places_of_the_rail_are_their_part_of_a_half() {
+        let nodes = |world, count| Nodes::new(WorldSize::new(world).unwrap(), count).unwrap();
+        let size = |places: u64| WorkspaceSize { half_bytes: places * 1000, signals: 0, counters: 0 };
+        assert_eq!(stored_bytes(nodes(8, 8), size(7)), 7000, "all peers");
+        assert_eq!(stored_bytes(nodes(8, 2), size(7)), 1000);
+        assert_eq!(stored_bytes(nodes(6, 3), size(5)), 2000);
+        assert_eq!((stored_bytes(nodes(4, 1), size(3)), stored_bytes(nodes(1, 1), size(0))), (0, 0));
+        let odd = WorkspaceSize { half_bytes: 3001, ..size(0) };
+        assert!(stored_bytes(nodes(4, 2), odd) >= 1000);
+        assert!(stored_bytes(nodes(16, 8), WorkspaceSize { half_bytes: u64::MAX, ..odd }) < u64::MAX);
+    }
+}
