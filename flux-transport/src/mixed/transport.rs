@@ -8,7 +8,7 @@ use super::passing::Passing;
 use super::workspace::Workspace;
 use crate::control::{ControlPlane, agree};
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
-use crate::nccl::{Guard, LEAVE, MESSAGE_BYTES, Outbox, RELEASE, Views, Watched, carry, join, together};
+use crate::nccl::{Guard, LEAVE, MESSAGE_BYTES, Outbox, Progress, RELEASE, Views, Watched, carry, join, together};
 use crate::nvlink::{Lane, Meeting, Order, Turn, Wanted, build};
 use crate::{
     Capabilities, ConnectError, Device, Exchange, Mover, Options, Push, Source, Stream, Transport, TransportError, TransportKind,
@@ -58,7 +58,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct InCall {
     turn: Turn,
-    forked: bool,
+    progress: Progress,
 }
 
 impl State {
@@ -109,6 +109,15 @@ impl Mixed {
 
     fn raw(&self, stream: Stream) -> Result<usize, TransportError> {
         stream.raw().ok_or_else(|| self.wrong_stream(stream))
+    }
+
+    /// Whether the exchange lies in a workspace of `size`, and is one of this rank's.
+    fn check(&self, exchange: &Exchange<'_>, size: WorkspaceSize) -> Result<(), TransportError> {
+        exchange.check(self.members.nodes.world().get(), size)?;
+        match fault(exchange, self.rank, self.members.nodes) {
+            Some(why) => Err(TransportError::MoverUnusable { why }),
+            None => Ok(()),
+        }
     }
 
     fn wrong_stream(&self, stream: Stream) -> TransportError {
@@ -200,7 +209,7 @@ impl Transport for Mixed {
         if matches!(turn, Turn::Captured { .. }) {
             return Err(TransportError::NotCapturable { transport: TransportKind::Mixed, why: NO_GRAPHS });
         }
-        state.call = Some(InCall { turn, forked: false });
+        state.call = Some(InCall { turn, progress: Progress::Begun });
         Ok(())
     }
 
@@ -222,17 +231,13 @@ impl Transport for Mixed {
         })
     }
 
-    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    fn stage(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         let state = &mut *self.state();
         let caller = self.raw(stream)?;
-        if state.call.is_none_or(|call| call.forked) {
-            return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was used in this call before" });
+        if state.call.is_none_or(|call| call.progress != Progress::Begun) {
+            return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was staged before" });
         }
-        let (world, size) = (self.members.nodes.world(), state.current.size());
-        exchange.check(world.get(), size)?;
-        if let Some(why) = fault(exchange, self.rank, self.members.nodes) {
-            return Err(TransportError::MoverUnusable { why });
-        }
+        self.check(exchange, state.current.size())?;
         let _current = self.device.enter()?;
         let epoch = state.epoch;
         if epoch.get().wrapping_sub(state.refreshed.get()) >= RELEASE {
@@ -241,14 +246,29 @@ impl Transport for Mixed {
         }
         state.fork(caller)?;
         if let Some(call) = &mut state.call {
-            call.forked = true;
+            call.progress = Progress::Staged;
         }
+        let place_bytes = if matches!(exchange.source, Source::Stored) { exchange.place_bytes } else { 0 };
+        let State { current, views, .. } = state;
+        let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
+        Ok(views.storing(place_bytes, epoch, |place_bytes, half| current.view(place_bytes, half, fault, deadline_ns)))
+    }
+
+    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+        let state = &mut *self.state();
+        self.raw(stream)?;
+        self.check(exchange, state.current.size())?;
+        let Some(call) = state.call.as_mut().filter(|call| call.progress == Progress::Staged) else {
+            return Err(TransportError::MoverUnusable { why: "no call is in progress that was staged and no more" });
+        };
+        call.progress = Progress::Carried;
+        let epoch = state.epoch;
         self.watched.await_flags(&state.current.outbox, epoch);
-        let State { rail, mates, arrived, current, views, .. } = state;
-        let (mut passing, place_bytes) = match &exchange.source {
-            // SAFETY: checked and forked above; the caller promises the rows.
-            Source::Rows(push) => (Some(unsafe { Passing::begin(&self.device, mates, current, push, epoch) }?), 0),
-            Source::Stored => (None, exchange.place_bytes),
+        let State { rail, mates, arrived, current, .. } = state;
+        let mut passing = match &exchange.source {
+            // SAFETY: checked above, forked when it was staged; the caller promises the rows.
+            Source::Rows(push) => Some(unsafe { Passing::begin(&self.device, mates, current, push, epoch) }?),
+            Source::Stored => None,
         };
         // SAFETY: as above.
         unsafe {
@@ -256,16 +276,14 @@ impl Transport for Mixed {
                 Some(passing) => passing.arrived(round, rail, arrived),
                 None => Ok(()),
             })
-        }?;
-        let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
-        Ok(views.storing(place_bytes, epoch, |place_bytes, half| current.view(place_bytes, half, fault, deadline_ns)))
+        }
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
         let state = &mut *self.state();
         let caller = self.raw(stream)?;
         match state.call.take() {
-            Some(call) if call.forked => Ok(state.join(caller)?),
+            Some(call) if call.progress != Progress::Begun => Ok(state.join(caller)?),
             _ => Ok(()),
         }
     }
@@ -276,7 +294,7 @@ impl Transport for Mixed {
         let Some(call) = state.call.take() else { return Ok(()) };
         state.epoch = state.epoch.next();
         let _current = self.device.enter()?;
-        if call.forked {
+        if call.progress != Progress::Begun {
             state.join(caller)?;
         }
         Ok(state.order.finish(call.turn, caller)?)

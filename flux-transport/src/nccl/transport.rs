@@ -8,6 +8,7 @@ use super::guard::{Guard, Watched};
 use super::join::join;
 use super::members::{Members, together};
 use super::outbox::RELEASE;
+use super::progress::Progress;
 use super::views::Views;
 use super::workspace::Workspace;
 use crate::control::{ControlPlane, agree};
@@ -64,7 +65,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct InCall {
     turn: Turn,
-    forked: bool,
+    progress: Progress,
 }
 
 impl NcclTransport {
@@ -175,7 +176,7 @@ impl Transport for NcclTransport {
         if matches!(turn, Turn::Captured { .. }) {
             return Err(TransportError::NotCapturable { transport: TransportKind::Nccl, why: NO_GRAPHS });
         }
-        state.call = Some(InCall { turn, forked: false });
+        state.call = Some(InCall { turn, progress: Progress::Begun });
         Ok(())
     }
 
@@ -195,11 +196,11 @@ impl Transport for NcclTransport {
         Err(TransportError::MoverUnusable { why: "this transport carries what is pushed as messages: it is handed over as an exchange" })
     }
 
-    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    fn stage(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         let state = &mut *self.state();
         let caller = self.raw(stream)?;
-        let Some(call) = state.call.as_mut().filter(|call| !call.forked) else {
-            return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was used in this call before" });
+        let Some(call) = state.call.as_mut().filter(|call| call.progress == Progress::Begun) else {
+            return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was staged before" });
         };
         exchange.check(self.world.get(), *state.current.size())?;
         let place_bytes = if matches!(exchange.source, Source::Stored) { exchange.place_bytes } else { 0 };
@@ -213,21 +214,35 @@ impl Transport for NcclTransport {
             state.refreshed = epoch;
         }
         state.lane.fork(caller)?;
-        call.forked = true;
+        call.progress = Progress::Staged;
+        let (fault, deadline_ns) = (state.views.plain.fault, state.views.plain.deadline_ns);
+        Ok(state.views.storing(place_bytes, epoch, |place_bytes, half| state.current.view(place_bytes, half, fault, deadline_ns)))
+    }
+
+    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+        let state = &mut *self.state();
+        self.raw(stream)?;
+        exchange.check(self.world.get(), *state.current.size())?;
+        if exchange.rounds.is_empty() {
+            return Ok(());
+        }
+        let Some(call) = state.call.as_mut().filter(|call| call.progress == Progress::Staged) else {
+            return Err(TransportError::MoverUnusable { why: "no call is in progress that was staged and no more" });
+        };
+        call.progress = Progress::Carried;
+        let epoch = state.epoch;
         self.watched.await_flags(state.current.outbox(), epoch);
         let at = &state.current;
         let memory = Memory { data: at.data(), pad: at.pad(), size: *at.size(), rank: self.rank, outbox: at.outbox() };
-        // SAFETY: checked and forked above; the caller promises the rows.
-        unsafe { carry(&self.device, state.lane.raw(), &self.watched.link, memory, exchange, epoch, |_| Ok(())) }?;
-        let (fault, deadline_ns) = (state.views.plain.fault, state.views.plain.deadline_ns);
-        Ok(state.views.storing(place_bytes, epoch, |place_bytes, half| state.current.view(place_bytes, half, fault, deadline_ns)))
+        // SAFETY: checked above, forked when it was staged; the caller promises the rows.
+        unsafe { carry(&self.device, state.lane.raw(), &self.watched.link, memory, exchange, epoch, |_| Ok(())) }
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
         let state = &mut *self.state();
         let caller = self.raw(stream)?;
         match state.call.take() {
-            Some(call) if call.forked => Ok(state.lane.join(caller)?),
+            Some(call) if call.progress != Progress::Begun => Ok(state.lane.join(caller)?),
             _ => Ok(()),
         }
     }
@@ -238,7 +253,7 @@ impl Transport for NcclTransport {
         let Some(call) = state.call.take() else { return Ok(()) };
         state.epoch = state.epoch.next();
         let _current = self.device.enter()?;
-        if call.forked {
+        if call.progress != Progress::Begun {
             state.lane.join(caller)?;
         }
         Ok(state.order.finish(call.turn, caller)?)
