@@ -139,7 +139,7 @@ pub enum Source<'a> {
     /// The caller's shard, which is there when the call begins (AllGather-GEMM). Rounds carry what crosses nodes of the transfers; what does not, and what is
     /// passed on of what the rounds bring, are copies.
     Rows(Push<'a>),
-    /// What the executor stores where [`Transport::stage`] shows it the readers' data regions, each chunk when its signal is raised there
+    /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions, each chunk when its signal is raised there
     /// (GEMM-ReduceScatter).
     Stored,
 }
@@ -201,19 +201,12 @@ pub trait Transport: Send + Sync + Debug {
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
 
-    /// Prepares the call in progress for `exchange`, which follows when the executor's kernel is launched, and returns the workspace as that kernel uses it: the
-    /// addresses of ranks that it cannot reach are those of memory of this rank's, which is sent from there. At most once in a call, and only where
-    /// [`Mover::Messages`] carries.
-    fn stage(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
-        Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
-    }
-
-    /// Has messages carry `exchange`, in both directions, beside the kernel of the call in progress, which was launched before: putting messages on a stream
-    /// takes the host a while, and a kernel has something to begin with. Once in a call, after [`stage`](Self::stage) with the same.
+    /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers are
+    /// those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries.
     ///
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks hand over the same program's rounds.
-    unsafe fn exchange(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<(), TransportError> {
+    unsafe fn exchange(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
     }
 

@@ -117,9 +117,14 @@ impl CudaExecutor {
         let mut call = comm.begin_as(stream, Some(label(&program.problem)))?;
         let by_kernel = self.rounds.is_none() && self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
         let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route });
-        let exchange = self.rounds.as_ref().map(|rounds| super::exchange_of::<T>(&operands.x, program, rounds));
-        if let Some(exchange) = &exchange {
-            call.stage(exchange)?;
+        if let Some(rounds) = &self.rounds {
+            // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
+            if let Err(error) = unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, program, rounds)) } {
+                drop(call);
+                // A part may be on its way.
+                comm.abort(LAUNCH_REFUSED);
+                return Err(error.into());
+            }
         } else if carry.is_none() && !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
@@ -151,12 +156,10 @@ impl CudaExecutor {
         // the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
         let launched = unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch);
         // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
-        let carried = launched.and_then(|()| match (carry, &exchange) {
+        let carried = launched.and_then(|()| match carry {
             // SAFETY: as for the push above.
-            (Some(carry), _) => Ok(unsafe { call.carry(&carry) }?),
-            // SAFETY: as for the push above; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
-            (None, Some(exchange)) => Ok(unsafe { call.exchange(exchange) }?),
-            (None, None) => Ok(()),
+            Some(carry) => Ok(unsafe { call.carry(&carry) }?),
+            None => Ok(()),
         });
         match carried {
             Ok(()) => Ok(call.finish()?),

@@ -97,18 +97,8 @@ impl<'c> Call<'c> {
         handed
     }
 
-    /// Prepares the call for messages, where the transport's mover [carries them](crate::Mover::Messages): [`memory`](Self::memory) is from then on as the
-    /// executor uses it. At most once in a call, before the kernel is launched.
-    ///
-    /// # Errors
-    /// As [`push`](Self::push).
-    pub fn stage(&mut self, exchange: &Exchange<'_>) -> Result<(), TransportError> {
-        self.view = self.comm.inner.health.transport().stage(self.stream, exchange)?;
-        Ok(())
-    }
-
-    /// Has messages carry what this rank's executor gives and awaits; returns at once. Once in a call, when it was [staged](Self::stage) and the kernel is
-    /// launched.
+    /// Has messages carry what this rank's executor gives and awaits, where the transport's mover [carries messages](crate::Mover::Messages);
+    /// [`memory`](Self::memory) is from then on as the executor uses it. Returns at once. At most once in a call.
     ///
     /// # Safety
     /// As [`push`](Self::push); and every rank of the communicator hands over the rounds of the same program.
@@ -119,7 +109,8 @@ impl<'c> Call<'c> {
         // SAFETY: this function's caller vouches for the rows and the rounds.
         let handed = unsafe { self.comm.inner.health.transport().exchange(self.stream, exchange) };
         self.handed |= Self::handed_out(&handed);
-        handed
+        self.view = handed?;
+        Ok(())
     }
 
     /// Whether transfers were handed to the mover, so that the executor must await that they were read.

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! connect   identities -> a communicator for each rail, proven -> memory of each node's ranks, mapped there, proven -> outbox
-//! a call    begin | stage: fork two streams | kernel | exchange | finish: join both
+//! a call    begin | exchange: fork two streams | kernel | finish: join both
 //!           rail    round by round [wait for the chunk's flag] send and receive, raise the own signal
 //!           mates   own rows to the mates; after each round what came, to the mates, with the word that came
 //! a fault   as on nccl

@@ -8,7 +8,7 @@ use super::passing::Passing;
 use super::workspace::Workspace;
 use crate::control::{ControlPlane, agree};
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
-use crate::nccl::{Guard, LEAVE, MESSAGE_BYTES, Outbox, Progress, RELEASE, Views, Watched, carry, join, together};
+use crate::nccl::{Guard, LEAVE, MESSAGE_BYTES, Outbox, RELEASE, Views, Watched, carry, join, together};
 use crate::nvlink::{Lane, Meeting, Order, Turn, Wanted, build};
 use crate::{
     Capabilities, ConnectError, Device, Exchange, Mover, Options, Push, Source, Stream, Transport, TransportError, TransportKind,
@@ -58,7 +58,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct InCall {
     turn: Turn,
-    progress: Progress,
+    forked: bool,
 }
 
 impl State {
@@ -109,15 +109,6 @@ impl Mixed {
 
     fn raw(&self, stream: Stream) -> Result<usize, TransportError> {
         stream.raw().ok_or_else(|| self.wrong_stream(stream))
-    }
-
-    /// Whether the exchange lies in a workspace of `size`, and is one of this rank's.
-    fn check(&self, exchange: &Exchange<'_>, size: WorkspaceSize) -> Result<(), TransportError> {
-        exchange.check(self.members.nodes.world().get(), size)?;
-        match fault(exchange, self.rank, self.members.nodes) {
-            Some(why) => Err(TransportError::MoverUnusable { why }),
-            None => Ok(()),
-        }
     }
 
     fn wrong_stream(&self, stream: Stream) -> TransportError {
@@ -209,7 +200,7 @@ impl Transport for Mixed {
         if matches!(turn, Turn::Captured { .. }) {
             return Err(TransportError::NotCapturable { transport: TransportKind::Mixed, why: NO_GRAPHS });
         }
-        state.call = Some(InCall { turn, progress: Progress::Begun });
+        state.call = Some(InCall { turn, forked: false });
         Ok(())
     }
 
@@ -231,13 +222,17 @@ impl Transport for Mixed {
         })
     }
 
-    fn stage(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         let state = &mut *self.state();
         let caller = self.raw(stream)?;
-        if state.call.is_none_or(|call| call.progress != Progress::Begun) {
-            return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was staged before" });
+        if state.call.is_none_or(|call| call.forked) {
+            return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was used in this call before" });
         }
-        self.check(exchange, state.current.size())?;
+        let (world, size) = (self.members.nodes.world(), state.current.size());
+        exchange.check(world.get(), size)?;
+        if let Some(why) = fault(exchange, self.rank, self.members.nodes) {
+            return Err(TransportError::MoverUnusable { why });
+        }
         let _current = self.device.enter()?;
         let epoch = state.epoch;
         if epoch.get().wrapping_sub(state.refreshed.get()) >= RELEASE {
@@ -246,29 +241,14 @@ impl Transport for Mixed {
         }
         state.fork(caller)?;
         if let Some(call) = &mut state.call {
-            call.progress = Progress::Staged;
+            call.forked = true;
         }
-        let place_bytes = if matches!(exchange.source, Source::Stored) { exchange.place_bytes } else { 0 };
-        let State { current, views, .. } = state;
-        let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
-        Ok(views.storing(place_bytes, epoch, |place_bytes, half| current.view(place_bytes, half, fault, deadline_ns)))
-    }
-
-    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
-        let state = &mut *self.state();
-        self.raw(stream)?;
-        self.check(exchange, state.current.size())?;
-        let Some(call) = state.call.as_mut().filter(|call| call.progress == Progress::Staged) else {
-            return Err(TransportError::MoverUnusable { why: "no call is in progress that was staged and no more" });
-        };
-        call.progress = Progress::Carried;
-        let epoch = state.epoch;
         self.watched.await_flags(&state.current.outbox, epoch);
-        let State { rail, mates, arrived, current, .. } = state;
-        let mut passing = match &exchange.source {
-            // SAFETY: checked above, forked when it was staged; the caller promises the rows.
-            Source::Rows(push) => Some(unsafe { Passing::begin(&self.device, mates, current, push, epoch) }?),
-            Source::Stored => None,
+        let State { rail, mates, arrived, current, views, .. } = state;
+        let (mut passing, place_bytes) = match &exchange.source {
+            // SAFETY: checked and forked above; the caller promises the rows.
+            Source::Rows(push) => (Some(unsafe { Passing::begin(&self.device, mates, current, push, epoch) }?), 0),
+            Source::Stored => (None, exchange.place_bytes),
         };
         // SAFETY: as above.
         unsafe {
@@ -276,14 +256,16 @@ impl Transport for Mixed {
                 Some(passing) => passing.arrived(round, rail, arrived),
                 None => Ok(()),
             })
-        }
+        }?;
+        let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
+        Ok(views.storing(place_bytes, epoch, |place_bytes, half| current.view(place_bytes, half, fault, deadline_ns)))
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
         let state = &mut *self.state();
         let caller = self.raw(stream)?;
         match state.call.take() {
-            Some(call) if call.progress != Progress::Begun => Ok(state.join(caller)?),
+            Some(call) if call.forked => Ok(state.join(caller)?),
             _ => Ok(()),
         }
     }
@@ -294,7 +276,7 @@ impl Transport for Mixed {
         let Some(call) = state.call.take() else { return Ok(()) };
         state.epoch = state.epoch.next();
         let _current = self.device.enter()?;
-        if call.progress != Progress::Begun {
+        if call.forked {
             state.join(caller)?;
         }
         Ok(state.order.finish(call.turn, caller)?)

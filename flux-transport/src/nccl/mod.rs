@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! connect   identities, unique id -> communicator -> a word to and from every peer, read -> memory of each rank, cleared
-//! a call    begin | stage: fork | kernel | exchange: round by round [wait for the chunk's flag] send and receive, raise the own signal | finish: join
+//! a call    begin | exchange: fork, then round by round [wait for the chunk's flag] send and receive, raise the own signal | kernel | finish: join
 //! a fault   the record, the abort word or NCCL's own error -> flags released with a word that nobody believes -> communicator aborted
 //! ```
 
@@ -21,7 +21,6 @@ mod link;
 mod members;
 mod messages;
 mod outbox;
-mod progress;
 mod proof;
 mod search;
 mod transport;
@@ -33,7 +32,6 @@ pub(crate) use guard::{Guard, Watched};
 pub(crate) use join::join;
 pub(crate) use members::{Members, together};
 pub(crate) use outbox::{Outbox, RELEASE};
-pub(crate) use progress::Progress;
 pub(crate) use transport::{LEAVE, MESSAGE_BYTES, NcclTransport};
 pub(crate) use views::Views;
 

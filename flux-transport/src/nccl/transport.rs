@@ -8,7 +8,6 @@ use super::guard::{Guard, Watched};
 use super::join::join;
 use super::members::{Members, together};
 use super::outbox::RELEASE;
-use super::progress::Progress;
 use super::views::Views;
 use super::workspace::Workspace;
 use crate::control::{ControlPlane, agree};
@@ -65,7 +64,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct InCall {
     turn: Turn,
-    progress: Progress,
+    forked: bool,
 }
 
 impl NcclTransport {
@@ -176,7 +175,7 @@ impl Transport for NcclTransport {
         if matches!(turn, Turn::Captured { .. }) {
             return Err(TransportError::NotCapturable { transport: TransportKind::Nccl, why: NO_GRAPHS });
         }
-        state.call = Some(InCall { turn, progress: Progress::Begun });
+        state.call = Some(InCall { turn, forked: false });
         Ok(())
     }
 
@@ -196,11 +195,11 @@ impl Transport for NcclTransport {
         Err(TransportError::MoverUnusable { why: "this transport carries what is pushed as messages: it is handed over as an exchange" })
     }
 
-    fn stage(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         let state = &mut *self.state();
         let caller = self.raw(stream)?;
-        let Some(call) = state.call.as_mut().filter(|call| call.progress == Progress::Begun) else {
-            return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was staged before" });
+        let Some(call) = state.call.as_mut().filter(|call| !call.forked) else {
+            return Err(TransportError::MoverUnusable { why: "no call is in progress, or it was used in this call before" });
         };
         exchange.check(self.world.get(), *state.current.size())?;
         let place_bytes = if matches!(exchange.source, Source::Stored) { exchange.place_bytes } else { 0 };
@@ -214,35 +213,21 @@ impl Transport for NcclTransport {
             state.refreshed = epoch;
         }
         state.lane.fork(caller)?;
-        call.progress = Progress::Staged;
-        let (fault, deadline_ns) = (state.views.plain.fault, state.views.plain.deadline_ns);
-        Ok(state.views.storing(place_bytes, epoch, |place_bytes, half| state.current.view(place_bytes, half, fault, deadline_ns)))
-    }
-
-    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
-        let state = &mut *self.state();
-        self.raw(stream)?;
-        exchange.check(self.world.get(), *state.current.size())?;
-        if exchange.rounds.is_empty() {
-            return Ok(());
-        }
-        let Some(call) = state.call.as_mut().filter(|call| call.progress == Progress::Staged) else {
-            return Err(TransportError::MoverUnusable { why: "no call is in progress that was staged and no more" });
-        };
-        call.progress = Progress::Carried;
-        let epoch = state.epoch;
+        call.forked = true;
         self.watched.await_flags(state.current.outbox(), epoch);
         let at = &state.current;
         let memory = Memory { data: at.data(), pad: at.pad(), size: *at.size(), rank: self.rank, outbox: at.outbox() };
-        // SAFETY: checked above, forked when it was staged; the caller promises the rows.
-        unsafe { carry(&self.device, state.lane.raw(), &self.watched.link, memory, exchange, epoch, |_| Ok(())) }
+        // SAFETY: checked and forked above; the caller promises the rows.
+        unsafe { carry(&self.device, state.lane.raw(), &self.watched.link, memory, exchange, epoch, |_| Ok(())) }?;
+        let (fault, deadline_ns) = (state.views.plain.fault, state.views.plain.deadline_ns);
+        Ok(state.views.storing(place_bytes, epoch, |place_bytes, half| state.current.view(place_bytes, half, fault, deadline_ns)))
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
         let state = &mut *self.state();
         let caller = self.raw(stream)?;
         match state.call.take() {
-            Some(call) if call.progress != Progress::Begun => Ok(state.lane.join(caller)?),
+            Some(call) if call.forked => Ok(state.lane.join(caller)?),
             _ => Ok(()),
         }
     }
@@ -253,7 +238,7 @@ impl Transport for NcclTransport {
         let Some(call) = state.call.take() else { return Ok(()) };
         state.epoch = state.epoch.next();
         let _current = self.device.enter()?;
-        if call.progress != Progress::Begun {
+        if call.forked {
             state.lane.join(caller)?;
         }
         Ok(state.order.finish(call.turn, caller)?)
