@@ -201,8 +201,8 @@ pub trait Transport: Send + Sync + Debug {
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
 
-    /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers are
-    /// those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries.
+    /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers
+    /// in other nodes are those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries.
     ///
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks hand over the same program's rounds.

@@ -85,8 +85,8 @@ impl CudaExecutor {
         // few rows took a fifth longer on some GPUs.
         let items = u32::try_from(program.items.iter().filter(|item| item.sink != sink::FOLD).count()).unwrap_or(u32::MAX);
         let workers = hands.workers.unwrap_or(sms).min(items);
-        // What is stored for messages goes to this device's memory.
-        let spread = if rounds.is_some() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT).min(100) };
+        // What is stored for messages goes to this device's memory, and with several ranks in a node most does not.
+        let spread = if rounds.is_some() && !program.nodes.are_mixed() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT).min(100) };
         let pace = pace(&program, workers, spread);
         let push_by_kernel = match hands.push {
             _ if rounds.is_some() || route.is_some() => false,
@@ -216,7 +216,7 @@ impl CudaExecutor {
         };
         let Pace { push_gap_ns, send_gap_ns } = self.pace;
         let gaps = match self.program.program().problem.op() {
-            _ if self.rounds.is_some() => 0,
+            OpKind::AllGatherGemm if self.rounds.is_some() => 0,
             OpKind::AllGatherGemm => push_gap_ns,
             OpKind::GemmReduceScatter => send_gap_ns,
         };

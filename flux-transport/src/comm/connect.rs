@@ -168,19 +168,39 @@ mod tests {
     use super::*;
     use crate::bootstrap::{Environment, join};
     use std::ffi::OsString;
+    use std::net::{Ipv4Addr, TcpListener};
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
     /// Two ranks that meet as processes do, in this one.
     fn in_processes(select: Select) -> Vec<Result<String, ConnectError>> {
+        meet(select, |path, _| vec![("FLUX_RENDEZVOUS", path.as_os_str().to_owned())])
+    }
+
+    /// Two ranks that take themselves for those of two hosts.
+    fn on_two_hosts(select: Select) -> Vec<Result<String, ConnectError>> {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        meet(select, |path, rank| {
+            vec![
+                ("FLUX_RENDEZVOUS", format!("tcp://{free}").into()),
+                ("FLUX_SECRET", "a secret of the tests, long enough".into()),
+                ("FLUX_HOST_ID", rank.to_string().into()),
+                ("XDG_RUNTIME_DIR", path.as_os_str().to_owned()),
+            ]
+        })
+    }
+
+    /// Two ranks that are told so, in a directory of their own.
+    fn meet(select: Select, told: impl Fn(&Path, u32) -> Vec<(&'static str, OsString)> + Sync) -> Vec<Result<String, ConnectError>> {
         let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
-        let path = directory.path();
+        let (path, told) = (directory.path(), &told);
         let rank = |rank: u32| {
-            let set = [
+            let mut set = vec![
                 ("FLUX_RANK", OsString::from(rank.to_string())),
                 ("FLUX_WORLD_SIZE", "2".into()),
                 ("FLUX_LOCAL_RANK", rank.to_string().into()),
-                ("FLUX_RENDEZVOUS", path.as_os_str().to_owned()),
             ];
+            set.extend(told(path, rank));
             let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
             let deadline = Instant::now() + Duration::from_secs(20);
             let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
@@ -211,6 +231,28 @@ mod tests {
         for refused in in_processes(Select::NvLink) {
             let text = refused.unwrap_err().to_string();
             assert!(text.contains("driver"), "{text}");
+        }
+    }
+
+    #[test]
+    fn ranks_of_two_hosts_share_no_memory_and_are_two_nodes() {
+        for select in [Select::Host, Select::NvLink] {
+            for refused in on_two_hosts(select) {
+                let text = refused.unwrap_err().to_string();
+                assert!(text.contains("different hosts"), "{select}: {text}");
+            }
+        }
+        if crate::cuda::available().is_ok() {
+            return; // their devices are the same, or NCCL carries between them
+        }
+        // They are grouped, and only then found to have no devices.
+        for refused in on_two_hosts(Select::Mixed) {
+            let text = refused.unwrap_err().to_string();
+            assert!(text.contains("driver"), "{text}");
+        }
+        for refused in in_processes(Select::Mixed) {
+            let text = refused.unwrap_err().to_string();
+            assert!(text.contains("all ranks are of one node"), "{text}");
         }
     }
 
