@@ -206,7 +206,7 @@ fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group() {
             let case = case(machine, op, world, Values::Integers, 97);
             let expected = case.expected_across(&plain(machine), nodes(world));
             let together = Barrier::new(world as usize);
-            let deadline = Duration::from_secs(5);
+            let deadline = Duration::from_secs(3);
             // Kernels are loaded, and NCCL too, before anything is measured.
             machine.run(world, suite::defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
             let short = |options: &mut Options| options.deadline = deadline;
