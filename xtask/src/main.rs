@@ -35,7 +35,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Write the results of README.md and the pictures in `docs/` anew, from `results/*-nvlink.json` and the `*-peers.json` beside them
+    /// Write the results of README.md and the pictures in `docs/` anew, from `results/*-TRANSPORT.json` and the `*-peers.json` beside them
     Results,
     /// Kill, stop and withhold ranks, and check every error, rebuild and result (`--help` for its options)
     #[command(disable_help_flag = true)]

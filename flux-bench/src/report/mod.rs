@@ -167,18 +167,30 @@ fn milliseconds(times: Times) -> Duration {
     Duration::from_secs_f64(times.median.max(0.0) * 1e-3)
 }
 
-/// The command line of this process, quoted for a shell on any machine: of absolute paths only the file's name is told.
+/// The command line of this process with the variables that change what it measures, quoted for a shell on any machine: of absolute paths only the file's
+/// name is told.
 pub fn command_line() -> String {
-    shown(std::env::args())
+    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    shown(variables, std::env::args())
+}
+
+/// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.
+fn counts((name, value): &(String, String)) -> bool {
+    const OURS: [&str; 5] = ["CUDA_DEVICE_MAX_CONNECTIONS", "FLUX_NCCL_CTAS", "FLUX_NODES", "FLUX_TRANSPORT", "FLUX_VETO_PEER"];
+    let nccl = name.starts_with("NCCL_") && !(name == "NCCL_NVLS_ENABLE" && value == "0");
+    nccl || OURS.contains(&name.as_str())
 }
 
 /// The words of a [`command_line`].
-fn shown(words: impl Iterator<Item = String>) -> String {
+fn shown(variables: impl Iterator<Item = (String, String)>, words: impl Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
+    let mut variables: Vec<String> = variables.filter(counts).map(|(name, value)| format!("{name}={value}")).collect();
+    variables.sort_unstable();
+    let program = variables.len();
     let mut line = Vec::new();
-    for (i, word) in words.enumerate() {
+    for (i, word) in variables.into_iter().chain(words).enumerate() {
         let (option, value) = word.split_once("=/").map_or((None, word.as_str()), |(option, value)| (Some(option), value));
-        let absolute = i == 0 || option.is_some() || value.starts_with('/');
+        let absolute = i == program || option.is_some() || value.starts_with('/');
         let value = if absolute { value.rsplit('/').next().unwrap_or_default() } else { value };
         let word = option.map_or_else(|| value.to_owned(), |option| format!("{option}={value}"));
         line.push(if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) });

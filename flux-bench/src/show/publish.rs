@@ -1,6 +1,7 @@
 //! The repository's results: README's part and the pictures.
 //!
-//! Invariant: they hold nothing that is not in `results/*-nvlink.json` and the `*-peers.json` beside them. [`render`] is what they must be, and changes no file.
+//! Invariant: they hold nothing that is not in `results/*-TRANSPORT.json` and the `*-peers.json` beside those of nvlink. [`render`] is what they must be, and
+//! changes no file.
 
 use super::markdown::{markdown, speed_up};
 use super::svg::svg;
@@ -14,8 +15,10 @@ use std::path::{Path, PathBuf};
 
 const BEGIN: &str = "<!-- results:begin -->\n";
 const END: &str = "<!-- results:end -->";
-/// Results with this ending are published: those of GPUs, named after hardware and transport.
+/// Results with this ending are published with a picture: those of GPUs, named after hardware and transport.
 const SUFFIX: &str = "-nvlink.json";
+/// Of these, the range of the speed-ups.
+const OTHERS: [&str; 3] = ["-pcie.json", "-nccl.json", "-mixed.json"];
 /// What peers took on the same hardware is in the file with this ending in its place.
 const PEERS_SUFFIX: &str = "-peers.json";
 /// How many GPUs the figures are wanted for.
@@ -35,6 +38,7 @@ struct Named {
     stem: String,
     report: Report,
     peers: Option<PeersReport>,
+    pictured: bool,
 }
 
 impl Named {
@@ -57,11 +61,13 @@ pub fn render(root: &Path) -> anyhow::Result<Vec<Rendered>> {
     let content = format!("{before}{BEGIN}{}{END}{after}", part(&results));
 
     let mut files = vec![Rendered { path, content }];
-    files.extend(results.iter().map(|r| Rendered { path: root.join(r.picture()), content: svg(&r.report, r.peers.as_ref()) }));
+    files.extend(
+        results.iter().filter(|r| r.pictured).map(|r| Rendered { path: root.join(r.picture()), content: svg(&r.report, r.peers.as_ref()) }),
+    );
     Ok(files)
 }
 
-/// By falling number of GPUs, then by name.
+/// Those with a picture first, by falling number of GPUs, then by name.
 fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
     let folder = root.join("results");
     let mut results = Vec::new();
@@ -73,11 +79,17 @@ fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
             let report = read(&path)?;
             let peers = folder.join(format!("{hardware}{PEERS_SUFFIX}"));
             let peers = if peers.exists() { Some(read_peers(&peers, &report)?) } else { None };
-            results.push(Named { stem, report, peers });
+            results.push(Named { stem, report, peers, pictured: true });
+        } else if OTHERS.iter().any(|ending| name.ends_with(ending)) {
+            let stem = name.trim_end_matches(".json").to_owned();
+            results.push(Named { stem, report: read(&path)?, peers: None, pictured: false });
         }
     }
-    ensure!(!results.is_empty(), "{} holds no file that ends in {SUFFIX}", folder.display());
-    results.sort_by(|a, b| b.report.gpus.cmp(&a.report.gpus).then_with(|| a.stem.cmp(&b.stem)));
+    ensure!(results.iter().any(|r| r.pictured), "{} holds no file that ends in {SUFFIX}", folder.display());
+    results.sort_by(|a, b| {
+        let rank = |r: &Named| (!r.pictured, std::cmp::Reverse(r.report.gpus));
+        rank(a).cmp(&rank(b)).then_with(|| a.stem.cmp(&b.stem))
+    });
     Ok(results)
 }
 
@@ -86,7 +98,8 @@ fn part(results: &[Named]) -> String {
     let [first, others @ ..] = results else { return String::new() };
     let mut text = String::new();
     if first.report.gpus < WANTED_GPUS {
-        let counts = results.iter().map(|r| r.report.gpus.to_string()).collect::<Vec<_>>().join(" and ");
+        let pictured = results.iter().filter(|r| r.pictured);
+        let counts = pictured.map(|r| r.report.gpus.to_string()).collect::<Vec<_>>().join(" and ");
         let _ = writeln!(text, "Measured on {counts} GPUs because {WANTED_GPUS} were not available.\n");
     }
     let name = machine(&first.report);
@@ -99,11 +112,16 @@ fn part(results: &[Named]) -> String {
     for other in others {
         let speed_ups = || other.report.rows.iter().map(speed_up);
         let (low, high) = (speed_ups().fold(f64::INFINITY, f64::min), speed_ups().fold(f64::NEG_INFINITY, f64::max));
-        let (name, stem, picture) = (machine(&other.report), &other.stem, other.picture());
+        let (name, stem) = (machine(&other.report), &other.stem);
+        let picture = if other.pictured { format!("[picture]({}), ", other.picture()) } else { String::new() };
         let _ = writeln!(
             text,
-            "{name}: speed-ups of {low:.2} to {high:.2} ([picture]({picture}), [`results/{stem}.json`](results/{stem}.json))."
+            "- {name}: speed-ups of {low:.2} to {high:.2} ({picture}[`results/{stem}.json`](results/{stem}.json): `{}`)",
+            other.report.command
         );
+    }
+    if !others.is_empty() {
+        text.push('\n');
     }
     text.push_str("`cargo xtask bench --json results/NAME-nvlink.json` records a run; `cargo xtask results` writes this part and the pictures anew.\n");
     text

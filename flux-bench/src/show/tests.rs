@@ -107,6 +107,7 @@ fn only_the_readme_between_its_marks_is_replaced() {
     report(2, vec![row(OpKind::AllGatherGemm, 512, 1.2)]).write(&at("results/a-x2-nvlink.json")).unwrap();
     both_ops().write(&at("results/a-x4-nvlink.json")).unwrap();
     fs::write(at("results/links.json"), "{}").unwrap();
+    report(2, vec![row(OpKind::AllGatherGemm, 512, 1.2)]).write(&at("results/a-x2-pcie.json")).unwrap();
 
     let files = publish::render(root.path()).unwrap();
     let paths: Vec<_> = files.iter().map(|f| f.path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
@@ -115,6 +116,7 @@ fn only_the_readme_between_its_marks_is_replaced() {
     assert!(readme.starts_with("before\n<!-- results:begin -->\nMeasured on 4 and 2 GPUs because 8 were not available.\n"), "{readme}");
     assert!(readme.ends_with("\n<!-- results:end -->\nafter\n") && !readme.contains("old"), "{readme}");
     assert!(readme.contains("speed-ups of 1.25 to 1.25 ([picture](docs/a-x2-nvlink.svg)"), "{readme}");
+    assert!(readme.contains("speed-ups of 1.25 to 1.25 ([`results/a-x2-pcie.json`]"), "{readme}");
 
     fs::write(at("README.md"), readme).unwrap();
     assert_eq!(publish::render(root.path()).unwrap(), files, "rendering what was rendered changes nothing");
