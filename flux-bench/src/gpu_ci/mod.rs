@@ -103,9 +103,6 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         let name = test.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut test = command(args, test.as_os_str());
         test.args(["--test-threads=1", "--nocapture"]);
-        if name == "gpu_mixed" {
-            test.env(QUEUES.0, QUEUES.1);
-        }
         steps.push((name, test));
     }
     let example = args.dist.join("tp_mlp");

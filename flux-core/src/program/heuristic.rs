@@ -16,9 +16,9 @@ const STAGED_BYTES: u64 = 2 << 20;
 const BAND_ROW_BLOCKS: u32 = 4;
 /// Rows of the usual tiles: a shard with fewer leaves a part of each idle.
 const ROWS: u32 = 128;
-/// Rows in all up to which a GEMM-ReduceScatter's tiles span shards even where a shard fills a tile: the own shard, which is else worked on last and by
-/// itself, would read all of `w` once more, and such a call takes little longer than reading it.
-const STACKED_ROWS: u32 = 256;
+/// Rows of a shard up to which a GEMM-ReduceScatter of two ranks has tiles that span shards: the own shard, which is else worked on last and by itself, would
+/// read all of `w` once more. Of four ranks the same is slower at 512 rows in all (results/tuning/small-m.txt).
+const PAIR_ROWS: u32 = 256;
 /// Tiles for at most 64 rows, as [`TILES`].
 const THIN: [(TileShape, u64); 2] = [(TileShape::new(64, 256, 64), 100), (TileShape::new(64, 128, 64), 100)];
 /// What the time of an item that shares its tile is counted as, in percent: what the others have summed is fetched and added.
@@ -47,7 +47,7 @@ impl Schedule {
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
-    /// - Shards of fewer than 128 rows, and of a GEMM-ReduceScatter of at most 256 rows: tiles span them, of 64 rows where there are no more in all, and two
+    /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all, and two
     ///   items share a tile where there are otherwise fewer than half as many as SMs.
     ///
     /// ```
@@ -60,8 +60,8 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        let scatters = problem.op() == OpKind::GemmReduceScatter && problem.m() <= STACKED_ROWS;
-        if problem.m_shard() < ROWS || scatters {
+        let pair = problem.op() == OpKind::GemmReduceScatter && problem.world().get() == 2;
+        if problem.m_shard() < ROWS || pair && problem.m_shard() <= PAIR_ROWS {
             return Self::stacked(problem);
         }
         let tiles = |tile| u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles();
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
     }
 
-    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt).
+    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt).
     #[test]
     fn few_rows_are_read_by_all_workers() {
         let chosen = |op, m, n, k| {
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(chosen(rs, 64, 8192, 28672), (64, 128, 2, true), "64 narrow ones");
         assert_eq!(chosen(ag, 128, 28672, 8192), (128, 128, 1, true), "112 small ones rather than halves of 56 large ones");
         assert_eq!(chosen(rs, 256, 12288, 49152), (128, 192, 1, true), "one pass over w");
-        assert!(!chosen(ag, 256, 49152, 12288).3 && !chosen(rs, 512, 12288, 49152).3);
+        assert!(chosen(rs, 512, 12288, 49152).3 && !chosen(rs, 1024, 12288, 49152).3 && !chosen(ag, 256, 49152, 12288).3);
     }
 
     #[test]
