@@ -29,10 +29,12 @@ fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
     }
     nccl::available().map_err(|why| why.to_string())?;
     let (mut machines, mut left_out) = (vec![Machine::TwoNodes { per_gpu: 1, ranks: 2 }], Vec::new());
-    // A stream that waits must not hold up another's launch: there are as many queues as the variable says, 8 by default.
-    match std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|value| value.parse().ok()) {
-        Some(32_u32) => machines.push(Machine::TwoNodes { per_gpu: 2, ranks: 4 }),
-        _ => left_out.push("two ranks on each GPU: set CUDA_DEVICE_MAX_CONNECTIONS=32".to_owned()),
+    // A stream that waits must not hold up another's launch or copy: there are as many queues of each as these variables say, 8 by default.
+    let queues = ["CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"];
+    if queues.iter().all(|name| std::env::var(name).is_ok_and(|value| value == "32")) {
+        machines.push(Machine::TwoNodes { per_gpu: 2, ranks: 4 });
+    } else {
+        left_out.push(format!("two ranks on each GPU: set {} to 32", queues.join(" and ")));
     }
     match gpus {
         4.. => machines.push(Machine::TwoNodes { per_gpu: 1, ranks: 4 }),

@@ -140,7 +140,7 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
             if gpus == 2 && args.tp.is_none() {
                 // Two ranks of a node on each GPU.
                 let mut shared = program(&soak[..6]);
-                shared.args(["--ranks-per-gpu", "2"]).env(QUEUES.0, QUEUES.1);
+                shared.args(["--ranks-per-gpu", "2"]).envs(QUEUES);
                 steps.push(("soak-mixed-shared".to_owned(), shared));
             }
         }
@@ -171,8 +171,9 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
     Ok(steps)
 }
 
-/// Enough queues for the streams of several ranks on one device: where two share one, a wait in it holds up what another rank launches.
-const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+/// Enough queues for the streams of several ranks on one device, of kernels and of copies: where two share one, a wait in it holds up what another rank
+/// launches.
+const QUEUES: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_DEVICE_MAX_COPY_CONNECTIONS", "32")];
 
 /// Whether Python would find PyTorch, which is slow to import.
 fn has_pytorch() -> bool {

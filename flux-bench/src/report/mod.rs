@@ -176,7 +176,14 @@ pub fn command_line() -> String {
 
 /// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.
 fn counts((name, value): &(String, String)) -> bool {
-    const OURS: [&str; 5] = ["CUDA_DEVICE_MAX_CONNECTIONS", "FLUX_NCCL_CTAS", "FLUX_NODES", "FLUX_TRANSPORT", "FLUX_VETO_PEER"];
+    const OURS: [&str; 6] = [
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_DEVICE_MAX_COPY_CONNECTIONS",
+        "FLUX_NCCL_CTAS",
+        "FLUX_NODES",
+        "FLUX_TRANSPORT",
+        "FLUX_VETO_PEER",
+    ];
     let nccl = name.starts_with("NCCL_") && !(name == "NCCL_NVLS_ENABLE" && value == "0");
     nccl || OURS.contains(&name.as_str())
 }
