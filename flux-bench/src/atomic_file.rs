@@ -53,6 +53,14 @@ pub fn write(target: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<(
     File::open(folder(target)).and_then(|f| f.sync_all()).map_err(fail)
 }
 
+/// Writes a value as JSON that people can read, as [`write()`] does.
+pub fn write_json(target: &Path, value: &impl serde::Serialize) -> Result<(), WriteError> {
+    write(target, |w| {
+        serde_json::to_writer_pretty(&mut *w, value)?;
+        w.write_all(b"\n")
+    })
+}
+
 fn folder(target: &Path) -> &Path {
     match target.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -22,8 +22,8 @@ fn the_host_bench_verifies_both_ops_and_writes_what_it_prints() {
         flux_bench(&["bench", "--transport", "host", "--tp", "4", "--ms", "16", "--shapes", "gpt3/128", "--samples", "3", "--json", json]);
     assert!(done.status.success(), "{}", text(&done));
     let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    assert_eq!((report.schema, report.gpus, report.transport.as_str(), report.rows.len()), (1, 0, "host", 2));
-    assert!(report.device.starts_with("host (4 ranks as threads on "), "{}", report.device);
+    assert_eq!((report.schema, report.origin.gpus, report.transport.as_str(), report.rows.len()), (1, 0, "host", 2));
+    assert!(report.origin.device.starts_with("host (4 ranks as threads on "), "{}", report.origin.device);
     for row in &report.rows {
         assert!(row.verified && row.max_rel_err > 0.0, "{row:?}");
         assert_eq!((row.m, row.tp, row.samples), (16, 4, 3));

@@ -28,7 +28,7 @@ fn assert_measured(done: &Output, path: &Path, tp: u32, samples: u32) {
     assert!(done.status.success(), "{}", text(done));
     let report = report(path);
     assert_eq!(report.placement, Placement { ranks: Ranks::Processes, hosts: 1, machines: 1 });
-    assert!(report.device.starts_with(&format!("host ({tp} ranks as processes on ")), "{}", report.device);
+    assert!(report.origin.device.starts_with(&format!("host ({tp} ranks as processes on ")), "{}", report.origin.device);
     let rows: Vec<_> = report.rows.iter().map(|row| (row.op.as_str(), row.m, row.tp, row.samples, row.verified)).collect();
     assert_eq!(rows, ["ag_gemm", "gemm_rs"].map(|op| (op, 24, tp, samples, true)));
     for row in &report.rows {
@@ -47,7 +47,7 @@ fn processes_measure_what_threads_do() {
     let done = flux_bench().args(BENCH).args(["--tp", "3", "--processes", "--sustained", "0.1", "--json"]).arg(&path).output().unwrap();
     assert_measured(&done, &path, 3, 3);
     let report = report(&path);
-    assert!(report.command.contains(" --tp 3 --processes --sustained 0.1 "), "{}", report.command);
+    assert!(report.origin.command.contains(" --tp 3 --processes --sustained 0.1 "), "{}", report.origin.command);
     assert!(report.rows.iter().all(|row| row.sustained.is_some_and(|s| s.blocks == 1 && s.t_op_ms.median > 0.0)));
 }
 

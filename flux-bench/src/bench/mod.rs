@@ -19,7 +19,7 @@ use crate::launch;
 use crate::machine;
 use crate::plan::Plan;
 use crate::ranks;
-use crate::report::{self, Placement, Report, Row};
+use crate::report::{self, Origin, Placement, Report, Row};
 use crate::shapes::{self, Layer, Model, parse_op};
 use anyhow::{Context, ensure};
 use flux_core::{OpKind, Problem, WorldSize};
@@ -135,16 +135,10 @@ fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
     let machine = machine::describe(job.on_gpus, job.world.get(), found.placement.ranks);
     let report = Report {
         schema: report::SCHEMA,
-        device: machine.device,
-        gpus: machine.gpus,
+        origin: Origin::of(&machine),
         transport: found.transport.to_string(),
         placement: found.placement,
-        driver: machine.driver,
-        cuda: machine.cuda,
         nccl: machine.nccl,
-        commit: report::commit(),
-        date: report::now(),
-        command: report::command_line(),
         rows: found.rows,
     };
     print!("{}", report::table(&report));

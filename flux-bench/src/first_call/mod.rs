@@ -71,18 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let folder = tempfile::tempdir().context("a folder for the rows cannot be made")?;
     let rows = cases.iter().map(|case| in_a_process(args, case, tp, folder.path())).collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(on_gpus, tp, bench_report::Ranks::Threads);
-    let report = FirstCallReport {
-        schema: SCHEMA,
-        device: machine.device,
-        gpus: machine.gpus,
-        driver: machine.driver,
-        cuda: machine.cuda,
-        commit: bench_report::commit(),
-        date: bench_report::now(),
-        command: bench_report::command_line(),
-        at_most: args.at_most,
-        rows,
-    };
+    let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most: args.at_most, rows };
     print!("{}", table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;

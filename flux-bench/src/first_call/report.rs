@@ -1,7 +1,7 @@
 //! What first calls took.
 
 use crate::atomic_file::{self, WriteError};
-use crate::report::ms;
+use crate::report::{Origin, ms};
 use crate::stats::Times;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -15,20 +15,9 @@ pub const SCHEMA: u32 = 1;
 pub struct FirstCallReport {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// Name of the GPUs, or `host` with the number of processors.
-    pub device: String,
-    /// Number of GPUs; 0 on the host.
-    pub gpus: u32,
-    /// Version of the GPU driver.
-    pub driver: Option<String>,
-    /// Version of CUDA that the driver supports.
-    pub cuda: Option<String>,
-    /// Commit of the code.
-    pub commit: String,
-    /// When the run ended, UTC, RFC 3339.
-    pub date: String,
-    /// Command line that repeats the run.
-    pub command: String,
+    /// Where it was measured, and how it is repeated: `device` to `command`.
+    #[serde(flatten)]
+    pub origin: Origin,
     /// How many times as long as a warm call a first one may take.
     pub at_most: f64,
     /// One per op and shape, each from a process of its own.
@@ -70,10 +59,7 @@ impl FirstCall {
 impl FirstCallReport {
     /// Writes the report as JSON, whole or not at all.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
-        atomic_file::write(path, |w| {
-            serde_json::to_writer_pretty(&mut *w, self)?;
-            w.write_all(b"\n")
-        })
+        atomic_file::write_json(path, self)
     }
 
     /// Whether no first call took longer than it may.
@@ -93,7 +79,7 @@ pub fn table(report: &FirstCallReport) -> String {
     let mut text = format!(
         "{}, TP {tp}\nfirst call after build, a process each; ms, slowest rank; at most {} times a warm call\n\n\
          op       model            m    first     warm  ratio   enqueue first     warm\n",
-        report.device, report.at_most
+        report.origin.device, report.at_most
     );
     for r in &report.rows {
         let (op, model, m, ratio) = (&r.op, &r.model, r.m, r.ratio());

@@ -6,7 +6,7 @@ mod step;
 
 pub use step::{Outcome, Step};
 
-use crate::atomic_file::{self, WriteError};
+use crate::atomic_file;
 use crate::report;
 use anyhow::Context;
 use flux_transport::Select;
@@ -76,7 +76,7 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     }
     let passed = !steps.is_empty() && steps.iter().all(|s| s.outcome == Outcome::Passed);
     let summary = Summary { schema: report::SCHEMA, commit: report::commit(), date: report::now(), passed, steps };
-    write(&summary, &out.join("gpu-ci.json"))?;
+    atomic_file::write_json(&out.join("gpu-ci.json"), &summary)?;
     print!("{}", text(&summary));
     Ok(passed)
 }
@@ -191,13 +191,6 @@ fn command(args: &Args, program: &OsStr) -> Command {
     command.env("FLUX_CUBIN_DIR", args.dist.join("cubins")).env("NCCL_NVLS_ENABLE", "0").env("RUST_BACKTRACE", "1");
     command.env("FLUX_PROBE", args.dist.join("flux-probe"));
     command
-}
-
-fn write(summary: &Summary, path: &Path) -> Result<(), WriteError> {
-    atomic_file::write(path, |w| {
-        serde_json::to_writer_pretty(&mut *w, summary)?;
-        w.write_all(b"\n")
-    })
 }
 
 /// The summary as a person reads it: a line a step, and below it the last output of each that did not pass.

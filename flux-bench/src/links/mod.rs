@@ -39,11 +39,8 @@ pub struct Link {
 #[derive(Serialize)]
 struct LinkTable {
     schema: u32,
-    device: String,
-    gpus: u32,
-    commit: String,
-    date: String,
-    command: String,
+    #[serde(flatten)]
+    origin: report::Origin,
     rows: Vec<Link>,
 }
 
@@ -63,13 +60,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         rows.push(link);
     })?;
     if let Some(path) = &args.json {
-        let (device, gpus) = (machine.device, machine.gpus);
-        let (commit, date, command) = (report::commit(), report::now(), report::command_line());
-        let table = LinkTable { schema: report::SCHEMA, device, gpus, commit, date, command, rows };
-        crate::atomic_file::write(path, |w| {
-            serde_json::to_writer_pretty(&mut *w, &table)?;
-            w.write_all(b"\n")
-        })?;
+        let table = LinkTable { schema: report::SCHEMA, origin: report::Origin::of(&machine), rows };
+        crate::atomic_file::write_json(path, &table)?;
     }
     Ok(())
 }

@@ -64,19 +64,8 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(tp <= gpus, "--tp {tp} needs as many GPUs, and this process sees {gpus}");
     let (versions, rows) = child::run(&args.python, &job, Duration::from_secs(args.limit))?;
     let machine = machine::describe(true, tp, bench_report::Ranks::Threads);
-    let report = PeersReport {
-        schema: SCHEMA,
-        device: machine.device,
-        gpus: machine.gpus,
-        driver: machine.driver,
-        cuda: machine.cuda,
-        nccl: versions.nccl,
-        torch: versions.torch,
-        commit: bench_report::commit(),
-        date: bench_report::now(),
-        command: bench_report::command_line(),
-        rows,
-    };
+    let report =
+        PeersReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), nccl: versions.nccl, torch: versions.torch, rows };
     print!("{}", table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;

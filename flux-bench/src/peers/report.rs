@@ -3,7 +3,7 @@
 //! Invariant: a time that is missing has its reason beside it.
 
 use crate::atomic_file::{self, WriteError};
-use crate::report::{Row, ms};
+use crate::report::{Origin, Row, ms};
 use crate::stats::Times;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -17,24 +17,13 @@ pub const SCHEMA: u32 = 1;
 pub struct PeersReport {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// Name of the GPUs.
-    pub device: String,
-    /// Number of GPUs.
-    pub gpus: u32,
-    /// Version of the GPU driver.
-    pub driver: Option<String>,
-    /// Version of CUDA that the driver supports.
-    pub cuda: Option<String>,
+    /// Where it was measured, and how it is repeated: `device` to `command`.
+    #[serde(flatten)]
+    pub origin: Origin,
     /// Version of the NCCL that PyTorch uses.
     pub nccl: String,
     /// Version of PyTorch.
     pub torch: String,
-    /// Commit of the code.
-    pub commit: String,
-    /// When the run ended, UTC, RFC 3339.
-    pub date: String,
-    /// Command line that repeats the run.
-    pub command: String,
     /// One per op and shape.
     pub rows: Vec<PeerRow>,
 }
@@ -82,10 +71,7 @@ impl PeerRow {
 impl PeersReport {
     /// Writes the report as JSON, whole or not at all.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
-        atomic_file::write(path, |w| {
-            serde_json::to_writer_pretty(&mut *w, self)?;
-            w.write_all(b"\n")
-        })
+        atomic_file::write_json(path, self)
     }
 
     /// Whether every row's numbers were verified.
@@ -107,7 +93,7 @@ pub fn table(report: &PeersReport) -> String {
     let mut text = format!(
         "{}, TP {tp}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest rank\n\n\
          op       model            m       n       k     gemm   serial  async-TP  verified\n",
-        report.device, report.torch, report.nccl
+        report.origin.device, report.torch, report.nccl
     );
     for r in &report.rows {
         let time = |times: Option<Times>| times.map_or_else(|| "-".to_owned(), |t| ms(t.median));

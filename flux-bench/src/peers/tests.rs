@@ -77,15 +77,17 @@ fn rows_of_the_child_become_the_report_with_what_is_missing() {
 
     let report = PeersReport {
         schema: SCHEMA,
-        device: "a device".into(),
-        gpus: 2,
-        driver: None,
-        cuda: None,
+        origin: crate::report::Origin {
+            device: "a device".into(),
+            gpus: 2,
+            driver: None,
+            cuda: None,
+            commit: "0123".into(),
+            date: "2026-11-21T00:00:00Z".into(),
+            command: "flux-bench peers".into(),
+        },
         nccl: versions.nccl,
         torch: versions.torch,
-        commit: "0123".into(),
-        date: "2026-11-21T00:00:00Z".into(),
-        command: "flux-bench peers".into(),
         rows,
     };
     let path = folder.path().join("peers.json");

@@ -3,11 +3,13 @@
 //! Invariant: a [`Row`] is derived in one place, [`Row::new`], from four times that were measured in the same run.
 
 mod date;
+mod origin;
 mod placement;
 mod sustained;
 mod table;
 
 pub use date::{now, utc};
+pub use origin::Origin;
 pub use placement::{Placement, Ranks};
 pub use sustained::Sustained;
 pub use table::table;
@@ -28,27 +30,16 @@ pub const SCHEMA: u32 = 1;
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// Name of the GPUs, or `host` with the number of processors.
-    pub device: String,
-    /// Number of GPUs; 0 on the host.
-    pub gpus: u32,
+    /// Where it was measured, and how it is repeated: `device` to `command`.
+    #[serde(flatten)]
+    pub origin: Origin,
     /// Transport that carried the fused ops.
     pub transport: String,
     /// What the ranks were, and where: the fields `ranks`, `hosts` and `machines`.
     #[serde(flatten)]
     pub placement: Placement,
-    /// Version of the GPU driver.
-    pub driver: Option<String>,
-    /// Version of CUDA that the driver supports.
-    pub cuda: Option<String>,
     /// Version of NCCL, of the serial path.
     pub nccl: Option<String>,
-    /// Commit of the code.
-    pub commit: String,
-    /// When the run ended, UTC, RFC 3339.
-    pub date: String,
-    /// Command line that repeats the run.
-    pub command: String,
     /// One per op and shape.
     pub rows: Vec<Row>,
 }
@@ -150,10 +141,7 @@ impl Row {
 impl Report {
     /// Writes the report as JSON, whole or not at all.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
-        atomic_file::write(path, |w| {
-            serde_json::to_writer_pretty(&mut *w, self)?;
-            w.write_all(b"\n")
-        })
+        atomic_file::write_json(path, self)
     }
 
     /// Whether every row's numbers were verified.

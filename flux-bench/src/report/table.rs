@@ -61,11 +61,11 @@ fn heading(report: &Report) -> String {
     let samples = report.rows.first().map_or(0, |r| r.samples);
     format!(
         "{}, transport {}, TP {tp}, {dtype}{}{}{}{}\nmedians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n\n",
-        report.device,
+        report.origin.device,
         report.transport,
         report.placement,
-        version("driver", &report.driver),
-        version("CUDA", &report.cuda),
+        version("driver", &report.origin.driver),
+        version("CUDA", &report.origin.cuda),
         version("NCCL", &report.nccl),
     )
 }

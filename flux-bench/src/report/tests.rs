@@ -11,16 +11,18 @@ fn report() -> Report {
     let verified = Verified { max_rel_err: 1.5e-3, ok: true };
     Report {
         schema: SCHEMA,
-        device: "a device".into(),
-        gpus: 8,
+        origin: Origin {
+            device: "a device".into(),
+            gpus: 8,
+            driver: Some("580.1".into()),
+            cuda: None,
+            commit: "0123".into(),
+            date: now(),
+            command: command_line(),
+        },
         transport: "nvlink".into(),
         placement: Placement::THREADS,
-        driver: Some("580.1".into()),
-        cuda: None,
         nccl: None,
-        commit: "0123".into(),
-        date: now(),
-        command: command_line(),
         rows: vec![Row::new("gpt3", &problem, "128x256x64".into(), measured, verified, 30)],
     }
 }

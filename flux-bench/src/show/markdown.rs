@@ -42,8 +42,8 @@ fn peers_heading(peers: &PeersReport) -> String {
          {samples} rounds on {}: `{}`.\n",
         peers.torch,
         peers.nccl,
-        peers.date.split('T').next().unwrap_or_default(),
-        peers.command,
+        peers.origin.date.split('T').next().unwrap_or_default(),
+        peers.origin.command,
     )
 }
 
@@ -60,11 +60,11 @@ fn heading(report: &Report) -> String {
          {samples} rounds on {}, commit `{}`: `{}`.\n\
          Speed-up is `T_serial / T_op`; E is `-` where `T_serial - T_gemm` is within the samples' spread.\n",
         machine(report),
-        version("driver", &report.driver),
-        version("CUDA", &report.cuda),
+        version("driver", &report.origin.driver),
+        version("CUDA", &report.origin.cuda),
         version("NCCL", &report.nccl),
-        report.date.split('T').next().unwrap_or_default(),
-        report.commit,
-        report.command,
+        report.origin.date.split('T').next().unwrap_or_default(),
+        report.origin.commit,
+        report.origin.command,
     )
 }

@@ -92,7 +92,7 @@ pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let peers: PeersReport =
         serde_json::from_slice(&text).with_context(|| format!("{name} is not what `flux-bench peers --json` writes"))?;
     ensure!(peers.schema == peers::SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, peers::SCHEMA);
-    let (theirs, ours) = ((&peers.device, peers.gpus), (&report.device, report.gpus));
+    let (theirs, ours) = ((&peers.origin.device, peers.origin.gpus), (&report.origin.device, report.origin.gpus));
     ensure!(theirs == ours, "{name} was measured on {} x {}, and the ops on {} x {}", theirs.1, theirs.0, ours.1, ours.0);
     ensure!(report.rows.iter().any(|row| peers.of(row).is_some()), "{name} has none of the shapes that it is to be shown beside");
     for row in &peers.rows {
@@ -111,6 +111,6 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 /// What was measured on, in words.
 fn machine(report: &Report) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.tp, &r.dtype));
-    let count = if report.gpus == 0 { String::new() } else { format!("{} x ", report.gpus) };
-    format!("{count}{}, transport {}, TP {tp}, {dtype}{}", report.device, report.transport, report.placement)
+    let count = if report.origin.gpus == 0 { String::new() } else { format!("{} x ", report.origin.gpus) };
+    format!("{count}{}, transport {}, TP {tp}, {dtype}{}", report.origin.device, report.transport, report.placement)
 }

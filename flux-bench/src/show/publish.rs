@@ -87,7 +87,7 @@ fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
     }
     ensure!(results.iter().any(|r| r.pictured), "{} holds no file that ends in {SUFFIX}", folder.display());
     results.sort_by(|a, b| {
-        let rank = |r: &Named| (!r.pictured, std::cmp::Reverse(r.report.gpus));
+        let rank = |r: &Named| (!r.pictured, std::cmp::Reverse(r.report.origin.gpus));
         rank(a).cmp(&rank(b)).then_with(|| a.stem.cmp(&b.stem))
     });
     Ok(results)
@@ -97,9 +97,9 @@ fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
 fn part(results: &[Named]) -> String {
     let [first, others @ ..] = results else { return String::new() };
     let mut text = String::new();
-    if first.report.gpus < WANTED_GPUS {
+    if first.report.origin.gpus < WANTED_GPUS {
         let pictured = results.iter().filter(|r| r.pictured);
-        let counts = pictured.map(|r| r.report.gpus.to_string()).collect::<Vec<_>>().join(" and ");
+        let counts = pictured.map(|r| r.report.origin.gpus.to_string()).collect::<Vec<_>>().join(" and ");
         let _ = writeln!(text, "Measured on {counts} GPUs because {WANTED_GPUS} were not available.\n");
     }
     let name = machine(&first.report);
@@ -117,7 +117,7 @@ fn part(results: &[Named]) -> String {
         let _ = writeln!(
             text,
             "- {name}: speed-ups of {low:.2} to {high:.2} ({picture}[`results/{stem}.json`](results/{stem}.json): `{}`)",
-            other.report.command
+            other.report.origin.command
         );
     }
     if !others.is_empty() {

@@ -27,15 +27,17 @@ fn times(op: OpKind, m: u32, (serial, fused): (f64, Option<f64>)) -> PeerRow {
 fn peers() -> PeersReport {
     PeersReport {
         schema: crate::peers::SCHEMA,
-        device: "A <GPU>".into(),
-        gpus: 4,
-        driver: None,
-        cuda: None,
+        origin: crate::report::Origin {
+            device: "A <GPU>".into(),
+            gpus: 4,
+            driver: None,
+            cuda: None,
+            commit: "0123".into(),
+            date: "2026-11-21T08:37:56Z".into(),
+            command: "flux-bench peers".into(),
+        },
         nccl: "2.28.9".into(),
         torch: "2.11.0+cu130".into(),
-        commit: "0123".into(),
-        date: "2026-11-21T08:37:56Z".into(),
-        command: "flux-bench peers".into(),
         rows: vec![
             times(OpKind::AllGatherGemm, 64, (1.0, None)),
             times(OpKind::AllGatherGemm, 512, (1.6, Some(3.4))),
@@ -82,7 +84,7 @@ fn peers_that_must_not_be_shown_are_refused() {
     assert!(
         refused(|p| p.rows[1].verified = false).ends_with("ag_gemm gpt3 m 512: the result was not verified, so its times are not shown")
     );
-    assert!(refused(|p| p.device = "B".into()).ends_with("was measured on 4 x B, and the ops on 4 x A <GPU>"));
+    assert!(refused(|p| p.origin.device = "B".into()).ends_with("was measured on 4 x B, and the ops on 4 x A <GPU>"));
     assert!(refused(|p| p.rows.truncate(1)).ends_with("none of the shapes that it is to be shown beside"));
     assert!(refused(|p| p.schema = 2).contains("has schema 2"));
     assert!(refused(|p| p.rows[0].serial_ms = Some(flat(0.0))).contains("cannot be compared"));

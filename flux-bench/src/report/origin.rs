@@ -1,0 +1,39 @@
+//! Where figures come from: one head for every file of results.
+
+use super::{command_line, commit, now};
+use crate::machine::Machine;
+use serde::{Deserialize, Serialize};
+
+/// What is needed to judge a run and to repeat it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Name of the GPUs, or `host` with the number of processors.
+    pub device: String,
+    /// Number of GPUs; 0 on the host.
+    pub gpus: u32,
+    /// Version of the GPU driver.
+    pub driver: Option<String>,
+    /// Version of CUDA that the driver supports.
+    pub cuda: Option<String>,
+    /// Commit of the code.
+    pub commit: String,
+    /// When the run ended, UTC, RFC 3339.
+    pub date: String,
+    /// Command line that repeats the run.
+    pub command: String,
+}
+
+impl Origin {
+    /// Of a run of this process on `machine`, which ends now.
+    pub fn of(machine: &Machine) -> Self {
+        Self {
+            device: machine.device.clone(),
+            gpus: machine.gpus,
+            driver: machine.driver.clone(),
+            cuda: machine.cuda.clone(),
+            commit: commit(),
+            date: now(),
+            command: command_line(),
+        }
+    }
+}
