@@ -18,28 +18,7 @@ fn on_gpus(test: impl FnOnce(Machine)) {
     common::where_found::run("gpu_ops", common::gpus().map(Machine::Gpus), test);
 }
 
-suite_tests!(
-    on_gpus:
-    bf16_integers_give_the_exact_result,
-    f16_integers_give_the_exact_result,
-    random_numbers_stay_within_the_derived_bound,
-    no_schedule_changes_a_bit,
-    runs_give_the_same_bits,
-    ops_share_a_communicator_and_its_workspace,
-    a_late_rank_is_waited_for,
-    row_strides_are_honoured,
-    a_refused_call_launches_nothing,
-    ranks_that_disagree_are_told_so,
-    what_cannot_be_built_is_refused_on_every_rank,
-    a_rank_that_cannot_build_is_named_to_the_others,
-    a_rank_that_never_calls_is_named_by_the_others,
-    the_workspace_is_known_before_it_is_taken,
-    an_integer_bias_is_added_exactly_once,
-    activations_stay_within_the_derived_bound,
-    ranks_agree_on_bias_and_activation,
-    a_bias_that_does_not_fit_is_refused,
-    small_shards_give_the_right_result_however_they_are_cut,
-);
+tests_of_any_machine!(on_gpus);
 
 #[test]
 fn ten_thousand_calls_in_a_row() {

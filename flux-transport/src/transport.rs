@@ -16,7 +16,7 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
 use std::fmt::{self, Debug};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The transports that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -334,6 +334,11 @@ impl From<Disagreed> for TransportError {
             Disagreed::Refused { rank, reason } => Self::PeerFailed { rank, reason },
         }
     }
+}
+
+/// A deadline as executors take it; one that is too long for that is the longest.
+pub(crate) fn nanoseconds(deadline: Duration) -> u64 {
+    u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Epochs that ranks compare before they replace the workspace.

@@ -9,20 +9,7 @@ fn row(first_call_ms: f64) -> FirstCall {
 }
 
 fn report(rows: Vec<FirstCall>) -> FirstCallReport {
-    FirstCallReport {
-        schema: SCHEMA,
-        origin: crate::report::Origin {
-            device: "a device".into(),
-            gpus: 2,
-            driver: None,
-            cuda: None,
-            commit: "0123".into(),
-            date: "2026-11-21T00:00:00Z".into(),
-            command: "flux-bench first-call".into(),
-        },
-        at_most: 2.0,
-        rows,
-    }
+    FirstCallReport { schema: SCHEMA, origin: crate::report::Origin::of_a_test("a device", 2, "flux-bench first-call"), at_most: 2.0, rows }
 }
 
 #[test]

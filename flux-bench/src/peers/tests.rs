@@ -77,15 +77,7 @@ fn rows_of_the_child_become_the_report_with_what_is_missing() {
 
     let report = PeersReport {
         schema: SCHEMA,
-        origin: crate::report::Origin {
-            device: "a device".into(),
-            gpus: 2,
-            driver: None,
-            cuda: None,
-            commit: "0123".into(),
-            date: "2026-11-21T00:00:00Z".into(),
-            command: "flux-bench peers".into(),
-        },
+        origin: crate::report::Origin::of_a_test("a device", 2, "flux-bench peers"),
         nccl: versions.nccl,
         torch: versions.torch,
         rows,

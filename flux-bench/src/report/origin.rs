@@ -36,4 +36,18 @@ impl Origin {
             command: command_line(),
         }
     }
+
+    /// Of a run that never was.
+    #[cfg(test)]
+    pub(crate) fn of_a_test(device: &str, gpus: u32, command: &str) -> Self {
+        Self {
+            device: device.to_owned(),
+            gpus,
+            driver: Some("580.1".to_owned()),
+            cuda: None,
+            commit: "0123".to_owned(),
+            date: "2026-11-21T08:37:56Z".to_owned(),
+            command: command.to_owned(),
+        }
+    }
 }

@@ -11,15 +11,7 @@ fn report() -> Report {
     let verified = Verified { max_rel_err: 1.5e-3, ok: true };
     Report {
         schema: SCHEMA,
-        origin: Origin {
-            device: "a device".into(),
-            gpus: 8,
-            driver: Some("580.1".into()),
-            cuda: None,
-            commit: "0123".into(),
-            date: now(),
-            command: command_line(),
-        },
+        origin: Origin::of_a_test("a device", 8, "flux-bench bench"),
         transport: "nvlink".into(),
         placement: Placement::THREADS,
         nccl: None,

@@ -18,15 +18,7 @@ fn row(op: OpKind, m: usize, op_ms: f64) -> Row {
 fn report(gpus: u32, rows: Vec<Row>) -> Report {
     Report {
         schema: SCHEMA,
-        origin: crate::report::Origin {
-            device: "A <GPU>".into(),
-            gpus,
-            driver: Some("580.1".into()),
-            cuda: None,
-            commit: "0123".into(),
-            date: "2026-11-21T08:37:56Z".into(),
-            command: "flux-bench bench --tp 4".into(),
-        },
+        origin: crate::report::Origin::of_a_test("A <GPU>", gpus, "flux-bench bench --tp 4"),
         transport: "nvlink".into(),
         placement: crate::report::Placement::THREADS,
         nccl: Some("2.28".into()),

@@ -67,7 +67,7 @@ impl Mapping {
             control: own.control.address(),
             fault: own.fault.address(),
             size,
-            deadline_ns: u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX),
+            deadline_ns: crate::transport::nanoseconds(wait),
         };
         Ok(Self { rank, world, words, view: Arc::new(view), _regions: regions, _control: own.control, _fault: own.fault })
     }

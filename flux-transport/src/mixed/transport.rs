@@ -8,8 +8,9 @@ use super::passing::Passing;
 use super::workspace::Workspace;
 use crate::control::{ControlPlane, agree};
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
-use crate::nccl::{Guard, LEAVE, MESSAGE_BYTES, Outbox, RELEASE, Views, Watched, carry, join, together};
+use crate::nccl::{Guard, MESSAGE_BYTES, Outbox, Views, Watched, carry, join, together};
 use crate::nvlink::{Lane, Meeting, Order, Turn, Wanted, build};
+use crate::transport::nanoseconds;
 use crate::{
     Capabilities, ConnectError, Device, Exchange, Mover, Options, Push, Source, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
@@ -116,10 +117,6 @@ impl Mixed {
     }
 }
 
-fn nanoseconds(deadline: Duration) -> u64 {
-    u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// An outbox that is initialised.
 fn outbox(device: &CudaDevice, stream: &SideStream, whose: (Rank, Nodes), size: WorkspaceSize, epoch: Epoch) -> Result<Outbox, CudaError> {
     let outbox = Outbox::new(device, stream, whose, size, epoch)?;
@@ -196,10 +193,7 @@ impl Transport for Mixed {
         if !self.device.owns_stream(caller)? {
             return Err(self.wrong_stream(stream));
         }
-        let turn = state.order.begin(caller)?;
-        if matches!(turn, Turn::Captured { .. }) {
-            return Err(TransportError::NotCapturable { transport: TransportKind::Mixed, why: NO_GRAPHS });
-        }
+        let turn = state.order.begin_eager(caller, TransportKind::Mixed, NO_GRAPHS)?;
         state.call = Some(InCall { turn, forked: false });
         Ok(())
     }
@@ -235,10 +229,7 @@ impl Transport for Mixed {
         }
         let _current = self.device.enter()?;
         let epoch = state.epoch;
-        if epoch.get().wrapping_sub(state.refreshed.get()) >= RELEASE {
-            state.current.outbox.refresh(caller, epoch)?;
-            state.refreshed = epoch;
-        }
+        state.current.outbox.keep_fresh(&mut state.refreshed, caller, epoch)?;
         state.fork(caller)?;
         if let Some(call) = &mut state.call {
             call.forked = true;
@@ -303,10 +294,6 @@ impl Drop for Mixed {
         if let Err(error) = self.device.synchronize() {
             tracing::warn!(%error, rank = self.rank.get(), "while draining the device");
         }
-        self.guard.end();
-        let left = self.watched.link.take().map(|messages| messages.leave(Instant::now() + LEAVE.min(self.deadline)));
-        if let Some(Err(error)) = left {
-            tracing::warn!(%error, rank = self.rank.get(), "while leaving an NCCL communicator");
-        }
+        self.guard.leave(self.deadline);
     }
 }

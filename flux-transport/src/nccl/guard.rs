@@ -15,7 +15,7 @@ use flux_core::signal::Epoch;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between looks at the record and the abort word, which are loads.
 const LOOK: Duration = Duration::from_millis(2);
@@ -23,6 +23,9 @@ const LOOK: Duration = Duration::from_millis(2);
 const ASK: u32 = 16;
 /// Between two releases of the flags.
 const AGAIN: Duration = Duration::from_millis(10);
+
+/// The longest that leaving waits for what was sent.
+const LEAVE: Duration = Duration::from_secs(10);
 
 /// What the thread shares with the rank's calls.
 #[derive(Debug)]
@@ -152,8 +155,17 @@ impl Guard {
         self.thread.as_ref().map(JoinHandle::thread)
     }
 
+    /// Ends the thread, then leaves the communicator in good order, unless it was given up before. The side stream is empty.
+    pub(crate) fn leave(&mut self, deadline: Duration) {
+        self.end();
+        let left = self.watched.link.take().map(|messages| messages.leave(Instant::now() + LEAVE.min(deadline)));
+        if let Some(Err(error)) = left {
+            tracing::warn!(%error, rank = self.watched.rank.get(), "while leaving an NCCL communicator");
+        }
+    }
+
     /// Ends the thread. What is on the side stream then is on its own.
-    pub(crate) fn end(&mut self) {
+    fn end(&mut self) {
         self.watched.stop.store(true, Ordering::Release);
         self.wake();
         if let Some(thread) = self.thread.take()

@@ -31,8 +31,8 @@ pub(crate) use carry::{Memory, carry};
 pub(crate) use guard::{Guard, Watched};
 pub(crate) use join::join;
 pub(crate) use members::{Members, together};
-pub(crate) use outbox::{Outbox, RELEASE};
-pub(crate) use transport::{LEAVE, MESSAGE_BYTES, NcclTransport};
+pub(crate) use outbox::Outbox;
+pub(crate) use transport::{MESSAGE_BYTES, NcclTransport};
 pub(crate) use views::Views;
 
 pub use comm::{Comm, ElementType, UniqueId};

@@ -57,12 +57,18 @@ impl Outbox {
         Ok(this)
     }
 
-    /// Brings all flags to the epoch before `epoch`, on the caller's stream: before the call's kernel raises any.
-    pub(crate) fn refresh(&self, stream: usize, epoch: Epoch) -> Result<(), CudaError> {
+    /// Where flags, last `refreshed` for a call before `epoch`, would soon be too old: brings all to the epoch before it, on the caller's stream, before the
+    /// call's kernel raises any.
+    pub(crate) fn keep_fresh(&self, refreshed: &mut Epoch, stream: usize, epoch: Epoch) -> Result<(), CudaError> {
+        if epoch.get().wrapping_sub(refreshed.get()) < RELEASE {
+            return Ok(());
+        }
         let (address, words) = self.flags();
         let _current = self.device.enter()?;
         // SAFETY: the flags are this generation's, which lives until the device is drained.
-        unsafe { fill_words(&self.device, address, epoch.before(1).get(), words, stream) }
+        unsafe { fill_words(&self.device, address, epoch.before(1).get(), words, stream) }?;
+        *refreshed = epoch;
+        Ok(())
     }
 
     /// Device bytes in all.

@@ -7,13 +7,12 @@ use super::carry::{Memory, carry};
 use super::guard::{Guard, Watched};
 use super::join::join;
 use super::members::{Members, together};
-use super::outbox::RELEASE;
 use super::views::Views;
 use super::workspace::Workspace;
 use crate::control::{ControlPlane, agree};
 use crate::cuda::{CudaDevice, SideStream};
 use crate::nvlink::{Lane, Order, Turn};
-use crate::transport::same_epoch;
+use crate::transport::{nanoseconds, same_epoch};
 use crate::{
     Capabilities, ConnectError, Device, Exchange, Mover, Options, Push, Source, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
@@ -28,8 +27,6 @@ use std::time::{Duration, Instant};
 pub(crate) const MESSAGE_BYTES: u64 = 4 << 20;
 /// Why no call can be captured.
 const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
-/// The longest that leaving waits for what was sent.
-pub(crate) const LEAVE: Duration = Duration::from_secs(10);
 
 /// One rank's device, memory, side stream and communicator.
 #[derive(Debug)]
@@ -109,10 +106,6 @@ impl NcclTransport {
     }
 }
 
-fn nanoseconds(deadline: Duration) -> u64 {
-    u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
-}
-
 impl Transport for NcclTransport {
     fn kind(&self) -> TransportKind {
         TransportKind::Nccl
@@ -171,10 +164,7 @@ impl Transport for NcclTransport {
         if !self.device.owns_stream(caller)? {
             return Err(self.wrong_stream(stream));
         }
-        let turn = state.order.begin(caller)?;
-        if matches!(turn, Turn::Captured { .. }) {
-            return Err(TransportError::NotCapturable { transport: TransportKind::Nccl, why: NO_GRAPHS });
-        }
+        let turn = state.order.begin_eager(caller, TransportKind::Nccl, NO_GRAPHS)?;
         state.call = Some(InCall { turn, forked: false });
         Ok(())
     }
@@ -208,10 +198,7 @@ impl Transport for NcclTransport {
         }
         let _current = self.device.enter()?;
         let epoch = state.epoch;
-        if epoch.get().wrapping_sub(state.refreshed.get()) >= RELEASE {
-            state.current.outbox().refresh(caller, epoch)?;
-            state.refreshed = epoch;
-        }
+        state.current.outbox().keep_fresh(&mut state.refreshed, caller, epoch)?;
         state.lane.fork(caller)?;
         call.forked = true;
         self.watched.await_flags(state.current.outbox(), epoch);
@@ -265,10 +252,6 @@ impl Drop for NcclTransport {
         if let Err(error) = self.device.synchronize() {
             tracing::warn!(%error, rank = self.rank.get(), "while draining the device");
         }
-        self.guard.end();
-        let left = self.watched.link.take().map(|messages| messages.leave(Instant::now() + LEAVE.min(self.deadline)));
-        if let Some(Err(error)) = left {
-            tracing::warn!(%error, rank = self.rank.get(), "while leaving an NCCL communicator");
-        }
+        self.guard.leave(self.deadline);
     }
 }

@@ -4,6 +4,7 @@
 //! call of a second capture comes between them. A replayed graph is ordered by whoever launches it: the library does not see the launch.
 
 use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
+use crate::{TransportError, TransportKind};
 
 /// Where a call's work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +72,14 @@ impl Order {
             last.done.make_wait(stream)?;
         }
         Ok(turn)
+    }
+
+    /// As [`begin`](Self::begin), on a transport whose calls cannot be captured, and `why`.
+    pub(crate) fn begin_eager(&self, stream: usize, transport: TransportKind, why: &'static str) -> Result<Turn, TransportError> {
+        match self.begin(stream)? {
+            Turn::Captured { .. } => Err(TransportError::NotCapturable { transport, why }),
+            turn @ Turn::Eager { .. } => Ok(turn),
+        }
     }
 
     /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no node of the graph.

@@ -12,6 +12,7 @@ use super::order::{Order, Turn};
 use super::workspace::Workspace;
 use crate::control::ControlPlane;
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
+use crate::transport::nanoseconds;
 use crate::{Capabilities, Device, Mover, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
@@ -69,7 +70,7 @@ impl NvLink {
         let epoch = options.first_epoch;
         let wanted = Wanted { size: options.reserve, epoch, captured: false };
         let (workspace, _) = build(meeting, &device, &lane, &members, wanted)?;
-        let deadline_ns = u64::try_from(options.deadline.as_nanos()).unwrap_or(u64::MAX);
+        let deadline_ns = nanoseconds(options.deadline);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let state = State { lane, order, current: workspace, retired: Vec::new(), view, epoch, captured: false, call: None };
         let place = Device::from(device.info().clone());

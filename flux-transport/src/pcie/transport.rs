@@ -11,6 +11,7 @@ use super::workspace::Workspace;
 use crate::control::ControlPlane;
 use crate::cuda::{CudaDevice, CudaError};
 use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError, Order, Turn};
+use crate::transport::nanoseconds;
 use crate::{
     Capabilities, Carry, ConnectError, Device, Mover, Options, Push, Select, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
@@ -67,7 +68,7 @@ impl Pcie {
         let epoch = options.first_epoch;
         let workspace = Workspace::new(meeting, &device, &out, &members, (options.reserve, epoch))?;
         meeting.succeed(prove(&device, (&out, &back), &workspace, members.rank, epoch).map_err(NvLinkError::from)).map_err(unusable)?;
-        let deadline_ns = u64::try_from(options.deadline.as_nanos()).unwrap_or(u64::MAX);
+        let deadline_ns = nanoseconds(options.deadline);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
         let watch = meeting.succeed(watch).map_err(unusable)?;
@@ -139,10 +140,7 @@ impl Transport for Pcie {
         if !self.device.owns_stream(caller)? {
             return Err(self.wrong_stream(stream));
         }
-        let turn = state.order.begin(caller)?;
-        if matches!(turn, Turn::Captured { .. }) {
-            return Err(TransportError::NotCapturable { transport: TransportKind::Pcie, why: NO_GRAPHS });
-        }
+        let turn = state.order.begin_eager(caller, TransportKind::Pcie, NO_GRAPHS)?;
         // Here, not where the call is carried: that comes after the kernel's launch, which it runs beside.
         state.out.fork(caller)?;
         state.back.fork(caller)?;

@@ -27,15 +27,7 @@ fn times(op: OpKind, m: u32, (serial, fused): (f64, Option<f64>)) -> PeerRow {
 fn peers() -> PeersReport {
     PeersReport {
         schema: crate::peers::SCHEMA,
-        origin: crate::report::Origin {
-            device: "A <GPU>".into(),
-            gpus: 4,
-            driver: None,
-            cuda: None,
-            commit: "0123".into(),
-            date: "2026-11-21T08:37:56Z".into(),
-            command: "flux-bench peers".into(),
-        },
+        origin: crate::report::Origin::of_a_test("A <GPU>", 4, "flux-bench peers"),
         nccl: "2.28.9".into(),
         torch: "2.11.0+cu130".into(),
         rows: vec![
