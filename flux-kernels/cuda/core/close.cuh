@@ -23,6 +23,8 @@ __device__ __forceinline__ void close_call(const Params& p, u32 epoch, u32 credi
         last = ptx::atomic_inc_wrap(&p.control->ticket, gridDim.x - 1) == gridDim.x - 1;
     }
     if (!__shfl_sync(0xFFFFFFFFu, last, 0)) return;
+    // A shuffle moves the value alone: this orders the other lanes' accesses after what lane 0 has acquired with the ticket.
+    __syncwarp();
 
     bool ok = !poisoned(p);
     // Orders every CTA's reads of this half, acquired with the ticket, before the peers' next writes to it, and the credit before what follows it.
