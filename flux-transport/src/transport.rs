@@ -188,11 +188,15 @@ pub trait Transport: Send + Sync + Debug {
     /// The number of the next call, or of the one in progress; `None` where only the device knows it, after a capture.
     fn epoch(&self) -> Option<Epoch>;
 
-    /// Whether the stream of the call in progress is being captured.
-    fn capturing(&self) -> bool;
+    /// Whether the stream of the call in progress is being captured. Not where no call can be.
+    fn capturing(&self) -> bool {
+        false
+    }
 
-    /// Whether [`push`](Self::push) can be used in the call in progress; where not, the executor pushes.
-    fn copy_engine_usable(&self) -> bool;
+    /// Whether [`push`](Self::push) can be used in the call in progress; where not, the executor pushes, unless the call is exchanged or carried.
+    fn copy_engine_usable(&self) -> bool {
+        false
+    }
 
     /// Has the mover carry out `push`, then say so in the control block; returns at once. At most once in a call, and not where
     /// [`copy_engine_usable`](Self::copy_engine_usable) says no: that is [`TransportError::MoverUnusable`].
@@ -203,6 +207,9 @@ pub trait Transport: Send + Sync + Debug {
 
     /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers
     /// in other nodes are those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries.
+    ///
+    /// Not one method with [`carry`](Self::carry): an exchange is enqueued before the kernel, whose addresses it gives, in rounds that all ranks go through in
+    /// one order, and a route after the kernel, each side in its own order; either at the other's time would be a protocol that is neither argued nor proven.
     ///
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks hand over the same program's rounds.

@@ -57,9 +57,18 @@ pub(crate) fn agree<T: AsRef<[u8]>, E: Display>(
         .collect()
 }
 
+/// This rank's value where every rank has one, and otherwise nobody's: its own failure as it is, another's as that rank tells it.
+pub(crate) fn together<T, E: Display + From<Disagreed>>(control: &dyn ControlPlane, deadline: Instant, own: Result<T, E>) -> Result<T, E> {
+    let answers = agree(control, &own.as_ref().map(|_| []), deadline);
+    let value = own?;
+    answers?;
+    Ok(value)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TransportError;
     use crate::control::LocalControl;
     use flux_core::WorldSize;
     use std::time::Duration;
@@ -77,6 +86,15 @@ mod tests {
                     match agree(end, &own, deadline).unwrap_err() {
                         Disagreed::Refused { rank, reason } => assert_eq!((rank.get(), reason.as_str()), (1, "no room")),
                         Disagreed::Control(error) => panic!("{error}"),
+                    }
+                    assert_eq!(together(end, deadline, Ok::<_, TransportError>(5)).unwrap(), 5);
+                    let own = if end.rank().get() == 1 { Err(TransportError::NotDrained) } else { Ok(5) };
+                    match (end.rank().get(), together(end, deadline, own).unwrap_err()) {
+                        (1, TransportError::NotDrained) => {}
+                        (_, TransportError::PeerFailed { rank, reason }) => {
+                            assert_eq!((rank.get(), reason), (1, TransportError::NotDrained.to_string()));
+                        }
+                        (rank, other) => panic!("rank {rank}: {other}"),
                     }
                 });
             }

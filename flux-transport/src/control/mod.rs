@@ -8,7 +8,7 @@ mod hosts;
 mod inquiry;
 mod local;
 
-pub(crate) use agree::{Disagreed, agree};
+pub(crate) use agree::{Disagreed, agree, together};
 pub use hosts::Hosts;
 pub use inquiry::{Answer, Answerer, GaveUp};
 pub(crate) use inquiry::{mask_of, ranks_of};

@@ -4,7 +4,7 @@
 
 use super::block::Block;
 use super::region::Region;
-use crate::control::{ControlPlane, Launch, agree};
+use crate::control::{ControlPlane, Launch, agree, together};
 use crate::transport::same_epoch;
 use crate::{TransportError, WorkspaceView};
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control};
@@ -54,9 +54,7 @@ impl Mapping {
             }
         };
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
-        let found = agree(plane, &regions.as_ref().map(|_| []), deadline);
-        let regions = regions?;
-        found?;
+        let regions = together(plane, deadline, regions)?;
         let pads: Vec<*mut u8> = regions.iter().map(|region| region.pad_pointer()).collect();
         // SAFETY: the mapping holds the blocks for as long as `words` lives in it; they have the sizes that `size` asks for (all ranks take the
         // same size), and their words are accessed by the signal protocol only.

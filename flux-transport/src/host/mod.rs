@@ -110,10 +110,6 @@ impl Transport for Host {
         Some(self.mapping().epoch())
     }
 
-    fn capturing(&self) -> bool {
-        false
-    }
-
     fn copy_engine_usable(&self) -> bool {
         self.mover.is_some() && !self.pushed.load(Ordering::Relaxed)
     }

@@ -5,7 +5,7 @@
 
 use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::nccl::{Memory, Outbox};
+use crate::nccl::{Memory, Outbox, Outgoing};
 use crate::nvlink;
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
@@ -43,8 +43,18 @@ impl Workspace {
         Memory { data: self.mates.data()[own], pad: self.mates.pads()[own], size: self.size(), rank: self.rank, outbox: &self.outbox }
     }
 
-    /// The workspace as an executor uses it that stores at place `place_bytes` of `half`; `place_bytes` is 0 where it stores nothing for other nodes.
-    pub(super) fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
+    /// The epoch of the next call, read from the device, which must be idle.
+    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
+        self.mates.read_epoch(device)
+    }
+}
+
+impl Outgoing for Workspace {
+    fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let mut view = self.mates.view(fault, deadline_ns);
         let half_bytes = half * self.size().half_stride();
         for peer in self.nodes().world().ranks().filter(|&peer| !self.nodes().together(self.rank, peer)) {
@@ -52,10 +62,5 @@ impl Workspace {
             view.pads[peer.index()] = self.outbox.pad_of(peer);
         }
         view
-    }
-
-    /// The epoch of the next call, read from the device, which must be idle.
-    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
-        self.mates.read_epoch(device)
     }
 }

@@ -13,6 +13,9 @@ use flux_core::layout::{WorkspaceSize, consumed_offset, signal_offset};
 use flux_core::program::Round;
 use flux_core::signal::Epoch;
 
+/// Why a call whose data messages carry cannot be captured.
+pub(crate) const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
+
 /// The memory of a rank, for what messages bring and take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory<'a> {

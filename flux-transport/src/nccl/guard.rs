@@ -6,6 +6,7 @@
 use super::link::Link;
 use super::messages::Messages;
 use super::outbox::{Outbox, RELEASE};
+use crate::ConnectError;
 use crate::cuda::{CudaDevice, CudaError, SideStream, fill_words};
 use crate::fault::reason;
 use crate::nvlink::FaultBlock;
@@ -137,15 +138,22 @@ impl Watched {
 }
 
 impl Guard {
-    pub(crate) fn new(watched: &Arc<Watched>) -> std::io::Result<Self> {
+    pub(crate) fn new(watched: &Arc<Watched>) -> Result<Self, ConnectError> {
         let for_thread = Arc::clone(watched);
         let name = format!("flux-nccl-{}", watched.rank);
-        let thread = std::thread::Builder::new().name(name).spawn(move || for_thread.run())?;
+        let thread = std::thread::Builder::new().name(name).spawn(move || for_thread.run());
+        let thread = thread.map_err(|source| ConnectError::Io { what: "starting a thread to watch messages", source })?;
         Ok(Self { watched: Arc::clone(watched), thread: Some(thread) })
     }
 
+    /// Ends all waits of this rank, for `reason`.
+    pub(crate) fn abort(&self, reason: u32) {
+        self.watched.fault.abort(reason);
+        self.wake();
+    }
+
     /// Has the thread look at once.
-    pub(crate) fn wake(&self) {
+    fn wake(&self) {
         if let Some(thread) = self.thread() {
             thread.unpark();
         }
@@ -155,8 +163,12 @@ impl Guard {
         self.thread.as_ref().map(JoinHandle::thread)
     }
 
-    /// Ends the thread, then leaves the communicator in good order, unless it was given up before. The side stream is empty.
+    /// Drains the device, ends the thread, then leaves the communicator in good order, unless it was given up before.
     pub(crate) fn leave(&mut self, deadline: Duration) {
+        // The thread is needed until nothing waits any more.
+        if let Err(error) = self.watched.device.synchronize() {
+            tracing::warn!(%error, rank = self.watched.rank.get(), "while draining the device");
+        }
         self.end();
         let left = self.watched.link.take().map(|messages| messages.leave(Instant::now() + LEAVE.min(deadline)));
         if let Some(Err(error)) = left {

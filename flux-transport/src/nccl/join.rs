@@ -3,11 +3,11 @@
 //! Invariant: it is collective over the whole world, also where each rail makes a communicator of its own: if it fails on one rank it fails on all.
 
 use super::link::Link;
-use super::members::{Members, together};
+use super::members::Members;
 use super::messages::Messages;
 use super::proof::prove;
 use crate::ConnectError;
-use crate::control::ControlPlane;
+use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, SideStream};
 use std::time::{Duration, Instant};
 

@@ -5,10 +5,10 @@
 
 use super::comm::UniqueId;
 use super::library;
-use crate::control::{ControlPlane, agree};
+use crate::control::{agree, together};
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
 use crate::nvlink::ordinal;
-use crate::{ConnectError, Options, Select, World};
+use crate::{Capabilities, ConnectError, Mover, Options, Select, World};
 use flux_core::{Nodes, Rank};
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -19,6 +19,8 @@ use std::time::Instant;
 const CTAS: u32 = 4;
 /// Most that can be kept free.
 const MAX_CTAS: u32 = 32;
+/// Least bytes of a message: some 40 us of an NVLink, as long as it takes NCCL to begin one.
+const MESSAGE_BYTES: u64 = 4 << 20;
 /// First bytes of a message, with the version.
 const MAGIC: [u8; 8] = *b"fluxncl1";
 
@@ -53,19 +55,11 @@ impl Identity {
 pub(crate) struct Members {
     pub(crate) info: DeviceInfo,
     pub(crate) ctas: u32,
-    pub(crate) version: u32,
+    version: u32,
     pub(super) id: UniqueId,
     pub(super) ranks: Vec<Rank>,
     /// This rank's place among them.
     pub(super) own: usize,
-}
-
-/// All ranks' success, or everybody's failure. Collective.
-pub(crate) fn together<T>(control: &dyn ControlPlane, until: Instant, mine: Result<T, ConnectError>) -> Result<T, ConnectError> {
-    let answers = agree(control, &mine.as_ref().map(|_| []), until);
-    let value = mine?;
-    answers?;
-    Ok(value)
 }
 
 impl Members {
@@ -90,6 +84,17 @@ impl Members {
             Ok(Self { info, ctas, version, id, ranks, own })
         });
         together(control, until, met.map_err(unusable))
+    }
+
+    /// What a transport can do whose messages they carry.
+    pub(crate) const fn capabilities(&self) -> Capabilities {
+        let mover = Mover::Messages { multiprocessors: self.ctas, bytes: MESSAGE_BYTES };
+        Capabilities { peer_stores: false, mover, graphs: false, processes: true }
+    }
+
+    /// NCCL's version, for people.
+    pub(crate) fn version(&self) -> String {
+        format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }
 
     /// This rank's number in the communicator, and how many there are.

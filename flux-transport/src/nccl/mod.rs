@@ -14,6 +14,7 @@
 
 mod carry;
 mod comm;
+mod generation;
 mod guard;
 mod join;
 mod library;
@@ -27,13 +28,13 @@ mod transport;
 mod views;
 mod workspace;
 
-pub(crate) use carry::{Memory, carry};
+pub(crate) use carry::{Memory, NO_GRAPHS, carry};
+pub(crate) use generation::{Generation, Outgoing};
 pub(crate) use guard::{Guard, Watched};
 pub(crate) use join::join;
-pub(crate) use members::{Members, together};
+pub(crate) use members::Members;
 pub(crate) use outbox::Outbox;
-pub(crate) use transport::{MESSAGE_BYTES, NcclTransport};
-pub(crate) use views::Views;
+pub(crate) use transport::NcclTransport;
 
 pub use comm::{Comm, ElementType, UniqueId};
 pub use library::{NcclError, NcclUnavailable, available, version};

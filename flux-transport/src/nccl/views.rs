@@ -8,20 +8,20 @@ use std::sync::Arc;
 
 /// Views of one generation.
 #[derive(Debug)]
-pub(crate) struct Views {
+pub(super) struct Views {
     /// Of a call without an exchange.
-    pub(crate) plain: Arc<WorkspaceView>,
+    pub(super) plain: Arc<WorkspaceView>,
     // By bytes of a place and half: as many as there are ops of different sizes, twice.
     storing: Vec<((u64, usize), Arc<WorkspaceView>)>,
 }
 
 impl Views {
-    pub(crate) fn new(plain: WorkspaceView) -> Self {
+    pub(super) fn new(plain: WorkspaceView) -> Self {
         Self { plain: Arc::new(plain), storing: Vec::new() }
     }
 
     /// That of calls with places of this size in the half of `epoch`, made by `make` from the place's bytes and the half.
-    pub(crate) fn storing(&mut self, place_bytes: u64, epoch: Epoch, make: impl FnOnce(u64, u64) -> WorkspaceView) -> Arc<WorkspaceView> {
+    pub(super) fn storing(&mut self, place_bytes: u64, epoch: Epoch, make: impl FnOnce(u64, u64) -> WorkspaceView) -> Arc<WorkspaceView> {
         let key = (place_bytes, epoch.half());
         if let Some((_, view)) = self.storing.iter().find(|(known, _)| *known == key) {
             return Arc::clone(view);

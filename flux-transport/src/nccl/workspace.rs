@@ -2,6 +2,8 @@
 //!
 //! Invariant: a generation is complete in itself, with its own epoch, pad and control block.
 
+use super::carry::Memory;
+use super::generation::Outgoing;
 use super::outbox::Outbox;
 use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
@@ -60,12 +62,8 @@ impl Workspace {
         unsafe { fill_words(&self.device, at, value, words, stream.raw()) }
     }
 
-    pub(super) fn size(&self) -> &WorkspaceSize {
-        &self.size
-    }
-
-    pub(super) fn outbox(&self) -> &Outbox {
-        &self.outbox
+    pub(super) const fn size(&self) -> WorkspaceSize {
+        self.size
     }
 
     /// Device bytes in all.
@@ -74,11 +72,16 @@ impl Workspace {
         outbox.bytes() + [data, pad, control].map(|block| block.bytes() as u64).iter().sum::<u64>()
     }
 
-    pub(super) fn data(&self) -> u64 {
+    /// The own memory, for what messages bring and take.
+    pub(super) fn memory(&self) -> Memory<'_> {
+        Memory { data: self.data(), pad: self.pad(), size: self.size, rank: self.rank, outbox: &self.outbox }
+    }
+
+    fn data(&self) -> u64 {
         self.data.address()
     }
 
-    pub(super) fn pad(&self) -> u64 {
+    fn pad(&self) -> u64 {
         self.pad.address()
     }
 
@@ -86,8 +89,21 @@ impl Workspace {
         self.control.address()
     }
 
-    /// The workspace as an executor uses it that stores at place `place_bytes` of `half`; `place_bytes` is 0 where it stores nothing.
-    pub(super) fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
+    /// The epoch of the next call, read from the device, which must be idle.
+    pub(super) fn read_epoch(&self) -> Result<Epoch, CudaError> {
+        let mut word = [0; 4];
+        // SAFETY: the epoch is a word of the control block.
+        unsafe { read(&self.device, &mut word, self.control() + control::EPOCH) }?;
+        Ok(Epoch::new(u32::from_le_bytes(word)))
+    }
+}
+
+impl Outgoing for Workspace {
+    fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let half_bytes = half * self.size.half_stride();
         let data = |peer: Rank| if peer == self.rank { self.data() } else { self.outbox.data_of(peer, place_bytes, half_bytes) };
         let pad = |peer: Rank| if peer == self.rank { self.pad() } else { self.outbox.pad_of(peer) };
@@ -99,13 +115,5 @@ impl Workspace {
             size: self.size,
             deadline_ns,
         }
-    }
-
-    /// The epoch of the next call, read from the device, which must be idle.
-    pub(super) fn read_epoch(&self) -> Result<Epoch, CudaError> {
-        let mut word = [0; 4];
-        // SAFETY: the epoch is a word of the control block.
-        unsafe { read(&self.device, &mut word, self.control() + control::EPOCH) }?;
-        Ok(Epoch::new(u32::from_le_bytes(word)))
     }
 }

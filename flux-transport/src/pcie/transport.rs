@@ -10,7 +10,8 @@ use super::watch::Watch;
 use super::workspace::Workspace;
 use crate::control::ControlPlane;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError, Order, Turn};
+use crate::eager::{EagerCalls, locked};
+use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
 use crate::transport::nanoseconds;
 use crate::{
     Capabilities, Carry, ConnectError, Device, Mover, Options, Push, Select, Stream, Transport, TransportError, TransportKind,
@@ -18,7 +19,7 @@ use crate::{
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// One rank's device, memory and side streams.
@@ -37,18 +38,9 @@ pub(crate) struct Pcie {
 struct State {
     out: Lane,
     back: Lane,
-    order: Order,
+    calls: EagerCalls,
     current: Workspace,
     view: Arc<WorkspaceView>,
-    epoch: Epoch,
-    call: Option<InCall>,
-}
-
-/// The call in progress.
-#[derive(Clone, Copy, Debug)]
-struct InCall {
-    turn: Turn,
-    carried: bool,
 }
 
 /// Why a call cannot be captured.
@@ -63,27 +55,22 @@ impl Pcie {
             other => other,
         };
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from)).map_err(unusable)?;
-        let make = || Ok::<_, CudaError>((Lane::new(&device)?, Lane::new(&device)?, Order::new(&device)?, FaultBlock::new(&device)?));
-        let (out, back, order, fault) = meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
         let epoch = options.first_epoch;
+        let make = || {
+            let (out, back) = (Lane::new(&device)?, Lane::new(&device)?);
+            let calls = EagerCalls::new(&device, epoch, TransportKind::Pcie, NO_GRAPHS)?;
+            Ok::<_, CudaError>((out, back, calls, FaultBlock::new(&device)?))
+        };
+        let (out, back, calls, fault) = meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
         let workspace = Workspace::new(meeting, &device, &out, &members, (options.reserve, epoch))?;
         meeting.succeed(prove(&device, (&out, &back), &workspace, members.rank, epoch).map_err(NvLinkError::from)).map_err(unusable)?;
         let deadline_ns = nanoseconds(options.deadline);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
         let watch = meeting.succeed(watch).map_err(unusable)?;
-        let state = State { out, back, order, current: workspace, view, epoch, call: None };
+        let state = State { out, back, calls, current: workspace, view };
         let place = Device::from(device.info().clone());
         Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, device, place })
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked inside left a call half enqueued; the communicator aborts then, and the state is only good for dropping.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wrong_stream(&self, stream: Stream) -> TransportError {
-        TransportError::WrongStream { stream, device: self.device() }
     }
 }
 
@@ -101,7 +88,7 @@ impl Transport for Pcie {
     }
 
     fn explain(&self) -> String {
-        let state = self.state();
+        let state = locked(&self.state);
         let size = state.current.size();
         format!(
             "pcie: {} ranks; this rank on {}; what a rank sends is copied to pinned memory of the host and from there by each reader, by copy engines on two \
@@ -114,7 +101,7 @@ impl Transport for Pcie {
     }
 
     fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {
-        let state = &mut *self.state();
+        let state = &mut *locked(&self.state);
         let meeting = Meeting { control, deadline };
         let drained = self.device.synchronize().and_then(|()| state.current.read_epoch(&self.device));
         // After this step no rank's kernel or copy touches any rank's workspace.
@@ -123,41 +110,27 @@ impl Transport for Pcie {
         state.view = Arc::new(grown.view(self.watch.fault().address(), self.deadline_ns));
         self.watch.replace(Arc::clone(grown.words()));
         state.current = grown;
-        state.epoch = epoch;
+        state.calls.go_on_at(epoch);
         // The old memory is gone by now, on every rank after this step. Unpinning waits for all devices of the process, so it may not come beside a
         // peer's next call, which waits for this rank.
         Ok(meeting.succeed(Ok(()))?)
     }
 
     fn view(&self) -> Arc<WorkspaceView> {
-        Arc::clone(&self.state().view)
+        Arc::clone(&locked(&self.state).view)
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {
-        let state = &mut *self.state();
-        let caller = stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
-        let _current = self.device.enter()?;
-        if !self.device.owns_stream(caller)? {
-            return Err(self.wrong_stream(stream));
-        }
-        let turn = state.order.begin_eager(caller, TransportKind::Pcie, NO_GRAPHS)?;
+        let State { out, back, calls, .. } = &mut *locked(&self.state);
         // Here, not where the call is carried: that comes after the kernel's launch, which it runs beside.
-        state.out.fork(caller)?;
-        state.back.fork(caller)?;
-        state.call = Some(InCall { turn, carried: false });
-        Ok(())
+        calls.begin(stream, |caller| {
+            out.fork(caller)?;
+            back.fork(caller)
+        })
     }
 
     fn epoch(&self) -> Option<Epoch> {
-        Some(self.state().epoch)
-    }
-
-    fn capturing(&self) -> bool {
-        false
-    }
-
-    fn copy_engine_usable(&self) -> bool {
-        false
+        Some(locked(&self.state).calls.epoch())
     }
 
     unsafe fn push(&self, _stream: Stream, _push: &Push<'_>) -> Result<(), TransportError> {
@@ -165,51 +138,27 @@ impl Transport for Pcie {
     }
 
     unsafe fn carry(&self, stream: Stream, carry: &Carry<'_>) -> Result<(), TransportError> {
-        let state = &mut *self.state();
-        stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
-        let why = match &state.call {
-            None => Some("no call is in progress"),
-            Some(call) if call.carried => Some("this call was carried before"),
-            Some(_) => None,
-        };
-        if let Some(why) = why {
-            return Err(TransportError::MoverUnusable { why });
-        }
-        let (rank, world) = (self.members.rank, self.members.world());
-        carry.route.check(world, *state.current.size())?;
+        let State { out, back, calls, current, .. } = &mut *locked(&self.state);
+        calls.uncarried(stream)?;
+        let (rank, world, epoch) = (self.members.rank, self.members.world(), calls.epoch());
+        carry.route.check(world, *current.size())?;
         let _current = self.device.enter()?;
-        if let Some(call) = &mut state.call {
-            call.carried = true;
-        }
-        self.watch.begin(state.epoch.get());
-        let State { out, back, current, epoch, .. } = &*state;
-        let streams = Streams { device: &self.device, at: current, rank, world, epoch: *epoch, out, back };
+        calls.carried();
+        self.watch.begin(epoch.get());
+        let streams = Streams { device: &self.device, at: current, rank, world, epoch, out, back };
         // SAFETY: checked above, forked at the call's begin; the caller promises the rows; no call is captured, so the host's count of calls is the
         // device's epoch.
         Ok(unsafe { streams.carry(carry) }?)
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
-        let state = &mut *self.state();
-        let caller = stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
-        match state.call.take() {
-            // What was handed out still reads the caller's rows.
-            Some(call) if call.carried => Ok(state.back.join(caller)?),
-            _ => Ok(()),
-        }
+        let State { back, calls, .. } = &mut *locked(&self.state);
+        calls.abandon(stream, |caller| back.join(caller))
     }
 
     fn finish(&self, stream: Stream) -> Result<(), TransportError> {
-        let state = &mut *self.state();
-        let caller = stream.raw().ok_or_else(|| self.wrong_stream(stream))?;
-        let Some(call) = state.call.take() else { return Ok(()) };
-        // The executor is on its way and will advance the device's epoch, whatever becomes of the events below.
-        state.epoch = state.epoch.next();
-        let _current = self.device.enter()?;
-        if call.carried {
-            state.back.join(caller)?;
-        }
-        Ok(state.order.finish(call.turn, caller)?)
+        let State { back, calls, .. } = &mut *locked(&self.state);
+        calls.finish(stream, |caller| back.join(caller))
     }
 
     fn read_fault(&self) -> Option<FaultRecord> {

@@ -1,0 +1,114 @@
+//! The calls of a rank on a transport that captures none: one after the other, each with side streams that are forked from the caller's and joined to it.
+//!
+//! Invariant: one call is in progress from a begin to the finish or abandon that follows. As none is captured, the epoch counted here is the one that the
+//! device counts, and the next call's half is known before anything of it is enqueued.
+
+use crate::cuda::{CudaDevice, CudaError};
+use crate::nvlink::{Order, Turn};
+use crate::{Device, Stream, TransportError, TransportKind};
+use flux_core::signal::Epoch;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Where a rank's calls stand.
+#[derive(Debug)]
+pub(crate) struct EagerCalls {
+    order: Order,
+    epoch: Epoch,
+    call: Option<InCall>,
+    transport: TransportKind,
+    no_graphs: &'static str,
+    device: CudaDevice,
+}
+
+/// The call in progress.
+#[derive(Clone, Copy, Debug)]
+struct InCall {
+    turn: Turn,
+    /// Whether side streams have a part in it.
+    carried: bool,
+}
+
+impl EagerCalls {
+    /// Calls on `device`, the first with number `epoch`; a capture is refused with the words `no_graphs`.
+    pub(crate) fn new(device: &CudaDevice, epoch: Epoch, transport: TransportKind, no_graphs: &'static str) -> Result<Self, CudaError> {
+        Ok(Self { order: Order::new(device)?, epoch, call: None, transport, no_graphs, device: device.clone() })
+    }
+
+    /// The number of the next call, or of the one in progress.
+    pub(crate) const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Goes on with call `epoch`, where another workspace stands.
+    pub(crate) const fn go_on_at(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+    }
+
+    /// Begins a call on `stream`, after the call before; `fork` is then given the stream.
+    pub(crate) fn begin(&mut self, stream: Stream, fork: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+        let caller = self.raw(stream)?;
+        let _current = self.device.enter()?;
+        if !self.device.owns_stream(caller)? {
+            return Err(self.wrong_stream(stream));
+        }
+        let turn = self.order.begin_eager(caller, self.transport, self.no_graphs)?;
+        fork(caller)?;
+        self.call = Some(InCall { turn, carried: false });
+        Ok(())
+    }
+
+    /// The caller's stream, if side streams may be given the work of the call in progress: once.
+    pub(crate) fn uncarried(&self, stream: Stream) -> Result<usize, TransportError> {
+        let caller = self.raw(stream)?;
+        let why = match &self.call {
+            None => "no call is in progress",
+            Some(call) if call.carried => "this call was carried before",
+            Some(_) => return Ok(caller),
+        };
+        Err(TransportError::MoverUnusable { why })
+    }
+
+    /// From here on side streams have a part in the call in progress.
+    pub(crate) const fn carried(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.carried = true;
+        }
+    }
+
+    /// Ends the call in progress as if it had not begun, but that `join` orders the caller's stream after side streams that have a part in it: what they
+    /// were given still reads the caller's rows.
+    pub(crate) fn abandon(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+        let caller = self.raw(stream)?;
+        match self.call.take() {
+            Some(call) if call.carried => Ok(join(caller)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the call in progress; `join` orders the caller's stream after side streams that have a part in it.
+    pub(crate) fn finish(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+        let caller = self.raw(stream)?;
+        let Some(call) = self.call.take() else { return Ok(()) };
+        // The executor is on its way and will advance the device's epoch, whatever becomes of the events below.
+        self.epoch = self.epoch.next();
+        let _current = self.device.enter()?;
+        if call.carried {
+            join(caller)?;
+        }
+        Ok(self.order.finish(call.turn, caller)?)
+    }
+
+    fn raw(&self, stream: Stream) -> Result<usize, TransportError> {
+        stream.raw().ok_or_else(|| self.wrong_stream(stream))
+    }
+
+    fn wrong_stream(&self, stream: Stream) -> TransportError {
+        TransportError::WrongStream { stream, device: Device::from(self.device.info().clone()) }
+    }
+}
+
+/// A transport's state, for one of its methods.
+pub(crate) fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A thread that panicked inside left a call half enqueued; the communicator aborts then, and the state is only good for dropping.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,74 @@
+//! The generation of memory in use, where messages carry what executors store for other nodes, and what calls remember of it.
+//!
+//! Invariant: the guard knows a generation's flags before anything waits for one. Before a call's kernel raises any, no flag is so old that it would be
+//! taken for one of a call to come.
+
+use super::guard::Watched;
+use super::outbox::Outbox;
+use super::views::Views;
+use crate::cuda::CudaError;
+use crate::eager::EagerCalls;
+use crate::transport::nanoseconds;
+use crate::{Exchange, Source, TransportError, WorkspaceView};
+use flux_core::signal::Epoch;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Memory of which an outbox is part.
+pub(crate) trait Outgoing {
+    /// What executors give to other nodes.
+    fn outbox(&self) -> &Outbox;
+
+    /// The workspace as an executor uses it that stores at place `place_bytes` of `half`; `place_bytes` is 0 where it stores nothing for other nodes.
+    fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView;
+}
+
+/// A generation in use.
+#[derive(Debug)]
+pub(crate) struct Generation<W> {
+    pub(crate) workspace: W,
+    views: Views,
+    // Flags are at most this old.
+    refreshed: Epoch,
+}
+
+impl<W: Outgoing> Generation<W> {
+    /// Takes `workspace` for calls from `epoch` on, whose waits `watched` ends.
+    pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
+        watched.await_flags(workspace.outbox(), epoch);
+        let plain = workspace.view(0, 0, watched.fault.address(), nanoseconds(deadline));
+        Self { workspace, views: Views::new(plain), refreshed: epoch }
+    }
+
+    /// The workspace in a call without an exchange.
+    pub(crate) fn plain(&self) -> Arc<WorkspaceView> {
+        Arc::clone(&self.views.plain)
+    }
+
+    /// Gives the call in progress on `caller` its side streams, by `fork`, and its flags, which they may then wait for. The device's context is current.
+    pub(crate) fn open(
+        &mut self,
+        calls: &mut EagerCalls,
+        caller: usize,
+        watched: &Watched,
+        fork: impl FnOnce(usize) -> Result<(), CudaError>,
+    ) -> Result<(), TransportError> {
+        let (outbox, epoch) = (self.workspace.outbox(), calls.epoch());
+        outbox.keep_fresh(&mut self.refreshed, caller, epoch)?;
+        fork(caller)?;
+        calls.carried();
+        watched.await_flags(outbox, epoch);
+        Ok(())
+    }
+
+    /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.
+    pub(crate) fn view_of(&mut self, exchange: &Exchange<'_>, epoch: Epoch) -> Arc<WorkspaceView> {
+        let Self { workspace, views, .. } = self;
+        let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
+        let place_bytes = match exchange.source {
+            Source::Rows(_) => 0,
+            Source::Stored => exchange.place_bytes,
+        };
+        views.storing(place_bytes, epoch, |place_bytes, half| workspace.view(place_bytes, half, fault, deadline_ns))
+    }
+}
