@@ -55,7 +55,7 @@ fn a_capture_is_refused_and_the_communicator_works_on() {
     on_gpus(|machine| {
         for op in OPS {
             let case = Case::<bf16>::new(op, suite::ragged(machine, op, 2), 2, Values::Integers, 43);
-            let expected = case.expected();
+            let expected = case.expected_on(machine);
             machine.run(2, suite::defaults, |node| {
                 let op = AnyOp::of(&case, Plan::default(), node);
                 case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), &op.explain());

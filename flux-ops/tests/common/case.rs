@@ -3,6 +3,7 @@
 //! The exact result models every rounding that the ops make, so it holds to the last bit wherever fp32 sums are exact. The bound is derived
 //! (design: one rounding of the output, one of each partial that travels, fp32 accumulation, the activation's own error), not chosen.
 
+use super::Machine;
 use flux_core::program::Schedule;
 use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_ops::{Activation, Element};
@@ -110,9 +111,9 @@ impl<T: Element> Case<T> {
         rows.flat_map(|row| &row[col..col + cols]).copied().collect()
     }
 
-    /// What the ops must compute under the schedule that they choose themselves.
-    pub fn expected(&self) -> Expected<T> {
-        self.expected_of(&Schedule::heuristic(&self.problem))
+    /// What the ops must compute on this machine, under the schedule that they choose themselves.
+    pub fn expected_on(&self, machine: Machine) -> Expected<T> {
+        self.expected_across(&machine.own_schedule(&self.problem), machine.nodes(self.problem.world().get()))
     }
 
     /// What the ops must compute under this schedule: where tiles span shards a rank's own partial sum is rounded like those that travel.

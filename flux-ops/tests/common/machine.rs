@@ -2,7 +2,8 @@
 
 use super::device::{Device, Memory};
 use cudarc::driver::{CudaStream, DeviceRepr};
-use flux_core::{Rank, TileShape};
+use flux_core::program::Schedule;
+use flux_core::{Nodes, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_ops::{Layout, TensorMut, TensorRef};
 use flux_transport::{Communicator, Options, Select, Stream, World};
@@ -17,6 +18,8 @@ pub enum Machine {
     Gpus(u32),
     /// The same through the host, with a GPU for each rank.
     Staged(u32),
+    /// The same by NCCL's messages.
+    Messages(u32),
     /// Threads that take this machine for two, with so many ranks on each GPU and so many in all.
     TwoNodes { per_gpu: u32, ranks: u32 },
 }
@@ -40,7 +43,7 @@ impl Machine {
         let most = match self {
             Self::Host => 16,
             Self::Gpus(1) => 4,
-            Self::Gpus(count) | Self::Staged(count) => count,
+            Self::Gpus(count) | Self::Staged(count) | Self::Messages(count) => count,
             // This one and no other.
             Self::TwoNodes { ranks, .. } => return wanted.iter().copied().filter(|&w| w == ranks).collect(),
         };
@@ -51,7 +54,25 @@ impl Machine {
     pub fn tiles(self) -> Vec<TileShape> {
         match self {
             Self::Host => vec![TileShape::new(16, 24, 16), TileShape::new(32, 16, 32)],
-            Self::Gpus(_) | Self::Staged(_) | Self::TwoNodes { .. } => vec![TileShape::new(128, 128, 64), TileShape::new(128, 256, 64)],
+            _ => vec![TileShape::new(128, 128, 64), TileShape::new(128, 256, 64)],
+        }
+    }
+
+    /// The schedule that an op chooses itself, but for the size of its messages, which changes no result.
+    pub fn own_schedule(self, problem: &Problem) -> Schedule {
+        match self {
+            Self::Host | Self::Gpus(_) => Schedule::heuristic(problem),
+            Self::Staged(_) => Schedule::staged(problem),
+            Self::Messages(_) | Self::TwoNodes { .. } => Schedule::in_messages(problem, 0),
+        }
+    }
+
+    /// How the sums of `ranks` ranks are grouped.
+    pub fn nodes(self, ranks: u32) -> Nodes {
+        let world = WorldSize::new(ranks).unwrap();
+        match self {
+            Self::TwoNodes { .. } => Nodes::new(world, 2).unwrap(),
+            _ => Nodes::apart(world),
         }
     }
 
@@ -71,6 +92,7 @@ impl Machine {
             Self::Host => Options { select: Select::Host, ..Options::default() },
             Self::Gpus(_) => Options { select: Select::NvLink, ..Options::default() },
             Self::Staged(_) => Options { select: Select::Pcie, ..Options::default() },
+            Self::Messages(_) => Options { select: Select::Nccl, ..Options::default() },
             Self::TwoNodes { .. } => Options { select: Select::Mixed, nodes: Some(2), ..Options::default() },
         };
         let mut workers = None;

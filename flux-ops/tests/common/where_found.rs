@@ -9,9 +9,14 @@ pub fn run(binary: &str, found: Result<Machine, String>, test: impl FnOnce(Machi
     static SAID: Once = Once::new();
     match found {
         Ok(machine) => test(machine),
-        // Past the capture of a test's output, so that it is seen.
-        Err(why) => SAID.call_once(|| std::io::stderr().write_all(format!("\n{binary}: skipped, {why}\n").as_bytes()).unwrap_or_default()),
+        Err(why) => SAID.call_once(|| say_skipped(binary, &why)),
     }
+}
+
+/// Says what of binary `binary` is skipped.
+pub fn say_skipped(binary: &str, what: &str) {
+    // Past the capture of a test's output, so that it is seen.
+    std::io::stderr().write_all(format!("\n{binary}: skipped, {what}\n").as_bytes()).unwrap_or_default();
 }
 
 /// A test for each of the suite's functions that are named, run by `$on`.
@@ -50,6 +55,20 @@ macro_rules! tests_of_any_machine {
             ranks_agree_on_bias_and_activation,
             a_bias_that_does_not_fit_is_refused,
             small_shards_give_the_right_result_however_they_are_cut,
+        );
+    };
+}
+
+/// Tests of what must hold wherever messages carry, run by `$on`.
+#[macro_export]
+macro_rules! tests_of_messages {
+    ($on:ident) => {
+        suite_tests!(
+            $on:
+            ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs,
+            rows_with_gaps_are_sent_without_them,
+            what_messages_cannot_carry_is_refused_before_anything_is_sent,
+            a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group,
         );
     };
 }

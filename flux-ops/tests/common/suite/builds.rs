@@ -13,7 +13,7 @@ use half::bf16;
 pub fn ranks_that_disagree_are_told_so(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         let case = Case::<bf16>::new(OPS[0], ragged(machine, OPS[0], world), world, Values::Integers, 29);
-        let expected = case.expected();
+        let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let odd = node.rank.get() == 1;
             let texts = node.comm.exchange(

@@ -19,7 +19,7 @@ pub fn ops_share_a_communicator_and_its_workspace(machine: Machine) {
         };
         let cases = |op| -> Vec<_> {
             let case = |seed| Case::<bf16>::new(op, shapes(op), world, Values::Integers, seed);
-            (0..4).map(case).map(|case| (case.expected(), case)).collect()
+            (0..4).map(case).map(|case| (case.expected_on(machine), case)).collect()
         };
         let (ag, rs) = (cases(OPS[0]), cases(OPS[1]));
         machine.run(world, defaults, |node| {
@@ -44,8 +44,10 @@ pub fn many_calls_in_a_row(machine: Machine, calls: usize) {
         for op in OPS {
             let w = world as usize;
             let shape = if op == OPS[0] { [16 * w, 8 * w, 16] } else { [16 * w, 16, 8 * w] };
-            let cases: Vec<_> =
-                (0..5).map(|seed| Case::<f16>::new(op, shape, world, Values::Integers, seed)).map(|case| (case.expected(), case)).collect();
+            let cases: Vec<_> = (0..5)
+                .map(|seed| Case::<f16>::new(op, shape, world, Values::Integers, seed))
+                .map(|case| (case.expected_on(machine), case))
+                .collect();
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&cases[0].1, Plan::default(), node);
                 for i in 0..calls {
@@ -63,7 +65,7 @@ pub fn a_late_rank_is_waited_for(machine: Machine) {
     for world in machine.worlds(&[3, 4]) {
         for op in OPS {
             let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 17);
-            let expected = case.expected();
+            let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, Plan::default(), node);
                 for late in 0..3 * world {
@@ -82,7 +84,7 @@ pub fn row_strides_are_honoured(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         for op in OPS {
             let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 19);
-            let expected = case.expected();
+            let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let strided = |s: Shape, gap| Layout::strided(s.rows as usize, s.cols as usize, s.cols as usize + gap);
                 let (p, mark) = (&case.problem, bf16::from_f32(-77.0));

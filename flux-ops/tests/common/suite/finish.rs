@@ -21,9 +21,9 @@ fn activations(op: OpKind) -> &'static [Activation] {
 fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], Plan) {
     let w = world as usize;
     match (op, machine) {
-        (_, Machine::Gpus(_) | Machine::Staged(_) | Machine::TwoNodes { .. }) => (ragged(machine, op, world), Plan::default()),
         (OpKind::AllGatherGemm, Machine::Host) => ([17 * w, 56 * w, 24], on_host(machine)),
         (OpKind::GemmReduceScatter, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
+        _ => (ragged(machine, op, world), Plan::default()),
     }
 }
 
@@ -39,7 +39,7 @@ fn adds_an_integer_bias_once<T: Number>(machine: Machine) {
                 let (shape, plan) = tiled(machine, op, world);
                 let case = Case::<T>::new(op, shape, world, Values::Integers, 41);
                 let case = case.finished(true, Values::Integers, activation);
-                let expected = case.expected();
+                let expected = case.expected_on(machine);
                 machine.run(world, defaults, |node| {
                     let op = AnyOp::of(&case, plan, node);
                     for _ in 0..3 {
@@ -63,7 +63,7 @@ fn activates_within_the_bound<T: Number>(machine: Machine) {
                 let (shape, plan) = tiled(machine, op, world);
                 let case = Case::<T>::new(op, shape, world, Values::Reals, 43);
                 let case = case.finished(bias, Values::Reals, activation);
-                let expected = case.expected();
+                let expected = case.expected_on(machine);
                 machine.run(world, defaults, |node| {
                     let op = AnyOp::of(&case, plan, node);
                     case.assert_close(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
@@ -107,7 +107,7 @@ pub fn a_bias_that_does_not_fit_is_refused(machine: Machine) {
         for op in OPS {
             let plain = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 47);
             let case = plain.clone().finished(true, Values::Integers, Activation::None);
-            let (expected, expected_plain) = (case.expected(), plain.expected());
+            let (expected, expected_plain) = (case.expected_on(machine), plain.expected_on(machine));
             machine.run(world, defaults, |node| {
                 let (with, without) = (AnyOp::of(&case, Plan::default(), node), AnyOp::of(&plain, Plan::default(), node));
                 if node.rank.get() == world - 1 {

@@ -4,12 +4,14 @@
 mod builds;
 mod calls;
 mod finish;
+mod messages;
 mod refusals;
 mod results;
 
 pub use builds::*;
 pub use calls::*;
 pub use finish::*;
+pub use messages::*;
 pub use refusals::*;
 pub use results::*;
 
@@ -35,8 +37,8 @@ pub fn ragged(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => [129 * w, 40 * w, 72],
         (OpKind::GemmReduceScatter, Machine::Host) => [129 * w, 136, 24 * w],
-        (OpKind::AllGatherGemm, Machine::Gpus(_) | Machine::Staged(_) | Machine::TwoNodes { .. }) => [129 * w, 328 * w, 456],
-        (OpKind::GemmReduceScatter, Machine::Gpus(_) | Machine::Staged(_) | Machine::TwoNodes { .. }) => [129 * w, 584, 392 * w],
+        (OpKind::AllGatherGemm, _) => [129 * w, 328 * w, 456],
+        (OpKind::GemmReduceScatter, _) => [129 * w, 584, 392 * w],
     }
 }
 

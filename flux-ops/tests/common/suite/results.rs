@@ -12,7 +12,7 @@ fn equals_the_exact_result<T: Number>(machine: Machine) {
     for world in machine.worlds(&WORLDS) {
         for op in OPS {
             let case = Case::<T>::new(op, ragged(machine, op, world), world, Values::Integers, u64::from(world));
-            let expected = case.expected();
+            let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, Plan::default(), node);
                 let y = call(&op, &case, node).unwrap();
@@ -35,7 +35,7 @@ fn stays_within_the_bound<T: Number>(machine: Machine) {
     for world in machine.worlds(&[1, 3, 4]) {
         for op in OPS {
             let case = Case::<T>::new(op, ragged(machine, op, world), world, Values::Reals, 7);
-            let expected = case.expected();
+            let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, Plan::default(), node);
                 case.assert_close(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
@@ -56,7 +56,7 @@ pub fn no_schedule_changes_a_bit(machine: Machine) {
             let (w, m, n) = (world as usize, 2 * tile.m as usize + 1, 2 * tile.n as usize + 8);
             let shape = if op == OPS[0] { [m * w, n * w, 72] } else { [m * w, n, 40 * w] };
             let case = Case::<bf16>::new(op, shape, world, Values::Reals, 11);
-            let expected = case.expected();
+            let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let mut first: Option<Vec<bf16>> = None;
                 for chunk in [Chunk::Shard, Chunk::Tiles(1), Chunk::Tiles(2), Chunk::Tiles(4)] {

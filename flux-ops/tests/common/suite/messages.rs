@@ -1,0 +1,144 @@
+//! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps, what cannot be carried, a rank that never comes.
+
+use super::{AnyOp, Case, Machine, call, defaults, layouts, ragged};
+use crate::common::{Node, OPS, Plan, Values};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use flux_core::program::Schedule;
+use flux_core::signal::Epoch;
+use flux_core::{OpKind, Rank};
+use flux_ops::{BuildError, CallError, Layout};
+use flux_transport::{Fault, Options, TransportError};
+use half::bf16;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// A schedule that messages can carry.
+pub fn plain(machine: Machine) -> Schedule {
+    Schedule::of(machine.tiles()[0])
+}
+
+pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine: Machine) {
+    for world in machine.worlds(&[2, 4]) {
+        let cases = OPS.map(|op| Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 53));
+        let expected = cases.each_ref().map(|case| case.expected_on(machine));
+        let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
+        machine.run(world, wrap, |node| {
+            let ops = cases.each_ref().map(|case| AnyOp::of(case, Plan::default(), node));
+            for i in 0..64 {
+                let (case, op) = (&cases[i % 2], &ops[i % 2]);
+                // One rank is late now and then.
+                if i % 7 == node.rank.index() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                case.assert_equal(&expected[i % 2], node.rank, &call(op, case, node).unwrap(), &op.explain());
+            }
+        });
+    }
+}
+
+pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
+    for world in machine.worlds(&[2, 4]) {
+        let op = OpKind::AllGatherGemm;
+        let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 57);
+        let expected = case.expected_on(machine);
+        machine.run(world, defaults, |node| {
+            let op = AnyOp::of(&case, Plan::default(), node);
+            let (lx, lw, ly) = layouts(&case);
+            let wide = Layout { row_stride: lx.cols + 24, ..lx };
+            let mut spread = vec![bf16::NAN; wide.span()];
+            for (row, dense) in case.x(node.rank).chunks_exact(lx.cols).enumerate() {
+                spread[row * wide.row_stride..][..lx.cols].copy_from_slice(dense);
+            }
+            let (x, w) = (node.upload(&spread), node.upload(&case.w(node.rank)));
+            let mut y = node.poisoned(ly.span());
+            for _ in 0..3 {
+                op.forward(&node.view(&x, wide), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+            }
+            case.assert_equal(&expected, node.rank, &node.download(&y), &op.explain());
+        });
+    }
+}
+
+pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Machine) {
+    for world in machine.worlds(&[2, 4]) {
+        let case = Case::<bf16>::new(OPS[0], ragged(machine, OPS[0], world), world, Values::Integers, 59);
+        let expected = case.expected_on(machine);
+        machine.run(world, defaults, |node| {
+            let p = &case.problem;
+            let shape = [p.m() as usize, p.n() as usize, p.k() as usize];
+            let sliced = Plan { schedule: Some(Schedule { k_chunks: 2, ..plain(machine) }), ..Plan::default() };
+            let refused = AnyOp::<bf16>::build(OPS[0], shape, sliced, &node.comm).unwrap_err();
+            assert!(matches!(refused, BuildError::NoMessages { .. }), "{refused}");
+
+            let op = AnyOp::of(&case, Plan::default(), node);
+            let refused = captured(&op, &case, node);
+            let here = node.comm.transport();
+            assert!(
+                matches!(refused, CallError::Transport(TransportError::NotCapturable { transport, .. }) if transport == here),
+                "{refused}"
+            );
+            case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+        });
+    }
+}
+
+/// Why a call is refused while its stream is captured.
+fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
+    let stream = node.cuda_stream().unwrap();
+    // SAFETY: every buffer of this rank is used on this one stream.
+    unsafe { stream.context().disable_event_tracking() };
+    let (lx, lw, ly) = layouts(case);
+    let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
+    let mut y = node.poisoned(ly.span());
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let refused = op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
+    // The end of an empty capture has nothing to keep.
+    drop(stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
+    refused
+}
+
+pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: Machine) {
+    for world in machine.worlds(&[2, 3, 4]) {
+        for op in OPS {
+            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 61);
+            let expected = case.expected_on(machine);
+            // Kernels are loaded, and NCCL too, before anything is measured.
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
+            rank_1_never_calls(machine, &case);
+            // The devices and NCCL still work.
+            machine.run(world, defaults, |node| {
+                let op = AnyOp::of(&case, Plan::default(), node);
+                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+            });
+        }
+    }
+}
+
+fn rank_1_never_calls(machine: Machine, case: &Case<bf16>) {
+    let world = case.problem.world();
+    let together = Barrier::new(world.index());
+    let deadline = Duration::from_secs(5);
+    let short = |options: &mut Options| options.deadline = deadline;
+    machine.run(world.get(), short, |node| {
+        let op = AnyOp::of(case, Plan::default(), node);
+        call(&op, case, node).unwrap();
+        together.wait();
+        let began = Instant::now();
+        let tried = (node.rank.get() != 1).then(|| {
+            let returned = call(&op, case, node).is_ok();
+            (returned, began.elapsed(), op.status(), call(&op, case, node).err())
+        });
+        // Before anything is asserted: a rank that panicked would leave the others here.
+        together.wait();
+        let Some((returned, waited, status, again)) = tried else { return };
+        let fault = status.unwrap_err();
+        assert!(returned && waited >= deadline && waited < deadline + Duration::from_secs(2), "{waited:?}, {fault}");
+        match &fault {
+            Fault::Timeout { rank, late, .. } => {
+                assert_eq!((*rank, late.as_slice()), (node.rank, [Rank::new(1)].as_slice()), "{fault}");
+            }
+            other => panic!("{other}"),
+        }
+        assert!(matches!(again, Some(CallError::Transport(TransportError::Broken { .. }))), "{again:?}");
+    });
+}
