@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, doctor, end, faults, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
+use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -18,6 +18,8 @@ pub struct Cli {
 enum Command {
     /// Verify and measure both ops beside the unfused path
     Bench(bench::Args),
+    /// Time the kernel as a GEMM, and what raised signals cost it, beside cuBLASLt on one GPU
+    Core(core_gemm::Args),
     /// Record when each phase of each tile of one call ended, on every rank
     Trace(trace::Args),
     /// Time what a user would pick instead: PyTorch, with NCCL in turn and with its fused ops
@@ -60,6 +62,7 @@ pub fn main() -> ExitCode {
 fn act(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Bench(args) => bench::run(&args).map(status),
+        Command::Core(args) => core_gemm::run(&args).map(status),
         Command::Trace(args) => trace::run(&args).map(|()| 0),
         Command::Peers(args) => peers::run(&args).map(status),
         Command::FirstCall(args) => first_call::run(&args).map(status),

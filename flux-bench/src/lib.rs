@@ -9,6 +9,7 @@
 pub mod atomic_file;
 pub mod bench;
 pub mod cli;
+pub mod core_gemm;
 pub mod data;
 pub mod doctor;
 pub mod end;

@@ -6,6 +6,7 @@
 use super::measure::{Contender, Lane, slowest};
 use super::watch::Watch;
 use crate::gpu::Gpu;
+use crate::gpu::choice;
 use crate::gpu::cublas::Gemm;
 use crate::memory::Buffer;
 use crate::op::FusedOp;
@@ -22,8 +23,6 @@ use std::time::{Duration, Instant};
 
 /// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one reads.
 pub(crate) const SETS: usize = 3;
-/// Least time for which the spinning kernel holds the stream.
-const SPIN: Duration = Duration::from_micros(100);
 
 /// One rank's contenders.
 pub(super) struct GpuLane<'a, T> {
@@ -59,7 +58,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
         let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
-        Ok(Self { site, gpu, nccl, op, sets, gemm, between, word, spin: SPIN, watch })
+        Ok(Self { site, gpu, nccl, op, sets, gemm, between, word, spin: choice::SPIN, watch })
     }
 
     /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
@@ -72,52 +71,37 @@ impl<'a, T: Element> GpuLane<'a, T> {
 
     /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
     fn choose_algorithm(&mut self) -> anyhow::Result<()> {
-        let mut best = (f64::INFINITY, 0);
         // Equal devices have equal candidates; should they not, all must still run as many collectives.
         let counts = self.site.comm().exchange(&(self.gemm.candidates() as u64).to_le_bytes())?;
         let common = counts.iter().map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize).min().unwrap_or(0);
-        for candidate in 0..common {
+        let best = choice::fastest(common, |candidate| {
             self.gemm.choose(candidate);
             // The first launch of an algorithm loads its kernel, which can wait for the device: not while an all-reduce there waits for the others.
             self.gemm(0)?;
             self.gpu.synchronize()?;
             self.site.comm().barrier()?;
-            let mut spans = Vec::new();
-            for round in 0..8 {
-                let span = self.sample(Contender::Gemm, round)?;
-                if round >= 3 {
-                    spans.push(span);
-                }
-            }
-            let median = slowest(self.site.comm(), &spans)?.median;
-            if median < best.0 {
-                best = (median, candidate);
-            }
-        }
-        self.gemm.choose(best.1);
+            let spans = choice::settled(|round| self.sample(Contender::Gemm, round))?;
+            Ok(slowest(self.site.comm(), &spans)?.median)
+        })?;
+        self.gemm.choose(best);
         Ok(())
     }
 
     /// Spins for longer than the slowest rank takes to enqueue the contender that takes it longest.
     fn choose_spin(&mut self) -> anyhow::Result<()> {
-        let mut longest = Duration::ZERO;
-        for round in 0..6 {
-            for contender in Contender::ALL {
-                self.watch.beat();
-                self.site.comm().barrier()?;
-                let start = Instant::now();
-                self.launch(contender, round)?;
-                // The first rounds load what is loaded lazily.
-                if round >= 3 {
-                    longest = longest.max(start.elapsed());
-                }
-                self.gpu.synchronize()?;
-            }
-        }
+        let longest = choice::longest_enqueue(&Contender::ALL, |contender, round| {
+            self.watch.beat();
+            self.site.comm().barrier()?;
+            let start = Instant::now();
+            self.launch(contender, round)?;
+            let took = start.elapsed();
+            self.gpu.synchronize()?;
+            Ok(took)
+        })?;
         let mine = (longest.as_nanos() as u64).to_le_bytes();
         let all = self.site.comm().exchange(&mine)?;
         let longest = all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().unwrap_or(0);
-        self.spin = SPIN.max(Duration::from_nanos(longest + longest / 2));
+        self.spin = choice::spin(Duration::from_nanos(longest));
         Ok(())
     }
 

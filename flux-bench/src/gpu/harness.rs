@@ -62,9 +62,22 @@ impl Gpu {
     }
 
     pub(crate) fn fill(&self, to: &DeviceBlock, window: Window, seed: u64, fill: Fill, dtype: DType) -> anyhow::Result<()> {
-        anyhow::ensure!(to.bytes() >= window.rows as usize * window.cols as usize * dtype.bytes(), "{window:?} is larger than its memory");
+        self.fill_at(to, 0, window, (seed, fill), dtype)
+    }
+
+    /// The same, from byte `offset` of the memory on.
+    pub(crate) fn fill_at(
+        &self,
+        to: &DeviceBlock,
+        offset: usize,
+        window: Window,
+        (seed, fill): (u64, Fill),
+        dtype: DType,
+    ) -> anyhow::Result<()> {
+        let bytes = window.rows as usize * window.cols as usize * dtype.bytes();
+        anyhow::ensure!(to.bytes() >= offset + bytes, "{window:?} is larger than its memory");
         let Window { row0, col0, rows, cols } = window;
-        let to = harness::Window { address: to.address(), row_stride: u64::from(cols), row0, col0, rows, cols };
+        let to = harness::Window { address: to.address() + offset as u64, row_stride: u64::from(cols), row0, col0, rows, cols };
         self.device.bind()?;
         // SAFETY: the block holds the window, as was just checked; whatever else uses it is on the same stream.
         unsafe { self.harness.fill(to, seed, fill.into(), dtype, self.raw_stream())? };
@@ -78,6 +91,18 @@ impl Gpu {
         self.device.bind()?;
         // SAFETY: the callers' promise above.
         unsafe { self.harness.poison(address, bytes as u64, self.raw_stream())? };
+        Ok(())
+    }
+
+    /// Sets `count` words of device memory from byte `offset` on, in order on the stream.
+    pub(crate) fn set_words(&self, to: &DeviceBlock, offset: u64, count: u64, value: u32) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            offset.is_multiple_of(4) && offset + count * 4 <= to.bytes() as u64,
+            "{count} words from {offset} on are not in their memory"
+        );
+        self.device.bind()?;
+        // SAFETY: the block holds these words; whatever else uses it is on the same stream.
+        unsafe { sys::cuMemsetD32Async(to.address() + offset, value, count as usize, self.stream.cu_stream()) }.result()?;
         Ok(())
     }
 

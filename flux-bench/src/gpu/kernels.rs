@@ -1,5 +1,6 @@
-//! The harness's kernels, as cubins for a device.
+//! The harness's kernels and the fused one, as cubins for a device.
 
+use flux_kernels::Variant;
 use flux_kernels::cache;
 use flux_kernels::nvrtc::{Arch, Nvrtc};
 use flux_kernels::sources::{self, Source};
@@ -21,6 +22,11 @@ pub(crate) fn harness(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
 /// Cubin of the link kernels.
 pub(crate) fn links(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
     cubin(device, &sources::links())
+}
+
+/// Cubin of a variant of the fused kernel.
+pub(crate) fn fused(device: &CudaDevice, variant: Variant) -> anyhow::Result<Vec<u8>> {
+    cubin(device, &variant.source())
 }
 
 fn cubin(device: &CudaDevice, source: &Source) -> anyhow::Result<Vec<u8>> {

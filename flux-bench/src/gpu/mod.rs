@@ -2,6 +2,7 @@
 //!
 //! Invariant: a rank has one device and one stream, and all that it launches is in order on that stream.
 
+pub(crate) mod choice;
 pub mod cublas;
 mod harness;
 pub(crate) mod kernels;

@@ -163,6 +163,10 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         steps.push(("bench-hosts".to_owned(), hosts));
     }
     steps.push(("first-call".to_owned(), program(&["first-call", "--ms", "512,8192", "--shapes", "llama70b"])));
+    // Of a world of 8, whatever there is.
+    let mut core = command(args, args.dist.join("flux-bench").as_os_str());
+    core.args(["core", "--shapes", "llama70b", "--ms", "1024", "--samples", "10", "--json"]).arg(out.join("core.json"));
+    steps.push(("core".to_owned(), core));
     if gpus > 1 && has_pytorch() {
         let mut peers = program(&["peers", "--ms", "512", "--samples", "10", "--limit", "150", "--json"]);
         peers.arg(out.join("peers.json"));
@@ -246,7 +250,7 @@ mod tests {
         let soaks = ["soak-threads", "soak-processes", "soak-random", "soak-shared"];
         let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
         let mixed = ["soak-mixed-threads", "soak-mixed-processes", "soak-mixed-shared"];
-        let measures = ["links", "faults", "bench", "bench-processes", "bench-hosts", "first-call"];
+        let measures = ["links", "faults", "bench", "bench-processes", "bench-hosts", "first-call", "core"];
         assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &mixed, &measures].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));

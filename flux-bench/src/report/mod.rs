@@ -13,7 +13,7 @@ pub use origin::Origin;
 pub use placement::{Placement, Ranks};
 pub use sustained::Sustained;
 pub use table::table;
-pub(crate) use table::{ms, resolved};
+pub(crate) use table::{aligned, ms, resolved};
 
 use crate::atomic_file::{self, WriteError};
 use crate::stats::Times;

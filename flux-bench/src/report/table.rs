@@ -29,9 +29,15 @@ pub fn table(report: &Report) -> String {
             verified,
         ]);
     }
-    let mut text = heading(report);
-    let widths: Vec<usize> = (0..lines[0].len()).map(|c| lines.iter().map(|l| l[c].len()).max().unwrap_or(0)).collect();
-    for line in &lines {
+    heading(report) + &aligned(&lines) + &sustained::table(&report.rows)
+}
+
+/// Lines of equally many cells as columns: the first two words, the others numbers.
+pub(crate) fn aligned(lines: &[Vec<String>]) -> String {
+    let mut text = String::new();
+    let columns = lines.first().map_or(0, Vec::len);
+    let widths: Vec<usize> = (0..columns).map(|c| lines.iter().map(|l| l[c].len()).max().unwrap_or(0)).collect();
+    for line in lines {
         for (c, (cell, width)) in line.iter().zip(&widths).enumerate() {
             // Words to the left, numbers to the right.
             let _ = if c < 2 { write!(text, "{cell:<width$}  ") } else { write!(text, "{cell:>width$}  ") };
@@ -39,7 +45,6 @@ pub fn table(report: &Report) -> String {
         text.truncate(text.trim_end().len());
         text.push('\n');
     }
-    text.push_str(&sustained::table(&report.rows));
     text
 }
 

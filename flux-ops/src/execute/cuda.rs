@@ -81,10 +81,7 @@ impl CudaExecutor {
         if let Some(value) = hands.workers.filter(|value| !(1..=sms).contains(value)) {
             return Err(BuildError::Workers { value, max: sms, place: Location::Cuda(ordinal) });
         }
-        // As many CTAs as run at once, and have a tile. With more, for folds alone, tiles may share a part of the device unevenly: reading the weights of
-        // few rows took a fifth longer on some GPUs.
-        let items = u32::try_from(program.items.iter().filter(|item| item.sink != sink::FOLD).count()).unwrap_or(u32::MAX);
-        let workers = hands.workers.unwrap_or(sms).min(items);
+        let workers = with_a_tile(&program, hands.workers.unwrap_or(sms));
         // What is stored for messages goes to this device's memory, and with several ranks in a node most does not.
         let spread = if rounds.is_some() && !program.nodes.are_mixed() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT).min(100) };
         let pace = pace(&program, workers, spread);
@@ -223,6 +220,19 @@ impl CudaExecutor {
         let (kernel, device) = (self.kernel.variant(), &self.device.info().name);
         format!("kernel {kernel} on {device}, {} worker CTAs{mover}, gaps of {gaps} ns", self.workers)
     }
+}
+
+/// CTAs of a program's launches, on a device of so many multiprocessors, and the gaps in their traffic, where a builder says nothing. A heuristic.
+pub fn own_launch(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
+    let workers = with_a_tile(program, multiprocessors);
+    (workers, pace(program, workers, SPREAD_PERCENT))
+}
+
+/// As many of the CTAs that run at once as have a tile. With more, for folds alone, tiles may share a part of the device unevenly: reading the weights of few
+/// rows took a fifth longer on some GPUs.
+fn with_a_tile(program: &TileProgram, ctas: u32) -> u32 {
+    let items = program.items.iter().filter(|item| item.sink != sink::FOLD).count();
+    ctas.min(u32::try_from(items).unwrap_or(u32::MAX))
 }
 
 /// Gaps that spread a CTA's traffic over the time that its tiles take. Sent as they are finished, the partial tiles of a wave meet on the link and

@@ -10,6 +10,7 @@ use crate::fused::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
+pub use cuda::own_launch;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Round, Schedule, TileProgram};
 use flux_core::{OpKind, Problem};

@@ -1,0 +1,60 @@
+//! One row to be measured: the problem of a world, what one of its ranks multiplies, and the programs for both.
+//!
+//! Invariant: all programs of a case have one op, element type and tile, so one kernel runs them.
+
+use crate::shapes::{self, Layer};
+use flux_core::program::{Chunk, Schedule, ScheduleError, TileProgram, sink};
+use flux_core::{Problem, Rank};
+
+/// The rank whose part is measured.
+pub(super) const FIRST: Rank = Rank::new(0);
+
+/// One row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    /// Whose layer the shape is.
+    pub(super) model: String,
+    /// The problem of the world.
+    pub(super) problem: Problem,
+    /// What one rank of it multiplies, as a problem of a world of 1.
+    pub(super) alone: Problem,
+    /// The op's own schedule in that world, where ranks reach each other's memory.
+    pub(super) schedule: Schedule,
+}
+
+impl Case {
+    pub(super) fn new(layer: &Layer) -> anyhow::Result<Self> {
+        let problem = layer.problem;
+        let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
+        let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
+        Ok(Self { model: layer.model.name().to_owned(), problem, alone, schedule: Schedule::heuristic(&problem) })
+    }
+
+    /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the raster gives all rows together.
+    pub(super) fn core(&self) -> Result<TileProgram, ScheduleError> {
+        let schedule = Schedule { chunk: Chunk::Shard, band: 1, k_chunks: 1, stack: false, ..self.schedule };
+        TileProgram::build(&self.alone, FIRST, &schedule)
+    }
+
+    /// The program of a rank of the world.
+    pub(super) fn program(&self, rank: Rank) -> Result<TileProgram, ScheduleError> {
+        TileProgram::build(&self.problem, rank, &self.schedule)
+    }
+
+    /// Rank 0's program without its waits for peers, whose data are to be there.
+    pub(super) fn order(&self) -> Result<TileProgram, ScheduleError> {
+        self.program(FIRST).map(without_waits)
+    }
+}
+
+/// The same items in the same order, which await only what this rank's own items raise. Folds wait for all sources as one, the own among them, and still do.
+fn without_waits(mut program: TileProgram) -> TileProgram {
+    for item in &mut program.items {
+        (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
+        if item.sink != sink::FOLD {
+            // The own lenders' signals come first.
+            item.late_count = item.parts;
+        }
+    }
+    program
+}

@@ -1,0 +1,28 @@
+//! What takes turns.
+
+/// What is timed; the module says what each does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// The fastest cuBLASLt algorithm.
+    Gemm,
+    /// The kernel on the local shape as a world of 1.
+    Core,
+    /// Rank 0's program without waits for peers.
+    Order,
+    /// Rank 0's program, every signal raised before.
+    Flags,
+}
+
+impl Contender {
+    /// All.
+    pub const ALL: [Self; 4] = [Self::Gemm, Self::Core, Self::Order, Self::Flags];
+
+    /// All, in the order of a round: to and fro, so that none always follows the same other, whose heat and leavings in L2 it would always find.
+    pub fn in_round(round: usize) -> [Self; 4] {
+        let mut order = Self::ALL;
+        if !round.is_multiple_of(2) {
+            order.reverse();
+        }
+        order
+    }
+}

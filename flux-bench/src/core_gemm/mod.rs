@@ -1,0 +1,107 @@
+//! `flux-bench core`: the fused kernel as a GEMM, beside the best cuBLASLt algorithm, on one GPU.
+//!
+//! Invariant: what is compared computes with one kernel on the same operands, at the shape that one rank of a larger world has, in the same rounds; a row is
+//! verified only if every output of the kernel was checked as a whole against the fp64 reference.
+//!
+//! Four contenders take turns in each round:
+//!
+//! | time | what runs |
+//! |---|---|
+//! | T_gemm | cuBLASLt at the rank's local shape: `m x n/tp x k` (AllGather-GEMM), `m x n x k/tp` (GEMM-ReduceScatter) |
+//! | T_core | the kernel on the same shape as a world of 1: no peer, no signal, no border of a shard; tile, splits and raster are those of the world of tp |
+//! | T_order | rank 0's tile program of the world of tp without its waits for peers |
+//! | T_flags | rank 0's tile program of the world of tp, every signal of a peer raised before the call |
+//!
+//! T_order and T_flags include the order of shards and bands, reading peers' rows from the gather buffer (AllGather-GEMM), sending partial tiles for peers into
+//! memory of this GPU at the op's own pace, raising their signals, reading and adding the peers' partial tiles (GEMM-ReduceScatter), and the close of the call with
+//! its credits. They include no link, no push of rows to peers and no copy that raises signals. So `T_flags / T_order - 1` is what looking at raised signals costs,
+//! and `T_flags / T_core - 1` what the whole tile program costs a GEMM whose data are there.
+
+mod case;
+mod contender;
+mod lane;
+mod report;
+mod seat;
+mod stand_in;
+#[cfg(test)]
+mod tests;
+
+pub use contender::Contender;
+pub use report::{CoreReport, CoreRow, SCHEMA, table};
+
+use crate::gpu::Gpu;
+use crate::shapes::{self, Model, parse_op};
+use crate::{atomic_file, machine, report as bench_report};
+use anyhow::{Context, ensure};
+use case::Case;
+use flux_core::OpKind;
+use flux_transport::cuda::{self, CudaDevice};
+use lane::Lane;
+use std::path::PathBuf;
+
+/// Arguments of `flux-bench core`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Write the results to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Global rows
+    #[arg(long, value_delimiter = ',', value_name = "M,...", default_value = "1024,2048,4096,8192")]
+    pub ms: Vec<usize>,
+    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16
+    #[arg(long, value_delimiter = ',', value_name = "MODEL,...", default_value = "gpt3,llama70b")]
+    pub shapes: Vec<Model>,
+    /// Ranks of the world whose rank 0 is measured, on one GPU whatever there is; at least 2
+    #[arg(long, value_name = "RANKS", default_value_t = 8)]
+    pub tp: u32,
+    /// Ops
+    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
+    pub ops: Vec<OpKind>,
+    /// Rounds
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    pub samples: u32,
+}
+
+/// Measures every shape on the first GPU, prints the table, writes the file, and says whether every row was verified.
+///
+/// # Errors
+/// No GPU, a shape that the ranks cannot split, or a call that did not end as it should.
+pub fn run(args: &Args) -> anyhow::Result<bool> {
+    let cases = cases(args)?;
+    if let Some(path) = &args.json {
+        atomic_file::check(path)?;
+    }
+    cuda::available().context("core measures the kernel on a GPU")?;
+    let gpu = Gpu::open(&CudaDevice::open(0)?)?;
+    let rows = cases
+        .iter()
+        .map(|case| row(&gpu, case, args.samples).with_context(|| case.problem.to_string()))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let machine = machine::describe(true, 1, bench_report::Ranks::Threads);
+    let report = CoreReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), rows };
+    print!("{}", table(&report));
+    if let Some(path) = &args.json {
+        report.write(path)?;
+        println!("\nwritten to {}", path.display());
+    }
+    Ok(report.verified())
+}
+
+fn row(gpu: &Gpu, case: &Case, samples: u32) -> anyhow::Result<CoreRow> {
+    eprintln!("core: {}", case.problem);
+    let mut lane = Lane::new(gpu, case)?;
+    let exact = lane.verify_exact()?;
+    let times = lane.measure(samples)?;
+    let verdict = exact.merge(lane.verify_random()?);
+    if !verdict.ok() {
+        eprintln!("{}: {verdict}", case.problem);
+    }
+    Ok(CoreRow::new(case, lane.plan(), times, verdict, samples))
+}
+
+fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
+    ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
+    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(args.tp)?)?;
+    ensure!(!layers.is_empty(), "there is nothing to measure");
+    layers.iter().map(Case::new).collect()
+}

@@ -1,0 +1,253 @@
+use super::case::FIRST;
+use super::*;
+use crate::data::{self, Fill};
+use crate::operands::{Operands, elements, w_window, x_window};
+use crate::reference::{self, Verdict};
+use crate::stats::Times;
+use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
+use flux_core::program::{Chunk, Schedule, TileProgram, sink};
+use flux_core::signal::Epoch;
+use flux_core::{DType, Nodes, Problem, Rank, TileShape};
+use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
+use half::bf16;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+
+fn args(words: &str) -> Args {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+    <Line as clap::Parser>::parse_from(std::iter::once("core").chain(words.split_whitespace())).args
+}
+
+#[test]
+fn what_is_left_out_is_what_the_kernel_is_judged_by() {
+    let cases = cases(&args("")).unwrap();
+    let shape = |case: &Case| (case.alone.op().name(), case.model.clone(), case.alone.m(), case.alone.n(), case.alone.k());
+    let gpt3: Vec<_> = cases.iter().filter(|c| c.model == "gpt3" && c.alone.m() == 8192).map(shape).collect();
+    assert_eq!(cases.len(), 16);
+    assert_eq!(gpt3, [("ag_gemm", "gpt3".into(), 8192, 6144, 12288), ("gemm_rs", "gpt3".into(), 8192, 12288, 6144)]);
+    assert!(cases.iter().all(|case| case.problem.flop_per_rank() == case.alone.flop_per_rank()));
+    for (words, why) in [("--tp 1", "at least 2"), ("--tp 17", "outside 1 to 16"), ("--ms 1001", "pad m to 1008")] {
+        let error = format!("{:#}", super::cases(&args(words)).unwrap_err());
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn the_gemm_alone_has_the_worlds_tiles_and_no_signal() {
+    for tp in [2, 4, 8] {
+        for case in cases(&args(&format!("--tp {tp}"))).unwrap() {
+            let (core, first, order) = (case.core().unwrap(), case.program(FIRST).unwrap(), case.order().unwrap());
+            let name = format!("{}, {}", case.problem, case.schedule);
+            assert!(core.awaits.is_empty() && core.transfers.is_empty() && core.signals == 0, "{name}");
+            assert!(core.items.iter().all(|item| item.sink == sink::STORE), "{name}");
+            // The reference shapes' shards are whole tiles: the same items in another order.
+            let area = |p: &TileProgram| p.items.iter().map(|i| u64::from(i.rows) * u64::from(i.cols) * u64::from(i.k_steps)).sum::<u64>();
+            assert_eq!((core.tile, core.items.len(), area(&core)), (first.tile, first.items.len(), area(&first)), "{name}");
+            assert!(first.items.iter().any(|item| item.await_count + item.late_count > 0), "{name}");
+            assert!(order.items.iter().all(|item| item.await_count == 0 && item.late_count == 0), "{name}");
+        }
+    }
+}
+
+#[test]
+fn rounds_go_to_and_fro_and_every_contender_takes_every_set() {
+    let mut taken = [[false; crate::bench::gpu::SETS]; 4];
+    for (call, contender) in (0..6).flat_map(Contender::in_round).enumerate() {
+        taken[contender as usize][call % crate::bench::gpu::SETS] = true;
+    }
+    assert!(taken.as_flattened().iter().all(|&t| t), "{taken:?}");
+    assert_eq!(Contender::in_round(1), [Contender::Flags, Contender::Order, Contender::Core, Contender::Gemm]);
+}
+
+/// Zeroed host memory on a line's border, whose address may be told.
+struct Block {
+    lines: Vec<Line>,
+}
+
+#[expect(dead_code, reason = "read and written by its address")]
+#[repr(align(128))]
+#[derive(Clone, Copy)]
+struct Line([u32; LINE as usize / 4]);
+
+impl Block {
+    fn new(bytes: u64) -> Self {
+        Self { lines: vec![Line([0; LINE as usize / 4]); bytes.div_ceil(LINE).max(1) as usize] }
+    }
+
+    fn address(&mut self) -> u64 {
+        self.lines.as_mut_ptr().expose_provenance() as u64
+    }
+}
+
+/// Words at an address that [`Block::address`] told.
+fn set_words(address: u64, count: u64, value: u32) {
+    let first: *mut u32 = std::ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: inside of a block of this test, which one thread uses.
+    (0..count as usize).for_each(|i| unsafe { first.add(i).write(value) });
+}
+
+/// A seat, on the host.
+struct HostSeat {
+    executor: Executor<bf16>,
+    data: Vec<u64>,
+    pads: Block,
+    control: Block,
+    fault: Block,
+}
+
+impl HostSeat {
+    fn new(program: TileProgram, data: Vec<u64>) -> Self {
+        let size = program.workspace();
+        let pads = Block::new(pad_bytes(size.signals) * u64::from(program.problem.world().get()));
+        let (control, fault) = (Block::new(control::bytes(size.counters)), Block::new(FAULT_BYTES));
+        Self { executor: Executor::new(program, NonZeroUsize::MIN).unwrap(), data, pads, control, fault }
+    }
+
+    /// One call of `epoch`, in which every signal of a peer was raised before; a wait for any other fails at once.
+    fn call(&mut self, epoch: Epoch, x: &[bf16], w: &[bf16]) -> Vec<bf16> {
+        let program = self.executor.program();
+        let (problem, rank) = (program.problem, program.rank);
+        let pads = stand_in::pads(program, self.pads.address());
+        set_words(pads[0], pads.len() as u64 * pad_bytes(program.workspace().signals) / 4, epoch.before(1).get());
+        for words in stand_in::raised_before(program) {
+            set_words(pads[rank.index()] + words.offset, words.count, epoch.get());
+        }
+        let (control, fault) = (self.control.address(), self.fault.address());
+        set_words(control + control::EPOCH, 1, epoch.get());
+        // SAFETY: all blocks outlive the call, in which nobody else uses them; `elsewhere` is large enough for a whole region at each peer's address.
+        let memory = unsafe { HostMemory::new(&self.data, &pads, control, fault, program.workspace(), Duration::ZERO) };
+        let rows = |elements, cols: u32| Rows { elements, stride: cols as usize };
+        let ys = problem.y_shape();
+        let mut y = vec![bf16::NAN; ys.rows as usize * ys.cols as usize];
+        let called = self.executor.run(CpuArgs {
+            x: rows(x, problem.x_shape().cols),
+            w: rows(w, problem.w_shape().cols),
+            y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+            epilogue: Epilogue::default(),
+            memory,
+            await_pushed: false,
+        });
+        assert!(called.is_ok(), "{problem} rank {rank} call {epoch}: {called:?}");
+        y
+    }
+}
+
+fn window(window: data::Window, seed: u64, fill: Fill) -> Vec<bf16> {
+    let mut to = vec![bf16::ZERO; elements(window)];
+    data::fill(&mut to, window, seed, fill);
+    to
+}
+
+/// Rank 0 as rank 0, its peers' part made before, one after the other: what the device does, by the same plan and with another executor.
+fn alone_as_first(case: &Case, order: bool, fill: Fill) -> Verdict {
+    let problem = &case.problem;
+    let first = if order { case.order() } else { case.program(FIRST) }.unwrap();
+    let (size, stacked) = (first.workspace(), first.stacked);
+    let (mut own, mut elsewhere) = (Block::new(size.data_bytes()), Block::new(2 * size.data_bytes()));
+    let (own, elsewhere) = (own.address(), elsewhere.address());
+    let gathered = (problem.op() == OpKind::AllGatherGemm).then(|| stand_in::gathered(&first));
+    let mut seat = HostSeat::new(first.clone(), stand_in::data_of_first(&first, own, elsewhere));
+    let mut verdict = Verdict::default();
+    for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
+        let operands = Operands::new(*problem, 1, u64::from(epoch.get()), fill);
+        if let Some(rows) = gathered {
+            let rows = window(rows, operands.seed_x, fill);
+            let to: *mut bf16 = std::ptr::with_exposed_provenance_mut(own as usize + epoch.half() * size.half_stride() as usize);
+            // SAFETY: the rows are a half's gather buffer.
+            unsafe { to.copy_from_nonoverlapping(rows.as_ptr(), rows.len()) };
+        } else {
+            for rank in problem.world().ranks().skip(1) {
+                let data = stand_in::data_of_peer(problem.world(), own, elsewhere);
+                let (x, w) = (x_window(problem, rank), w_window(problem, rank));
+                let mut peer = HostSeat::new(case.program(rank).unwrap(), data);
+                peer.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
+            }
+        }
+        // Of the GEMM alone: of an AllGather-GEMM's x only the first rows are rank 0's.
+        let (x, w) = (x_window(&case.alone, FIRST), w_window(&case.alone, FIRST));
+        let y = seat.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
+        verdict = verdict.merge(reference::verify(&operands, FIRST, &y, (stacked, Nodes::apart(problem.world()))));
+    }
+    verdict
+}
+
+#[test]
+fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
+    let tile = TileShape::new(8, 16, 8);
+    let schedules = [
+        Schedule::of(tile),
+        Schedule { chunk: Chunk::Tiles(1), band: 2, k_chunks: 3, ..Schedule::of(tile) },
+        Schedule { chunk: Chunk::Tiles(2), splits: 2, ..Schedule::of(tile) },
+        Schedule { stack: true, splits: 2, k_chunks: 2, ..Schedule::of(tile) },
+        Schedule { stack: true, ..Schedule::of(tile) },
+    ];
+    for (op, tp) in OPS.into_iter().flat_map(|op| [2, 3, 4].map(|tp| (op, tp))) {
+        let (n, k) = if op == OpKind::AllGatherGemm { (24 * tp, 40) } else { (24, 40 * tp) };
+        for schedule in schedules {
+            let problem = Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap()).unwrap();
+            let layer = shapes::Layer { model: "gpt3".parse().unwrap(), problem };
+            let case = Case { schedule, ..Case::new(&layer).unwrap() };
+            for (order, fill) in [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)] {
+                let verdict = alone_as_first(&case, order, fill);
+                assert!(verdict.ok(), "{problem}, {schedule}, without waits: {order}, {fill:?}: {verdict}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_the_own_items_raise_is_left_to_them() {
+    let problem = Problem::new(OPS[1], 48, 24, 160, DType::Bf16, shapes::world(4).unwrap()).unwrap();
+    let schedule = Schedule { stack: true, splits: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
+    let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
+    // Three tiles of four sources, and three lenders of the own.
+    assert_eq!(program.signals, 15);
+    let line = |first: u64, lines: u64| stand_in::Words { offset: (16 + first) * LINE, count: lines * LINE / 4 };
+    let credits = stand_in::Words { offset: 0, count: 16 * LINE / 4 };
+    // Rank 1 owns rows 12 to 24: of the tiles 0 and 1.
+    assert_eq!(stand_in::raised_before(&program), [credits, line(0, 2), line(6, 2), line(9, 2)]);
+}
+
+fn flat(ms: f64) -> Times {
+    Times { p10: ms, median: ms, p90: ms }
+}
+
+fn report() -> CoreReport {
+    let case = cases(&args("--ms 8192 --shapes gpt3 --ops ag_gemm")).unwrap().remove(0);
+    let verdict = Verdict { max_error: 1.5, max_reference: 1000.0, ..Verdict::default() };
+    let row = CoreRow::new(&case, "128x256x64".into(), [1.592_5, 1.625, 1.64, 1.644_1].map(flat), verdict, 30);
+    CoreReport { schema: SCHEMA, origin: bench_report::Origin::of_a_test("a device", 1, "flux-bench core"), rows: vec![row] }
+}
+
+#[test]
+fn a_row_derives_its_figures_from_the_medians_and_reads_back() {
+    let report = report();
+    let row = &report.rows[0];
+    assert!((row.core - 0.98).abs() < 1e-9 && (row.flags - 0.011_754).abs() < 1e-6 && (row.waits - 0.0025).abs() < 1e-9, "{row:?}");
+    assert!((row.tflops - 761.2).abs() < 0.01, "{row:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("core.json");
+    report.write(&path).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(serde_json::from_str::<CoreReport>(&text).unwrap(), report);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&json["command"], &json["rows"][0]["t_flags_ms"]["median"]), (&"flux-bench core".into(), &1.6441.into()));
+}
+
+#[test]
+fn the_table_shows_what_is_judged_and_a_row_that_failed() {
+    let mut report = report();
+    let text = table(&report);
+    assert!(text.starts_with("a device, one GPU as rank 0 of 8\nmedians of 30 rounds"), "{text}");
+    let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
+    let figures = ["1.593", "1.625", "98.0", "1.640", "1.644", "+1.18", "+0.25", "761", "yes,", "1.5e-3"];
+    assert_eq!(words, [["ag_gemm", "gpt3", "8192", "49152", "12288"].as_slice(), &figures].concat());
+    report.rows[0].verified = false;
+    assert!(!report.verified() && table(&report).lines().last().unwrap().ends_with("  NO"), "{}", table(&report));
+}
