@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
 mod bootstrap_common;
+mod processes;
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -19,6 +20,7 @@ use flux_transport::bootstrap::{BootstrapError, join};
 use flux_transport::control::Notice;
 use flux_transport::launch::{LaunchError, Launcher, exit_code};
 use flux_transport::{ControlError, Launch, World, WorldError};
+use processes::{gone_within, runs};
 use rustix::process::{Pid, Signal};
 
 const ROLE: &str = "FLUX_TEST_ROLE";
@@ -168,13 +170,6 @@ fn start(role: &str, notes: &Path, rank: Option<(u32, u32, &Path)>) -> Child {
         command.env("FLUX_WORLD_SIZE", world.to_string()).env("FLUX_RENDEZVOUS", directory);
     }
     command.stdout(Stdio::null()).spawn().unwrap()
-}
-
-/// Whether a process runs; one that is dead and not yet reaped by who adopted it does not.
-fn runs(pid: i32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    let state = stat.rsplit_once(')').unwrap().1.trim_start().chars().next().unwrap();
-    !matches!(state, 'Z' | 'X')
 }
 
 fn shell(ranks: u32, script: &str) -> Launcher {
@@ -358,15 +353,4 @@ fn a_killed_launcher_takes_its_ranks_with_it() {
         let _ = rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
     }
     assert!(gone, "{ranks:?}");
-}
-
-fn gone_within(pids: &[i32], time: Duration) -> bool {
-    let deadline = Instant::now() + time;
-    while pids.iter().any(|&pid| runs(pid)) {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    true
 }

@@ -1,0 +1,25 @@
+//! Whether processes run: for tests of what kills them.
+//!
+//! Not part of any crate: included by its path (`#[path]`) also by unit tests, of `flux-transport/src/probe/child.rs` and `flux-bench/src/limited.rs`, since
+//! neither crate has a public use for it.
+
+use std::time::{Duration, Instant};
+
+/// Whether a process runs; one that is dead and not yet reaped by who adopted it does not.
+pub(crate) fn runs(pid: i32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The program's name before its state may contain anything.
+    stat.rsplit_once(')').is_none_or(|(_, state)| !state.trim_start().starts_with(['Z', 'X']))
+}
+
+/// Whether none of them runs after `time`, and usually long before. What was killed is reaped by whoever adopts it, soon after.
+pub(crate) fn gone_within(pids: &[i32], time: Duration) -> bool {
+    let deadline = Instant::now() + time;
+    while pids.iter().any(|&pid| runs(pid)) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
