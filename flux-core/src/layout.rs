@@ -1,12 +1,12 @@
 //! Byte layout of the memory that a communicator's ranks share, and of a rank's private control block.
 //!
-//! Invariant: each word that is polled or written by another rank lies on a [`LINE`] of its own and has one writer. The
+//! Invariant: each word that is polled or written by another rank lies on a [`LINE`] of its own and has one writer in a call. The
 //! kernel mirrors these constants in `flux-kernels/cuda/program.cuh`.
 //!
 //! ```text
 //! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer, slots or scattered rows, from the start of the half;
 //!                                                 behind them, from a border of 1024 bytes, the rank's own part slots
-//! pad    (symmetric)  [ consumed[0..16] ][ signal 0 ][ signal 1 ] ...            one u32 at the start of each line
+//! pad    (symmetric)  [ consumed[0..16] ][ signal 0 of half 0 ][ of half 1 ][ signal 1 of half 0 ] ...    one u32 at the start of each line
 //! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ counters, dense u32 ]
 //! fault  (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
 //! ```
@@ -23,14 +23,17 @@ pub const fn consumed_offset(rank: u32) -> u64 {
     rank as u64 * LINE
 }
 
-/// Offset, in a pad, of signal `index`.
-pub const fn signal_offset(index: u32) -> u64 {
-    (MAX_WORLD as u64 + index as u64) * LINE
+/// Offset, in a pad, of signal `index` of the calls that use half `half` of the data regions.
+///
+/// Each half has words of its own, because one signal may be raised by other ranks in an op than in the next: a rank that is a call ahead must not be taken
+/// for one that is awaited now.
+pub const fn signal_offset(index: u32, half: usize) -> u64 {
+    (MAX_WORLD as u64 + 2 * index as u64 + half as u64) * LINE
 }
 
 /// Bytes of a pad of `signals` signals.
 pub const fn pad_bytes(signals: u32) -> u64 {
-    signal_offset(signals)
+    signal_offset(signals, 0)
 }
 
 /// Offsets in the control block.

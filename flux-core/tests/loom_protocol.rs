@@ -64,7 +64,7 @@ fn world() -> WorldSize {
 
 /// The words of one rank's pad and blocks.
 struct Block {
-    signal: FlawedWord,
+    signals: [FlawedWord; 2],
     consumed: [FlawedWord; 2],
     control: [FlawedWord; 4],
     counter: FlawedWord,
@@ -84,9 +84,9 @@ struct RankWords(Arc<Machine>, Rank);
 
 impl Words for RankWords {
     type Word = FlawedWord;
-    fn signal(&self, owner: Rank, index: u32) -> &FlawedWord {
+    fn signal(&self, owner: Rank, index: u32, half: usize) -> &FlawedWord {
         assert_eq!(index, 0);
-        &self.0.blocks[owner.index()].signal
+        &self.0.blocks[owner.index()].signals[half]
     }
     fn consumed(&self, owner: Rank, from: Rank) -> &FlawedWord {
         &self.0.blocks[owner.index()].consumed[from.index()]
@@ -108,7 +108,7 @@ impl Words for RankWords {
 fn machine(flaws: Flaws) -> [RankWords; 2] {
     let word = |flaw| FlawedWord(AtomicU32::new(0), flaw);
     let block = || Block {
-        signal: word(flaws.signal),
+        signals: std::array::from_fn(|_| word(flaws.signal)),
         consumed: std::array::from_fn(|_| word(flaws.consumed)),
         control: std::array::from_fn(|_| word(Flaw::None)),
         counter: word(flaws.counter),

@@ -111,8 +111,10 @@ __device__ __forceinline__ u32* consumed_word(u64 pad, u32 rank) {
     return reinterpret_cast<u32*>(pad + static_cast<u64>(rank) * kLine);
 }
 
-__device__ __forceinline__ u32* signal_word(u64 pad, u32 index) {
-    return reinterpret_cast<u32*>(pad + (static_cast<u64>(kMaxWorld) + index) * kLine);
+// Each half has words of its own: one signal may be raised by other ranks in an op than in the next, and a rank that is a call ahead must not be taken
+// for one that is awaited now.
+__device__ __forceinline__ u32* signal_word(u64 pad, u32 index, u32 epoch) {
+    return reinterpret_cast<u32*>(pad + (static_cast<u64>(kMaxWorld) + 2 * static_cast<u64>(index) + (epoch & 1)) * kLine);
 }
 
 // How far ahead of what its reader expects a word can be: `Epoch::MAX_LEAD`.

@@ -43,7 +43,7 @@ fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pus
 /// Raises every signal that `rank` may wait for in call `epoch`.
 fn raise_all(program: &TileProgram, memory: &Memory, epoch: Epoch) {
     for signal in 0..program.signals {
-        memory.signal(program.rank.get(), signal).store(epoch.get(), Ordering::Release);
+        memory.signal(program.rank.get(), signal, epoch).store(epoch.get(), Ordering::Release);
     }
 }
 
@@ -52,7 +52,7 @@ fn a_late_rank_gets_a_timeout_that_names_it() {
     for (op, workers) in [(OpKind::AllGatherGemm, 1), (OpKind::AllGatherGemm, 3), (OpKind::GemmReduceScatter, 2)] {
         let (program, memory) = alone(&problem(op, 3), 1, &SCHEDULE, FIRST);
         // rank 2 has place 1 at rank 1, rank 0 place 0; rank 0 is there
-        let signal_of_0 = memory.signal(1, 0);
+        let signal_of_0 = memory.signal(1, 0, FIRST);
         signal_of_0.store(FIRST.get(), Ordering::Release);
         let started = Instant::now();
         let error = call(&program, memory.view(1, SOON), workers, false).unwrap_err();
@@ -84,12 +84,12 @@ fn a_poisoned_rank_gives_up_at_once_and_publishes_nothing_more() {
     assert_eq!(memory.consumed(1, 0).load(Ordering::Acquire), FIRST.before(1).get(), "a credit after a failed call");
     // Everything is there now, and the deadline far away: the rank stays broken all the same.
     raise_all(&program, &memory, FIRST);
-    memory.signal(1, 0).store(7, Ordering::Release);
+    memory.signal(1, 0, FIRST).store(7, Ordering::Release);
     let started = Instant::now();
     let second = call(&program, memory.view(0, NEVER), 2, false).unwrap_err();
     assert!(started.elapsed() < Duration::from_mins(1));
     assert_eq!(second, first);
-    assert_eq!(memory.signal(1, 0).load(Ordering::Acquire), 7, "a signal after a failed call");
+    assert_eq!(memory.signal(1, 0, FIRST).load(Ordering::Acquire), 7, "a signal after a failed call");
     assert_eq!(memory.epoch(0), FIRST);
 }
 

@@ -9,6 +9,7 @@ use common::suite::{self, Number};
 use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
+use flux_core::program::sink;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::{Push, TimedItem, Timeline, TimelineError};
 use half::bf16;
@@ -81,15 +82,20 @@ fn assert_in_order(timeline: &Timeline) {
     for (w, worker) in timeline.workers.iter().enumerate() {
         let (mut opened_after, mut sent_after) = (worker.entered, worker.entered);
         for (i, TimedItem { item, times: t }) in timeline.items.iter().enumerate().skip(w).step_by(workers) {
-            let adds = item.partials > 0;
+            // A fold, which the producer passes by, has no tile to multiply and send.
+            let fold = item.sink == sink::FOLD;
+            let adds = item.partials > 0 && !fold;
             let producer = [opened_after, t.opened, t.rows_there, t.loaded, if adds { t.partials_there } else { t.loaded }];
-            let after_load = [t.loaded, t.multiplied, t.summed, t.written, t.sent];
-            let in_turn = [sent_after, t.sent, worker.drained, worker.left];
-            for order in [&producer[..], &after_load, &in_turn] {
+            let tile = [t.multiplied, t.summed, t.written, t.sent];
+            let sent = if fold { sent_after } else { t.sent };
+            let in_turn = [sent_after, sent, worker.drained, worker.left];
+            for order in [&producer[..], &tile, &in_turn] {
                 assert!(order.is_sorted(), "rank {}, item {i} of CTA {w}: {order:?} in {t:?}, {worker:?}", timeline.rank);
             }
+            assert_eq!(fold, tile == [0; 4], "item {i}: {t:?}");
+            assert!(fold || t.loaded <= t.multiplied, "item {i}: {t:?}");
             assert!(adds || t.partials_there == 0, "item {i} adds nothing: {t:?}");
-            (opened_after, sent_after) = (producer[4], t.sent);
+            (opened_after, sent_after) = (producer[4], sent);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Epochs: a signal word is never reset; it holds the number of the last call that raised it.
 //!
-//! Invariant: for one word, raised epochs only grow (modulo 2^32), and only one rank ever writes it. The protocol keeps
+//! Invariant: for one word, raised epochs only grow (modulo 2^32), and only one rank writes it in a call. The protocol keeps
 //! every writer at most [`Epoch::MAX_LEAD`] calls ahead of every reader.
 
 use std::fmt;
@@ -14,8 +14,8 @@ impl Epoch {
     ///
     /// Credits alone bound it. A rank that closes call `e` has published `consumed = e` and awaits `consumed >= e - 1`. On the strength
     /// of its credit a peer can close call `e + 1`, and with data to send but none to await run through call `e + 2` and publish
-    /// `consumed = e + 2`: a lead of 3. Signals lead by 1 at most, as a rank that still awaits one of call `e` has published no more than
-    /// `e - 1`.
+    /// `consumed = e + 2`: a lead of 3. Signals of a half do not lead at all: a rank that still awaits one of call `e` has published no more than
+    /// `e - 1`, so nobody is past call `e + 1`, which raises those of the other half.
     pub const MAX_LEAD: u32 = 3;
 
     /// The epoch of a fresh communicator's first call.

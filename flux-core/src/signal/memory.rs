@@ -57,9 +57,9 @@ impl SharedMemory {
 impl Words for SharedMemory {
     type Word = AtomicU32;
 
-    fn signal(&self, owner: Rank, index: u32) -> &AtomicU32 {
-        assert!(index < self.size.signals, "signal {index} is outside the pad of {} signals", self.size.signals);
-        self.word(Block::Pad(owner), signal_offset(index))
+    fn signal(&self, owner: Rank, index: u32, half: usize) -> &AtomicU32 {
+        assert!(index < self.size.signals && half < 2, "signal {index} is outside the pad of {} signals", self.size.signals);
+        self.word(Block::Pad(owner), signal_offset(index, half))
     }
 
     fn consumed(&self, owner: Rank, from: Rank) -> &AtomicU32 {

@@ -72,7 +72,7 @@ impl<'w, S: Words> Protocol<'w, S> {
     /// Says that the data behind `signal` of `owner`'s pad is there: it was written before, by this thread or by one it has joined or
     /// acquired from.
     pub fn publish(&self, owner: Rank, signal: u32) {
-        self.words.signal(owner, signal).store_release(self.epoch.get());
+        self.words.signal(owner, signal, self.half()).store_release(self.epoch.get());
     }
 
     /// Waits until `peer` has published `signal` of the own pad for this call; then its data may be read.
@@ -85,7 +85,7 @@ impl<'w, S: Words> Protocol<'w, S> {
     /// neither reads what it waited for nor writes anything for peers.
     pub fn wait(&self, signal: u32, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
         let awaited = Awaited { wait: fault::SIGNAL, peer, signal, epoch: self.epoch };
-        self.poll(self.words.signal(self.rank, signal), awaited, pause)
+        self.poll(self.words.signal(self.rank, signal, self.half()), awaited, pause)
     }
 
     /// Says that `item`'s result is stored: raises its chunk's signal, if this was the chunk's last item on this rank, on the pads of `owners`, who are
@@ -219,7 +219,7 @@ mod tests {
     fn what_has_come_when_the_deadline_is_over_is_taken() {
         with_words(|words, call| {
             let stopped = |_| {
-                words.signal(Rank::new(0), 0).store_release(Epoch::FIRST.get());
+                words.signal(Rank::new(0), 0, Epoch::FIRST.half()).store_release(Epoch::FIRST.get());
                 ControlFlow::Break(())
             };
             assert_eq!(call.wait(0, Rank::new(1), stopped), Ok(()));
@@ -234,5 +234,30 @@ mod tests {
             let record = read_fault(words).expect("a record");
             assert_eq!((record.code, record.peer, record.expected, record.seen), (fault::TIMEOUT, 1, 1, 0));
         });
+    }
+
+    /// Signal 0 of rank 0 is rank 2's to raise in the first call and rank 1's in the second, as with two ops of different shapes. Rank 2 has sent rank 1
+    /// what it needs and not yet rank 0, so rank 1 can be a call ahead.
+    #[test]
+    fn a_rank_that_is_a_call_ahead_is_not_taken_for_the_one_that_is_awaited() {
+        const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
+        let world = WorldSize::new(3).expect("3 is a world size");
+        let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
+        let mut pads = [pad_bytes(1); 3].map(block);
+        let mut private = [control::bytes(0), FAULT_BYTES, control::bytes(0), FAULT_BYTES].map(block);
+        let pads = pads.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
+        let [control_0, fault_0, control_1, fault_1] = private.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
+        // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through which alone they are accessed.
+        let ranks = unsafe { [SharedMemory::new(&pads, control_0, fault_0, SIZE), SharedMemory::new(&pads, control_1, fault_1, SIZE)] };
+        for (rank, words) in (0..).map(Rank::new).zip(&ranks) {
+            initialise(words, rank, world, SIZE, Epoch::FIRST);
+        }
+        let slow = Protocol::open(&ranks[0], Rank::new(0), world);
+        let fast = Protocol::open(&ranks[1], Rank::new(1), world);
+        assert_eq!(fast.leave(1, false, |_| ControlFlow::Break(())), Ok(Left::Closed), "nobody has used the half before");
+        let ahead = Protocol::open(&ranks[1], Rank::new(1), world);
+        assert_eq!(ahead.epoch(), Epoch::FIRST.next());
+        ahead.publish(Rank::new(0), 0);
+        assert_eq!(slow.wait(0, Rank::new(2), |_| ControlFlow::Break(())), Err(Poisoned), "rank 2 has raised nothing");
     }
 }

@@ -1,6 +1,6 @@
 //! Where a rank finds the words of the protocol.
 //!
-//! Invariant: a word on a pad has one writer. Of `owner`'s pad, signals are written by the rank that the tile program names, and credits
+//! Invariant: a word on a pad has one writer in a call. Of `owner`'s pad, signals are written by the rank that the tile program names, and credits
 //! by the rank that they are from; the owner only reads it. Control words, counters and fault words are private to a rank.
 
 use super::{Epoch, Word};
@@ -37,8 +37,8 @@ pub trait Words {
     /// One word.
     type Word: Word;
 
-    /// Signal `index` of `owner`'s pad.
-    fn signal(&self, owner: Rank, index: u32) -> &Self::Word;
+    /// Signal `index` of `owner`'s pad, for calls that use half `half`.
+    fn signal(&self, owner: Rank, index: u32, half: usize) -> &Self::Word;
 
     /// The word of `owner`'s pad in which `from` publishes the last epoch whose half it has consumed.
     fn consumed(&self, owner: Rank, from: Rank) -> &Self::Word;
@@ -62,7 +62,9 @@ pub trait Words {
 pub fn initialise<S: Words>(words: &S, rank: Rank, world: WorldSize, size: WorkspaceSize, first: Epoch) {
     let before = first.before(1).get();
     for index in 0..size.signals {
-        words.signal(rank, index).store_release(before);
+        for half in 0..2 {
+            words.signal(rank, index, half).store_release(before);
+        }
     }
     for peer in world.ranks() {
         words.consumed(rank, peer).store_release(before);

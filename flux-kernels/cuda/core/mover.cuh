@@ -159,7 +159,7 @@ struct Mover {
         if (ptx::from_lane(last, 0) == 0) return;
         // Orders the chunk's rows, acquired with the count, before its signals.
         ptx::fence_acq_rel_sys();
-        if (thread < copies) ptx::store_relaxed_sys(signal_word(p.pad[dest], raises), epoch);
+        if (thread < copies) ptx::store_relaxed_sys(signal_word(p.pad[dest], raises, epoch), epoch);
     }
 };
 

@@ -60,7 +60,7 @@ struct Storer {
             if (ptx::atomic_inc_wrap(&p.control->counters[item.counter], item.raise_after - 1) != item.raise_after - 1) return;
         }
         // Orders the slots of the chunk before the signal: the bulk stores have completed, and the count was acquired.
-        ptx::store_release_sys(signal_word(p.pad[item.dest], item.raise), epoch);
+        ptx::store_release_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
     }
 
     // Announces the rows to their owners.
@@ -70,7 +70,7 @@ struct Storer {
         if (owner > (item.row + item.rows - 1) / p.m_shard) return;
         // Orders the consumers' rows, acquired with their barriers, before the signal.
         ptx::fence_acq_rel_sys();
-        ptx::store_relaxed_sys(signal_word(p.pad[owner], item.raise), epoch);
+        ptx::store_relaxed_sys(signal_word(p.pad[owner], item.raise, epoch), epoch);
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {
@@ -137,7 +137,7 @@ struct Storer {
         if (lend_item) {
             // Orders the consumers' accumulators, acquired with their barriers, before the signal.
             ptx::fence_acq_rel_gpu();
-            ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise), epoch);
+            ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
         }
         if (send_item && live) {
             // The whole write, not only the read of the buffer: the signal follows it.

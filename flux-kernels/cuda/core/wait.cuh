@@ -65,14 +65,14 @@ constexpr u32 kPolls = 8;
 
 __device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u32 index) {
     const Await a = p.awaits[index];
-    return {signal_word(p.pad[p.rank], a.signal), epoch, FaultWait::kSignal, a.peer, a.signal};
+    return {signal_word(p.pad[p.rank], a.signal, epoch), epoch, FaultWait::kSignal, a.peer, a.signal};
 }
 
 // Whether the signals of up to kPolls of `count` entries from `first` on are raised, and if so acquires them.
 __device__ __forceinline__ bool all_raised(const Params& p, u32 epoch, u32 first, u32 count) {
     const u32* words[kPolls];
 #pragma unroll
-    for (u32 i = 0; i < kPolls; ++i) words[i] = signal_word(p.pad[p.rank], p.awaits[first + (i < count ? i : 0)].signal);
+    for (u32 i = 0; i < kPolls; ++i) words[i] = signal_word(p.pad[p.rank], p.awaits[first + (i < count ? i : 0)].signal, epoch);
     u32 seen[kPolls];
 #pragma unroll
     for (u32 i = 0; i < kPolls; ++i) seen[i] = ptx::load_relaxed_sys(words[i]);

@@ -66,10 +66,10 @@ impl<'a> HostMemory<'a> {
 impl Words for HostMemory<'_> {
     type Word = AtomicU32;
 
-    fn signal(&self, owner: Rank, index: u32) -> &AtomicU32 {
-        assert!(index < self.size.signals, "signal {index} of {}", self.size.signals);
+    fn signal(&self, owner: Rank, index: u32, half: usize) -> &AtomicU32 {
+        assert!(index < self.size.signals && half < 2, "signal {index} of {}", self.size.signals);
         // SAFETY: the pad has this signal; it is aligned and atomic, by `new`'s promise.
-        unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::signal_offset(index))) }
+        unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::signal_offset(index, half))) }
     }
 
     fn consumed(&self, owner: Rank, from: Rank) -> &AtomicU32 {

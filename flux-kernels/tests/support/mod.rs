@@ -96,8 +96,9 @@ impl Memory {
         Epoch::new(self.control[rank as usize].word(control::EPOCH).load(Ordering::Acquire))
     }
 
-    pub fn signal(&self, rank: u32, index: u32) -> &AtomicU32 {
-        self.pads[rank as usize].word(layout::signal_offset(index))
+    /// Signal `index` of `rank`'s pad in call `epoch`.
+    pub fn signal(&self, rank: u32, index: u32, epoch: Epoch) -> &AtomicU32 {
+        self.pads[rank as usize].word(layout::signal_offset(index, epoch.half()))
     }
 
     pub fn consumed(&self, rank: u32, writer: u32) -> &AtomicU32 {
@@ -145,7 +146,7 @@ impl Memory {
                 // SAFETY: inside the destination's half, which is this rank's to write: the protocol's credits say so.
                 unsafe { std::ptr::with_exposed_provenance_mut::<T>(to).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
             }
-            self.signal(transfer.dest, transfer.raise).store(epoch.get(), Ordering::Release);
+            self.signal(transfer.dest, transfer.raise, epoch).store(epoch.get(), Ordering::Release);
         }
         self.pushed(program.rank.get()).store(epoch.get(), Ordering::Release);
     }

@@ -75,7 +75,7 @@ pub(crate) unsafe fn carry(
         let (chunk, word) = if let Some(rows) = rows {
             (rows + round.offset, outbox.own_word())
         } else {
-            let flag = outbox.flag(to.peer, to.signal);
+            let flag = outbox.flag(to.peer, to.signal, epoch);
             // SAFETY: a flag of the outbox.
             unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
             (outbox.stored(to.peer, place_bytes) + round.offset, flag)
@@ -94,7 +94,7 @@ pub(crate) unsafe fn carry(
             }
         })?;
         // SAFETY: both words are in the workspace.
-        unsafe { copy_async(device, pad + signal_offset(from.signal), landing, 4, stream) }?;
+        unsafe { copy_async(device, pad + signal_offset(from.signal, epoch.half()), landing, 4, stream) }?;
         arrived(round)?;
     }
     Ok(())

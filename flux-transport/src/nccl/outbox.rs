@@ -100,9 +100,9 @@ impl Outbox {
         self.flags.address() + u64::from(self.nodes.node_of(peer)) * pad_bytes(self.signals)
     }
 
-    /// The flag of what is stored for `peer` and announced by `signal` there.
-    pub(crate) fn flag(&self, peer: Rank, signal: u32) -> u64 {
-        self.pad_of(peer) + signal_offset(signal)
+    /// The flag of what is stored for `peer` in call `epoch` and announced by `signal` there.
+    pub(crate) fn flag(&self, peer: Rank, signal: u32, epoch: Epoch) -> u64 {
+        self.pad_of(peer) + signal_offset(signal, epoch.half())
     }
 
     /// All flags: their address, and how many words they take.

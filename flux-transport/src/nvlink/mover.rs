@@ -39,9 +39,8 @@ pub(crate) unsafe fn by_copy_engine<'a>(
     at: Addresses<'_>,
     epoch: Epoch,
 ) -> Result<(), CudaError> {
-    let half = epoch.half() as u64 * at.size.half_stride();
     let _current = device.enter()?;
-    for copy in copies(push, transfers, half, at.data, at.pads) {
+    for copy in copies(push, transfers, (epoch, at.size.half_stride()), at.data, at.pads) {
         let (rows, width) = (host_size(copy.rows), host_size(copy.width));
         if copy.rows == 0 || copy.width == 0 {
             // Nothing to carry; the signal still says so.

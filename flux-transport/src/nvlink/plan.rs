@@ -5,6 +5,7 @@
 use crate::Push;
 use flux_core::layout::signal_offset;
 use flux_core::program::Transfer;
+use flux_core::signal::Epoch;
 
 /// One copy: `rows` rows of `width` bytes, `from_pitch` bytes apart at `from` and `to_pitch` at `to`; then a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,16 +26,16 @@ impl Copy {
     }
 }
 
-/// The copies of these transfers of a checked push, in order, into the half that starts `half` bytes into each peer's data region. Transfers without rows only
-/// signal.
+/// The copies of these transfers of a checked push, in order, into the half of the call with number `epoch`. Transfers without rows only signal.
 pub(super) fn copies<'a>(
     push: &Push<'_>,
     transfers: impl Iterator<Item = &'a Transfer>,
-    half: u64,
+    (epoch, half_stride): (Epoch, u64),
     data: &[u64],
     pads: &[u64],
 ) -> impl Iterator<Item = Copy> {
     let &Push { x, row_stride, row_bytes, element_bytes, place_bytes, .. } = push;
+    let half = epoch.half() as u64 * half_stride;
     transfers.map(move |t| {
         let (dest, col) = (t.dest as usize, u64::from(t.col) * element_bytes);
         Copy {
@@ -44,7 +45,7 @@ pub(super) fn copies<'a>(
             width: u64::from(t.cols) * element_bytes,
             from_pitch: row_stride,
             to_pitch: row_bytes,
-            signal: pads[dest] + signal_offset(t.raise),
+            signal: pads[dest] + signal_offset(t.raise, epoch.half()),
         }
     })
 }
@@ -67,9 +68,9 @@ mod tests {
         let whole = Transfer { dest: 2, place: 1, row: 4, rows: 8, col: 0, cols: 32, raise: 3, step: 1 };
         let list = [whole, Transfer { col: 16, cols: 8, ..whole }];
         let half = SIZE.half_stride();
-        let copies: Vec<Copy> = copies(&push(&list), list.iter(), half, &[0, 0, 1 << 30, 0], &[0, 0, 1 << 20, 0]).collect();
+        let copies: Vec<Copy> = copies(&push(&list), list.iter(), (Epoch::FIRST, half), &[0, 0, 1 << 30, 0], &[0, 0, 1 << 20, 0]).collect();
         let to = (1 << 30) + half + 1024 + 4 * 64;
-        let signal = (1 << 20) + (16 + 3) * 128;
+        let signal = (1 << 20) + (16 + 2 * 3 + 1) * 128;
         let rows = Copy { to, from: 0x1000 + 4 * 96, rows: 8, width: 64, from_pitch: 96, to_pitch: 64, signal };
         assert_eq!(copies, [rows, Copy { to: to + 32, from: rows.from + 32, width: 16, ..rows }]);
         assert!(!copies[0].dense() && !copies[1].dense());
@@ -82,7 +83,7 @@ mod tests {
             let list = [Transfer { dest, place, row, rows, col, cols, raise, step: 1 }];
             let push = push(&list);
             if push.check(4, SIZE).is_ok() {
-                for copy in copies(&push, list.iter(), 0, &[0; 4], &[0; 4]) {
+                for copy in copies(&push, list.iter(), (Epoch::new(2), SIZE.half_stride()), &[0; 4], &[0; 4]) {
                     let end = copy.to + copy.rows.saturating_sub(1) * copy.to_pitch + copy.width;
                     prop_assert!(copy.rows == 0 || end <= SIZE.half_bytes);
                     prop_assert!(copy.signal < pad_bytes(SIZE.signals));

@@ -75,7 +75,10 @@ impl Streams<'_> {
             Origin::Shard { row, before } => Rows { address: carry.x + row * carry.row_stride + before, pitch: carry.row_stride },
             Origin::Outbox => {
                 let signals = parcel.readers.iter();
-                let raised = signals.map(|r| WordOp::Await { address: self.at.words().local_pad(r.rank) + signal_offset(r.signal), value });
+                let raised = signals.map(|r| WordOp::Await {
+                    address: self.at.words().local_pad(r.rank) + signal_offset(r.signal, self.epoch.half()),
+                    value,
+                });
                 // SAFETY: the words are in the generation's pinned block.
                 unsafe { words_async(self.device, raised, stream) }?;
                 Rows { address: self.at.outbox() + self.region_half() + block.offset, pitch: block.pitch }
@@ -103,7 +106,7 @@ impl Streams<'_> {
             // SAFETY: the route was checked against the workspace.
             unsafe { copy_in_async(self.device, (to, self.on_host(source, block)), (block.rows, block.width), stream) }?;
         }
-        let signal = self.at.pad() + signal_offset(reader.signal);
+        let signal = self.at.pad() + signal_offset(reader.signal, self.epoch.half());
         // SAFETY: the word is on the own pad.
         unsafe { words_async(self.device, [WordOp::Write { address: signal, value }], stream) }
     }

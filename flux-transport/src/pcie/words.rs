@@ -95,8 +95,8 @@ impl Words {
         let value = ending(last);
         for (peer, region) in self.peers() {
             region.word(Layout::consumed(self.rank)).store(value, Ordering::Release);
-            for signal in 0..self.signals {
-                self.local_word(u64::from(peer) * pad_bytes(self.signals) + signal_offset(signal)).store(value, Ordering::Release);
+            for (signal, half) in (0..self.signals).flat_map(|signal| [(signal, 0), (signal, 1)]) {
+                self.local_word(u64::from(peer) * pad_bytes(self.signals) + signal_offset(signal, half)).store(value, Ordering::Release);
             }
         }
         // what a stacked program reads of its own shard comes through the own region too

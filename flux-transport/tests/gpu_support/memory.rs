@@ -37,7 +37,9 @@ pub(crate) fn assert_fresh(this: &RankUnderTest, epoch: u32) {
     let view = this.view();
     let before = epoch.wrapping_sub(1);
     let pad = view.pads[this.rank() as usize];
-    for offset in (0..16).map(consumed_offset).chain((0..view.size.signals).map(signal_offset)) {
+    for offset in
+        (0..16).map(consumed_offset).chain((0..view.size.signals).flat_map(|signal| [0, 1].map(|half| signal_offset(signal, half))))
+    {
         assert_eq!(read_words(&this.device, pad + offset, 1), [before]);
     }
     assert_eq!(this.control(), [epoch, 0, 0, before]);

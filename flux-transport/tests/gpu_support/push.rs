@@ -72,7 +72,7 @@ pub(crate) fn assert_arrived(this: &RankUnderTest, view: &WorkspaceView, epoch: 
         let seen = read_words(&this.device, half + u64::from(place) * PLACE, expected.len());
         assert_eq!(seen, expected, "call {epoch}: rank {rank} reads what rank {peer} sent");
         for chunk in 0..CHUNKS {
-            let signal = view.pads[own] + signal_offset(place * CHUNKS + chunk);
+            let signal = view.pads[own] + signal_offset(place * CHUNKS + chunk, (epoch & 1) as usize);
             assert_eq!(read_words(&this.device, signal, 1), [epoch], "call {epoch}: rank {rank} reads the signal of rank {peer}");
         }
     }
