@@ -136,7 +136,9 @@ fn a_signal_of_any_other_time_is_not_taken_for_this_call() {
         [FIRST.before(1), FIRST.before(2), FIRST.before(1 << 31), FIRST.before((1 << 31) + 7), FIRST.before(u32::MAX - Epoch::MAX_LEAD)]
     {
         let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 0, &SCHEDULE, FIRST);
-        raise_all(&program, &memory, stale);
+        for signal in 0..program.signals {
+            memory.signal(0, signal, FIRST).store(stale.get(), Ordering::Release);
+        }
         let error = call(&program, memory.view(0, SOON), 1, false).unwrap_err();
         assert!(matches!(error, ExecuteError::Timeout { seen, .. } if seen == stale.get()), "{stale}: {error}");
     }
