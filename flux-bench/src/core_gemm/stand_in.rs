@@ -21,11 +21,11 @@ pub(super) struct Words {
     pub(super) count: u64,
 }
 
-/// The words of the program's own pad that hold a call's epoch before it begins: the peers' credits, and what peers raise.
+/// The words of the program's own pad that hold a call's epoch before it begins: the peers' credits, and what peers raise, in both halves.
 pub(super) fn raised_before(program: &TileProgram) -> Vec<Words> {
     let words = |from: u64, to: u64| Words { offset: from, count: (to - from) / 4 };
     let credits = words(0, consumed_offset(MAX_WORLD as u32));
-    let signals = by_peers(program).into_iter().map(|run| words(signal_offset(run.start), signal_offset(run.end)));
+    let signals = by_peers(program).into_iter().map(|run| words(signal_offset(run.start, 0), signal_offset(run.end, 0)));
     std::iter::once(credits).chain(signals).collect()
 }
 

@@ -27,8 +27,8 @@ struct Config {
     static_assert(kBlocksM * kCols <= 256, "accumulators");
 
     // Registers of a thread: 64 K in all, launched with 168 each.
-    static constexpr u32 kProducerRegisters = 56;
-    static constexpr u32 kConsumerRegisters = 224;
+    static constexpr u32 kProducerRegisters = 72;
+    static constexpr u32 kConsumerRegisters = 216;
 
     static constexpr u32 kBytesA = TileM * kTileK * 2;
     static constexpr u32 kBytesB = TileN * kTileK * 2;
