@@ -37,18 +37,20 @@ impl Suite<'_> {
         std::thread::sleep(stop);
         self.ranks[victim].signal(Signal::CONT)?;
         let limit = self.limit();
-        for at in 0..self.ranks.len() {
-            let report = self.hear(at, limit)?;
+        // All are heard, whatever the first says: who waited for whom is seen from all of their ends.
+        let reports: Vec<Report> = (0..self.ranks.len()).map(|at| self.hear(at, limit)).collect::<Result<_, _>>()?;
+        let mut spoilt = false;
+        for (at, report) in reports.iter().enumerate() {
             match report {
                 Report::Done { wrong: 0 } => {}
                 Report::Done { wrong } => self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs around a short stop")),
                 other => {
                     self.tally.count(Against::Misnamed, &format!("rank {at} after {stop:?} of a stop of rank {victim}: {other:?}"));
-                    return Err(Spoilt(None));
+                    spoilt = true;
                 }
             }
         }
-        Ok(())
+        if spoilt { Err(Spoilt(None)) } else { Ok(()) }
     }
 
     /// A rank that is lost to the others, for good or for too long.
