@@ -99,7 +99,7 @@ struct Params {
     u32 m_shard;           // rows of a shard
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
     u32 activation;        // after the bias; AllGather-GEMM only
-    u32 reserved;
+    u32 push_together;     // the first transfers are what every tile waits for
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

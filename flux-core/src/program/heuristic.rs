@@ -23,8 +23,11 @@ const PAIR_ROWS: u32 = 256;
 const THIN: [(TileShape, u64); 2] = [(TileShape::new(64, 256, 64), 100), (TileShape::new(64, 128, 64), 100)];
 /// What the time of an item that shares its tile is counted as, in percent: what the others have summed is fetched and added.
 const SHARED: u64 = 110;
-/// Elements of a slice along k, for each row block of a shard, where tiles await several shards: they begin when the first slice is there.
-const SLICE_COLUMNS: u32 = 2048;
+/// What a rank sends of one slice along k, to all who await it together, where tiles await several shards: they begin when the first slice is there. Some 3 us of a
+/// link, about what it takes to announce it (results/tuning/slices-tp2.txt).
+const SLICE_BYTES: u64 = 1 << 20;
+/// Most slices.
+const MOST_SLICES: u32 = 12;
 /// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
 pub(super) const WORKERS: u32 = 128;
 /// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
@@ -77,7 +80,10 @@ impl Schedule {
         let row_blocks = TileGrid::of_shard(problem, tile).row_blocks();
         let band = BAND_ROW_BLOCKS.div_ceil(row_blocks).min(problem.world().get());
         let k_chunks = match problem.op() {
-            OpKind::AllGatherGemm if band > 1 => (problem.k_local() / (SLICE_COLUMNS * row_blocks)).max(1),
+            OpKind::AllGatherGemm if band > 1 => {
+                let sent = gather_place_bytes(problem) * u64::from(band - 1);
+                u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES)
+            }
             _ => 1,
         };
         Self { chunk, raster: Raster::RowGroups(8), band, k_chunks, ..Self::of(tile) }

@@ -52,9 +52,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else if constexpr (!C::kReduceScatter) {
-            if (warp == 2) {
-                Mover<C>{p, epoch, threadIdx.x % 32}.run(blockIdx.x, gridDim.x);
-            } else {
+            // Where nothing is there to begin with, the watcher's warp helps to push first.
+            if (warp == 2 || p.push_together) Mover<C>{p, epoch, threadIdx.x % 32, warp - 2}.run(blockIdx.x, gridDim.x);
+            if (warp == 3) {
                 Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
             }
         }

@@ -20,6 +20,7 @@ struct Mover {
     const Params& p;
     const u32 epoch;
     const u32 thread;
+    const u32 part;  // 1 for the watcher's warp where it helps, else 0
 
     // A span is what lies densely both here and there: a chunk of whole rows where the caller's rows are as dense as the gather buffer's, else
     // what is moved of one row.
@@ -107,8 +108,10 @@ struct Mover {
             const Group g = group(first, record(first), index, movers);
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
             const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
+            // What all tiles wait for two warps push.
+            const u32 parts = first == 0 && p.push_together ? 2 : 1;
 #pragma unroll 1
-            for (u32 j = 0; j < g.mine; ++j) {
+            for (u32 j = part; j < g.mine; j += parts) {
                 const Piece q = piece(g, index + j * movers);
                 uint4 v[kVectors];
                 load(q, v);
@@ -117,7 +120,12 @@ struct Mover {
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
             }
-            __syncwarp();
+            if (parts == 2) {
+                ptx::named_barrier_sync<3, 2 * kThreads>();
+                if (part == 1) return;
+            } else {
+                __syncwarp();
+            }
             if (live) raise(first, g.copies, g.to & 0xFFFF, g.raise, movers);
             first += g.copies;
         }
@@ -127,7 +135,7 @@ struct Mover {
     __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
         u32 last = 0;
         if (thread == 0) {
-            // What other CTAs have left out is not announced: if they saw the poison, they have not counted.
+            // What another warp has left out is not announced: if one of this CTA saw the poison, so does this load, and another CTA has not counted.
             const bool whole = !poisoned(p);
             // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
             ptx::fence_acq_rel_sys();

@@ -235,7 +235,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         m_shard,
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
-        reserved: 0,
+        push_together: u32::from(args.push && p.stacked && !p.transfers.is_empty()),
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

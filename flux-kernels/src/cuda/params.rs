@@ -40,7 +40,7 @@ pub(super) struct Params {
     pub(super) m_shard: u32,
     pub(super) source_row_bytes: u32,
     pub(super) activation: u32,
-    pub(super) reserved: u32,
+    pub(super) push_together: u32,
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }
