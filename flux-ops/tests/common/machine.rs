@@ -20,8 +20,8 @@ pub enum Machine {
     Staged(u32),
     /// The same by NCCL's messages.
     Messages(u32),
-    /// Threads that take this machine for two, with so many ranks on each GPU and so many in all.
-    TwoNodes { per_gpu: u32, ranks: u32 },
+    /// Threads that take this machine for two, so many in all, with a GPU each.
+    TwoNodes { ranks: u32 },
 }
 
 /// Kernels of two communicators on the same GPUs could keep each other's peers from running, so their tests take turns.
@@ -45,7 +45,7 @@ impl Machine {
             Self::Gpus(1) => 4,
             Self::Gpus(count) | Self::Staged(count) | Self::Messages(count) => count,
             // This one and no other.
-            Self::TwoNodes { ranks, .. } => return wanted.iter().copied().filter(|&w| w == ranks).collect(),
+            Self::TwoNodes { ranks } => return wanted.iter().copied().filter(|&w| w == ranks).collect(),
         };
         wanted.iter().copied().filter(|&w| w <= most).collect()
     }
@@ -100,11 +100,6 @@ impl Machine {
             (options.shared_device, options.device) = (true, Some(0));
             // All ranks' kernels must be resident at once.
             workers = Some(96 / ranks);
-        }
-        if let Self::TwoNodes { per_gpu, .. } = self {
-            (options.shared_device, options.device) = (per_gpu > 1, Some(world.rank().get() / per_gpu));
-            // As above, and NCCL's too.
-            workers = (per_gpu > 1).then_some(96 / per_gpu);
         }
         adjust(&mut options);
         let comm = Communicator::connect_blocking(world, options).unwrap();
