@@ -35,6 +35,9 @@ pub struct Plan {
     /// Tiles do not span shards
     #[arg(long, overrides_with = "stack", help_heading = "Plan")]
     pub no_stack: bool,
+    /// Whether what is awaited first, or scattered, travels in packets: true or false
+    #[arg(long, value_name = "BOOL", help_heading = "Plan")]
+    pub packets: Option<bool>,
     /// Who carries the shard of ag_gemm on GPUs: auto, kernel or copy-engine
     #[arg(long, value_parser = push, help_heading = "Plan")]
     pub push: Option<Push>,
@@ -66,11 +69,11 @@ impl Plan {
         Self { workers: Some(workers), ..Self::default() }
     }
 
-    /// The op's own schedule with what is not left out.
-    fn schedule(&self, own: Schedule) -> Schedule {
-        let Self { tile, chunk, group, band, k_chunks, splits, stack, no_stack, .. } = *self;
+    /// The op's own schedule with what is not left out; its packets are left out where the rest rules them out.
+    fn schedule(&self, own: Schedule, problem: &Problem) -> Schedule {
+        let Self { tile, chunk, group, band, k_chunks, splits, stack, no_stack, packets, .. } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
-        Schedule {
+        let schedule = Schedule {
             tile: tile.unwrap_or(own.tile),
             chunk: chunk.unwrap_or(own.chunk),
             raster: group.map_or(own.raster, Raster::RowGroups),
@@ -78,14 +81,22 @@ impl Plan {
             k_chunks: k_chunks.unwrap_or(own.k_chunks),
             splits: splits.unwrap_or(own.splits),
             stack: (own.stack || stack) && !no_stack,
-        }
+            packets: false,
+        };
+        Schedule { packets: packets.unwrap_or(own.packets && schedule.can_pack(problem)), ..schedule }
+    }
+
+    /// Whether the plan, which has a tile, can be had with packets.
+    pub fn can_pack(&self, problem: &Problem) -> bool {
+        let tile = self.tile.unwrap_or(TileShape::new(128, 128, 64));
+        Self { packets: Some(false), ..*self }.schedule(Schedule::of(tile), problem).can_pack(problem)
     }
 
     /// Tells a builder what is not left out.
     pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem, comm: &Communicator) -> Builder<Op> {
         let Self { push, spread, workers, .. } = *self;
         let own = own_schedule(comm, problem);
-        let schedule = self.schedule(own);
+        let schedule = self.schedule(own, problem);
         if schedule != own {
             builder = builder.schedule(schedule);
         }
@@ -103,13 +114,21 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::{DType, OpKind, WorldSize};
 
     #[test]
     fn what_is_left_out_stays_the_ops_own() {
-        let own = Schedule { k_chunks: 3, stack: true, ..Schedule::of(TileShape::new(128, 256, 64)) };
-        assert_eq!(Plan::default().schedule(own), own);
+        let own = Schedule { k_chunks: 3, stack: true, packets: true, ..Schedule::of(TileShape::new(128, 256, 64)) };
+        let problem = Problem::new(OpKind::AllGatherGemm, 64, 4096, 4096, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
+        assert_eq!(Plan::default().schedule(own, &problem), own);
         let plan = Plan { splits: Some(2), no_stack: true, ..Plan::default() };
-        assert_eq!(plan.schedule(own), Schedule { splits: 2, stack: false, ..own });
+        let apart = Schedule { splits: 2, stack: false, packets: false, ..own };
+        assert_eq!(plan.schedule(own, &problem), apart, "shards by themselves are not packed");
+        assert!(!Plan { packets: Some(false), ..Plan::default() }.schedule(own, &problem).packets);
+        assert!(
+            Plan { packets: Some(true), ..plan }.schedule(own, &problem).packets,
+            "what was asked for is tried, and refused with its reason"
+        );
     }
 
     #[test]

@@ -31,6 +31,19 @@ pub const fn signal_offset(index: u32, half: usize) -> u64 {
     (MAX_WORLD as u64 + 2 * index as u64 + half as u64) * LINE
 }
 
+/// Bytes of a packet: four of payload that travel with the epoch of their call, so that what is seen of it is all of it. A packet is a signal that carries
+/// data, and lies on the pad with the others, [`PACKETS`] on a line; the epoch comes first, as in a signal.
+pub const PACKET_BYTES: u64 = 8;
+/// Payload of a packet, in bytes.
+pub const PAYLOAD_BYTES: u64 = 4;
+/// Packets on a line.
+pub const PACKETS: u64 = LINE / PACKET_BYTES;
+
+/// Signals whose lines hold the packets of so many bytes.
+pub const fn packet_lines(payload: u64) -> u64 {
+    payload.div_ceil(PAYLOAD_BYTES * PACKETS)
+}
+
 /// Bytes of a pad of `signals` signals.
 pub const fn pad_bytes(signals: u32) -> u64 {
     signal_offset(signals, 0)

@@ -33,6 +33,11 @@ struct Transfer {
 };
 static_assert(sizeof(Transfer) == 32, "record.rs");
 
+struct Arrival {
+    u32 source, place, raise;
+};
+static_assert(sizeof(Arrival) == 12, "record.rs");
+
 // Private to the rank; each word on a line of its own.
 struct Control {
     u32 epoch, pad0[31];
@@ -89,6 +94,8 @@ struct Params {
     u64 y_row_bytes;       // distance of its rows
     u64 parts_offset;      // of the part slots in a half
     u64 bias;              // [n_local], added to every row of the result; 0 for none
+    u64 packets;           // of the first packet on a pad; 0 where nothing travels in packets
+    const Arrival* arrivals;
 
     u32 rank, world;
     u32 item_count, transfer_count;
@@ -100,7 +107,7 @@ struct Params {
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
     u32 activation;        // after the bias; AllGather-GEMM only
     u32 first_row, first_rows, first_col, first_cols;  // of x, what the first transfer moves
-    u32 reserved;
+    u32 arrival_count;     // of arrivals, and of the transfers that go in packets, which are the first ones
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

@@ -24,9 +24,11 @@ headers![
     "core/fold.cuh",
     "core/fused_gemm.cuh",
     "core/mover.cuh",
+    "core/packets.cuh",
     "core/producer.cuh",
     "core/storer.cuh",
     "core/trace.cuh",
+    "core/unpack.cuh",
     "core/wait.cuh",
     "harness/data.cuh",
 ];

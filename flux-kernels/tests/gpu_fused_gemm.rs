@@ -165,6 +165,46 @@ fn tiles_that_span_shards_and_split_k_are_right() {
     }
 }
 
+/// Slices behind the packed one, shards that are none, worlds of more than a batch, both halves across the wrap of epochs; and the same bits without packets,
+/// however late a rank is.
+#[test]
+fn what_travels_in_packets_is_right() {
+    let Some(context) = device("what_travels_in_packets_is_right") else { return };
+    let cases = [(1, 264, 200, 2), (5, 328, 2200, 3), (16, 520, 1096, 8), (72, 392, 1480, 3), (129, 264, 1096, 4)];
+    for op in OPS {
+        for (tile, dtype) in TILES.into_iter().flat_map(|tile| [(tile, DType::Bf16), (tile, DType::F16)]) {
+            for (m, n, k, world) in cases {
+                let p = problem(op, m, n, k, dtype, world);
+                for (stack, splits, k_chunks) in [(true, 1, 1), (true, 2, 3), (false, 1, 2)] {
+                    let plain = Schedule { stack, splits, k_chunks, band: 2, ..Schedule::of(tile) };
+                    let packed = Schedule { packets: true, ..plain };
+                    if plain.can_pack(&p) {
+                        check(&context, p, &packed);
+                    }
+                    if plain.can_pack(&p) && dtype == DType::Bf16 && m == 16 {
+                        same_bits(&context, p, &[plain, packed]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Under all schedules, with each rank late in turn.
+fn same_bits(context: &Arc<CudaContext>, p: Problem, schedules: &[Schedule]) {
+    let mut first: Option<Vec<Vec<u16>>> = None;
+    for schedule in schedules {
+        let mut w = World::new(context, p, schedule, Epoch::new(u32::MAX - 1));
+        for late in 0..4 {
+            w.prepare(Seeds { x: 3, w: 4 }, Fill::Uniform);
+            w.delay(late, 200_000);
+            w.call();
+            let bits: Vec<_> = (0..p.world().index()).map(|rank| w.result(rank)).collect();
+            assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{p}, {schedule}: other bits with rank {late} late");
+        }
+    }
+}
+
 #[test]
 fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
     let Some(context) = device("results_are_the_same_bits_in_every_run_whatever_rank_is_late") else { return };
@@ -202,6 +242,18 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
         let record = w.fault(0);
         assert_eq!((record.state, record.code, record.wait, record.rank, record.peer), (1, fault::TIMEOUT, fault::SIGNAL, 0, 1), "{op}");
         assert_eq!(w.epoch(0), 1, "a failed call does not advance the epoch");
+        // Of three ranks the one whose packets do not come is named, not one whose packets did.
+        let p3 = problem(op, 16, 264, 2200, DType::Bf16, 3);
+        let packed = Schedule { stack: true, packets: true, ..Schedule::of(TILES[5]) };
+        for missing in [1, 2] {
+            let mut w = World::new(&context, p3, &packed, Epoch::FIRST);
+            w.deadline_ns = 50_000_000;
+            w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
+            (0..3).filter(|&rank| rank != missing).for_each(|rank| w.enqueue(rank));
+            w.synchronize();
+            let record = w.fault(0);
+            assert_eq!((record.state, record.code, record.rank, record.peer as usize), (1, fault::TIMEOUT, 0, missing), "{op} {record:?}");
+        }
         // The context still works: a new world, complete, is right.
         let mut w = World::new(&context, p, &schedule(TILES[0], Chunk::Shard), Epoch::FIRST);
         let seeds = Seeds { x: 5, w: 6 };

@@ -27,7 +27,12 @@ impl Case {
         let problem = layer.problem;
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
-        Ok(Self { model: layer.model.name().to_owned(), problem, alone, schedule: Schedule::heuristic(&problem) })
+        Ok(Self {
+            model: layer.model.name().to_owned(),
+            problem,
+            alone,
+            schedule: Schedule { packets: false, ..Schedule::heuristic(&problem) },
+        })
     }
 
     /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the raster gives all rows together.

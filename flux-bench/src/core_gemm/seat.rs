@@ -121,6 +121,7 @@ impl Seat {
             await_pushed: false,
             workers: self.workers,
             push: false,
+            packets: false,
             pace: self.pace,
             trace: None,
             stream: gpu.raw_stream(),

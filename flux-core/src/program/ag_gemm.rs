@@ -8,7 +8,7 @@
 use super::along_k::AlongK;
 use super::arrivals::Arrivals;
 use super::items::Items;
-use super::{Await, Forward, Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use super::{Arrival, Await, Forward, Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 
@@ -66,6 +66,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         awaits: list.awaits,
         transfers,
         forwards,
+        arrivals: arrivals_of_band(&arrivals, rank, schedule, nodes),
+        packed_rows: false,
         slots_per_source: 0,
         counters: 0,
         stacked: false,
@@ -93,6 +95,15 @@ fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule
             list.awaits.extend(slices().flat_map(of));
         }
     }
+}
+
+/// The first slices of the other shards of the first band, where they come in packets: what its tiles begin with.
+fn arrivals_of_band(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) -> Vec<Arrival> {
+    if !schedule.packets || nodes.world().peers() == 0 {
+        return Vec::new();
+    }
+    let shards = schedule.band_of(0, nodes.world()).map(|step| nodes.after(rank, step));
+    shards.filter_map(|shard| Some(arrivals.arrival(shard, shard.place_at(rank)?))).collect()
 }
 
 /// Who brings `shard` to `rank`: its owner, or the mate on its rail.

@@ -5,9 +5,9 @@
 use super::along_k::AlongK;
 use super::arrivals::Arrivals;
 use super::items::Items;
-use super::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use super::{Arrival, Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
-use crate::{Nodes, Problem, Rank};
+use crate::{Nodes, Problem, Rank, WorldSize};
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
@@ -65,11 +65,19 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         awaits: list.awaits,
         transfers: transfers(&arrivals, problem, rank),
         forwards: Vec::new(),
+        arrivals: arrivals_of_all(&arrivals, rank, schedule, world),
+        packed_rows: false,
         slots_per_source: 0,
         counters: 0,
         stacked: true,
         nodes,
     }
+}
+
+/// The first slices of all shards, where they come in packets, in the order in which they are awaited.
+fn arrivals_of_all(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, world: WorldSize) -> Vec<Arrival> {
+    let shards = (0..world.get()).map(|step| rank.after(step, world));
+    shards.filter(|_| schedule.packets).map(|shard| arrivals.arrival(shard, shard.get())).collect()
 }
 
 /// The own shard to every rank, the own one first: every reader's first steps along `k` need the first slice of all shards.

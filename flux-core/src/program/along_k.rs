@@ -29,10 +29,12 @@ impl AlongK {
         (steps.start * self.step, end - steps.start * self.step)
     }
 
-    /// At most `most` slices of equal width, but for the last, which is what is left.
-    pub(super) fn slices(self, most: u32) -> Vec<Range<u32>> {
-        let width = self.steps().div_ceil(most);
-        (0..self.steps()).step_by(width as usize).map(|first| first..first.saturating_add(width).min(self.steps())).collect()
+    /// A slice of `lead` steps, where that is not 0, then at most `most` of equal width, but for the last, which is what is left.
+    pub(super) fn slices(self, lead: u32, most: u32) -> Vec<Range<u32>> {
+        let lead = lead.min(self.steps());
+        let width = (self.steps() - lead).div_ceil(most).max(1);
+        let rest = (lead..self.steps()).step_by(width as usize).map(|first| first..first.saturating_add(width).min(self.steps()));
+        Some(0..lead).filter(|lead| !lead.is_empty()).into_iter().chain(rest).collect()
     }
 
     /// `count` parts, or as many as there are steps, whose widths differ by at most one step.
@@ -53,9 +55,11 @@ mod tests {
     #[test]
     fn slices_are_as_wide_as_the_first_and_parts_nearly_equal() {
         let k = AlongK { k: 10 * 64 - 24, step: 64 };
-        assert_eq!((k.steps(), k.slices(1).len(), k.slices(4)), (10, 1, vec![0..3, 3..6, 6..9, 9..10]));
-        assert_eq!(k.slices(6).len(), 5, "five of two steps");
-        assert_eq!(k.slices(u32::MAX).len(), 10);
+        assert_eq!((k.steps(), k.slices(0, 1).len(), k.slices(0, 4)), (10, 1, vec![0..3, 3..6, 6..9, 9..10]));
+        assert_eq!(k.slices(0, 6).len(), 5, "five of two steps");
+        assert_eq!(k.slices(0, u32::MAX).len(), 10);
+        assert_eq!((k.slices(2, 2), k.slices(9, 3)), (vec![0..2, 2..6, 6..10], vec![0..9, 9..10]));
+        assert_eq!(k.slices(99, 3).len(), 1, "nothing is left to slice");
         assert_eq!((k.parts(3), k.parts(99).len()), (vec![0..3, 3..6, 6..10], 10));
         assert_eq!((k.columns(&(0..3)), k.columns(&(9..10))), ((0, 192), (576, 40)));
     }

@@ -3,7 +3,8 @@
 //! Invariant: the chunks are all of the rows and the slices all of the columns, so together they are the shard.
 
 use super::along_k::AlongK;
-use super::{Await, Schedule, Transfer};
+use super::packets::lead_steps;
+use super::{Arrival, Await, Schedule, Transfer};
 use crate::tile::TileGrid;
 use crate::{Problem, Rank};
 use std::ops::Range;
@@ -24,7 +25,7 @@ impl Arrivals {
         let row_blocks = TileGrid::of_shard(problem, schedule.tile).row_blocks();
         let (along_k, m_shard) = (AlongK::new(problem, schedule), problem.m_shard());
         let chunk_rows = schedule.chunk_of(row_blocks).saturating_mul(schedule.tile.m).min(m_shard);
-        Self { along_k, slices: along_k.slices(schedule.k_chunks), chunk_rows, m_shard }
+        Self { along_k, slices: along_k.slices(lead_steps(problem, schedule), schedule.k_chunks), chunk_rows, m_shard }
     }
 
     /// Chunks of a shard.
@@ -49,8 +50,8 @@ impl Arrivals {
 
     /// The slices that these steps along `k` are in.
     fn slices_of(&self, steps: &Range<u32>) -> Range<u32> {
-        let width = self.slices[0].end;
-        steps.start / width..steps.end.div_ceil(width)
+        let (first, end) = (|slice: &Range<u32>| slice.end <= steps.start, |slice: &Range<u32>| slice.start < steps.end);
+        self.slices.partition_point(first) as u32..self.slices.partition_point(end) as u32
     }
 
     /// Of awaits that are listed slice by slice from `first`, `per_slice` for each, those of these steps along `k`: their first, how many, and how many together.
@@ -70,6 +71,11 @@ impl Arrivals {
         let (col, cols) = self.along_k.columns(&self.slices[slice as usize]);
         let rows = self.chunk_rows.min(self.m_shard - row);
         Transfer { dest: dest.get(), place, row, rows, col, cols, raise: self.signal(place, chunk, slice), step }
+    }
+
+    /// The first slice of the shard in `place`, which `source` sends in packets.
+    pub(super) fn arrival(&self, source: Rank, place: u32) -> Arrival {
+        Arrival { source: source.get(), place, raise: self.signal(place, 0, 0) }
     }
 
     fn signal(&self, place: u32, chunk: u32, slice: u32) -> u32 {

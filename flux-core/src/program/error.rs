@@ -44,6 +44,12 @@ pub enum ScheduleError {
         /// The nodes.
         nodes: Nodes,
     },
+    /// Nothing of the program can travel in packets.
+    #[error("`packets` cannot be used: {why}")]
+    Packets {
+        /// Why not.
+        why: &'static str,
+    },
     /// The tile is too small for the problem, or there are too many splits.
     #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer splits")]
     TooManyItems {

@@ -149,6 +149,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         awaits: list.awaits,
         transfers: Vec::new(),
         forwards: Vec::new(),
+        arrivals: Vec::new(),
+        packed_rows: false,
         slots_per_source: tiles,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
         stacked: false,

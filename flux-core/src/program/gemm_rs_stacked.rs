@@ -90,6 +90,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         awaits: list.awaits,
         transfers: Vec::new(),
         forwards: Vec::new(),
+        arrivals: Vec::new(),
+        packed_rows: schedule.packets,
         slots_per_source: 0,
         counters: 0,
         stacked: true,

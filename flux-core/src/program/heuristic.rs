@@ -47,6 +47,7 @@ impl Schedule {
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
+    /// - Packets: for what a call begins with, where it has to wait for it, and for what a call of one wave ends with.
     /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all, and two
     ///   items share a tile where there are otherwise fewer than half as many as SMs.
     ///
@@ -80,7 +81,8 @@ impl Schedule {
             OpKind::AllGatherGemm if band > 1 => (problem.k_local() / (SLICE_COLUMNS * row_blocks)).max(1),
             _ => 1,
         };
-        Self { chunk, raster: Raster::RowGroups(8), band, k_chunks, ..Self::of(tile) }
+        let packets = problem.op() == OpKind::AllGatherGemm && band > 1 && chunk == Chunk::Shard;
+        Self { chunk, raster: Raster::RowGroups(8), band, k_chunks, packets, ..Self::of(tile) }
     }
 
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
@@ -96,7 +98,7 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn staged(problem: &Problem) -> Self {
-        let usual = Self::heuristic(problem);
+        let usual = Self { packets: false, ..Self::heuristic(problem) };
         if problem.op() == OpKind::AllGatherGemm && usual.stack {
             return usual;
         }
@@ -113,15 +115,18 @@ impl Schedule {
     /// For few rows. Such a call is bound by reading `w`: what matters is that all workers do, to the end.
     fn stacked(problem: &Problem) -> Self {
         let tiles = |tile| TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
-        let splits = |tile| if 2 * tiles(tile) <= u64::from(WORKERS) { 2 } else { 1 };
+        let splits_of = |tile| if 2 * tiles(tile) <= u64::from(WORKERS) { 2 } else { 1 };
         let time = |&(tile, cost): &(TileShape, u64)| {
-            let splits = u64::from(splits(tile));
+            let splits = u64::from(splits_of(tile));
             let shared = if splits > 1 { SHARED } else { 100 };
             waves(tiles(tile) * splits) * area(tile) * cost * shared / splits
         };
         let candidates: &[_] = if problem.m() > THIN[0].0.m { &TILES } else { &THIN };
         let tile = candidates.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0);
-        Self { stack: true, splits: splits(tile), raster: Raster::RowGroups(8), ..Self::of(tile) }
+        let splits = splits_of(tile);
+        // Rows that are scattered while other tiles are multiplied are not waited for, and packets are twice the bytes.
+        let packets = problem.op() == OpKind::AllGatherGemm || waves(tiles(tile) * u64::from(splits)) == 1;
+        Self { stack: true, splits, packets, raster: Raster::RowGroups(8), ..Self::of(tile) }
     }
 
     /// The heuristic's schedule for a transport whose chunks are messages of at least `bytes`: whole rows and tiles of one shard each, and no more chunks
@@ -144,7 +149,7 @@ impl Schedule {
         let tiles = shard.div_ceil(4).max(bytes).div_ceil(piece);
         let chunk = u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles);
         let (band, splits) = if own.stack { (problem.world().get(), 1) } else { (own.band, own.splits) };
-        Self { chunk, band, splits, k_chunks: 1, stack: false, ..own }
+        Self { chunk, band, splits, k_chunks: 1, stack: false, packets: false, ..own }
     }
 }
 

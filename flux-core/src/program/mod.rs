@@ -15,6 +15,7 @@ mod gemm_rs;
 mod gemm_rs_stacked;
 mod heuristic;
 mod items;
+mod packets;
 mod record;
 mod rounds;
 mod schedule;
@@ -23,7 +24,7 @@ mod tests;
 
 pub use error::ScheduleError;
 pub use gemm_rs::Places;
-pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
+pub use record::{Arrival, Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};
 pub use schedule::{Chunk, Schedule};
 
@@ -52,9 +53,13 @@ pub struct TileProgram {
     pub transfers: Vec<Transfer>,
     /// Copies of what has come from other nodes that it makes then, in order.
     pub forwards: Vec<Forward>,
+    /// What comes in packets of the shards that are awaited first (AllGather-GEMM); as many transfers as these, the first ones, go in packets.
+    pub arrivals: Vec<Arrival>,
+    /// Whether scattered rows travel in packets (GEMM-ReduceScatter).
+    pub packed_rows: bool,
     /// Slots that each source has at this rank: tiles of a shard (GEMM-ReduceScatter).
     pub slots_per_source: u32,
-    /// Signals used on this rank's pad.
+    /// Signals used on this rank's pad, below those whose lines hold packets.
     pub signals: u32,
     /// Local counters used.
     pub counters: u32,
@@ -122,6 +127,7 @@ impl TileProgram {
         if stacked && nodes.are_mixed() {
             return Err(ScheduleError::StackedNodes { nodes });
         }
+        packets::check(problem, schedule, stacked, nodes)?;
         limits(problem, schedule, stacked)?;
         Ok(match (problem.op(), stacked) {
             (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
@@ -137,7 +143,8 @@ impl TileProgram {
     pub fn workspace(&self) -> WorkspaceSize {
         let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
         let half_bytes = layout::half_bytes(&self.problem, self.tile, self.stacked, self.part_slots);
-        WorkspaceSize { half_bytes, signals: self.signals, counters }
+        let packets = u32::try_from(self.packet_lines()).unwrap_or(u32::MAX);
+        WorkspaceSize { half_bytes, signals: self.signals.saturating_add(packets), counters }
     }
 
     /// Offset, in a half of the own data region, of the first part slot.

@@ -109,6 +109,18 @@ pub struct Await {
     pub k_step: u32,
 }
 
+/// What comes in packets from one rank: the same rows and columns of its shard as this rank's first transfers have of its own. 12 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+pub struct Arrival {
+    /// Who sends it; the rank itself, of whom nothing has to come, where its own shard is in the gather buffer too.
+    pub source: u32,
+    /// Place of its shard in the own gather buffer.
+    pub place: u32,
+    /// Signal of the own pad that says that the rows are in the gather buffer. Where packets are unpacked the reader itself raises it.
+    pub raise: u32,
+}
+
 /// One copy of a mover: some columns of some rows of this rank's shard into a gather buffer, then a signal there. 32 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]

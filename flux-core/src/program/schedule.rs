@@ -59,6 +59,11 @@ pub struct Schedule {
     ///
     /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is then rounded before all are added.
     pub stack: bool,
+    /// Whether what a call waits for first travels in packets, whose payload and signal come together: of AllGather-GEMM a narrow first slice of the shards that
+    /// are awaited first, of GEMM-ReduceScatter the scattered rows. Executors that have no packets move the same as the rest. Means nothing in a world of 1.
+    ///
+    /// For few rows: packets are twice the bytes. GEMM-ReduceScatter has them only stacked, AllGather-GEMM stacked or in bands, with whole shards as chunks.
+    pub packets: bool,
 }
 
 impl Schedule {
@@ -71,12 +76,12 @@ impl Schedule {
     /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.stack), (1, 1, 1, false));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
-        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, k_chunks: 1, splits: 1, stack: false }
+        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, k_chunks: 1, splits: 1, stack: false, packets: false }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, k_chunks, splits, stack: _ } = *self;
+        let Self { tile, chunk, raster, band, k_chunks, splits, stack: _, packets: _ } = *self;
         for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -124,7 +129,7 @@ impl Schedule {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, k_chunks, splits, stack } = self;
+        let Self { tile, chunk, raster, band, k_chunks, splits, stack, packets } = self;
         write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
         if *k_chunks > 1 {
             write!(f, ", {k_chunks} slices of k")?;
@@ -132,6 +137,7 @@ impl fmt::Display for Schedule {
         if *splits > 1 {
             write!(f, ", {splits} splits")?;
         }
-        f.write_str(if *stack { ", stacked" } else { "" })
+        f.write_str(if *stack { ", stacked" } else { "" })?;
+        f.write_str(if *packets { ", packets" } else { "" })
     }
 }

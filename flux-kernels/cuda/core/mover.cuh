@@ -1,9 +1,10 @@
 // A mover: two warps of every CTA that push pieces of the caller's shard into gather buffers, in the order of the program's transfers; the CTA that
 // delivers the last pieces of a chunk raises its signals. Neighbouring transfers of the same rows to several ranks are made together: what is loaded
-// once goes to all of them. The bytes go through registers: bulk copies would queue behind the operands' in the CTA's one copy unit. A mover waits
+// once goes to all of them. The first transfers may go in packets, which the readers unpack (`unpack.cuh`). The bytes go through registers: bulk copies would queue behind the operands' in the CTA's one copy unit. A mover waits
 // for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it.
 #pragma once
 #include "core/config.cuh"
+#include "core/packets.cuh"
 #include "core/trace.cuh"
 #include "core/wait.cuh"
 #include "ptx/memory.cuh"
@@ -111,17 +112,68 @@ struct Mover {
     // `index` of `movers` CTAs. What is moved first is known without a record.
     __device__ __forceinline__ void fetch(Head& head, u32 index, u32 movers) const {
         if (p.transfer_count == 0) return;
-        const Spans s = spans(p.first_rows, p.first_cols);
-        const Group g = {0, 0, share(s, index, movers), p.first_row, p.first_col * 2, 0, s, 0, 0};
-        if (g.mine != 0) load(piece(g, index), head.v);
+        if (p.arrival_count != 0) {
+#pragma unroll
+            for (u32 i = 0; i < kVectors; ++i) head.v[i] = load_lead(index + i * movers);
+        } else {
+            const Spans s = spans(p.first_rows, p.first_cols);
+            const Group g = {0, 0, share(s, index, movers), p.first_row, p.first_col * 2, 0, s, 0, 0};
+            if (g.mine != 0) load(piece(g, index), head.v);
+        }
         head.record = record(0);
         head.poisoned = poisoned(p);
+    }
+
+    // What goes in packets is taken eight bytes a thread, 512 at a time.
+    __device__ __forceinline__ u32 lead_blocks() const {
+        return (p.first_rows * (p.first_cols / 4) + kThreads - 1) / kThreads;
+    }
+
+    // This thread's part of a block, in the lower half.
+    __device__ __forceinline__ uint4 load_lead(u32 block) const {
+        const u32 per_row = p.first_cols / 4, at = block * kThreads + thread;
+        if (at >= p.first_rows * per_row) return {};
+        const uint2 two = ptx::load_global_8(p.x + (p.first_row + at / per_row) * p.x_row_bytes + p.first_col * 2 + at % per_row * 8);
+        return {two.x, two.y, 0, 0};
+    }
+
+    // By whole warps, whose lanes hold the records of the first transfers. What this rank would send itself it reads where it is.
+    __device__ __forceinline__ void store_lead(const Transfer& t, u32 block, const uint4& v) const {
+        const u32 each = p.first_rows * (p.first_cols / 4), at = block * kThreads + thread;
+#pragma unroll 1
+        for (u32 copy = 0; copy < p.arrival_count; ++copy) {
+            const u32 dest = ptx::from_lane(t.dest, copy);
+            if (dest != p.rank && at < each) store_pair(packet_pair(p, dest, epoch, (p.rank * each + at) * 2), epoch, {v.x, v.y});
+        }
+    }
+
+    __device__ __forceinline__ void push_lead(Head& head, u32 index, u32 movers) const {
+        const u32 blocks = lead_blocks();
+        for (u32 first = index;;) {
+#pragma unroll
+            for (u32 i = 0; i < kVectors; ++i) {
+                if (first + i * movers < blocks) store_lead(head.record, first + i * movers, head.v[i]);
+            }
+            first += kVectors * movers;
+            if (first >= blocks) return;
+#pragma unroll
+            for (u32 i = 0; i < kVectors; ++i) head.v[i] = load_lead(first + i * movers);
+        }
     }
 
     __device__ __forceinline__ void run(Head& head, u32 index, u32 movers) const {
         if (p.transfer_count == 0) return;
         uint4 (&v)[kVectors] = head.v;
-        Group g = group(0, head.record, index, movers);
+        Group g;
+        if (p.arrival_count != 0) {
+            if (__all_sync(0xFFFFFFFFu, !head.poisoned)) push_lead(head, index, movers);
+            if (thread == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
+            if (p.arrival_count >= p.transfer_count) return;
+            g = group(p.arrival_count, record(p.arrival_count), index, movers);
+            if (g.mine != 0) load(piece(g, index), v);
+        } else {
+            g = group(0, head.record, index, movers);
+        }
         for (bool stopped = head.poisoned;; stopped = poisoned(p)) {
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
             const bool live = __all_sync(0xFFFFFFFFu, !stopped);

@@ -5,6 +5,7 @@
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "core/trace.cuh"
+#include "core/unpack.cuh"
 #include "core/wait.cuh"
 
 namespace flux {
@@ -74,6 +75,10 @@ struct Storer {
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {
+        if constexpr (!C::kReduceScatter) {
+            // This warp has nothing to store yet.
+            if (p.arrival_count != 0) unpack(p, epoch, lane);
+        }
         u32 i = walk.first;
         for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
@@ -85,7 +90,8 @@ struct Storer {
 #pragma unroll
                     for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
                     // Rows that a consumer has left out are not announced: if it saw the poison, so does this load, which comes after its arrival.
-                    if (!poisoned(p)) raise_scattered(item);
+                    // Packets announce themselves.
+                    if (p.packets == 0 && !poisoned(p)) raise_scattered(item);
                     __syncwarp();
                     if (lane == 0) release();
                     stamp_sent(i);

@@ -11,6 +11,7 @@ struct WaitTarget {
     FaultWait wait;
     u32 peer;
     u32 signal;
+    u32 grace_ns;  // beyond the deadline, for what another wait of this rank comes before: that one knows better who is missing
 };
 
 // Leaves the record of the first wait of this rank that failed; the others find the poison.
@@ -30,18 +31,19 @@ __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const W
     ptx::store_release_sys(const_cast<u32*>(&p.fault->state), 1);
 }
 
-// Polls until the word has reached the epoch; false when the wait was given up. Acquires what the word's writer released.
-__device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const WaitTarget& t) {
+// Looks until what is seen has reached the epoch; false when the wait was given up.
+template <class Look>
+__device__ __forceinline__ bool poll(const Params& p, u32 epoch, const WaitTarget& t, const Look& look) {
     const u64 start = ptx::global_timer_ns();
     for (u32 polls = 1;; ++polls) {
-        const u32 seen = ptx::load_acquire_sys(t.word);
+        const u32 seen = look();
         if (epoch_reached(seen, t.expected)) return true;
         // Polls of many threads would hold up the loads of those that work.
         ptx::sleep_ns(20);
         // The clock, the poison and, more rarely because it lies behind PCIe, the abort word.
         if (polls % 64 == 0) {
             if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
-            if (ptx::global_timer_ns() - start > p.deadline_ns) {
+            if (ptx::global_timer_ns() - start > p.deadline_ns + t.grace_ns) {
                 record_fault(p, epoch, t, FaultCode::kTimeout, seen, 0);
                 return false;
             }
@@ -56,8 +58,10 @@ __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const Wait
     }
 }
 
+// Acquires what the word's writer released.
 __device__ __forceinline__ bool wait_for(const Params& p, u32 epoch, const WaitTarget& t) {
-    return epoch_reached(ptx::load_acquire_sys(t.word), t.expected) || wait_slow(p, epoch, t);
+    const auto look = [&] { return ptx::load_acquire_sys(t.word); };
+    return epoch_reached(look(), t.expected) || poll(p, epoch, t, look);
 }
 
 // Entries of the await list that are polled together: one after the other, each would cost its latency.
@@ -65,7 +69,9 @@ constexpr u32 kPolls = 8;
 
 __device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u32 index) {
     const Await a = p.awaits[index];
-    return {signal_word(p.pad[p.rank], a.signal, epoch), epoch, FaultWait::kSignal, a.peer, a.signal};
+    // What comes in packets this rank announces to itself.
+    constexpr u32 kUnpackGraceNs = 20'000'000;
+    return {signal_word(p.pad[p.rank], a.signal, epoch), epoch, FaultWait::kSignal, a.peer, a.signal, p.arrival_count != 0 ? kUnpackGraceNs : 0};
 }
 
 // Whether the signals of up to kPolls of `count` entries from `first` on are raised, and if so acquires them.

@@ -88,6 +88,28 @@ __device__ __forceinline__ void store_global_16(u64 p, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// ld.global, 8 bytes; not kept in L1, as above
+__device__ __forceinline__ uint2 load_global_8(u64 p) {
+    uint2 v;
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+    return v;
+}
+
+// st.global, 8 bytes
+__device__ __forceinline__ void store_global_8(u64 p, uint2 v) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+
+// st.relaxed.sys, two words of 64 bits, each of which is written whole (PTX ISA, "Vector Data-types" in the memory consistency model)
+__device__ __forceinline__ void store_relaxed_sys_2x64(u64 p, u64 a, u64 b) {
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+}
+
+// ld.relaxed.sys, two words of 64 bits, each of which is read whole
+__device__ __forceinline__ void load_relaxed_sys_2x64(u64 p, u64& a, u64& b) {
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p) : "memory");
+}
+
 // ld.global.nc, 4 bytes
 __device__ __forceinline__ u32 load_constant_4(u64 p) {
     u32 v;
@@ -99,6 +121,13 @@ __device__ __forceinline__ u32 load_constant_4(u64 p) {
 __device__ __forceinline__ uint4 load_shared_16(u32 p) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p) : "memory");
+    return v;
+}
+
+// ld.shared, 8 bytes
+__device__ __forceinline__ uint2 load_shared_8(u32 p) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(p) : "memory");
     return v;
 }
 

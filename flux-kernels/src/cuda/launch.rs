@@ -9,7 +9,7 @@ use super::trace::TraceBuffer;
 use super::warm_up::warm_up;
 use crate::{Activation, Variant};
 use cudarc::driver::sys;
-use flux_core::layout::gather_place_bytes;
+use flux_core::layout::{gather_place_bytes, signal_offset};
 use flux_core::rank::MAX_WORLD;
 use flux_core::{OpKind, WorldSize};
 use std::ffi::CString;
@@ -108,6 +108,8 @@ pub struct LaunchArgs<'a> {
     pub workers: u32,
     /// Whether the kernel itself pushes the caller's shard to the peers; not where another mover does.
     pub push: bool,
+    /// Whether what the program has for packets goes in packets: the pads are those of the ranks themselves.
+    pub packets: bool,
     /// How traffic is spread.
     pub pace: Pace,
     /// Where a traced kernel records the call; given exactly where the kernel is one.
@@ -190,6 +192,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         box_rows: 64,
     };
     let first = p.transfers.first().copied().unwrap_or_default();
+    let arrivals = if args.packets { p.arrivals.len() as u32 } else { 0 };
     let row_bytes = u64::from(k) * dtype.bytes() as u64;
     let a_caller = encode(dtype, &x)?;
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
@@ -223,10 +226,12 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         y_row_bytes: args.y.row_bytes,
         parts_offset: p.parts_offset(),
         bias: args.bias,
+        packets: if args.packets && p.packet_bytes() > 0 { signal_offset(p.signals, 0) } else { 0 },
+        arrivals: program.arrivals(),
         rank: p.rank.get(),
         world: world.get(),
         item_count: p.items.len() as u32,
-        transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
+        transfer_count: if args.push { p.transfers.len() as u32 } else { arrivals },
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),
         push_gap_ns: args.pace.push_gap_ns,
@@ -238,7 +243,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         first_rows: first.rows,
         first_col: first.col,
         first_cols: first.cols,
-        reserved: 0,
+        arrival_count: arrivals,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

@@ -29,6 +29,8 @@ pub(super) struct Params {
     pub(super) y_row_bytes: u64,
     pub(super) parts_offset: u64,
     pub(super) bias: u64,
+    pub(super) packets: u64,
+    pub(super) arrivals: u64,
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) item_count: u32,
@@ -44,7 +46,7 @@ pub(super) struct Params {
     pub(super) first_rows: u32,
     pub(super) first_col: u32,
     pub(super) first_cols: u32,
-    pub(super) reserved: u32,
+    pub(super) arrival_count: u32,
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }

@@ -3,7 +3,7 @@
 use super::LaunchError;
 use super::call::{check, current_context, release_in};
 use cudarc::driver::sys;
-use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
+use flux_core::program::{Arrival, Await, TileProgram, Transfer, WorkItem};
 
 /// A program uploaded to the device whose context was current: the records that every launch of an op walks.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ impl DeviceProgram {
         bytes.extend_from_slice(bytemuck::cast_slice(&program.items));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.awaits));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.transfers));
+        bytes.extend_from_slice(bytemuck::cast_slice(&program.arrivals));
         let mut memory = 0;
         // SAFETY: the out pointer is valid and the size is not zero: a program has items.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut memory, bytes.len()) })?;
@@ -55,8 +56,13 @@ impl DeviceProgram {
         self.awaits() + (self.program.awaits.len() * size_of::<Await>()) as u64
     }
 
+    pub(super) fn arrivals(&self) -> u64 {
+        self.transfers() + (self.program.transfers.len() * size_of::<Transfer>()) as u64
+    }
+
     fn bytes_of(program: &TileProgram) -> usize {
-        size_of_val(&program.items[..]) + size_of_val(&program.awaits[..]) + program.transfers.len() * size_of::<Transfer>()
+        let moved = program.transfers.len() * size_of::<Transfer>() + program.arrivals.len() * size_of::<Arrival>();
+        size_of_val(&program.items[..]) + size_of_val(&program.awaits[..]) + moved
     }
 }
 

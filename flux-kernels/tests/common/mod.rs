@@ -200,6 +200,7 @@ impl World {
             await_pushed: false,
             workers: self.workers,
             push: true,
+            packets: true,
             pace: self.pace,
             trace: None,
             stream: self.raw(i),

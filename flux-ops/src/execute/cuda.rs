@@ -125,7 +125,12 @@ impl CudaExecutor {
         } else if carry.is_none() && !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
-            unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
+            unsafe {
+                call.push(&flux_transport::Push {
+                    transfers: &program.transfers[program.arrivals.len()..],
+                    ..super::push_of::<T>(&operands.x, program)
+                })
+            }?;
         }
         let matrix = |view: &View| Matrix { address: view.address, row_bytes: view.row_bytes::<T>() };
         let memory = call.memory();
@@ -145,6 +150,7 @@ impl CudaExecutor {
             await_pushed: call.pushes(),
             workers: self.workers,
             push: by_kernel,
+            packets: self.packets(),
             pace: self.pace,
             trace: self.trace.as_ref(),
             stream: raw_stream,
@@ -167,6 +173,11 @@ impl CudaExecutor {
                 Err(error)
             }
         }
+    }
+
+    /// Whether the kernel packs what the program has for packets: the pads that it is given are the ranks' own.
+    fn packets(&self) -> bool {
+        self.rounds.is_none() && self.route.is_none()
     }
 
     pub(super) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {

@@ -83,6 +83,8 @@ pub fn own_schedule(comm: &Communicator, problem: &Problem) -> Schedule {
         // As if there were messages: tiles that span shards cannot be passed on.
         _ if comm.nodes().are_mixed() => Schedule::in_messages(problem, 0),
         _ if carried(comm) => Schedule::staged(problem),
+        // Threads have no packets, and need no memory for them.
+        _ if comm.device().ordinal().is_none() => Schedule { packets: false, ..Schedule::heuristic(problem) },
         _ => Schedule::heuristic(problem),
     }
 }

@@ -82,6 +82,7 @@ impl RandomCase {
             shared.splits = Some(draw.of(&[1, 1, 2, 3]));
             shared.stack = draw.below(2) > 0;
             shared.no_stack = !shared.stack;
+            shared.packets = Some(draw.below(2) > 0 && shared.can_pack(&problem));
         }
         let calls = 4 + u64::from(draw.below(13));
         let finishes: Vec<Finish> = std::iter::once(Finish::default()).chain(Finish::with_bias(op)).collect();
@@ -89,10 +90,13 @@ impl RandomCase {
         Ok(Self { number, problem, finish, shared, calls, seed: data::seed(seed, 2, number) })
     }
 
-    /// The same with a plan for messages: no slices, and no tiles that span shards.
+    /// The same with a plan for messages: no slices or packets, and no tiles that span shards.
     #[must_use]
     pub(super) fn in_whole_chunks(self) -> Self {
-        Self { shared: Plan { k_chunks: self.shared.k_chunks.and(Some(1)), stack: false, no_stack: true, ..self.shared }, ..self }
+        Self {
+            shared: Plan { k_chunks: self.shared.k_chunks.and(Some(1)), stack: false, no_stack: true, packets: Some(false), ..self.shared },
+            ..self
+        }
     }
 
     /// The whole plan of `rank`: with its own choice of workers, mover and pace.
@@ -120,7 +124,8 @@ impl fmt::Display for RandomCase {
         };
         let (slices, splits) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1));
         let stack = if shared.stack { ", stacked" } else { "" };
-        write!(f, "tile {}x{}, chunk {chunk}, group {group}, band {band}, {slices} slices, {splits} splits{stack}", tile.m, tile.n)
+        let packets = if shared.packets == Some(true) { ", packets" } else { "" };
+        write!(f, "tile {}x{}, chunk {chunk}, group {group}, band {band}, {slices} slices, {splits} splits{stack}{packets}", tile.m, tile.n)
     }
 }
 

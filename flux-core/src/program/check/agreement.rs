@@ -27,6 +27,8 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.part_slots == first.part_slots, "part slots"),
             (p.stacked == first.stacked, "stacking"),
             (p.nodes == first.nodes, "nodes"),
+            (p.packed_rows == first.packed_rows, "packets"),
+            (p.arrivals.len() == first.arrivals.len(), "arrivals"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),
         ];
         for (same, what) in same {

@@ -9,6 +9,7 @@ mod cover;
 mod destinations;
 mod form;
 mod order;
+mod packets;
 mod parts;
 mod reads;
 mod rect;
@@ -32,6 +33,7 @@ use super::TileProgram;
 /// - each part slot has one lender and one reader, which awaits the lender and adds the parts of its own tile in the order of `k`;
 /// - whatever an item reads of its peers' data was announced by a signal that it awaits, each column of A before the step that reads it, the others
 ///   after the multiplication; and so was what a mover passes on;
+/// - what one rank sends in packets is what its readers take from it;
 /// - what crosses nodes stays on its rail;
 /// - no rank waits on work that comes after its own, for any number of workers;
 /// - at each step the ranks send to different destinations. That is a rule of speed, and does not hold for what is scattered: tiles that span shards
@@ -47,6 +49,7 @@ pub fn verify(programs: &[TileProgram]) -> Result<(), Violation> {
         cover::check(program)?;
         counters::check(program)?;
     }
+    packets::check(programs)?;
     signals::check(programs)?;
     writers::check(programs)?;
     programs.iter().try_for_each(parts::check)?;

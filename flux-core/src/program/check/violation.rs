@@ -84,6 +84,14 @@ pub enum Violation {
         /// What is wrong.
         what: &'static str,
     },
+    /// Packets are sent that are not taken, or otherwise.
+    #[error("rank {rank}: {what}")]
+    Packets {
+        /// Whose program.
+        rank: Rank,
+        /// What does not hold.
+        what: &'static str,
+    },
     /// Elements of the output are computed by no item.
     #[error("rank {rank} leaves {missing} elements of {output} without an item")]
     NotCovered {

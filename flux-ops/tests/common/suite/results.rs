@@ -90,8 +90,10 @@ pub fn small_shards_give_the_right_result_however_they_are_cut(machine: Machine)
                 let expected = cases.each_ref().map(|case| case.expected_of(&plain));
                 machine.run(world, defaults, |node| {
                     let mut first: Option<Vec<bf16>> = None;
-                    for (k_chunks, band) in [(1, 1), (3, 1), (4, 2)] {
-                        let schedule = Schedule { k_chunks, band, chunk: Chunk::Tiles(1), ..plain };
+                    for (k_chunks, band, packets) in [(1, 1, false), (3, 1, false), (4, 2, false), (2, 3, true)] {
+                        let chunk = if packets { Chunk::Shard } else { Chunk::Tiles(1) };
+                        let schedule = Schedule { k_chunks, band, chunk, ..plain };
+                        let schedule = Schedule { packets: packets && schedule.can_pack(&cases[0].problem), ..schedule };
                         let op = AnyOp::of(&cases[0], Plan { schedule: Some(schedule), ..Plan::default() }, node);
                         let y = call(&op, &cases[0], node).unwrap();
                         cases[0].assert_equal(&expected[0], node.rank, &y, &op.explain());
