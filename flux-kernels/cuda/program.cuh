@@ -99,7 +99,6 @@ struct Params {
     u32 m_shard;           // rows of a shard
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
     u32 activation;        // after the bias; AllGather-GEMM only
-    u32 first_row, first_rows, first_col, first_cols;  // of x, what the first transfer moves
     u32 reserved;
 
     ItemStamps* item_stamps;      // by item, where the kernel traces

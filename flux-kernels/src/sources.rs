@@ -28,6 +28,7 @@ headers![
     "core/storer.cuh",
     "core/trace.cuh",
     "core/wait.cuh",
+    "core/watcher.cuh",
     "harness/data.cuh",
 ];
 

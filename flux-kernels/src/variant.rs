@@ -91,14 +91,14 @@ impl Variant {
         self.tile
     }
 
-    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, and room to align to 1024.
+    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, a word, and room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
         let (gathers, out) = (matches!(self.op, OpKind::AllGatherGemm), self.tile.m * self.tile.n * 2);
         // 16 bytes between rows that are scattered
         let out = if gathers { out } else { out + self.tile.m * 16 };
         let barriers = 2 * self.stages + 2 * Self::CONSUMERS + 1;
-        self.stages * stage + out + barriers * 8 + 1024
+        self.stages * stage + out + barriers * 8 + 8 + 1024
     }
 
     /// Name of the kernel's entry point.

@@ -16,7 +16,7 @@ struct Config {
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
-    static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer and mover
+    static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer, mover and watcher
     // Consumers share a tile by rows, or by columns where it has but 64 rows.
     static constexpr bool kSplitColumns = TileM == 64;
     static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
@@ -27,8 +27,8 @@ struct Config {
     static_assert(kBlocksM * kCols <= 256, "accumulators");
 
     // Registers of a thread: 64 K in all, launched with 168 each.
-    static constexpr u32 kProducerRegisters = 72;
-    static constexpr u32 kConsumerRegisters = 216;
+    static constexpr u32 kProducerRegisters = 56;
+    static constexpr u32 kConsumerRegisters = 224;
 
     static constexpr u32 kBytesA = TileM * kTileK * 2;
     static constexpr u32 kBytesB = TileN * kTileK * 2;
@@ -58,7 +58,8 @@ struct Config {
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
     static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 1;
-    static constexpr u32 kSharedBytes = kBarrierOffset + kBarriers * 8 + 1024;
+    static constexpr u32 kRowsOffset = kBarrierOffset + kBarriers * 8;
+    static constexpr u32 kSharedBytes = kRowsOffset + 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
 };
 
@@ -80,6 +81,8 @@ struct Shared {
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
     // Completed when what a fold reads is there.
     __device__ __forceinline__ u32 fold_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
+    // How far the watcher has seen rows of A (`progress`).
+    __device__ __forceinline__ u32 rows() const { return base + C::kRowsOffset; }
     // Completed when the storer's copies have read it.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };

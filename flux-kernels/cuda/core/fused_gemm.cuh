@@ -1,4 +1,4 @@
-// The persistent kernel: the warps of every CTA are a producer, a storer, two of a mover, and two consumers of four warps each.
+// The persistent kernel: the warps of every CTA are a producer, a storer, a mover, a watcher, and two consumers of four warps each.
 #pragma once
 #include "core/close.cuh"
 #include "core/config.cuh"
@@ -9,6 +9,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "core/storer.cuh"
+#include "core/watcher.cuh"
 
 namespace flux {
 
@@ -19,10 +20,6 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const u32 warpgroup = threadIdx.x / 128;
     const u32 warp = threadIdx.x / 32;
     stamp_cta<C>(p, &WorkerStamps::entered);
-    typename Mover<C>::Head head;
-    if constexpr (!C::kReduceScatter) {
-        if (warp == 2 || warp == 3) Mover<C>{p, 0, threadIdx.x - 64}.fetch(head, blockIdx.x, gridDim.x);
-    }
     // Read by every CTA before its ticket, so before the last one advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
 
@@ -36,6 +33,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
         ptx::mbarrier_init(smem.fold_ready(), 1);
+        ptx::store_release_cta_shared(smem.rows(), 0);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
         ptx::prefetch_tensor_map(&p.b);
@@ -53,8 +51,12 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             credit = credit_of_lane(p);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
-        } else {
-            if constexpr (!C::kReduceScatter) Mover<C>{p, epoch, threadIdx.x - 64}.run(head, blockIdx.x, gridDim.x);
+        } else if constexpr (!C::kReduceScatter) {
+            if (warp == 2) {
+                Mover<C>{p, epoch, threadIdx.x % 32}.run(blockIdx.x, gridDim.x);
+            } else {
+                Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
+            }
         }
         __syncwarp();
     } else {

@@ -1,4 +1,4 @@
-// A mover: two warps of every CTA that push pieces of the caller's shard into gather buffers, in the order of the program's transfers; the CTA that
+// A mover: a warp of every CTA that pushes pieces of the caller's shard into gather buffers, in the order of the program's transfers; the CTA that
 // delivers the last pieces of a chunk raises its signals. Neighbouring transfers of the same rows to several ranks are made together: what is loaded
 // once goes to all of them. The bytes go through registers: bulk copies would queue behind the operands' in the CTA's one copy unit. A mover waits
 // for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it.
@@ -13,8 +13,9 @@ namespace flux {
 
 template <class C>
 struct Mover {
-    static constexpr u32 kThreads = 64;
-    static constexpr u32 kVectors = C::kPieceBytes / 16 / kThreads;  // of a piece, in one thread
+    static constexpr u32 kThreads = 32;
+    static constexpr u32 kVectors = 4;  // of a piece, in one thread
+    static constexpr u32 kPieceBytes = kVectors * kThreads * 16;
 
     const Params& p;
     const u32 epoch;
@@ -46,12 +47,12 @@ struct Mover {
         const u64 whole = static_cast<u64>(part) * rows;
         const bool dense = part == p.row_bytes && p.x_row_bytes == p.row_bytes && whole < (u64{1} << 31);
         const u32 bytes = dense ? static_cast<u32>(whole) : part;
-        return {bytes, dense ? 1 : rows, (bytes + C::kPieceBytes - 1) / C::kPieceBytes};
+        return {bytes, dense ? 1 : rows, (bytes + kPieceBytes - 1) / kPieceBytes};
     }
 
     // By a whole warp: its lanes look at one transfer each.
     __device__ __forceinline__ Transfer record(u32 first) const {
-        const u32 at = first + thread % 32;
+        const u32 at = first + thread;
         return p.transfers[at < p.transfer_count ? at : first];
     }
 
@@ -63,7 +64,7 @@ struct Mover {
     // By a whole warp, of the records of its lanes.
     __device__ __forceinline__ Group group(u32 first, const Transfer& t, u32 index, u32 movers) const {
         const u32 row = ptx::from_lane(t.row, 0), col = ptx::from_lane(t.col, 0), rows = ptx::from_lane(t.rows, 0), cols = ptx::from_lane(t.cols, 0);
-        const bool there = first + thread % 32 < p.transfer_count;
+        const bool there = first + thread < p.transfer_count;
         const bool same = there && t.row == row && t.col == col && t.rows == rows && t.cols == cols;
         const u32 others = __ballot_sync(0xFFFFFFFFu, !same);
         const u32 copies = others == 0 ? 32 : __ffs(others) - 1;
@@ -73,10 +74,10 @@ struct Mover {
 
     __device__ __forceinline__ Piece piece(const Group& g, u32 i) const {
         const u64 row = g.row + i / g.spans.pieces_each;
-        const u32 in_span = i % g.spans.pieces_each * C::kPieceBytes;
+        const u32 in_span = i % g.spans.pieces_each * kPieceBytes;
         const u32 left = g.spans.bytes - in_span;
         const u32 in_row = g.col_bytes + in_span;
-        return {p.x + row * p.x_row_bytes + in_row, row * p.row_bytes + in_row, left < C::kPieceBytes ? left : C::kPieceBytes};
+        return {p.x + row * p.x_row_bytes + in_row, row * p.row_bytes + in_row, left < kPieceBytes ? left : kPieceBytes};
     }
 
     __device__ __forceinline__ void load(const Piece& q, uint4 (&v)[kVectors]) const {
@@ -100,48 +101,25 @@ struct Mover {
         }
     }
 
-    // What a mover fetches before anything else: a call with few rows waits for the first ones, and once the producers fill their rings, loads queue
-    // behind the weights.
-    struct Head {
-        Transfer record;
-        uint4 v[kVectors];
-        bool poisoned;
-    };
-
-    // `index` of `movers` CTAs. What is moved first is known without a record.
-    __device__ __forceinline__ void fetch(Head& head, u32 index, u32 movers) const {
-        if (p.transfer_count == 0) return;
-        const Spans s = spans(p.first_rows, p.first_cols);
-        const Group g = {0, 0, share(s, index, movers), p.first_row, p.first_col * 2, 0, s, 0, 0};
-        if (g.mine != 0) load(piece(g, index), head.v);
-        head.record = record(0);
-        head.poisoned = poisoned(p);
-    }
-
-    __device__ __forceinline__ void run(Head& head, u32 index, u32 movers) const {
-        if (p.transfer_count == 0) return;
-        uint4 (&v)[kVectors] = head.v;
-        Group g = group(0, head.record, index, movers);
-        for (bool stopped = head.poisoned;; stopped = poisoned(p)) {
+    __device__ __forceinline__ void run(u32 index, u32 movers) const {
+#pragma unroll 1
+        for (u32 first = 0; first < p.transfer_count;) {
+            const Group g = group(first, record(first), index, movers);
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-            const bool live = __all_sync(0xFFFFFFFFu, !stopped);
+            const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
+#pragma unroll 1
             for (u32 j = 0; j < g.mine; ++j) {
-                if (live) store(g, piece(g, index + j * movers), v);
-                if (thread == 0 && g.first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
-                if (j + 1 < g.mine) load(piece(g, index + (j + 1) * movers), v);
+                const Piece q = piece(g, index + j * movers);
+                uint4 v[kVectors];
+                load(q, v);
+                if (live) store(g, q, v);
+                if (thread == 0 && first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
             }
-            const u32 done = g.first, next = done + g.copies, copies = live ? g.copies : 0, dest = g.to & 0xFFFF, raises = g.raise;
-            const bool more = next < p.transfer_count;
-            if (more) {
-                // On their way while the stores are waited for.
-                g = group(next, record(next), index, movers);
-                if (g.mine != 0) load(piece(g, index), v);
-            }
-            ptx::named_barrier_sync<3, kThreads>();
-            if (thread < 32 && copies != 0) raise(done, copies, dest, raises, movers);
-            if (!more) return;
+            __syncwarp();
+            if (live) raise(first, g.copies, g.to & 0xFFFF, g.raise, movers);
+            first += g.copies;
         }
     }
 
@@ -149,7 +127,7 @@ struct Mover {
     __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
         u32 last = 0;
         if (thread == 0) {
-            // What the other warp has left out is not announced: if it saw the poison, so does this load, which comes after the barrier.
+            // What other CTAs have left out is not announced: if they saw the poison, they have not counted.
             const bool whole = !poisoned(p);
             // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
             ptx::fence_acq_rel_sys();

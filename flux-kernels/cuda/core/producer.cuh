@@ -1,10 +1,11 @@
-// The producer: one thread that keeps the ring of stages full. It alone waits for other ranks' data.
+// The producer: one thread that keeps the ring of stages full. Rows of other ranks the watcher awaits for it, partial sums it awaits itself.
 #pragma once
 #include "core/config.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "core/trace.cuh"
 #include "core/wait.cuh"
+#include "core/watcher.cuh"
 
 namespace flux {
 
@@ -14,14 +15,7 @@ struct Producer {
     const Shared<C> smem;
     const u32 epoch;
     RingState<C::kStages> ring;
-    // The await list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
-    u32 seen_first = kNone, seen_count = 0;
-    bool stamped = false;
-
-    // What of an item's await list is still to come: `group` entries from `next` on are awaited before step `step` of k is loaded.
-    struct Pending {
-        u32 next, end, group, step;
-    };
+    u64 rows = 0;  // how far they are there, as last seen
 
     __device__ __forceinline__ const TensorMap* a_map(const WorkItem& item) const {
         return item.a_source == static_cast<u32>(Source::kGather) ? &p.a_gather : &p.a_caller;
@@ -43,46 +37,20 @@ struct Producer {
         ptx::mbarrier_arrive_expect_tx(smem.full(ring.stage), bytes);
     }
 
-    __device__ __forceinline__ Pending pending(const WorkItem& item) {
-        if (item.await_count == 0 || (item.await_first == seen_first && item.await_count == seen_count)) return {0, 0, 0, kNone};
-        seen_first = item.await_first;
-        seen_count = item.await_count;
-        return at(item.await_first, item.await_first + item.await_count, item.await_group);
-    }
-
-    __device__ __forceinline__ Pending at(u32 next, u32 end, u32 group) const {
-        return {next, end, group, next < end ? p.awaits[next].k_step : kNone};
-    }
-
-    // Stamps the first rows that came.
-    __device__ __forceinline__ void arrived() {
-        if (C::kTrace && !stamped) stamp_worker<C>(p, &WorkerStamps::first_rows);
-        stamped = true;
-    }
-
-    // Whether the next group is there; goes past it where it is.
-    __device__ __forceinline__ bool raised(Pending& w) {
-        for (u32 first = 0; first < w.group; first += kPolls) {
-            if (!all_raised(p, epoch, w.next + first, w.group - first)) return false;
-        }
-        arrived();
+    // Whether the watcher has seen the rows that this step of the CTA's item number `number` reads.
+    __device__ __forceinline__ bool rows_there(u32 number, u32 step) {
+        const u64 needed = progress(number, step);
+        if (needed < rows) return true;
+        const u64 now = ptx::load_acquire_cta_shared(smem.rows());
+        if (now == rows) return false;
+        rows = now;
         // Orders the acquired signals before the bulk loads of the rows that they announce.
         ptx::fence_proxy_async();
-        w = at(w.next + w.group, w.end, w.group);
-        return true;
-    }
-
-    // Waits for the next group.
-    __device__ __forceinline__ void wait(Pending& w) {
-        for (u32 first = 0; first < w.group; first += kPolls) await_all(p, epoch, w.next + first, w.group - first);
-        arrived();
-        // As above. After a failed wait the rows are garbage, but in bounds: the tile is computed and the call reported as failed.
-        ptx::fence_proxy_async();
-        w = at(w.next + w.group, w.end, w.group);
+        return needed < rows;
     }
 
     // Rows of A that peers send are missing: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
-    __device__ __forceinline__ u32 load_awaited(const WorkItem& item, Pending& w, u32 step, u32 end) {
+    __device__ __forceinline__ u32 load_awaited(const WorkItem& item, u32 number, u32 step, u32 end) {
         // The consumers give a stage back when they have the next one: within an item, one stage is theirs until A has come too.
         const u32 free = step == item.k_first ? C::kStages : C::kStages - 1;
         const u32 ahead = end - step < free ? end - step : free;
@@ -93,7 +61,8 @@ struct Producer {
             ring.advance();
         }
         for (u32 s = step; s < step + ahead; ++s) {
-            while (s >= w.step) wait(w);
+            // The watcher ends all its waits, and so this one.
+            while (!rows_there(number, s)) {}
             load_a(item, start.stage, s);
             start.advance();
         }
@@ -143,19 +112,30 @@ struct Producer {
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        for (u32 i = walk.first; i < walk.count; i += walk.stride) {
+        u32 number = 0;
+        for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             const WorkItem item = load_item(p, i);
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
             stamp<C>(p, i, &ItemStamps::opened);
-            if constexpr (!C::kReduceScatter) {
-                for (Pending w = pending(item); w.step < end;) {
-                    for (; step < w.step; ++step) load(item, step);
-                    if (!raised(w)) step = load_awaited(item, w, step, end);
+            if constexpr (C::kReduceScatter) {
+                stamp<C>(p, i, &ItemStamps::rows_there);
+                for (; step < end; ++step) load(item, step);
+            } else {
+                bool stamped = false;
+                while (step < end) {
+                    if (rows_there(number, step)) {
+                        if (C::kTrace && !stamped && rows >= progress(number + 1, 0)) {
+                            stamp<C>(p, i, &ItemStamps::rows_there);
+                            stamped = true;
+                        }
+                        load(item, step++);
+                    } else {
+                        step = load_awaited(item, number, step, end);
+                    }
                 }
+                if (!stamped) stamp<C>(p, i, &ItemStamps::rows_there);
             }
-            stamp<C>(p, i, &ItemStamps::rows_there);
-            for (; step < end; ++step) load(item, step);
             stamp<C>(p, i, &ItemStamps::loaded);
             if (item.parts != 0) load_parts(item);
             if constexpr (C::kReduceScatter) {

@@ -1,4 +1,4 @@
-// Shared-memory barriers that count arrivals and bytes (PTX ISA: mbarrier).
+// Shared-memory barriers that count arrivals and bytes, and words with an explicit memory order (PTX ISA: mbarrier, ld, st).
 #pragma once
 #include "types.cuh"
 
@@ -7,6 +7,18 @@ namespace flux::ptx {
 // cvta: the 32-bit shared-window address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* p) {
     return static_cast<u32>(__cvta_generic_to_shared(p));
+}
+
+// st.release.cta of a word of shared memory
+__device__ __forceinline__ void store_release_cta_shared(u32 p, u64 v) {
+    asm volatile("st.release.cta.shared::cta.u64 [%0], %1;" ::"r"(p), "l"(v) : "memory");
+}
+
+// ld.acquire.cta of a word of shared memory
+__device__ __forceinline__ u64 load_acquire_cta_shared(u32 p) {
+    u64 v;
+    asm volatile("ld.acquire.cta.shared::cta.u64 %0, [%1];" : "=l"(v) : "r"(p) : "memory");
+    return v;
 }
 
 // mbarrier.init

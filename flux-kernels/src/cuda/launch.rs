@@ -66,15 +66,17 @@ pub struct Matrix {
 /// Gaps in the traffic of a CTA, which keep the links free of bursts. Zero sends as fast as the link takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pace {
-    /// Nanoseconds between 4 KiB pieces of the caller's shard, from the second destination on.
+    /// Nanoseconds between 2 KiB pieces of the caller's shard, from the second destination on.
     pub push_gap_ns: u32,
     /// Nanoseconds between 4 KiB pieces of a partial tile.
     pub send_gap_ns: u32,
 }
 
 impl Pace {
-    /// Bytes of a piece.
-    pub const PIECE_BYTES: u32 = 4096;
+    /// Bytes of a piece of the caller's shard.
+    pub const PUSHED_BYTES: u32 = 2048;
+    /// Bytes of a piece of a partial tile.
+    pub const SENT_BYTES: u32 = 4096;
 }
 
 /// The operands, the memory and the place of one launch. Shapes are those of the program's problem.
@@ -189,7 +191,6 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         outer: &y_outer,
         box_rows: 64,
     };
-    let first = p.transfers.first().copied().unwrap_or_default();
     let row_bytes = u64::from(k) * dtype.bytes() as u64;
     let a_caller = encode(dtype, &x)?;
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
@@ -234,10 +235,6 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         m_shard,
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
-        first_row: first.row,
-        first_rows: first.rows,
-        first_col: first.col,
-        first_cols: first.cols,
         reserved: 0,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),

@@ -276,10 +276,10 @@ fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
         return Pace::default();
     }
     let gap = |ns: u64, pieces: u64| u32::try_from(ns * u64::from(percent) / 100 / pieces.max(1)).unwrap_or(u32::MAX);
-    let shard_pieces = gather_place_bytes(problem) / u64::from(Pace::PIECE_BYTES) / workers;
+    let shard_pieces = gather_place_bytes(problem) / u64::from(Pace::PUSHED_BYTES) / workers;
     Pace {
         push_gap_ns: if tiles < workers { 0 } else { gap(tile_ns * tiles / workers, shard_pieces) },
-        send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / u64::from(Pace::PIECE_BYTES)),
+        send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / u64::from(Pace::SENT_BYTES)),
     }
 }
 

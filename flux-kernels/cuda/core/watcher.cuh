@@ -1,0 +1,57 @@
+// The watcher: a warp that waits for other ranks' rows ahead of the producer, and tells it how far they are there. A look at a signal takes its way to memory
+// and back, and what was seen has to be acquired: done by the producer, that would drain the ring of stages at every shard.
+#pragma once
+#include "core/config.cuh"
+#include "core/trace.cuh"
+#include "core/wait.cuh"
+#include "ptx/mbarrier.cuh"
+
+namespace flux {
+
+// How far rows of A are there: before step `step` of a CTA's item number `number`, counted from 0. Later is larger.
+__device__ __forceinline__ u64 progress(u32 number, u32 step) {
+    return static_cast<u64>(number) << 32 | step;
+}
+
+template <class C>
+struct Watcher {
+    const Params& p;
+    const Shared<C> smem;
+    const u32 epoch;
+    const u32 lane;
+    bool stamped = false;
+
+    // By the whole warp, whose lanes have acquired what they waited for.
+    __device__ __forceinline__ void tell(u32 number, u32 step) const {
+        __syncwarp();
+        if (lane == 0) ptx::store_release_cta_shared(smem.rows(), progress(number, step));
+    }
+
+    // The groups of an item's await list, each of which is awaited before one step of k. After a failed wait the rows are garbage, but in bounds: the tile is
+    // computed and the call reported as failed.
+    __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group) {
+        for (u32 next = first; next < first + count; next += group) {
+            tell(number, p.awaits[next].k_step);
+            for (u32 n = lane; n < group; n += 32) wait_for(p, epoch, await_target(p, epoch, next + n));
+            __syncwarp();
+            if (C::kTrace && !stamped && lane == 0) stamp_worker<C>(p, &WorkerStamps::first_rows);
+            stamped = true;
+        }
+    }
+
+    __device__ __forceinline__ void run(const Walk& walk) {
+        // The list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
+        u32 seen_first = kNone, seen_count = 0, number = 0;
+        for (u32 i = walk.first; i < walk.count; i += walk.stride) {
+            const WorkItem& item = p.items[i];
+            if (item.await_count != 0 && (item.await_first != seen_first || item.await_count != seen_count)) {
+                await_rows(number, item.await_first, item.await_count, item.await_group);
+                seen_first = item.await_first;
+                seen_count = item.await_count;
+            }
+            tell(++number, 0);
+        }
+    }
+};
+
+}  // namespace flux
