@@ -3,6 +3,7 @@
 //! Invariant: a thread of its own answers, which waits for nothing that the rank's other threads wait for, but for what the communicator promises to answer
 //! soon. The signal's handler only writes a byte.
 
+use crate::end;
 use flux_transport::{CallRecord, Communicator};
 use signal_hook::consts::SIGUSR1;
 use std::fmt::Write;
@@ -66,15 +67,15 @@ impl Witness {
             (format!("{}, for {:.3} s", seen.step, seen.since.elapsed().as_secs_f64()), seen.comm.clone())
         };
         let Some(comm) = comm else {
-            eprintln!("flux-bench: a rank without a communicator: {words}");
+            end::say(&format!("a rank without a communicator: {words}"));
             return;
         };
         let rank = comm.rank();
-        eprintln!("flux-bench: rank {rank}: {words}{}", told(comm.progress(), &comm.calls()));
+        end::say(&format!("rank {rank}: {words}{}", told(comm.progress(), &comm.calls())));
         // Last, as it asks the peers.
         match comm.status() {
-            Ok(()) => eprintln!("flux-bench: rank {rank} knows of no fault"),
-            Err(fault) => eprintln!("flux-bench: rank {rank} knows of a fault: {fault}"),
+            Ok(()) => end::say(&format!("rank {rank} knows of no fault")),
+            Err(fault) => end::say(&format!("rank {rank} knows of a fault: {fault}")),
         }
     }
 }
