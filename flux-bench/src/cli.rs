@@ -51,7 +51,7 @@ pub fn main() -> ExitCode {
     match act(Cli::parse().command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("flux-bench: {error:#}");
+            end::say(&format!("{error:#}"));
             // What failed may have left a thread in the driver or in NCCL.
             end::now(1)
         }

@@ -18,11 +18,17 @@ pub fn now(code: u8) -> ! {
     signal_hook::low_level::exit(code.into())
 }
 
+/// Writes a line to the standard error as a whole: processes that share it would else write into each other's lines.
+pub fn say(words: &str) {
+    // There is nobody else to tell.
+    let _ = std::io::stderr().write_all(format!("flux-bench: {words}\n").as_bytes());
+}
+
 /// Says what a rank failed with and ends the process: this rank's stream, and the other ranks, may wait in a collective of NCCL that no error of ours ends, and
 /// so does whoever frees memory after it. It is called before the rank leaves its world: a launcher ends a rank as soon as another has failed for want of it, and
 /// the reason would never be printed.
 pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
-    eprintln!("flux-bench: rank {rank}: {error:#}");
+    say(&format!("rank {rank}: {error:#}"));
     std::thread::sleep(LAST_WORDS);
     now(1)
 }

@@ -16,7 +16,7 @@ use flux_ops::{Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One rank's place of work.
 #[derive(Debug)]
@@ -210,6 +210,22 @@ impl Site {
     pub fn sync<T: Element>(&self, op: &FusedOp<T>) -> anyhow::Result<()> {
         if let Some(gpu) = &self.gpu {
             gpu.synchronize()?;
+        }
+        op.status()?;
+        Ok(())
+    }
+
+    /// As [`sync`](Self::sync), but for at most `limit`, after which it is an error that says how far the call has come.
+    pub fn sync_within<T: Element>(&self, op: &FusedOp<T>, limit: Duration) -> anyhow::Result<()> {
+        let end = Instant::now() + limit;
+        if let Some(gpu) = &self.gpu {
+            while !gpu.is_idle()? {
+                if Instant::now() >= end {
+                    let progress = self.comm.progress().unwrap_or_default();
+                    anyhow::bail!("rank {}: the stream has not come past a call in {limit:?}; {progress}", self.rank());
+                }
+                std::thread::yield_now();
+            }
         }
         op.status()?;
         Ok(())

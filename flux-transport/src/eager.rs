@@ -39,6 +39,11 @@ impl EagerCalls {
         self.epoch
     }
 
+    /// Whether all calls that were finished are done on the device.
+    pub(crate) fn are_done(&self) -> Result<bool, CudaError> {
+        self.order.is_done()
+    }
+
     /// Goes on with call `epoch`, where another workspace stands.
     pub(crate) const fn go_on_at(&mut self, epoch: Epoch) {
         self.epoch = epoch;

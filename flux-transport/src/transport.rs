@@ -240,6 +240,11 @@ pub trait Transport: Send + Sync + Debug {
     /// Ends all waits of this rank, now and later. `reason` is not 0.
     fn set_abort(&self, reason: u32);
 
+    /// How far what carries the call in progress has come, in words, where that is known without the driver.
+    fn progress(&self) -> Option<String> {
+        None
+    }
+
     /// Returns when all calls of this rank are finished.
     fn drain(&self, deadline: Instant) -> Result<(), TransportError>;
 }

@@ -14,7 +14,9 @@ mod rank;
 mod suite;
 mod talk;
 mod tally;
+mod threads;
 mod usage;
+mod witness;
 
 use crate::machine;
 use flux_core::OpKind;
@@ -45,6 +47,12 @@ pub struct Args {
     /// Seed of the moments, of who is hit and of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// How long a rank may take to answer beyond its deadlines; to start, half a minute more. Then what its threads do is shown
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    pub patience: u64,
+    /// The last rank never answers its first order: to see that this is found
+    #[arg(long, hide = true)]
+    pub stall: bool,
     /// Every rank keeps a descriptor at each rebuild: to see that this is found
     #[arg(long, hide = true)]
     pub leak: bool,

@@ -3,6 +3,7 @@
 //! Invariant: a process is reaped when its [`Process`] is dropped, whatever it was doing; no wait for it lasts longer than is said.
 
 use super::talk::{Order, Report};
+use super::threads;
 use anyhow::{Context, bail};
 use flux_transport::bootstrap::{FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
 use rustix::process::{Pid, Signal};
@@ -68,6 +69,11 @@ impl Process {
     /// Sends a signal.
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).with_context(|| format!("rank {} gets no signal", self.rank))
+    }
+
+    /// What each of its threads does, as the system says.
+    pub(super) fn threads(&self) -> Vec<String> {
+        threads::of(self.child.id())
     }
 
     /// Waits until it has ended by itself, until the limit; whether it has.

@@ -5,6 +5,7 @@
 
 use super::talk::{How, Order, Report, now};
 use super::usage::Usage;
+use super::witness::Witness;
 use super::{Args, shape};
 use crate::data::Fill;
 use crate::op::FusedOp;
@@ -18,16 +19,22 @@ use flux_transport::cuda::CudaDevice;
 use flux_transport::{Communicator, Failure, Fault, Options, Rebuild, World};
 use half::bf16;
 use std::io::{BufRead, Write};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Calls that are verified on a new communicator.
 const FRESH_CALLS: u64 = 6;
+/// Deadlines that a call may take to end: twice its own for a stream that stands still, and again for what ends it.
+const DEADLINES: u32 = 5;
 
 /// The rank's communicator, and what it calls.
 struct Group {
     site: Site,
     jobs: Vec<Job>,
     calls: u64,
+    /// For a call to come to its end, however it ends.
+    limit: Duration,
+    witness: Arc<Witness>,
 }
 
 /// An op with its operands, and the result that was verified.
@@ -47,18 +54,24 @@ struct Ran {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     // The program that started this one may die; nothing is to be left of it.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    let witness = Witness::start()?;
     // A new process takes seconds to come to its device: longer than the deadline of the ranks that it joins, so it does that first.
     let ordinal = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
     let device = ordinal.filter(|_| args.on_gpus()).map(CudaDevice::open).transpose()?;
     let world = World::from_env()?;
     let options = Options { deadline: args.deadline(), ..crate::machine::options(args.transport, world.rank(), 1) };
-    let mut group = Group::new(Communicator::connect_blocking(&world, options)?, args)?;
+    let mut group = Group::new(Communicator::connect_blocking(&world, options)?, args, &witness)?;
     drop((world, device));
     let ready = group.ready()?;
     say(&ready)?;
     let mut kept = Vec::new();
+    witness.step("awaits an order");
     for line in std::io::stdin().lock().lines() {
         let report = match serde_json::from_str(&line?)? {
+            Order::Run { .. } if args.stall && group.is_last() => loop {
+                witness.step("stalls");
+                std::thread::park();
+            },
             Order::Run { calls } => group.run(calls),
             Order::Rebuild { whole } => group.rebuild(whole, args).and_then(|rebuilt| {
                 group = rebuilt;
@@ -70,7 +83,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             Order::Quit => break,
         };
         say(&report.unwrap_or_else(|error| Report::Error { text: format!("{error:#}") }))?;
+        witness.step("awaits an order");
     }
+    witness.uses(None);
+    witness.step("ends");
     Ok(())
 }
 
@@ -82,7 +98,9 @@ fn say(report: &Report) -> anyhow::Result<()> {
 }
 
 impl Group {
-    fn new(comm: Communicator, args: &Args) -> anyhow::Result<Self> {
+    fn new(comm: Communicator, args: &Args, witness: &Arc<Witness>) -> anyhow::Result<Self> {
+        witness.uses(Some(comm.clone()));
+        witness.step("builds");
         let site = Site::new(comm)?;
         let mut jobs = Vec::new();
         for call in 0..2 {
@@ -95,7 +113,8 @@ impl Group {
                 jobs.push(Job { op: FusedOp::build(&problem, site.comm(), &plan)?, set, expected: None });
             }
         }
-        Ok(Self { site, jobs, calls: 0 })
+        let limit = args.deadline() * DEADLINES;
+        Ok(Self { site, jobs, calls: 0, limit, witness: Arc::clone(witness) })
     }
 
     /// Verifies calls, and tells what the process holds.
@@ -127,19 +146,26 @@ impl Group {
     fn calls(&mut self, calls: u64) -> anyhow::Result<Ran> {
         let mut wrong = 0;
         for _ in 0..calls {
-            let Self { site, jobs, calls, .. } = self;
+            let Self { site, jobs, calls, limit, witness } = self;
             let at = (*calls % jobs.len() as u64) as usize;
             let job = &mut jobs[at];
+            witness.step("poisons");
             site.poison(&mut job.set.y)?;
             let began = now();
-            let called = site.forward(&job.op, &mut job.set).and_then(|()| site.sync(&job.op));
+            witness.step("launches");
+            let called = site.forward(&job.op, &mut job.set).and_then(|()| {
+                witness.step("waits for its stream");
+                site.sync_within(&job.op, *limit)
+            });
             let ended = now();
             if let Err(error) = called {
                 let failure = site.comm().failure().cloned();
                 return Ok(Ran { wrong, failed: Some((failure.context(error)?, began, ended)) });
             }
             *calls += 1;
+            witness.step("downloads");
             let y = site.download(&job.set.y)?;
+            witness.step("verifies");
             let right = match &job.expected {
                 Some(expected) => bits(expected) == bits(&y),
                 None => site.verify(&job.set, job.op.schedule().stack)?.ok(),
@@ -150,9 +176,15 @@ impl Group {
         Ok(Ran { wrong, failed: None })
     }
 
+    /// Whether it is the rank with the highest number.
+    fn is_last(&self) -> bool {
+        self.site.rank().get() + 1 == self.site.comm().world_size().get()
+    }
+
     fn rebuild(&self, whole: bool, args: &Args) -> anyhow::Result<Self> {
         let how = if whole { Rebuild::Whole } else { Rebuild::Survivors };
-        Self::new(self.site.comm().rebuild_blocking(how)?, args)
+        self.witness.step("rebuilds");
+        Self::new(self.site.comm().rebuild_blocking(how)?, args, &self.witness)
     }
 }
 

@@ -11,12 +11,17 @@ use super::tally::{Against, Injection, Tally};
 use super::usage::Usage;
 use crate::data;
 use anyhow::{Context, anyhow};
+use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Where named shared memory would be left behind.
 const SHARED_MEMORY: &str = "/dev/shm";
+/// For a process to come to its GPU.
+const START: Duration = Duration::from_secs(40);
+/// For the last words of ranks that do not answer.
+const LAST_WORDS: Duration = Duration::from_millis(700);
 
 /// A run of the suite.
 pub(super) struct Suite<'a> {
@@ -103,6 +108,9 @@ impl<'a> Suite<'a> {
         words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
         words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
         let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::default());
+        if args.stall {
+            words.push("--stall".into());
+        }
         if args.leak {
             words.push("--leak".into());
         }
@@ -118,8 +126,12 @@ impl<'a> Suite<'a> {
 
     /// When something that takes its deadline, and no longer, must be over.
     pub(super) fn limit(&self) -> Instant {
-        let start = if self.args.on_gpus() { 60 } else { 20 };
-        Instant::now() + self.args.deadline() * 3 + Duration::from_secs(start)
+        Instant::now() + self.args.deadline() * 3 + Duration::from_secs(self.args.patience)
+    }
+
+    /// The same where a process may have to come to its device first.
+    fn start_limit(&self) -> Instant {
+        self.limit() + if self.args.on_gpus() { START } else { Duration::ZERO }
     }
 
     pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
@@ -141,7 +153,7 @@ impl<'a> Suite<'a> {
 
     /// Whether every rank says that it is ready, in a world of `world`, and leaks nothing.
     pub(super) fn all_ready(&mut self, world: u32) -> Result<(), Spoilt> {
-        let limit = self.limit();
+        let limit = self.start_limit();
         for at in 0..self.ranks.len() {
             let report = self.hear(at, limit)?;
             let rank = self.ranks[at].rank;
@@ -175,10 +187,24 @@ impl<'a> Suite<'a> {
         let rank = self.ranks[at].rank;
         match self.ranks[at].report(limit) {
             Ok(Some(report)) => return Ok(report),
-            Ok(None) => self.tally.count(Against::Hang, &format!("rank {rank} does not answer")),
+            Ok(None) => {
+                self.tally.count(Against::Hang, &format!("rank {rank} does not answer"));
+                self.show();
+            }
             Err(error) => self.tally.count(Against::Broken, &format!("{error:#}")),
         }
         Err(Spoilt(None))
+    }
+
+    /// Shows what every rank does: from outside, thread by thread, and in its own words, which it writes to its standard error.
+    fn show(&self) {
+        for rank in &self.ranks {
+            rank.threads().iter().for_each(|thread| println!("  rank {}: {thread}", rank.rank));
+        }
+        let asked = self.ranks.iter().filter(|rank| rank.signal(Signal::USR1).is_ok()).count();
+        if asked > 0 {
+            std::thread::sleep(LAST_WORDS);
+        }
     }
 
     pub(super) fn order_all(&mut self, order: Order) -> anyhow::Result<()> {

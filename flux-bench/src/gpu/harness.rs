@@ -61,6 +61,16 @@ impl Gpu {
         Ok(self.stream.synchronize()?)
     }
 
+    /// Whether everything on the stream is done.
+    pub(crate) fn is_idle(&self) -> anyhow::Result<bool> {
+        self.device.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            done => Ok(done.result().map(|()| true)?),
+        }
+    }
+
     pub(crate) fn fill(&self, to: &DeviceBlock, window: Window, seed: u64, fill: Fill, dtype: DType) -> anyhow::Result<()> {
         self.fill_at(to, 0, window, (seed, fill), dtype)
     }

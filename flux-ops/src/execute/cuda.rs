@@ -18,6 +18,7 @@ use flux_kernels::{Activation, Element, Variant};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::route::Route;
 use flux_transport::{Carry, Communicator, Mover, Stream, TransportError};
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How much of the time that there is a paced transfer may take.
@@ -40,8 +41,10 @@ static KERNELS: Mutex<Vec<(u32, Weak<Kernel>)>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub(crate) struct CudaExecutor {
     device: CudaDevice,
-    kernel: Arc<Kernel>,
-    program: DeviceProgram,
+    // Freed only where the device can be waited for.
+    kernel: ManuallyDrop<Arc<Kernel>>,
+    program: ManuallyDrop<DeviceProgram>,
+    trace: ManuallyDrop<Option<TraceBuffer>>,
     push_by_kernel: bool,
     // What messages carry, where the transport has no other mover.
     rounds: Option<Vec<Round>>,
@@ -49,7 +52,20 @@ pub(crate) struct CudaExecutor {
     route: Option<Route>,
     workers: u32,
     pace: Pace,
-    trace: Option<TraceBuffer>,
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        if self.device.is_given_up() {
+            return;
+        }
+        // SAFETY: dropped once, here, and not used after.
+        unsafe {
+            ManuallyDrop::drop(&mut self.trace);
+            ManuallyDrop::drop(&mut self.program);
+            ManuallyDrop::drop(&mut self.kernel);
+        }
+    }
 }
 
 impl CudaExecutor {
@@ -94,7 +110,18 @@ impl CudaExecutor {
             Push::CopyEngine => false,
         };
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
-        Ok(Self { kernel, program: DeviceProgram::upload(program)?, push_by_kernel, rounds, route, workers, pace, trace, device })
+        let program = ManuallyDrop::new(DeviceProgram::upload(program)?);
+        Ok(Self {
+            kernel: ManuallyDrop::new(kernel),
+            program,
+            trace: ManuallyDrop::new(trace),
+            push_by_kernel,
+            rounds,
+            route,
+            workers,
+            pace,
+            device,
+        })
     }
 
     pub(super) fn run<T: Element>(

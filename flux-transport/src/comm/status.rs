@@ -34,6 +34,11 @@ impl Communicator {
         self.inner.flight.last()
     }
 
+    /// How far what carries this rank's messages has come, in words, where the transport knows. Waits for nothing, so it can be asked while the device is stuck.
+    pub fn progress(&self) -> Option<String> {
+        self.inner.health.transport().progress()
+    }
+
     /// The failure behind the first fault; the first to come here asks the peers, and tells them whom this rank has given up.
     pub(super) fn gathered(&self, fault: Fault) -> &Failure {
         let Inner { health, world, number, failure, .. } = &*self.inner;

@@ -5,7 +5,7 @@
 
 use super::device::{DeviceInfo, device_info};
 use super::driver::{Driver, Handle, driver};
-use super::{CudaError, DeviceUuid};
+use super::{CudaError, DeviceUuid, patience};
 use cudarc::driver::CudaContext;
 use std::fmt;
 use std::marker::PhantomData;
@@ -99,6 +99,21 @@ impl CudaDevice {
         let driver = self.driver();
         // SAFETY: a context is current.
         driver.check("cuCtxSynchronize", unsafe { (driver.cu_ctx_synchronize)() })
+    }
+
+    /// Notes that the device was waited for in vain: from then on nothing of it is freed in this process, as that would wait for it.
+    pub(crate) fn give_up(&self, why: &str) {
+        patience::give_up(self.ordinal(), why);
+    }
+
+    /// Whether the device was waited for in vain before: what is freed would wait for it, perhaps for ever.
+    pub fn is_given_up(&self) -> bool {
+        patience::is_given_up(self.ordinal())
+    }
+
+    /// Makes the context current to free something of it, unless the device was given up.
+    pub(super) fn enter_to_free(&self) -> Option<Current> {
+        if self.is_given_up() { None } else { self.enter().ok() }
     }
 
     /// Free and total bytes of device memory.

@@ -68,6 +68,7 @@ table! {
         (Handle, *mut c_int, *mut u64, *mut c_void, *mut c_void, *mut c_void, *mut usize);
     cu_event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
     cu_event_destroy = b"cuEventDestroy_v2\0" (Handle);
+    cu_event_query = b"cuEventQuery\0" (Handle);
     cu_event_record = b"cuEventRecord\0" (Handle, Handle);
     cu_mem_get_info = b"cuMemGetInfo_v2\0" (*mut usize, *mut usize);
     cu_mem_alloc = b"cuMemAlloc_v2\0" (*mut u64, usize);
@@ -138,6 +139,8 @@ fn start() -> Result<Driver, Unavailable> {
     }
 }
 
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: c_int = 600;
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: c_int = 100;
 
@@ -158,6 +161,11 @@ impl Driver {
     /// Turns a result into an error that names the call.
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
         if code == 0 { Ok(()) } else { Err(CudaError::Call { call, code, name: self.name_of(code) }) }
+    }
+
+    /// What a query says: whether it is done.
+    pub(crate) fn is_ready(&self, call: &'static str, code: c_int) -> Result<bool, CudaError> {
+        if code == NOT_READY { Ok(false) } else { self.check(call, code).map(|()| true) }
     }
 
     /// The same where there is nobody to tell: in a destructor.

@@ -41,7 +41,7 @@ impl DeviceBlock {
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.enter() else {
+        let Some(_current) = self.device.enter_to_free() else {
             return;
         };
         let driver = self.device.driver();
@@ -106,7 +106,7 @@ impl PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.enter() else {
+        let Some(_current) = self.device.enter_to_free() else {
             return;
         };
         let driver = self.device.driver();

@@ -15,8 +15,6 @@ pub struct SideStream {
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
-/// `CUDA_ERROR_NOT_READY`.
-const NOT_READY: i32 = 600;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
@@ -46,10 +44,7 @@ impl SideStream {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
         // SAFETY: the stream lives as long as `self`.
-        match unsafe { (driver.cu_stream_query)(self.stream) } {
-            NOT_READY => Ok(false),
-            code => driver.check("cuStreamQuery", code).map(|()| true),
-        }
+        driver.is_ready("cuStreamQuery", unsafe { (driver.cu_stream_query)(self.stream) })
     }
 
     /// Waits on this thread until everything on the stream is done.
@@ -63,7 +58,7 @@ impl SideStream {
 
 impl Drop for SideStream {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.enter() else {
+        let Some(_current) = self.device.enter_to_free() else {
             return;
         };
         let driver = self.device.driver();
@@ -98,6 +93,14 @@ impl Event {
         driver.check("cuEventRecord", unsafe { (driver.cu_event_record)(self.event, stream) })
     }
 
+    /// Whether what was recorded last is done; so it is where nothing was.
+    pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
+        let _current = self.device.enter()?;
+        let driver = self.device.driver();
+        // SAFETY: the event lives as long as `self`.
+        driver.is_ready("cuEventQuery", unsafe { (driver.cu_event_query)(self.event) })
+    }
+
     /// Orders what comes next on `stream` after what was recorded last.
     pub fn make_wait(&self, stream: usize) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
@@ -109,7 +112,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.enter() else {
+        let Some(_current) = self.device.enter_to_free() else {
             return;
         };
         let driver = self.device.driver();

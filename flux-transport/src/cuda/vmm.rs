@@ -140,7 +140,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.enter() else {
+        let Some(_current) = self.device.enter_to_free() else {
             return;
         };
         let driver = self.device.driver();
@@ -167,7 +167,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.enter() else {
+        let Some(_current) = self.device.enter_to_free() else {
             return;
         };
         let driver = self.device.driver();

@@ -87,7 +87,7 @@ impl Mixed {
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let outbox = outbox(&device, &aside, (rank, members.nodes), options.reserve, epoch)?;
-            let watched = Arc::new(Watched::new(&device, rank, link)?);
+            let watched = Arc::new(Watched::new(&device, rank, link, options.deadline)?);
             let generation = Generation::new(Workspace::new(shared, outbox, rank), &watched, epoch, options.deadline);
             let guard = Guard::new(&watched)?;
             Ok::<_, ConnectError>((generation, watched, guard))
@@ -96,6 +96,11 @@ impl Mixed {
         let place = Device::from(device.info().clone());
         let state = Mutex::new(State { lanes, calls, aside, generation });
         Ok(Self { guard, state, watched, members, rank, deadline: options.deadline, device, place })
+    }
+
+    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the rail's stream waits for then, by the guard.
+    fn drained(&self, State { lanes: Lanes { rail, mates, .. }, calls, .. }: &State) -> Result<(), TransportError> {
+        self.watched.drain(calls.epoch().before(1), || Ok(calls.are_done()? && rail.is_idle()? && mates.is_idle()?))
     }
 }
 
@@ -141,10 +146,11 @@ impl Transport for Mixed {
     }
 
     fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, until: Instant) -> Result<(), TransportError> {
-        let State { lanes, calls, aside, generation } = &mut *locked(&self.state);
-        let drained = self.device.synchronize().and_then(|()| generation.workspace.read_epoch(&self.device));
+        let state = &mut *locked(&self.state);
+        let drained = self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch(&self.device)?));
+        let State { lanes, calls, aside, generation } = state;
         // After this step no rank's kernel, copy or message touches any rank's workspace.
-        let epoch = together(control, until, drained.map_err(TransportError::from))?;
+        let epoch = together(control, until, drained)?;
         // The ranks compare their epochs there.
         let wanted = Wanted { size, epoch, captured: false };
         let (shared, _) = build(Meeting { control, deadline: until }, &self.device, &lanes.mates, &self.members.mates, wanted)?;
@@ -191,7 +197,7 @@ impl Transport for Mixed {
         };
         // SAFETY: as above.
         unsafe {
-            carry(&self.device, rail.raw(), &self.watched.link, workspace.memory(), exchange, epoch, |round| match &mut passing {
+            carry(&self.device, rail.raw(), &self.watched, workspace.memory(), exchange, epoch, |round| match &mut passing {
                 Some(passing) => passing.arrived(round, rail, arrived),
                 None => Ok(()),
             })
@@ -217,15 +223,19 @@ impl Transport for Mixed {
         self.guard.abort(reason);
     }
 
+    fn progress(&self) -> Option<String> {
+        Some(self.watched.progress())
+    }
+
     fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
-        // Kernels' waits end by the communicator's deadline; what the rail's stream waits for then, by the guard. So this does.
-        Ok(self.device.synchronize()?)
+        self.drained(&locked(&self.state))
     }
 }
 
 impl Drop for Mixed {
     fn drop(&mut self) {
         // Nothing may be unmapped before.
-        self.guard.leave(self.deadline);
+        let drained = self.drained(&locked(&self.state));
+        self.guard.leave(drained.is_ok());
     }
 }

@@ -4,8 +4,9 @@
 //! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
 //! failed sends other words, and one whose messages were aborted keeps old ones; so what is not whole is never announced.
 
-use super::link::Link;
 use super::outbox::Outbox;
+use super::progress::{Place, Step};
+use super::watched::Watched;
 use crate::cuda::{CudaDevice, copy_async, copy_rows_async, host_size, wait_value_async, write_value_async};
 use crate::{Exchange, Push, Source, TransportError};
 use flux_core::Rank;
@@ -37,7 +38,7 @@ pub(crate) struct Memory<'a> {
 pub(crate) unsafe fn carry(
     device: &CudaDevice,
     stream: usize,
-    link: &Link,
+    watched: &Watched,
     at: Memory<'_>,
     exchange: &Exchange<'_>,
     epoch: Epoch,
@@ -47,6 +48,11 @@ pub(crate) unsafe fn carry(
     let Memory { data, pad, size, rank, outbox } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
+    let stands = |step| {
+        // SAFETY: a word of pinned memory that outlives the stream's work.
+        unsafe { write_value_async(device, watched.progress.address(), Place::new(epoch, step).word(), stream) }
+    };
+    stands(Step::Begun)?;
     // Credits of other nodes: nothing is received before this rank's side stream asks for it, which is after the call that read the half before.
     for peer in nodes.world().ranks().filter(|&peer| !nodes.together(peer, rank)) {
         // SAFETY: the word is in the own pad.
@@ -70,7 +76,7 @@ pub(crate) unsafe fn carry(
         }
     };
     let half = data + epoch.half() as u64 * size.half_stride();
-    for round in rounds {
+    for (number, round) in rounds.iter().enumerate() {
         let (to, from) = (round.sent, round.received);
         let (chunk, word) = if let Some(rows) = rows {
             (rows + round.offset, outbox.own_word())
@@ -78,13 +84,14 @@ pub(crate) unsafe fn carry(
             let flag = outbox.flag(to.peer, to.signal, epoch);
             // SAFETY: a flag of the outbox.
             unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
+            stands(Step::Flag(number))?;
             (outbox.stored(to.peer, place_bytes) + round.offset, flag)
         };
         let bytes = host_size(round.bytes);
         let landing = outbox.word(from.signal);
         // A rail has a rank in each node.
         let (to_node, from_node) = (nodes.node_of(to.peer), nodes.node_of(from.peer));
-        link.group(stream, |group| {
+        watched.link.group(stream, |group| {
             // SAFETY: chunks and words are in the workspace, or the caller's rows.
             unsafe {
                 group.send(chunk, bytes, to_node)?;
@@ -93,9 +100,11 @@ pub(crate) unsafe fn carry(
                 group.receive(landing, 4, from_node)
             }
         })?;
+        stands(Step::Messages(number))?;
         // SAFETY: both words are in the workspace.
         unsafe { copy_async(device, pad + signal_offset(from.signal, epoch.half()), landing, 4, stream) }?;
         arrived(round)?;
+        stands(if number + 1 == rounds.len() { Step::Ended } else { Step::Word(number) })?;
     }
     Ok(())
 }

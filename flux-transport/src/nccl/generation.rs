@@ -3,9 +3,9 @@
 //! Invariant: the guard knows a generation's flags before anything waits for one. Before a call's kernel raises any, no flag is so old that it would be
 //! taken for one of a call to come.
 
-use super::guard::Watched;
 use super::outbox::Outbox;
 use super::views::Views;
+use super::watched::Watched;
 use crate::cuda::CudaError;
 use crate::eager::EagerCalls;
 use crate::transport::nanoseconds;

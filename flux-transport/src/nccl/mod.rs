@@ -9,7 +9,7 @@
 //! ```text
 //! connect   identities, unique id -> communicator -> a word to and from every peer, read -> memory of each rank, cleared
 //! a call    begin | exchange: fork, then round by round [wait for the chunk's flag] send and receive, raise the own signal | kernel | finish: join
-//! a fault   the record, the abort word or NCCL's own error -> flags released with a word that nobody believes -> communicator aborted
+//! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> communicator aborted
 //! ```
 
 mod carry;
@@ -22,19 +22,22 @@ mod link;
 mod members;
 mod messages;
 mod outbox;
+mod progress;
 mod proof;
 mod search;
 mod transport;
 mod views;
+mod watched;
 mod workspace;
 
 pub(crate) use carry::{Memory, NO_GRAPHS, carry};
 pub(crate) use generation::{Generation, Outgoing};
-pub(crate) use guard::{Guard, Watched};
+pub(crate) use guard::Guard;
 pub(crate) use join::join;
 pub(crate) use members::Members;
 pub(crate) use outbox::Outbox;
 pub(crate) use transport::NcclTransport;
+pub(crate) use watched::Watched;
 
 pub use comm::{Comm, ElementType, UniqueId};
 pub use library::{NcclError, NcclUnavailable, available, version};

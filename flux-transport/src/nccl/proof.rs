@@ -6,7 +6,7 @@
 use super::link::Link;
 use super::members::Members;
 use super::messages::Messages;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, read, write};
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, done_by, read, write};
 use crate::nccl::NcclError;
 use crate::{ConnectError, Select, TransportError};
 use flux_core::rank::MAX_WORLD;
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of one message: more than NCCL sends in the way that it has for the smallest.
 const BYTES: usize = 1 << 20;
+/// For what was given up.
+const GONE: Duration = Duration::from_secs(2);
 
 /// What `from` sends to `to`: not the same for any two pairs.
 fn word(from: u32, to: u32) -> u32 {
@@ -47,6 +49,9 @@ pub(super) fn prove(device: &CudaDevice, stream: &SideStream, link: &Link, membe
         if Instant::now() >= until {
             // Freeing the buffers waits for what uses them, and this ends it.
             drop(link.take().map(Messages::abort));
+            if !done_by(Instant::now() + GONE, || stream.is_idle())? {
+                device.give_up("a message that was given up does not end");
+            }
             return Err(nccl(NcclError::Deadline { rank: own, world: count, waited: began.elapsed() }));
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -5,9 +5,10 @@
 
 use super::carry::{NO_GRAPHS, carry};
 use super::generation::Generation;
-use super::guard::{Guard, Watched};
+use super::guard::Guard;
 use super::join::join;
 use super::members::Members;
+use super::watched::Watched;
 use super::workspace::Workspace;
 use crate::control::{ControlPlane, agree, together};
 use crate::cuda::{CudaDevice, SideStream};
@@ -63,7 +64,7 @@ impl NcclTransport {
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let workspace = Workspace::new(&device, &aside, (rank, size), options.reserve, epoch)?;
-            let watched = Arc::new(Watched::new(&device, rank, link)?);
+            let watched = Arc::new(Watched::new(&device, rank, link, options.deadline)?);
             let generation = Generation::new(workspace, &watched, epoch, options.deadline);
             let guard = Guard::new(&watched)?;
             Ok::<_, ConnectError>((generation, watched, guard))
@@ -72,6 +73,11 @@ impl NcclTransport {
         let place = Device::from(device.info().clone());
         let state = Mutex::new(State { lane, calls, aside, generation });
         Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
+    }
+
+    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the side stream waits for then, by the guard.
+    fn drained(&self, State { lane, calls, .. }: &State) -> Result<(), TransportError> {
+        self.watched.drain(calls.epoch().before(1), || Ok(calls.are_done()? && lane.is_idle()?))
     }
 }
 
@@ -101,8 +107,9 @@ impl Transport for NcclTransport {
     }
 
     fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, until: Instant) -> Result<(), TransportError> {
-        let State { calls, aside, generation, .. } = &mut *locked(&self.state);
-        let drained = self.device.synchronize().and_then(|()| generation.workspace.read_epoch());
+        let state = &mut *locked(&self.state);
+        let drained = self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch()?));
+        let State { calls, aside, generation, .. } = state;
         let answers = agree(control, &drained.as_ref().map(|epoch| epoch.get().to_le_bytes()), until);
         let epoch = drained?;
         let epochs =
@@ -142,7 +149,7 @@ impl Transport for NcclTransport {
         generation.open(calls, caller, &self.watched, |caller| lane.fork(caller))?;
         let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
         // SAFETY: checked and forked above; the caller promises the rows.
-        unsafe { carry(&self.device, lane.raw(), &self.watched.link, memory, exchange, epoch, |_| Ok(())) }?;
+        unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) }?;
         Ok(generation.view_of(exchange, epoch))
     }
 
@@ -164,14 +171,18 @@ impl Transport for NcclTransport {
         self.guard.abort(reason);
     }
 
+    fn progress(&self) -> Option<String> {
+        Some(self.watched.progress())
+    }
+
     fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
-        // Kernels' waits end by the communicator's deadline; what the side stream waits for then, by the guard. So this does.
-        Ok(self.device.synchronize()?)
+        self.drained(&locked(&self.state))
     }
 }
 
 impl Drop for NcclTransport {
     fn drop(&mut self) {
-        self.guard.leave(self.deadline);
+        let drained = self.drained(&locked(&self.state));
+        self.guard.leave(drained.is_ok());
     }
 }

@@ -35,6 +35,11 @@ impl Lane {
         self.joined.make_wait(caller)
     }
 
+    /// Whether everything on the lane is done.
+    pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
+        self.stream.is_idle()
+    }
+
     /// Waits on this thread until the lane is empty.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.stream.synchronize()

@@ -82,6 +82,11 @@ impl Order {
         }
     }
 
+    /// Whether the last call that was not captured is done, and with it all before it.
+    pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
+        self.eager.done.is_done()
+    }
+
     /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no node of the graph.
     pub(crate) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
         let last = match turn {

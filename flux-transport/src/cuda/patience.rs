@@ -1,0 +1,75 @@
+//! Waits of the host for a device, all of which end; and devices that were waited for in vain.
+//!
+//! Invariant: of a device that was given up nothing is freed any more, as freeing waits for it. That is for the life of the process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// So long the device is looked at without a pause: most waits are over by then.
+const AT_ONCE: Duration = Duration::from_micros(200);
+/// Between looks after that.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// Devices, by ordinal: a process sees fewer.
+static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+
+/// Looks until `over` says how it ended.
+pub(crate) fn look<T, E>(mut over: impl FnMut(Instant) -> Result<Option<T>, E>) -> Result<T, E> {
+    let began = Instant::now();
+    loop {
+        let now = Instant::now();
+        if let Some(end) = over(now)? {
+            return Ok(end);
+        }
+        if now.duration_since(began) < AT_ONCE { std::thread::yield_now() } else { std::thread::sleep(LOOK) }
+    }
+}
+
+/// Looks until `done` says so: true; false at `until`.
+pub(crate) fn done_by<E>(until: Instant, mut done: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+    look(|now| Ok(if done()? { Some(true) } else { (now >= until).then_some(false) }))
+}
+
+fn bit(ordinal: u32) -> u64 {
+    1_u64.checked_shl(ordinal).unwrap_or(0)
+}
+
+/// Notes that a device was waited for in vain, and says it once.
+pub(super) fn give_up(ordinal: u32, why: &str) {
+    if GIVEN_UP.fetch_or(bit(ordinal), Ordering::AcqRel) & bit(ordinal) == 0 {
+        tracing::warn!("device {ordinal} is given up: {why}; what this process has there is not freed any more, end it to free it");
+    }
+}
+
+/// Whether the device was waited for in vain before.
+pub(crate) fn is_given_up(ordinal: u32) -> bool {
+    GIVEN_UP.load(Ordering::Acquire) & bit(ordinal) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_in_time_is_seen_and_what_is_not_ends_at_the_deadline() {
+        let mut looks = 0;
+        let third = || {
+            looks += 1;
+            Ok::<_, ()>(looks == 3)
+        };
+        assert_eq!(done_by(Instant::now() + Duration::from_mins(1), third), Ok(true));
+        let until = Instant::now() + Duration::from_millis(5);
+        assert_eq!(done_by(until, || Ok::<_, ()>(false)), Ok(false));
+        assert!(Instant::now() >= until);
+        assert_eq!(done_by(until, || Ok::<_, ()>(true)), Ok(true), "it is looked at once, whatever the time");
+        assert_eq!(done_by(until, || Err(7)), Err(7));
+    }
+
+    #[test]
+    fn a_device_is_given_up_alone_and_for_good() {
+        // A number that no device of a test has.
+        give_up(62, "of a test");
+        give_up(62, "of a test");
+        assert!(is_given_up(62) && !is_given_up(61) && !is_given_up(63) && !is_given_up(64));
+    }
+}

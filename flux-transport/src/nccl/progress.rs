@@ -1,0 +1,182 @@
+//! Where a side stream stands, in a word of pinned memory that the stream itself writes.
+//!
+//! Invariant: the host only loads, so that a stream that is stuck is found and described without the driver, which might wait for it. A stream that has begun
+//! a call takes each step within the deadline and what the kernel computes before it: longer than [`ALLOWED`] deadlines at one step it is not on its way.
+
+use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
+use flux_core::signal::Epoch;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Deadlines that one step may take: that of the kernel's wait for it, and as long for what the kernel does before.
+const ALLOWED: u32 = 2;
+
+/// What a side stream has done of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The caller's stream has come to the call.
+    Begun,
+    /// The kernel has stored and announced what this round sends.
+    Flag(usize),
+    /// The round's messages have gone and come.
+    Messages(usize),
+    /// What came is announced.
+    Word(usize),
+    /// There is nothing left to do.
+    Ended,
+}
+
+/// A call, by the low half of its number, and a step of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place(u32);
+
+impl Place {
+    const ENDED: u32 = 0xffff;
+
+    pub(super) fn new(epoch: Epoch, step: Step) -> Self {
+        let step = match step {
+            Step::Begun => 0,
+            Step::Flag(round) => 1 + 3 * round,
+            Step::Messages(round) => 2 + 3 * round,
+            Step::Word(round) => 3 + 3 * round,
+            Step::Ended => Self::ENDED as usize,
+        };
+        Self(epoch.get() << 16 | u32::try_from(step).unwrap_or(Self::ENDED).min(Self::ENDED))
+    }
+
+    /// As the stream writes it.
+    pub(super) const fn word(self) -> u32 {
+        self.0
+    }
+
+    /// Whether the stream is between calls.
+    pub(super) const fn has_ended(self) -> bool {
+        self.0 & 0xffff == Self::ENDED
+    }
+
+    /// Whether it has done all of call `epoch`.
+    pub(super) fn has_ended_call(self, epoch: Epoch) -> bool {
+        self == Self::new(epoch, Step::Ended)
+    }
+
+    /// The call's number, where no later one than `last` was made.
+    pub(super) const fn epoch(self, last: Epoch) -> Epoch {
+        last.before(last.get().wrapping_sub(self.0 >> 16) & 0xffff)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (call, step) = (self.0 >> 16, self.0 & 0xffff);
+        let round = step.saturating_sub(1) / 3;
+        match step {
+            Self::ENDED => write!(f, "the side stream is past all of call {call}"),
+            0 => write!(f, "the side stream has begun call {call} and is past nothing of it"),
+            _ if step % 3 == 1 => {
+                write!(f, "the side stream is past the kernel's flag of round {round} of call {call}, not past its messages")
+            }
+            _ if step % 3 == 2 => write!(f, "the side stream is past the messages of round {round} of call {call}, not past its word"),
+            _ => write!(f, "the side stream is past round {round} of call {call}, not past the next"),
+        }
+    }
+}
+
+/// The word.
+#[derive(Debug)]
+pub(super) struct Progress {
+    block: PinnedBlock,
+}
+
+impl Progress {
+    /// Of a stream that has been given nothing.
+    pub(super) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        let this = Self { block: PinnedBlock::new(device, size_of::<u32>())? };
+        this.atomic().store(Place::new(Epoch::new(0), Step::Ended).word(), Ordering::Relaxed);
+        Ok(this)
+    }
+
+    /// For the stream.
+    pub(super) fn address(&self) -> u64 {
+        self.block.address()
+    }
+
+    /// Where the stream stands.
+    pub(super) fn place(&self) -> Place {
+        Place(self.atomic().load(Ordering::Acquire))
+    }
+
+    fn atomic(&self) -> &AtomicU32 {
+        // SAFETY: the block is a page or more, and lives as long as `self`; the device writes whole words.
+        unsafe { AtomicU32::from_ptr(self.block.host().cast()) }
+    }
+}
+
+/// For how long a stream has stood where it stands.
+#[derive(Debug)]
+pub(super) struct Standing {
+    place: Place,
+    since: Instant,
+    limit: Duration,
+}
+
+impl Standing {
+    pub(super) fn new(place: Place, deadline: Duration, now: Instant) -> Self {
+        Self { place, since: now, limit: deadline.saturating_mul(ALLOWED) }
+    }
+
+    /// Whether it stands in a call for too long.
+    pub(super) fn too_long(&mut self, place: Place, now: Instant) -> bool {
+        if place.has_ended() || place != self.place {
+            (self.place, self.since) = (place, now);
+            return false;
+        }
+        now.duration_since(self.since) > self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_stream_that_takes_no_step_in_a_call_is_found_and_one_between_calls_is_not() {
+        let start = Instant::now();
+        let at = |step| Place::new(Epoch::new(7), step);
+        let mut standing = Standing::new(at(Step::Ended), SECOND, start);
+        assert!(!standing.too_long(at(Step::Ended), start + 100 * SECOND));
+        assert!(!standing.too_long(at(Step::Begun), start + 101 * SECOND));
+        assert!(!standing.too_long(at(Step::Begun), start + 103 * SECOND));
+        assert!(!standing.too_long(at(Step::Messages(0)), start + 104 * SECOND), "it took a step");
+        assert!(!standing.too_long(at(Step::Messages(0)), start + 106 * SECOND));
+        assert!(standing.too_long(at(Step::Messages(0)), start + 107 * SECOND));
+    }
+
+    #[test]
+    fn a_place_says_what_is_missing() {
+        let text = |step| Place::new(Epoch::new(0x1_0031), step).to_string();
+        assert_eq!(text(Step::Begun), "the side stream has begun call 49 and is past nothing of it");
+        assert_eq!(text(Step::Flag(0)), "the side stream is past the kernel's flag of round 0 of call 49, not past its messages");
+        assert_eq!(text(Step::Messages(2)), "the side stream is past the messages of round 2 of call 49, not past its word");
+        assert_eq!(text(Step::Word(2)), "the side stream is past round 2 of call 49, not past the next");
+        assert_eq!(text(Step::Ended), "the side stream is past all of call 49");
+    }
+
+    proptest! {
+        #[test]
+        fn places_of_a_call_differ_and_name_it(epoch: u32, behind in 0..0x1_0000_u32, round in 0..5000_usize) {
+            let (epoch, last) = (Epoch::new(epoch), Epoch::new(epoch.wrapping_add(behind)));
+            let steps = [Step::Begun, Step::Flag(round), Step::Messages(round), Step::Word(round), Step::Flag(round + 1), Step::Ended];
+            let places = steps.map(|step| Place::new(epoch, step));
+            prop_assert!(places.windows(2).all(|pair| pair[0].word() < pair[1].word()));
+            for (place, step) in places.into_iter().zip(steps) {
+                prop_assert_eq!(place.epoch(last), epoch);
+                prop_assert_eq!(place.has_ended(), step == Step::Ended);
+                prop_assert_eq!(place.has_ended_call(epoch), step == Step::Ended);
+            }
+        }
+    }
+}
