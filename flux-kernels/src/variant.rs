@@ -42,7 +42,7 @@ pub fn all() -> Vec<Variant> {
     let mut variants = Vec::new();
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         for dtype in [DType::Bf16, DType::F16] {
-            variants.extend(TILES.iter().map(|&(tile, stages)| Variant { op, dtype, tile, stages, traced: false }));
+            variants.extend(TILES.iter().map(|&(tile, stages)| Variant::with(op, dtype, tile, stages)));
         }
     }
     variants
@@ -53,6 +53,16 @@ impl Variant {
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
+    /// One stage more where the output buffer holds a part of the tile at a time.
+    const fn with(op: OpKind, dtype: DType, tile: TileShape, stages: u32) -> Self {
+        Self { op, dtype, tile, stages: stages + Self::parts(op, tile) - 1, traced: false }
+    }
+
+    /// Parts in which a tile leaves.
+    const fn parts(op: OpKind, tile: TileShape) -> u32 {
+        if matches!(op, OpKind::AllGatherGemm) && tile.m * tile.n == 128 * 256 { 2 } else { 1 }
+    }
+
     /// The variant for a schedule.
     ///
     /// # Errors
@@ -60,7 +70,7 @@ impl Variant {
     pub fn of(op: OpKind, dtype: DType, schedule: &Schedule) -> Result<Self, NoSuchTile> {
         let tile = schedule.tile;
         match TILES.iter().find(|(t, _)| *t == tile) {
-            Some(&(_, stages)) => Ok(Self { op, dtype, tile, stages, traced: false }),
+            Some(&(_, stages)) => Ok(Self::with(op, dtype, tile, stages)),
             None => Err(NoSuchTile { tile }),
         }
     }
@@ -96,7 +106,7 @@ impl Variant {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
         let (gathers, out) = (matches!(self.op, OpKind::AllGatherGemm), self.tile.m * self.tile.n * 2);
         // 16 bytes between rows that are scattered
-        let out = if gathers { out } else { out + self.tile.m * 16 };
+        let out = if gathers { out / Self::parts(self.op, self.tile) } else { out + self.tile.m * 16 };
         let barriers = 2 * self.stages + 2 * Self::CONSUMERS + 1;
         self.stages * stage + out + barriers * 8 + 8 + 1024
     }

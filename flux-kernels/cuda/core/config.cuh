@@ -37,7 +37,11 @@ struct Config {
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
     // Rows that go to several owners lie in the output buffer with 16 bytes between them, so that the rows of a matrix store meet different banks.
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
-    static constexpr u32 kOutBufferBytes = ReduceScatter ? TileM * kOutRowBytes : kOutBytes;
+    // A large tile that is stored to the caller's y leaves in two parts of its columns: the other half of the room is a stage more.
+    static constexpr u32 kOutParts = !ReduceScatter && TileM * TileN == 128 * 256 ? 2 : 1;
+    static constexpr u32 kBoxes = kCols / 64 / kOutParts;           // 64 columns each, of a part of one block of one consumer
+    static constexpr u32 kPartBytesPerConsumer = kOutBytesPerConsumer / kOutParts;
+    static constexpr u32 kOutBufferBytes = ReduceScatter ? TileM * kOutRowBytes : kOutBytes / kOutParts;
 
     // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers.
     static constexpr u32 kPieces = 2;
@@ -70,7 +74,7 @@ struct Shared {
 
     __device__ __forceinline__ u32 a(u32 stage) const { return base + stage * C::kStageBytes; }
     __device__ __forceinline__ u32 b(u32 stage) const { return a(stage) + C::kBytesA; }
-    __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + consumer * C::kOutBytesPerConsumer; }
+    __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + consumer * C::kPartBytesPerConsumer; }
     // A row of the whole tile, where rows go to several owners.
     __device__ __forceinline__ u32 out_row(u32 row) const { return base + C::kOutOffset + row * C::kOutRowBytes; }
     // Completed when a stage is filled, by one arrival and its bytes.

@@ -110,6 +110,7 @@ struct Consumer {
     }
 
     // Row-major boxes of 64 x 64 with the 128-byte swizzle that the tensor store undoes.
+    template <u32 Part>
     __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocksM][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 row = warp * 16 + lane % 16;  // the row whose 16 bytes this lane addresses: blocks 0, 2 are the upper eight rows
@@ -117,10 +118,10 @@ struct Consumer {
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) {
 #pragma unroll
-            for (u32 j = 0; j < C::kCols / 8; j += 2) {
-                const u32 box = smem.out(index) + (block * (C::kCols / 64) + j / 8) * 8192;
+            for (u32 j = 0; j < C::kBoxes * 8; j += 2) {
+                const u32 box = smem.out(index) + (block * C::kBoxes + j / 8) * 8192;
                 const u32 chunk = (j % 8 + half) ^ (row % 8);
-                const float* d = &acc[block][j * 4];
+                const float* d = &acc[block][(Part * C::kBoxes * 8 + j) * 4];
                 ptx::store_matrix_x4(box + row * 128 + chunk * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
                                      ptx::pack_2<C::kBf16>(d[4], d[5]), ptx::pack_2<C::kBf16>(d[6], d[7]));
             }
@@ -212,10 +213,11 @@ struct Consumer {
         return item.sink == static_cast<u32>(Sink::kStore) || (C::kReduceScatter && item.sink == static_cast<u32>(Sink::kReduce));
     }
 
-    // The output buffer, or for accumulators that are lent the part slot.
+    // A part of the columns into the output buffer, or all accumulators that are lent into their slot.
+    template <u32 Part>
     __device__ __forceinline__ void write(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kLend)) {
-            lend(item, acc);
+            if (Part == 0) lend(item, acc);
             return;
         }
         if constexpr (C::kReduceScatter) {
@@ -230,7 +232,19 @@ struct Consumer {
                 return;
             }
         }
-        write_boxes(acc);
+        write_boxes<Part>(acc);
+    }
+
+    template <u32 Part>
+    __device__ __forceinline__ void hand_over(const WorkItem& item, u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) {
+        ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
+        write<Part>(item, acc);
+        // Orders this thread's writes of the output buffer before the bulk store that reads it.
+        ptx::fence_proxy_async_shared();
+        // Before the arrival, so that it is never later than the storer's stamp.
+        if (Part == C::kOutParts - 1) mark(i, &ItemStamps::written);
+        ptx::mbarrier_arrive(smem.out_full(index));
+        out_phase ^= 1;
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {
@@ -248,15 +262,9 @@ struct Consumer {
                 if (item.partials != 0) add_partials(item, acc);
             }
             mark(i, &ItemStamps::summed);
-            ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
             if (finishes(item)) finish_tile<C>(p, item, index, thread, acc);
-            write(item, acc);
-            // Orders this thread's writes of the output buffer before the bulk store that reads it.
-            ptx::fence_proxy_async_shared();
-            // Before the arrival, so that it is never later than the storer's stamp.
-            mark(i, &ItemStamps::written);
-            ptx::mbarrier_arrive(smem.out_full(index));
-            out_phase ^= 1;
+            hand_over<0>(item, i, acc);
+            if constexpr (C::kOutParts > 1) hand_over<1>(item, i, acc);
         }
         if constexpr (C::kReduceScatter) fold_rows(i, walk);
     }

@@ -19,7 +19,7 @@ struct Storer {
     const u32 lane;
     u32 phase = 0;
 
-    __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
+    __device__ __forceinline__ void store(const WorkItem& item, u32 consumer, u32 part) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
         const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
@@ -27,10 +27,10 @@ struct Storer {
             const u32 row = first_row + block * 64;
             if (row >= item.rows) break;
 #pragma unroll
-            for (u32 box = 0; box < C::kCols / 64; ++box) {
-                const u32 col = first_col + box * 64;
+            for (u32 box = 0; box < C::kBoxes; ++box) {
+                const u32 col = first_col + (part * C::kBoxes + box) * 64;
                 if (col >= item.cols) break;
-                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * (C::kCols / 64) + box) * 8192, item.col + col, item.row + row,
+                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kBoxes + box) * 8192, item.col + col, item.row + row,
                                      item.out_outer);
             }
         }
@@ -93,8 +93,10 @@ struct Storer {
                     continue;
                 }
             }
-            if (lane == 0) send_or_store(item, i + walk.stride >= walk.count);
-            phase ^= 1;
+            for (u32 part = 0; part < C::kOutParts; ++part) {
+                if (lane == 0) send_or_store(item, i + walk.stride >= walk.count, part);
+                phase ^= 1;
+            }
             stamp_sent(i);
         }
         if constexpr (C::kReduceScatter) {
@@ -113,7 +115,7 @@ struct Storer {
     }
 
     // By one lane.
-    __device__ __forceinline__ void send_or_store(const WorkItem& item, bool last) const {
+    __device__ __forceinline__ void send_or_store(const WorkItem& item, bool last, u32 part) const {
         bool send_item = false;
         if constexpr (C::kReduceScatter) send_item = item.sink == static_cast<u32>(Sink::kSend);
         const bool lend_item = item.sink == static_cast<u32>(Sink::kLend);
@@ -126,7 +128,7 @@ struct Storer {
             if (send_item && item.partials != 0 && c == 0) live = !poisoned(p);
             if (lend_item) continue;
             if (!send_item) {
-                store(item, c);
+                store(item, c, part);
             } else if (live) {
                 send(item, c, last);
             }
@@ -134,7 +136,7 @@ struct Storer {
         }
         ptx::bulk_wait_read<0>();
         release();
-        if (lend_item) {
+        if (lend_item && part == 0) {
             // Orders the consumers' accumulators, acquired with their barriers, before the signal.
             ptx::fence_acq_rel_gpu();
             ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
