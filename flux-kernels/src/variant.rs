@@ -49,7 +49,7 @@ pub fn all() -> Vec<Variant> {
 }
 
 impl Variant {
-    /// Threads of a CTA: a warpgroup with producer, storer and mover, and two consumers.
+    /// Threads of a CTA: a warpgroup with producer, storer, mover and watcher, and two consumers.
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
