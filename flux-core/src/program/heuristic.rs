@@ -23,8 +23,8 @@ const PAIR_ROWS: u32 = 256;
 const THIN: [(TileShape, u64); 2] = [(TileShape::new(64, 256, 64), 100), (TileShape::new(64, 128, 64), 100)];
 /// What the time of an item that shares its tile is counted as, in percent: what the others have summed is fetched and added.
 const SHARED: u64 = 110;
-/// What a rank sends of one slice along k, to all who await it together, where tiles await several shards: they begin when the first slice is there. Some 3 us of a
-/// link, about what it takes to announce it (results/tuning/slices-tp2.txt).
+/// What a rank sends of one slice along k, to all who await it together, where tiles await several shards: they begin when the first slice is there. About 3 us of a
+/// link; fewer slices are slower, more bring nothing (results/tuning/slices-tp2.txt).
 const SLICE_BYTES: u64 = 1 << 20;
 /// Most slices.
 const MOST_SLICES: u32 = 12;

@@ -25,7 +25,7 @@ template <class C>
 __device__ __forceinline__ void stamp_cta(const Params& p, u64 WorkerStamps::* phase) {
     if constexpr (C::kTrace) {
         if (threadIdx.x != 0) return;
-        // A barrier of the CTA holds back what touches memory, and the clock can be read before it is past: seen on an H200.
+        // A barrier of the CTA holds back what touches memory, which reading the clock does not.
         ptx::fence_acq_rel_cta();
         stamp_worker<C>(p, phase);
         p.worker_stamps[blockIdx.x].multiprocessor = ptx::multiprocessor();
