@@ -26,11 +26,11 @@ fn the_host_bench_verifies_both_ops_and_writes_what_it_prints() {
     assert!(report.origin.device.starts_with("host (4 ranks as threads on "), "{}", report.origin.device);
     for row in &report.rows {
         assert!(row.verified && row.max_rel_err > 0.0, "{row:?}");
-        assert_eq!((row.m, row.tp, row.samples), (16, 4, 3));
+        assert_eq!((row.head.m, row.head.tp, row.samples), (16, 4, 3));
         for times in [row.t_op_ms, row.t_gemm_ms, row.t_comm_ms, row.t_serial_ms] {
             assert!(0.0 < times.p10 && times.p10 <= times.median && times.median <= times.p90, "{times:?}");
         }
-        assert!(text(&done).contains(&row.op), "{}", text(&done));
+        assert!(text(&done).contains(&row.head.op), "{}", text(&done));
     }
 }
 

@@ -29,7 +29,7 @@ fn assert_measured(done: &Output, path: &Path, tp: u32, samples: u32) {
     let report = report(path);
     assert_eq!(report.placement, Placement { ranks: Ranks::Processes, hosts: 1, machines: 1 });
     assert!(report.origin.device.starts_with(&format!("host ({tp} ranks as processes on ")), "{}", report.origin.device);
-    let rows: Vec<_> = report.rows.iter().map(|row| (row.op.as_str(), row.m, row.tp, row.samples, row.verified)).collect();
+    let rows: Vec<_> = report.rows.iter().map(|row| (row.head.op.as_str(), row.head.m, row.head.tp, row.samples, row.verified)).collect();
     assert_eq!(rows, ["ag_gemm", "gemm_rs"].map(|op| (op, 24, tp, samples, true)));
     for row in &report.rows {
         for times in [row.t_op_ms, row.t_gemm_ms, row.t_comm_ms, row.t_serial_ms] {

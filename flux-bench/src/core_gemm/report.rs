@@ -5,7 +5,7 @@
 use super::case::Case;
 use crate::atomic_file::{self, WriteError};
 use crate::reference::Verdict;
-use crate::report::{Origin, aligned, ms};
+use crate::report::{Head, Origin, aligned, ms};
 use crate::stats::Times;
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
@@ -30,20 +30,9 @@ pub struct CoreReport {
 /// One rank's part of one op at one shape, on one GPU. Times are in milliseconds; [the module](super) says what each is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CoreRow {
-    /// `ag_gemm` or `gemm_rs`.
-    pub op: String,
-    /// Whose layer the shape is.
-    pub model: String,
-    /// Global rows.
-    pub m: u32,
-    /// Global output columns.
-    pub n: u32,
-    /// Global length of the inner product.
-    pub k: u32,
-    /// Ranks of the world whose rank 0 was measured.
-    pub tp: u32,
-    /// `bf16` or `fp16`.
-    pub dtype: String,
+    /// What it is of: `op` to `dtype`, those of the world whose rank 0 was measured.
+    #[serde(flatten)]
+    pub head: Head,
     /// Schedule of the world, kernel and CTAs.
     pub plan: String,
     /// cuBLASLt's fastest algorithm.
@@ -77,13 +66,7 @@ impl CoreRow {
         let problem = &case.problem;
         let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);
         Self {
-            op: problem.op().name().to_owned(),
-            model: case.model.clone(),
-            m: problem.m(),
-            n: problem.n(),
-            k: problem.k(),
-            tp: problem.world().get(),
-            dtype: problem.dtype().name().to_owned(),
+            head: Head::new(&case.model, problem),
             plan,
             t_gemm_ms,
             t_core_ms,
@@ -131,15 +114,10 @@ const HEAD: [&str; 14] = [
 
 /// The report as text: what was measured and what it includes, then a line a row.
 pub fn table(report: &CoreReport) -> String {
-    let (tp, samples) = report.rows.first().map_or((0, 0), |r| (r.tp, r.samples));
+    let (tp, samples) = report.rows.first().map_or((0, 0), |r| (r.head.tp, r.samples));
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     for r in &report.rows {
-        lines.push(vec![
-            r.op.clone(),
-            r.model.clone(),
-            r.m.to_string(),
-            r.n.to_string(),
-            r.k.to_string(),
+        let figures = [
             ms(r.t_gemm_ms.median),
             ms(r.t_core_ms.median),
             format!("{:.1}", r.core * 100.0),
@@ -149,7 +127,8 @@ pub fn table(report: &CoreReport) -> String {
             format!("{:+.2}", r.waits * 100.0),
             format!("{:.0}", r.tflops),
             if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() },
-        ]);
+        ];
+        lines.push(r.head.cells().into_iter().chain(figures).collect());
     }
     format!(
         "{}, one GPU as rank 0 of {tp}\nmedians of {samples} rounds; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\

@@ -1,7 +1,7 @@
 //! What first calls took.
 
 use crate::atomic_file::{self, WriteError};
-use crate::report::{Origin, ms};
+use crate::report::{Head, Origin, ms};
 use crate::stats::Times;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -27,18 +27,9 @@ pub struct FirstCallReport {
 /// One op at one shape. Times are in milliseconds, of the slowest rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FirstCall {
-    /// `ag_gemm` or `gemm_rs`.
-    pub op: String,
-    /// Whose layer the shape is.
-    pub model: String,
-    /// Global rows.
-    pub m: u32,
-    /// Global output columns.
-    pub n: u32,
-    /// Global length of the inner product.
-    pub k: u32,
-    /// Ranks.
-    pub tp: u32,
+    /// What it is of: `op` to `dtype`.
+    #[serde(flatten)]
+    pub head: Head,
     /// The first call after the op was built.
     pub first_call_ms: f64,
     /// Later calls, timed alike.
@@ -75,18 +66,20 @@ impl FirstCallReport {
 
 /// The report as text: what was measured where, then a line a row.
 pub fn table(report: &FirstCallReport) -> String {
-    let tp = report.rows.first().map_or(0, |r| r.tp);
+    let tp = report.rows.first().map_or(0, |r| r.head.tp);
     let mut text = format!(
         "{}, TP {tp}\nfirst call after build, a process each; ms, slowest rank; at most {} times a warm call\n\n\
-         op       model            m    first     warm  ratio   enqueue first     warm\n",
-        report.origin.device, report.at_most
+         {}    first     warm  ratio   enqueue first     warm\n",
+        report.origin.device,
+        report.at_most,
+        Head::ABOVE
     );
     for r in &report.rows {
-        let (op, model, m, ratio) = (&r.op, &r.model, r.m, r.ratio());
+        let (line, ratio) = (r.head.line(), r.ratio());
         let [first, warm, enqueue, warm_enqueue] =
             [r.first_call_ms, r.warm_ms.median, r.first_enqueue_ms, r.warm_enqueue_ms.median].map(ms);
         let word = if report.keeps(r) { "" } else { "  TOO SLOW" };
-        let _ = writeln!(text, "{op:<8} {model:<12} {m:>5} {first:>8} {warm:>8} {ratio:>6.2} {enqueue:>15} {warm_enqueue:>8}{word}");
+        let _ = writeln!(text, "{line} {first:>8} {warm:>8} {ratio:>6.2} {enqueue:>15} {warm_enqueue:>8}{word}");
     }
     text
 }

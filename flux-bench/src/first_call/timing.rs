@@ -10,6 +10,7 @@ use crate::op::FusedOp;
 use crate::operands::Operands;
 use crate::plan::Plan;
 use crate::ranks;
+use crate::report::Head;
 use crate::site::{OperandSet, Site};
 use crate::stats::{Span, Times};
 use anyhow::Context;
@@ -55,12 +56,7 @@ pub(super) fn first_call(model: &str, problem: &Problem, transport: Select) -> a
         Times::of_slowest(&ranks.iter().map(spans).collect::<Vec<_>>()).context("no calls")
     };
     Ok(FirstCall {
-        op: problem.op().name().to_owned(),
-        model: model.to_owned(),
-        m: problem.m(),
-        n: problem.n(),
-        k: problem.k(),
-        tp: problem.world().get(),
+        head: Head::new(model, problem),
         first_call_ms: longest(|c| c.time),
         warm_ms: warm(|c| c.time)?,
         first_enqueue_ms: longest(|c| c.enqueue),

@@ -3,7 +3,7 @@
 //! Invariant: a time that is missing has its reason beside it.
 
 use crate::atomic_file::{self, WriteError};
-use crate::report::{Origin, Row, ms};
+use crate::report::{Head, Origin, Row, ms};
 use crate::stats::Times;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -31,20 +31,9 @@ pub struct PeersReport {
 /// One op at one shape. Times are in milliseconds, of the slowest rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerRow {
-    /// `ag_gemm` or `gemm_rs`.
-    pub op: String,
-    /// Whose layer the shape is.
-    pub model: String,
-    /// Global rows.
-    pub m: u32,
-    /// Global output columns.
-    pub n: u32,
-    /// Global length of the inner product.
-    pub k: u32,
-    /// Ranks.
-    pub tp: u32,
-    /// `bf16`.
-    pub dtype: String,
+    /// What it is of: `op` to `dtype`.
+    #[serde(flatten)]
+    pub head: Head,
     /// `torch.mm` of one rank's part, unsplit.
     pub gemm_ms: Option<Times>,
     /// NCCL and `torch.mm`, one after the other.
@@ -81,27 +70,29 @@ impl PeersReport {
 
     /// What the peers took at the shape of one of the benchmark's rows.
     pub fn of(&self, row: &Row) -> Option<&PeerRow> {
-        let key = (&row.op, row.m, row.n, row.k, row.tp, &row.dtype);
-        self.rows.iter().find(|r| (&r.op, r.m, r.n, r.k, r.tp, &r.dtype) == key)
+        self.rows.iter().find(|r| r.head.same_problem(&row.head))
     }
 }
 
 /// The report as text: what was measured where, then a line a row.
 pub fn table(report: &PeersReport) -> String {
-    let tp = report.rows.first().map_or(0, |r| r.tp);
+    let tp = report.rows.first().map_or(0, |r| r.head.tp);
     let samples = report.rows.first().map_or(0, |r| r.samples);
     let mut text = format!(
         "{}, TP {tp}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest rank\n\n\
-         op       model            m       n       k     gemm   serial  async-TP  verified\n",
-        report.origin.device, report.torch, report.nccl
+         {}       n       k     gemm   serial  async-TP  verified\n",
+        report.origin.device,
+        report.torch,
+        report.nccl,
+        Head::ABOVE
     );
     for r in &report.rows {
         let time = |times: Option<Times>| times.map_or_else(|| "-".to_owned(), |t| ms(t.median));
         let (gemm, serial, fused) = (time(r.gemm_ms), time(r.serial_ms), time(r.async_tp_ms));
         let verified = if r.verified { "yes" } else { "NO" };
         let why = r.why.as_ref().map_or_else(String::new, |why| format!("  {why}"));
-        let (op, model, m, n, k) = (&r.op, &r.model, r.m, r.n, r.k);
-        let _ = writeln!(text, "{op:<8} {model:<12} {m:>5} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9}  {verified:>8}{why}");
+        let (line, n, k) = (r.head.line(), r.head.n, r.head.k);
+        let _ = writeln!(text, "{line} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9}  {verified:>8}{why}");
     }
     text
 }

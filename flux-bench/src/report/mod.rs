@@ -3,12 +3,14 @@
 //! Invariant: a [`Row`] is derived in one place, [`Row::new`], from four times that were measured in the same run.
 
 mod date;
+mod head;
 mod origin;
 mod placement;
 mod sustained;
 mod table;
 
 pub use date::{now, utc};
+pub use head::Head;
 pub use origin::Origin;
 pub use placement::{Placement, Ranks};
 pub use sustained::Sustained;
@@ -47,20 +49,9 @@ pub struct Report {
 /// One op at one shape. Times are in milliseconds, of the slowest rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// `ag_gemm` or `gemm_rs`.
-    pub op: String,
-    /// Whose layer the shape is.
-    pub model: String,
-    /// Global rows.
-    pub m: u32,
-    /// Global output columns.
-    pub n: u32,
-    /// Global length of the inner product.
-    pub k: u32,
-    /// Ranks.
-    pub tp: u32,
-    /// `bf16` or `fp16`.
-    pub dtype: String,
+    /// What it is of: `op` to `dtype`.
+    #[serde(flatten)]
+    pub head: Head,
     /// Tile, chunk, raster, band and executor of the fused op.
     pub plan: String,
     /// The fused op.
@@ -115,13 +106,7 @@ impl Row {
     pub fn new(model: &str, problem: &Problem, plan: String, measured: Measured, verified: Verified, samples: u32) -> Self {
         let [op, gemm, serial] = [measured.op, measured.gemm, measured.serial].map(milliseconds);
         Self {
-            op: problem.op().name().to_owned(),
-            model: model.to_owned(),
-            m: problem.m(),
-            n: problem.n(),
-            k: problem.k(),
-            tp: problem.world().get(),
-            dtype: problem.dtype().name().to_owned(),
+            head: Head::new(model, problem),
             plan,
             t_op_ms: measured.op,
             t_gemm_ms: measured.gemm,

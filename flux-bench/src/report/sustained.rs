@@ -3,7 +3,7 @@
 //! Invariant: both efficiencies are made of medians by one formula, so their difference is the machine's doing.
 
 use super::table::stands_out;
-use super::{Measured, Row, milliseconds, ms, resolved};
+use super::{Head, Measured, Row, milliseconds, ms, resolved};
 use crate::stats::Times;
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         let Some(s) = &row.sustained else { continue };
         if text.is_empty() {
             let _ = writeln!(text, "\nback to back, {} s each, by turns: times of a call and E, and the rounds' E\n", s.seconds);
-            text.push_str("op       model            m   T_op ms    T_gemm  T_serial     E %  rounds  difference\n");
+            let _ = writeln!(text, "{}   T_op ms    T_gemm  T_serial     E %  rounds  difference", Head::ABOVE);
         }
         let (sustained, rounds) = (stands_out(&s.t_serial_ms, &s.t_gemm_ms), resolved(row));
         let shown = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{:.1}", v * 100.0));
@@ -54,8 +54,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         let e = shown(s.overlap_efficiency.filter(|_| sustained));
         let of_rounds = shown(row.overlap_efficiency.filter(|_| rounds));
         let difference = shown(s.difference.filter(|_| sustained && rounds));
-        let (name, model, m) = (&row.op, &row.model, row.m);
-        let _ = writeln!(text, "{name:<8} {model:<12} {m:>5} {op:>9} {gemm:>9} {serial:>9} {e:>7} {of_rounds:>7} {difference:>11}");
+        let _ = writeln!(text, "{} {op:>9} {gemm:>9} {serial:>9} {e:>7} {of_rounds:>7} {difference:>11}", row.head.line());
     }
     text
 }

@@ -12,12 +12,7 @@ pub fn table(report: &Report) -> String {
     lines[0].push("verified".to_owned());
     for r in &report.rows {
         let verified = if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() };
-        lines.push(vec![
-            r.op.clone(),
-            r.model.clone(),
-            r.m.to_string(),
-            r.n.to_string(),
-            r.k.to_string(),
+        let figures = [
             ms(r.t_op_ms.median),
             format!("{}-{}", ms(r.t_op_ms.p10), ms(r.t_op_ms.p90)),
             ms(r.t_gemm_ms.median),
@@ -27,7 +22,8 @@ pub fn table(report: &Report) -> String {
             r.overlap_efficiency.filter(|_| resolved(r)).map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0)),
             if r.tflops < 10.0 { format!("{:.4}", r.tflops) } else { format!("{:.0}", r.tflops) },
             verified,
-        ]);
+        ];
+        lines.push(r.head.cells().into_iter().chain(figures).collect());
     }
     heading(report) + &aligned(&lines) + &sustained::table(&report.rows)
 }
@@ -61,8 +57,8 @@ pub(super) fn stands_out(serial: &Times, gemm: &Times) -> bool {
 
 fn heading(report: &Report) -> String {
     let version = |name, value: &Option<String>| value.as_ref().map_or_else(String::new, |v| format!(", {name} {v}"));
-    let tp = report.rows.first().map_or(0, |r| r.tp);
-    let dtype = report.rows.first().map_or("", |r| &r.dtype);
+    let tp = report.rows.first().map_or(0, |r| r.head.tp);
+    let dtype = report.rows.first().map_or("", |r| &r.head.dtype);
     let samples = report.rows.first().map_or(0, |r| r.samples);
     format!(
         "{}, transport {}, TP {tp}, {dtype}{}{}{}{}\nmedians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n\n",

@@ -21,7 +21,7 @@ pub fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
     for row in &report.rows {
         let efficiency = row.overlap_efficiency.filter(|_| resolved(row)).map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0));
         let [op, gemm, serial, ect] = [row.t_op_ms.median, row.t_gemm_ms.median, row.t_serial_ms.median, row.ect_ms].map(ms);
-        let (name, model, m, speed_up) = (&row.op, &row.model, row.m, speed_up(row));
+        let (name, model, m, speed_up) = (&row.head.op, &row.head.model, row.head.m, speed_up(row));
         let _ = write!(text, "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | {efficiency} |");
         if let Some(peers) = peers {
             let best = peers.of(row).and_then(PeerRow::best);

@@ -74,7 +74,7 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
     ensure!(report.schema == SCHEMA, "{name} has schema {}: this program reads {SCHEMA}", report.schema);
     ensure!(!report.rows.is_empty(), "{name} has no rows");
     for row in &report.rows {
-        let shape = format!("{name}: {} {} m {}", row.op, row.model, row.m);
+        let shape = format!("{name}: {}", row.head);
         ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
         let medians = [row.t_op_ms, row.t_gemm_ms, row.t_serial_ms].map(|t| t.median);
         ensure!(medians.iter().all(|&t| t > 0.0), "{shape}: times of {medians:?} ms cannot be compared");
@@ -96,7 +96,7 @@ pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     ensure!(theirs == ours, "{name} was measured on {} x {}, and the ops on {} x {}", theirs.1, theirs.0, ours.1, ours.0);
     ensure!(report.rows.iter().any(|row| peers.of(row).is_some()), "{name} has none of the shapes that it is to be shown beside");
     for row in &peers.rows {
-        let shape = format!("{name}: {} {} m {}", row.op, row.model, row.m);
+        let shape = format!("{name}: {}", row.head);
         ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
         let medians = || [row.gemm_ms, row.serial_ms, row.async_tp_ms].into_iter().flatten().map(|t| t.median);
         ensure!(medians().all(|t| t > 0.0), "{shape}: times of {:?} ms cannot be compared", medians().collect::<Vec<_>>());
@@ -110,7 +110,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// What was measured on, in words.
 fn machine(report: &Report) -> String {
-    let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.tp, &r.dtype));
+    let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, &r.head.dtype));
     let count = if report.origin.gpus == 0 { String::new() } else { format!("{} x ", report.origin.gpus) };
     format!("{count}{}, transport {}, TP {tp}, {dtype}{}", report.origin.device, report.transport, report.placement)
 }

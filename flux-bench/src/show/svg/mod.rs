@@ -52,7 +52,7 @@ pub fn svg(report: &Report, peers: Option<&PeersReport>) -> String {
     let top = if peers.is_some() { highest.max(PEERS_SHOWN) } else { highest };
     let drawn = || curves.iter().flat_map(|c| report.rows.iter().filter_map(|r| c.ratio(r))).map(|ratio| ratio.min(top));
     let (step, ticks) = ticks(own().chain(drawn()).fold(f64::INFINITY, f64::min), own().chain(drawn()).fold(f64::NEG_INFINITY, f64::max));
-    let logs = || report.rows.iter().map(|r| f64::from(r.m).log2());
+    let logs = || report.rows.iter().map(|r| f64::from(r.head.m).log2());
     let ms = (logs().fold(f64::INFINITY, f64::min), logs().fold(f64::NEG_INFINITY, f64::max));
 
     let above = TOP + if peers.is_some() { LEGEND_LINE } else { 0.0 };
@@ -76,7 +76,7 @@ pub fn svg(report: &Report, peers: Option<&PeersReport>) -> String {
 
 /// The rows of each op and shape but for `m`, by rising `m`, in the report's order.
 fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
-    let key = |r: &Row| (r.op.clone(), r.model.clone(), r.n, r.k);
+    let key = |r: &Row| (r.head.op.clone(), r.head.model.clone(), r.head.n, r.head.k);
     let mut panels: Vec<Vec<&Row>> = Vec::new();
     for row in rows {
         match panels.iter_mut().find(|p| key(p[0]) == key(row)) {
@@ -85,7 +85,7 @@ fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
         }
     }
     for panel in &mut panels {
-        panel.sort_by_key(|r| r.m);
+        panel.sort_by_key(|r| r.head.m);
     }
     panels
 }
@@ -106,8 +106,8 @@ fn panel(
     (step, (first, last)): (f64, (i32, i32)),
 ) {
     let (left, right) = (corner.0 + AREA.0, corner.0 + AREA.2);
-    let row = rows[0];
-    text(out, (left, corner.1 + 20.0), "start", &escape(&format!("{}, {}: n {}, k {}", row.op, row.model, row.n, row.k)));
+    let head = &rows[0].head;
+    text(out, (left, corner.1 + 20.0), "start", &escape(&format!("{}, {}: n {}, k {}", head.op, head.model, head.n, head.k)));
     let decimals = if step < 0.1 { 2 } else { 1 };
     for tick in first..=last {
         let value = f64::from(tick) * step;
@@ -116,12 +116,12 @@ fn panel(
     }
     line(out, (left, y.at(1.0)), (right, y.at(1.0)), "stroke-dasharray=\"5 3\" stroke-width=\"1.5\"");
     for row in rows {
-        text(out, (x.at(f64::from(row.m).log2()), corner.1 + AREA.3 + 16.0), "middle", &row.m.to_string());
+        text(out, (x.at(f64::from(row.head.m).log2()), corner.1 + AREA.3 + 16.0), "middle", &row.head.m.to_string());
     }
     text(out, (left - 6.0, corner.1 + AREA.3 + 16.0), "end", "m");
     // The first of the legend on top of the others.
     for curve in curves.iter().rev() {
-        let ratios = || rows.iter().filter_map(|row| Some((x.at(f64::from(row.m).log2()), curve.ratio(row)?)));
+        let ratios = || rows.iter().filter_map(|row| Some((x.at(f64::from(row.head.m).log2()), curve.ratio(row)?)));
         let (_, top) = y.values;
         if ratios().next().is_some() {
             draw::curve(out, curve.style, ratios().map(|(x, ratio)| (x, y.at(ratio.min(top)))));

@@ -3,17 +3,10 @@
 use super::*;
 use crate::peers::PeerRow;
 
-fn times(op: OpKind, m: u32, (serial, fused): (f64, Option<f64>)) -> PeerRow {
-    let (op, model) = (op.name().to_owned(), "gpt3".to_owned());
+fn times(op: OpKind, m: usize, (serial, fused): (f64, Option<f64>)) -> PeerRow {
     let why = fused.is_none().then(|| "RuntimeError: no".to_owned());
     PeerRow {
-        op,
-        model,
-        m,
-        n: 49152,
-        k: 12288,
-        tp: 4,
-        dtype: "bf16".into(),
+        head: row(op, m, 1.0).head,
         gemm_ms: Some(flat(1.0)),
         serial_ms: Some(flat(serial)),
         async_tp_ms: fused.map(flat),

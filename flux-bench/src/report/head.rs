@@ -1,0 +1,116 @@
+//! What a row is of: one head for the rows of every file of results.
+//!
+//! Invariant: in a file its fields come first in a row, in this order, whatever was measured behind them.
+
+use flux_core::{DType, Problem};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One op at one shape.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// `ag_gemm` or `gemm_rs`.
+    pub op: String,
+    /// Whose layer the shape is.
+    pub model: String,
+    /// Global rows.
+    pub m: u32,
+    /// Global output columns.
+    pub n: u32,
+    /// Global length of the inner product.
+    pub k: u32,
+    /// Ranks of the world.
+    pub tp: u32,
+    /// `bf16` or `fp16`. Files of first calls did not say it, when there were none but of `bf16`.
+    #[serde(default = "bf16")]
+    pub dtype: String,
+}
+
+fn bf16() -> String {
+    DType::Bf16.name().to_owned()
+}
+
+impl Head {
+    /// What stands above [`Self::line`].
+    pub(crate) const ABOVE: &str = "op       model            m";
+
+    /// Of `problem`, a layer of `model`.
+    pub fn new(model: &str, problem: &Problem) -> Self {
+        Self {
+            op: problem.op().name().to_owned(),
+            model: model.to_owned(),
+            m: problem.m(),
+            n: problem.n(),
+            k: problem.k(),
+            tp: problem.world().get(),
+            dtype: problem.dtype().name().to_owned(),
+        }
+    }
+
+    /// Whether both are of one problem, whosever layers they call it.
+    pub fn same_problem(&self, other: &Self) -> bool {
+        let key = |head: &Self| (head.m, head.n, head.k, head.tp);
+        key(self) == key(other) && self.op == other.op && self.dtype == other.dtype
+    }
+
+    /// The cells of a table's columns `op`, `model`, `m`, `n` and `k`.
+    pub(crate) fn cells(&self) -> Vec<String> {
+        let extents = [self.m, self.n, self.k].map(|extent| extent.to_string());
+        [self.op.clone(), self.model.clone()].into_iter().chain(extents).collect()
+    }
+
+    /// How a line of a table begins, under [`Self::ABOVE`].
+    pub(crate) fn line(&self) -> String {
+        format!("{:<8} {:<12} {:>5}", self.op, self.model, self.m)
+    }
+}
+
+/// How an error names the row.
+impl fmt::Display for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} m {}", self.op, self.model, self.m)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::{OpKind, WorldSize};
+
+    fn head() -> Head {
+        let problem = Problem::new(OpKind::AllGatherGemm, 512, 49152, 12288, DType::F16, WorldSize::new(8).unwrap()).unwrap();
+        Head::new("gpt3", &problem)
+    }
+
+    #[test]
+    fn a_row_without_its_type_is_of_bf16() {
+        let mut json = serde_json::to_value(head()).unwrap();
+        assert_eq!(serde_json::from_value::<Head>(json.clone()).unwrap(), head());
+        json.as_object_mut().unwrap().remove("dtype").unwrap();
+        assert_eq!(serde_json::from_value::<Head>(json).unwrap(), Head { dtype: "bf16".to_owned(), ..head() });
+    }
+
+    #[test]
+    fn a_problem_is_the_same_under_another_models_name_only() {
+        assert!(head().same_problem(&Head { model: "other".to_owned(), ..head() }));
+        let others = [
+            Head { op: "gemm_rs".to_owned(), ..head() },
+            Head { m: 1, ..head() },
+            Head { n: 1, ..head() },
+            Head { k: 1, ..head() },
+            Head { tp: 1, ..head() },
+            Head { dtype: "bf16".to_owned(), ..head() },
+        ];
+        for other in others {
+            assert!(!head().same_problem(&other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn what_stands_above_a_line_is_as_wide_as_it() {
+        assert_eq!(head().line(), "ag_gemm  gpt3           512");
+        assert_eq!(head().line().len(), Head::ABOVE.len());
+        assert_eq!(head().cells(), ["ag_gemm", "gpt3", "512", "49152", "12288"]);
+        assert_eq!(head().to_string(), "ag_gemm gpt3 m 512");
+    }
+}
