@@ -1,15 +1,19 @@
 //! Programs run with a time limit.
 //!
-//! Invariant: when [`run`] returns, nothing that the program started in its process group runs any more. When this process is killed, the
-//! kernel kills the program.
+//! Invariant: [`run`] ends soon after its limit. When it returns, nothing that the program started in its process group runs any more, unless the kernel does
+//! not let it go. When this process is killed, the kernel kills the program.
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process_group, set_parent_process_death_signal, waitid};
+use flux_transport::limited;
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// How long a program that was killed may take to go: its driver may have memory of several GPUs to free.
+const GRACE: Duration = Duration::from_secs(20);
 
 /// Runs `command` for at most `limit`, with everything that it writes in the file `log`. `None` where it had to be killed.
 ///
@@ -27,25 +31,7 @@ pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Opt
     // SAFETY: between fork and exec the closure makes two system calls that are async-signal-safe; it allocates nothing, takes no lock and
     // touches no memory but a copied process id and the error that it returns by value.
     unsafe { command.pre_exec(die_with_parent) };
-    wait(command.spawn()?, limit)
-}
-
-/// Its group is killed before the child is reaped, so the group's number is still its own.
-fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let leader = Pid::from_child(&child);
-    let end = Instant::now() + limit;
-    let over = loop {
-        if waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some() {
-            break true;
-        }
-        if Instant::now() >= end {
-            break false;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    kill_process_group(leader, Signal::KILL)?;
-    let status = child.wait()?;
-    Ok(over.then_some(status))
+    limited::wait(command.spawn()?, limit, GRACE)
 }
 
 /// The last `lines` lines of a log; none where it cannot be read.
@@ -64,6 +50,7 @@ mod processes;
 mod tests {
     use super::processes::gone_within;
     use super::*;
+    use std::time::Instant;
 
     #[test]
     fn a_program_at_its_limit_is_killed_with_its_children() {

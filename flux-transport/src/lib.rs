@@ -29,6 +29,8 @@ mod fault;
 pub mod fuzz;
 mod host;
 pub mod launch;
+#[doc(hidden)]
+pub mod limited;
 mod mixed;
 pub mod nccl;
 pub mod nvlink;

@@ -6,20 +6,18 @@
 
 use super::report::Answer;
 use super::request::{REQUEST, Request};
+use crate::limited;
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 /// Most that a program can say, on stdout and on stderr.
 const ROOM: u64 = 1 << 18;
-/// How often a program is looked at.
-const LOOK: Duration = Duration::from_millis(5);
 /// How long a program that was killed may take to go.
 const GRACE: Duration = Duration::from_secs(2);
 /// Characters of a program's last words that are repeated.
@@ -47,7 +45,7 @@ pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<
     // It would make each stream wait for the other device's before that has work.
     command.env_remove("CUDA_LAUNCH_BLOCKING");
     command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
-    let Some(status) = wait(command.spawn()?, limit)? else { return Err(Silence::Late(limit)) };
+    let Some(status) = limited::wait(command.spawn()?, limit, GRACE)? else { return Err(Silence::Late(limit)) };
     let answer = if status.success() { Answer::decode(&said(&out)?) } else { None };
     answer.ok_or_else(|| Silence::Ended { status, words: said(&err).map_or_else(|_| String::new(), |text| last_words(&text)) })
 }
@@ -73,34 +71,6 @@ fn last_words(text: &str) -> String {
     line.map_or_else(String::new, |line| format!(": {}", line.chars().take(WORDS).collect::<String>()))
 }
 
-/// The status, or `None` where it had to be killed. The group is killed before its leader is reaped, so the group's number is still its own.
-fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let leader = Pid::from_child(&child);
-    let end = Instant::now() + limit;
-    let over = loop {
-        if waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some() {
-            break true;
-        }
-        if Instant::now() >= end {
-            break false;
-        }
-        std::thread::sleep(LOOK);
-    };
-    kill_process_group(leader, Signal::KILL)?;
-    if over {
-        return child.wait().map(Some);
-    }
-    let gone = Instant::now() + GRACE;
-    while Instant::now() < gone {
-        if child.try_wait()?.is_some() {
-            return Ok(None);
-        }
-        std::thread::sleep(LOOK);
-    }
-    std::thread::Builder::new().name("flux-probe".to_owned()).spawn(move || child.wait())?;
-    Ok(None)
-}
-
 #[cfg(test)]
 #[path = "../../tests/processes/mod.rs"]
 mod processes;
@@ -112,6 +82,7 @@ mod tests {
     use crate::probe::report::tests::{report, uuid};
     use std::fmt::Write as _;
     use std::path::PathBuf;
+    use std::time::Instant;
 
     /// A program for the shell. It is written by another process: one that a test thread forks meanwhile would keep the file open, and the system runs no
     /// open file.

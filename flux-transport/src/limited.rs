@@ -1,0 +1,70 @@
+//! Waiting for a program with a limit.
+//!
+//! Invariant: [`wait`] ends soon after its limit whatever the program does. When it returns, nothing of the program's process group runs any more, unless the
+//! kernel does not let it go (a driver call that does not return); then it is collected when it does.
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use std::io;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+/// How often a program is looked at: its end is seen this late at most.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The status of `child`, the leader of a process group of its own, or `None` where the group had to be killed after `limit`. A group that was killed may take
+/// `grace` to go.
+///
+/// # Errors
+/// The system's, where it cannot be looked at or killed.
+pub fn wait(mut child: Child, limit: Duration, grace: Duration) -> io::Result<Option<ExitStatus>> {
+    let leader = Pid::from_child(&child);
+    // Not reaped, so that the group's number is still its own when it is killed.
+    let over = || Ok(waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some());
+    let over = within(limit, over)?;
+    kill_process_group(leader, Signal::KILL)?;
+    if over {
+        return child.wait().map(Some);
+    }
+    if !within(grace, || Ok(child.try_wait()?.is_some()))? {
+        std::thread::Builder::new().name("flux-collect".to_owned()).spawn(move || child.wait())?;
+    }
+    Ok(None)
+}
+
+/// Whether `done` says so before `time` is over.
+fn within(time: Duration, mut done: impl FnMut() -> io::Result<bool>) -> io::Result<bool> {
+    let began = Instant::now();
+    loop {
+        if done()? {
+            return Ok(true);
+        }
+        if began.elapsed() >= time {
+            return Ok(false);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    #[test]
+    fn a_program_that_takes_longer_to_go_is_collected_when_it_is_gone() {
+        let child = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
+        let entry = PathBuf::from(format!("/proc/{}", child.id()));
+        assert!(entry.exists());
+        assert_eq!(wait(child, Duration::ZERO, Duration::ZERO).unwrap(), None);
+        // The entry stays until it is collected.
+        assert!(within(Duration::from_secs(10), || Ok(!entry.exists())).unwrap());
+    }
+
+    #[test]
+    fn a_status_is_that_of_the_program() {
+        let child = Command::new("sh").args(["-c", "exit 3"]).process_group(0).spawn().unwrap();
+        assert_eq!(wait(child, Duration::from_secs(20), Duration::ZERO).unwrap().unwrap().code(), Some(3));
+    }
+}
