@@ -23,6 +23,7 @@ mod comm;
 pub mod control;
 pub mod cuda;
 mod device;
+mod drain;
 mod eager;
 mod fault;
 #[cfg(any(test, fuzzing))]

@@ -10,8 +10,9 @@ use super::lane::Lane;
 use super::mover::{Addresses, by_copy_engine};
 use super::order::{Order, Turn};
 use super::workspace::Workspace;
-use crate::control::ControlPlane;
+use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
+use crate::drain::Drain;
 use crate::transport::nanoseconds;
 use crate::{Capabilities, Device, Mover, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
@@ -27,6 +28,7 @@ pub(crate) struct NvLink {
     fault: FaultBlock,
     members: Members,
     deadline_ns: u64,
+    drain: Drain,
     device: CudaDevice,
     // The same, as callers know it: made once, so that asking allocates nothing.
     place: Device,
@@ -74,7 +76,13 @@ impl NvLink {
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let state = State { lane, order, current: workspace, retired: Vec::new(), view, epoch, captured: false, call: None };
         let place = Device::from(device.info().clone());
-        Ok(Self { state: Mutex::new(state), fault, members, deadline_ns, device, place })
+        let drain = Drain::new(device.clone(), options.deadline);
+        Ok(Self { state: Mutex::new(state), fault, members, deadline_ns, drain, device, place })
+    }
+
+    /// Waits for this rank's calls, and replays of graphs.
+    fn drained(&self) -> Result<(), TransportError> {
+        self.drain.wait(|| self.fault.has_failed())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -118,9 +126,9 @@ impl Transport for NvLink {
     fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {
         let state = &mut *self.state();
         let meeting = Meeting { control, deadline };
-        let drained = self.device.synchronize().and_then(|()| state.current.read_epoch(&self.device));
+        let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
-        let epoch = meeting.succeed(drained.map_err(NvLinkError::from))?;
+        let epoch = together(control, deadline, drained)?;
         let wanted = Wanted { size, epoch, captured: state.captured };
         let (grown, captured) = build(meeting, &self.device, &state.lane, &self.members, wanted)?;
         state.view = Arc::new(grown.view(self.fault.address(), self.deadline_ns));
@@ -236,16 +244,13 @@ impl Transport for NvLink {
     }
 
     fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
-        // Kernels' waits end by the communicator's deadline, so this does.
-        Ok(self.device.synchronize()?)
+        self.drained()
     }
 }
 
 impl Drop for NvLink {
     fn drop(&mut self) {
         // Nothing may be unmapped while a kernel or a copy of this rank still uses it; the peers hold what theirs use.
-        if let Err(error) = self.device.synchronize() {
-            tracing::warn!(%error, rank = self.members.rank, "while draining the device");
-        }
+        self.drain.leave(self.members.rank, || self.fault.has_failed());
     }
 }
