@@ -4,8 +4,8 @@
 //! waited for in vain may still use all that it was given, so its device is given up and none of it is freed.
 
 use crate::TransportError;
+use crate::calls::locked;
 use crate::cuda::{CudaDevice, CudaError, look};
-use crate::eager::locked;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;

@@ -19,12 +19,12 @@
 //! ```
 
 pub mod bootstrap;
+mod calls;
 mod comm;
 pub mod control;
 pub mod cuda;
 mod device;
 mod drain;
-mod eager;
 mod fault;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

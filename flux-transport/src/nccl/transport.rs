@@ -10,9 +10,9 @@ use super::join::join;
 use super::members::Members;
 use super::watched::Watched;
 use super::workspace::Workspace;
+use crate::calls::{Calls, Captures, locked};
 use crate::control::{ControlPlane, agree, together};
 use crate::cuda::{CudaDevice, SideStream};
-use crate::eager::{EagerCalls, locked};
 use crate::nvlink::Lane;
 use crate::transport::same_epoch;
 use crate::{
@@ -42,7 +42,7 @@ pub(crate) struct NcclTransport {
 #[derive(Debug)]
 struct State {
     lane: Lane,
-    calls: EagerCalls,
+    calls: Calls,
     // For what is not part of a call.
     aside: SideStream,
     generation: Generation<Workspace>,
@@ -56,7 +56,7 @@ impl NcclTransport {
         let make = || {
             let device = CudaDevice::open(members.info.ordinal)?;
             let lane = Lane::new(&device)?;
-            let calls = EagerCalls::new(&device, epoch, TransportKind::Nccl, NO_GRAPHS)?;
+            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
         };
         let (lane, calls, aside, device) = together(control, until, make())?;

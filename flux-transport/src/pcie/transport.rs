@@ -8,10 +8,10 @@ use super::carry::Streams;
 use super::proof::prove;
 use super::watch::Watch;
 use super::workspace::Workspace;
+use crate::calls::{Calls, Captures, locked};
 use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::drain::Drain;
-use crate::eager::{EagerCalls, locked};
 use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
 use crate::transport::nanoseconds;
 use crate::{
@@ -40,7 +40,7 @@ pub(crate) struct Pcie {
 struct State {
     out: Lane,
     back: Lane,
-    calls: EagerCalls,
+    calls: Calls,
     current: Workspace,
     view: Arc<WorkspaceView>,
 }
@@ -60,7 +60,7 @@ impl Pcie {
         let epoch = options.first_epoch;
         let make = || {
             let (out, back) = (Lane::new(&device)?, Lane::new(&device)?);
-            let calls = EagerCalls::new(&device, epoch, TransportKind::Pcie, NO_GRAPHS)?;
+            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Pcie, NO_GRAPHS))?;
             Ok::<_, CudaError>((out, back, calls, FaultBlock::new(&device)?))
         };
         let (out, back, calls, fault) = meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
