@@ -17,7 +17,7 @@ pub enum Fill {
 /// One above the largest value of [`raw`].
 pub const RAW_END: u32 = 1 << 24;
 /// Below this [`Fill::SmallInts`] yields -1, and as far from the end +1: one in six each.
-pub const SIXTH: u32 = RAW_END / 6;
+const SIXTH: u32 = RAW_END / 6;
 
 /// 24 random bits of the element at (`row`, `col`): the top of splitmix64's finaliser over `seed ^ (row << 32 | col)`.
 ///

@@ -10,8 +10,7 @@ use crate::gpu::choice;
 use crate::gpu::cublas::Gemm;
 use crate::memory::Buffer;
 use crate::op::FusedOp;
-use crate::operands::elements;
-use crate::operands::{w_window, x_window, y_window};
+use crate::operands::{elements, w_window, x_window, y_window};
 use crate::site::{OperandSet, Site};
 use crate::stats::Span;
 use anyhow::{Context, bail};
@@ -138,15 +137,14 @@ impl<'a, T: Element> GpuLane<'a, T> {
         let problem = self.op.problem();
         let of = ElementType::from(problem.dtype());
         let (set, stream) = (&self.sets[set], self.gpu.raw_stream());
-        let shard = |window| elements(window);
         match problem.op() {
             OpKind::AllGatherGemm => {
-                let count = shard(x_window(problem, self.site.rank()));
+                let count = elements(x_window(problem, self.site.rank()));
                 // SAFETY: `x` holds a shard and `between` one for every rank; all on this one stream.
                 unsafe { self.nccl.all_gather(address(&set.x)?, self.between.address(), count, of, stream)? };
             }
             OpKind::GemmReduceScatter => {
-                let count = shard(y_window(problem, self.site.rank()));
+                let count = elements(y_window(problem, self.site.rank()));
                 // SAFETY: `between` holds all rows and `y` a shard of them; all on this one stream.
                 unsafe { self.nccl.reduce_scatter(self.between.address(), address(&set.y)?, count, of, stream)? };
             }

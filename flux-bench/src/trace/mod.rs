@@ -20,10 +20,10 @@ use crate::op::FusedOp;
 use crate::operands::Operands;
 use crate::plan::Plan;
 use crate::ranks;
-use crate::shapes::Model;
+use crate::shapes::{self, Model};
 use crate::site::Site;
 use anyhow::{Context, ensure};
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, OpKind, Problem};
 use flux_ops::Timeline;
 use flux_transport::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Select, World};
@@ -35,7 +35,7 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The op: ag_gemm or gemm_rs
-    #[arg(long, alias = "op", value_name = "OP", value_parser = crate::shapes::parse_op)]
+    #[arg(long, alias = "op", value_name = "OP", value_parser = shapes::parse_op)]
     pub ops: OpKind,
     /// The layer: gpt3, llama70b, or a fraction of one as in gpt3/16
     #[arg(long, alias = "shape", value_name = "MODEL", default_value = "gpt3")]
@@ -81,9 +81,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     ensure!(machine::uses_gpus(Select::Auto)?, "there is no GPU here: time lines are recorded by the CUDA kernel");
     let tp = args.tp.unwrap_or_else(machine::gpu_count);
-    let world = WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))?;
     let (n, k) = args.shapes.extents(args.ops);
-    let problem = Problem::new(args.ops, args.ms, n, k, DType::Bf16, world)?;
+    let problem = Problem::new(args.ops, args.ms, n, k, DType::Bf16, shapes::world(tp)?)?;
     let id = UniqueId::new().context("lining the ranks up needs NCCL")?;
     let body = |local: &World| Ok(record(local, &problem, args, id).unwrap_or_else(|error| end::give_up(local.rank(), &error)));
     let ranks = ranks::on_threads(World::local(tp)?, body)?;

@@ -24,7 +24,7 @@ pub(super) struct Identity {
     pub(super) shared_device: bool,
 }
 
-/// A rank's new workspace: exchanged at each growth. `None` in its place says that the rank could not make one.
+/// A rank's new workspace: exchanged when the ranks connect, and at each growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     /// Names the memory to ranks of the same process.
