@@ -1,7 +1,7 @@
 //! What a backend does for a communicator.
 //!
 //! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and [`finish`](Transport::finish) of one call under its
-//! lock, and [`reserve`](Transport::reserve) and [`drain`](Transport::drain) too; the other methods at any time from any thread.
+//! lock, and [`reserve`](Transport::reserve) too; the other methods at any time from any thread.
 
 mod check;
 
@@ -245,8 +245,12 @@ pub trait Transport: Send + Sync + Debug {
         None
     }
 
-    /// Returns when all calls of this rank are finished.
-    fn drain(&self, deadline: Instant) -> Result<(), TransportError>;
+    /// Returns when all calls of this rank have ended that were finished before.
+    ///
+    /// # Errors
+    /// [`TransportError::NotDrained`] where they are not by a limit that the transport derives from the communicator's deadline: what works is waited for
+    /// longer, and what has failed not much longer. What they use cannot be freed then.
+    fn drain(&self) -> Result<(), TransportError>;
 }
 
 /// Why a transport could not do what it was asked.

@@ -6,7 +6,7 @@ mod gpu_support;
 
 use cudarc::driver::sys;
 use flux_transport::cuda::{CudaDevice, PinnedBlock, SideStream};
-use flux_transport::{Communicator, ConnectError, Options, Select, World, limited};
+use flux_transport::{Communicator, ConnectError, Options, Select, TransportError, World, limited};
 use gpu_support::devices;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -51,6 +51,7 @@ fn the_stuck() {
 
     comm.abort(1);
     let began = Instant::now();
+    assert!(matches!(comm.drain(), Err(TransportError::NotDrained)));
     drop(comm);
     assert!(began.elapsed() >= options.deadline && !stream.is_idle().unwrap(), "it was waited for, in vain");
     assert!(device.is_given_up());

@@ -40,6 +40,7 @@ static KERNELS: Mutex<Vec<(u32, Weak<Kernel>)>> = Mutex::new(Vec::new());
 /// A kernel with a program on the device.
 #[derive(Debug)]
 pub(crate) struct CudaExecutor {
+    comm: Communicator,
     device: CudaDevice,
     // Freed only where the device can be waited for.
     kernel: ManuallyDrop<Arc<Kernel>>,
@@ -56,6 +57,12 @@ pub(crate) struct CudaExecutor {
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
+        // Freeing waits for the device: for calls that may fail as long as their deadline says, for those that have failed perhaps for ever. A device that has
+        // failed itself runs nothing any more.
+        let failed = !self.device.is_given_up() && self.comm.is_broken();
+        if failed && !matches!(self.comm.drain(), Ok(()) | Err(TransportError::Cuda(_))) {
+            self.device.give_up("an op's calls that had failed did not end");
+        }
         if self.device.is_given_up() {
             return;
         }
@@ -112,6 +119,7 @@ impl CudaExecutor {
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
         let program = ManuallyDrop::new(DeviceProgram::upload(program)?);
         Ok(Self {
+            comm: comm.clone(),
             kernel: ManuallyDrop::new(kernel),
             program,
             trace: ManuallyDrop::new(trace),

@@ -181,7 +181,7 @@ impl Communicator {
         if grown == now {
             return Ok(());
         }
-        let drained = transport.drain(self.until());
+        let drained = transport.drain();
         let answers = agree(control, &drained.as_ref().map(|()| []), self.until());
         drained?;
         answers?;
@@ -235,6 +235,21 @@ impl Communicator {
         Ok(self.inner.world.control().exchange(payload, self.until())?)
     }
 
+    /// Whether a fault is known, without a word to anybody; [`status`](Self::status) asks.
+    pub fn is_broken(&self) -> bool {
+        self.inner.health.status().is_err()
+    }
+
+    /// Waits until this rank's calls have ended, failed or not, so that what they use can be freed. Calls that other threads begin meanwhile do not count.
+    /// Not while a stream of the device is captured: the driver waits for none then.
+    ///
+    /// # Errors
+    /// [`TransportError::NotDrained`] where the device does not come to their end, long after every deadline: freeing what they use would wait for it too, perhaps
+    /// for ever. [`TransportError::Cuda`] where the device has failed; nothing runs there any more.
+    pub fn drain(&self) -> Result<(), TransportError> {
+        self.inner.health.transport().drain()
+    }
+
     /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks, and so are the peers' other
     /// communicators of the same world. A `reason` of 0 counts as 1.
     pub fn abort(&self, reason: u32) {
@@ -254,13 +269,13 @@ impl Communicator {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Self { health, world, options, .. } = self;
+        let Self { health, world, .. } = self;
         if std::thread::panicking() {
             // the world may outlive the panic, in a thread that joins this one
             world.control().abort_peers(reason::PANICKED);
         }
         // Peers need no barrier: they share the memory that they write to, so it outlives their last write.
-        if let Err(error) = health.transport().drain(Instant::now() + options.deadline) {
+        if let Err(error) = health.transport().drain() {
             tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped");
         }
     }

@@ -77,7 +77,7 @@ impl Communicator {
             self.abort(reason::REBUILT);
         }
         let _turn = self.turn();
-        if let Err(error) = inner.health.transport().drain(self.until()) {
+        if let Err(error) = inner.health.transport().drain() {
             tracing::warn!(%error, rank = %self.rank(), "calls were under way when their communicator was rebuilt");
         }
     }

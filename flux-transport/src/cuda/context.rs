@@ -102,7 +102,7 @@ impl CudaDevice {
     }
 
     /// Notes that the device was waited for in vain: from then on nothing of it is freed in this process, as that would wait for it.
-    pub(crate) fn give_up(&self, why: &str) {
+    pub fn give_up(&self, why: &str) {
         patience::give_up(self.ordinal(), why);
     }
 

@@ -227,7 +227,7 @@ impl Transport for Mixed {
         Some(self.watched.progress())
     }
 
-    fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
+    fn drain(&self) -> Result<(), TransportError> {
         self.drained(&locked(&self.state))
     }
 }

@@ -175,7 +175,7 @@ impl Transport for NcclTransport {
         Some(self.watched.progress())
     }
 
-    fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
+    fn drain(&self) -> Result<(), TransportError> {
         self.drained(&locked(&self.state))
     }
 }

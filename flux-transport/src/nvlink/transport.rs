@@ -192,7 +192,7 @@ impl Transport for NvLink {
         self.fault.abort(reason);
     }
 
-    fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
+    fn drain(&self) -> Result<(), TransportError> {
         self.drained()
     }
 }

@@ -179,7 +179,7 @@ impl Transport for Pcie {
         self.watch.abort(reason);
     }
 
-    fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
+    fn drain(&self) -> Result<(), TransportError> {
         self.drained()
     }
 }
