@@ -19,11 +19,12 @@
 //! ```
 
 pub mod bootstrap;
+mod calls;
 mod comm;
 pub mod control;
 pub mod cuda;
 mod device;
-mod eager;
+mod drain;
 mod fault;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

@@ -116,6 +116,11 @@ impl CudaDevice {
         if self.is_given_up() { None } else { self.enter().ok() }
     }
 
+    /// The same for pinned memory, which every device of the process can use.
+    pub(super) fn enter_to_unpin(&self) -> Option<Current> {
+        if patience::is_any_given_up() { None } else { self.enter().ok() }
+    }
+
     /// Free and total bytes of device memory.
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
         let _current = self.enter()?;

@@ -88,6 +88,12 @@ pub enum CudaError {
         /// What it lacks.
         what: &'static str,
     },
+    /// Calls of this process on the device did not end.
+    #[error("calls of this process on device {ordinal} have not ended: start a new process in its place")]
+    GivenUp {
+        /// The device's ordinal.
+        ordinal: u32,
+    },
 }
 
 impl CudaError {

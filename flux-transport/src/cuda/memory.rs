@@ -28,6 +28,11 @@ impl DeviceBlock {
         Ok(Self { device: device.clone(), address, bytes })
     }
 
+    /// Whose it is.
+    pub(crate) fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
     /// The device address.
     pub fn address(&self) -> u64 {
         self.address
@@ -106,7 +111,7 @@ impl PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        let Some(_current) = self.device.enter_to_free() else {
+        let Some(_current) = self.device.enter_to_unpin() else {
             return;
         };
         let driver = self.device.driver();

@@ -22,7 +22,7 @@ pub use near::near;
 pub use stream::{Capture, Event, SideStream, capture};
 
 pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write, write_value_async};
-pub(crate) use patience::{done_by, is_given_up, look};
+pub(crate) use patience::{done_by, look, usable};
 pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 pub(crate) use stream::stream_id;
 pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};

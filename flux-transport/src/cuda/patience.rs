@@ -1,7 +1,9 @@
 //! Waits of the host for a device, all of which end; and devices that were waited for in vain.
 //!
-//! Invariant: of a device that was given up nothing is freed any more, as freeing waits for it. That is for the life of the process.
+//! Invariant: of a device that was given up nothing is freed any more, as freeing waits for it, nor any pinned memory, whose freeing waits for all devices. That is
+//! for the life of the process.
 
+use super::CudaError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -42,8 +44,21 @@ pub(super) fn give_up(ordinal: u32, why: &str) {
 }
 
 /// Whether the device was waited for in vain before.
-pub(crate) fn is_given_up(ordinal: u32) -> bool {
+pub(super) fn is_given_up(ordinal: u32) -> bool {
     GIVEN_UP.load(Ordering::Acquire) & bit(ordinal) != 0
+}
+
+/// Whether any device was: pinned memory is every device's.
+pub(super) fn is_any_given_up() -> bool {
+    GIVEN_UP.load(Ordering::Acquire) != 0
+}
+
+/// Whether the device may be used.
+///
+/// # Errors
+/// [`CudaError::GivenUp`].
+pub(crate) fn usable(ordinal: u32) -> Result<(), CudaError> {
+    if is_given_up(ordinal) { Err(CudaError::GivenUp { ordinal }) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -71,5 +86,7 @@ mod tests {
         give_up(62, "of a test");
         give_up(62, "of a test");
         assert!(is_given_up(62) && !is_given_up(61) && !is_given_up(63) && !is_given_up(64));
+        assert!(is_any_given_up());
+        assert_eq!((usable(62), usable(61)), (Err(CudaError::GivenUp { ordinal: 62 }), Ok(())));
     }
 }

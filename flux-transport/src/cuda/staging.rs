@@ -12,6 +12,7 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteWord, CUstreamBatchMemOpType as OpType,
 };
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::ptr;
 
 /// Memory of the host, pinned and mapped for every device of the process.
@@ -19,8 +20,8 @@ use std::ptr;
 pub(crate) struct Registration<M> {
     device: CudaDevice,
     host: usize,
-    // what is registered; dropped after it was unregistered
-    memory: M,
+    // What is registered; dropped after it was unregistered, if it can be.
+    memory: ManuallyDrop<M>,
 }
 
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
@@ -38,7 +39,7 @@ impl<M> Registration<M> {
         // SAFETY: the caller's promise.
         let code = unsafe { (driver.cu_mem_host_register)(ptr::with_exposed_provenance_mut(host), bytes, PORTABLE_MAPPED) };
         driver.check("cuMemHostRegister", code)?;
-        Ok(Self { device: device.clone(), host, memory })
+        Ok(Self { device: device.clone(), host, memory: ManuallyDrop::new(memory) })
     }
 
     /// What is registered.
@@ -61,13 +62,15 @@ impl<M> Registration<M> {
 
 impl<M> Drop for Registration<M> {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.enter() else {
+        let Some(_current) = self.device.enter_to_unpin() else {
             return;
         };
         let driver = self.device.driver();
         let host = ptr::with_exposed_provenance_mut::<c_void>(self.host);
         // SAFETY: registered in `new`, unregistered only here; `memory` is dropped after this.
         driver.report("cuMemHostUnregister", unsafe { (driver.cu_mem_host_unregister)(host) });
+        // SAFETY: dropped once, here, and not used after.
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
     }
 }
 

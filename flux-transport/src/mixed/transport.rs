@@ -6,9 +6,9 @@ use super::check::fault;
 use super::members::Members;
 use super::passing::Passing;
 use super::workspace::Workspace;
+use crate::calls::{Calls, Captures, locked};
 use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
-use crate::eager::{EagerCalls, locked};
 use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
 use crate::nvlink::{Lane, Meeting, Wanted, build};
 use crate::{
@@ -39,7 +39,7 @@ pub(crate) struct Mixed {
 #[derive(Debug)]
 struct State {
     lanes: Lanes,
-    calls: EagerCalls,
+    calls: Calls,
     // For what is not part of a call.
     aside: SideStream,
     generation: Generation<Workspace>,
@@ -80,7 +80,7 @@ impl Mixed {
             // Before memory is taken; of this thread's calls none is under way.
             remains::sweep(&device, || true);
             let lanes = Lanes::new(&device)?;
-            let calls = EagerCalls::new(&device, epoch, TransportKind::Mixed, NO_GRAPHS)?;
+            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))
         };
         let (lanes, calls, aside, device) = together(control, until, make())?;

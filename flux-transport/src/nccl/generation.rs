@@ -6,8 +6,8 @@
 use super::outbox::Outbox;
 use super::views::Views;
 use super::watched::Watched;
+use crate::calls::Calls;
 use crate::cuda::CudaError;
-use crate::eager::EagerCalls;
 use crate::transport::nanoseconds;
 use crate::{Exchange, Source, TransportError, WorkspaceView};
 use flux_core::signal::Epoch;
@@ -48,7 +48,7 @@ impl<W: Outgoing> Generation<W> {
     /// Gives the call in progress on `caller` its side streams, by `fork`, and its flags, which they may then wait for. The device's context is current.
     pub(crate) fn open(
         &mut self,
-        calls: &mut EagerCalls,
+        calls: &mut Calls,
         caller: usize,
         watched: &Watched,
         fork: impl FnOnce(usize) -> Result<(), CudaError>,

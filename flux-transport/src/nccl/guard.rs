@@ -10,6 +10,7 @@ use super::progress::Standing;
 use super::watched::Watched;
 use crate::ConnectError;
 use crate::cuda::done_by;
+use crate::drain::FAILED;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -125,7 +126,7 @@ impl Guard {
         let watched = &self.watched;
         let rank = watched.rank.get();
         if !drained {
-            watched.device.give_up("calls that had failed did not end");
+            watched.device.give_up(FAILED);
         }
         self.end();
         let Some(messages) = self.watched.link.take() else { return };

@@ -111,9 +111,7 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     let visible = cuda::device_count().map_err(|why| words(&why))?;
     let number = ordinal(options.device, world.launch(), world.local_rank(), visible);
     let info = cuda::device_info(number).map_err(|why| words(&why))?;
-    if cuda::is_given_up(number) {
-        return Err(format!("calls of this process on device {number} have not ended: start a new process in its place"));
-    }
+    cuda::usable(number).map_err(|why| words(&why))?;
     let ctas = ctas(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
     let version = library::version().map_err(|why| words(&why))?;
     // The first of a rail names its communicator.

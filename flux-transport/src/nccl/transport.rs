@@ -11,9 +11,9 @@ use super::members::Members;
 use super::remains;
 use super::watched::Watched;
 use super::workspace::Workspace;
+use crate::calls::{Calls, Captures, locked};
 use crate::control::{ControlPlane, agree, together};
 use crate::cuda::{CudaDevice, SideStream};
-use crate::eager::{EagerCalls, locked};
 use crate::nvlink::Lane;
 use crate::transport::same_epoch;
 use crate::{
@@ -44,7 +44,7 @@ pub(crate) struct NcclTransport {
 #[derive(Debug)]
 struct State {
     lane: Lane,
-    calls: EagerCalls,
+    calls: Calls,
     // For what is not part of a call.
     aside: SideStream,
     generation: Generation<Workspace>,
@@ -60,7 +60,7 @@ impl NcclTransport {
             // Before memory is taken; of this thread's calls none is under way.
             remains::sweep(&device, || true);
             let lane = Lane::new(&device)?;
-            let calls = EagerCalls::new(&device, epoch, TransportKind::Nccl, NO_GRAPHS)?;
+            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
         };
         let (lane, calls, aside, device) = together(control, until, make())?;

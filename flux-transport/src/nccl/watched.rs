@@ -8,7 +8,8 @@ use super::link::Link;
 use super::outbox::{Outbox, RELEASE};
 use super::progress::{Place, Progress, Standing};
 use crate::TransportError;
-use crate::cuda::{CudaDevice, CudaError, look};
+use crate::cuda::{CudaDevice, CudaError};
+use crate::drain::{COMPUTING, Limits};
 use crate::fault::reason;
 use crate::nvlink::FaultBlock;
 use flux_core::Rank;
@@ -17,9 +18,6 @@ use flux_core::signal::Epoch;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Deadlines that a kernel may take when its side stream has nothing left to do for it: all that it waits for is there then, and it computes.
-const COMPUTING: u32 = 4;
 
 /// A rank's communicator, its fault, and how far its side stream is.
 #[derive(Debug)]
@@ -144,59 +142,17 @@ impl Watched {
 
     /// Waits until calls are `done`, the last of which has number `last`. A device that works is waited for as long as it takes; once calls have failed, for
     /// the deadline; and for some deadlines more than once the side stream has nothing left to do for them.
-    pub(crate) fn drain(&self, last: Epoch, mut done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
-        let mut limits = Limits::default();
-        let drained = look(|now| {
-            if done()? {
-                return Ok::<_, CudaError>(Some(true));
-            }
+    pub(crate) fn drain(&self, last: Epoch, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
+        let drained = Limits::default().wait(done, || {
             let failed = self.has_failed().then_some(self.deadline);
+            // With nothing left to do for a kernel, all that it waits for is there.
             let ended = self.place().has_ended_call(last).then_some(self.deadline.saturating_mul(COMPUTING));
-            Ok(limits.are_over(failed, ended, now).then_some(false))
+            (failed, ended)
         })?;
         if drained {
             return Ok(());
         }
         tracing::warn!(rank = self.rank.get(), "earlier calls do not end: {}", self.place());
         Err(TransportError::NotDrained)
-    }
-}
-
-/// Until when something is waited for that has no end of its own, each from when it was first said to need one.
-#[derive(Clone, Copy, Debug, Default)]
-struct Limits {
-    failed: Option<Instant>,
-    ended: Option<Instant>,
-}
-
-impl Limits {
-    fn are_over(&mut self, failed: Option<Duration>, ended: Option<Duration>, now: Instant) -> bool {
-        for (limit, allowed) in [(&mut self.failed, failed), (&mut self.ended, ended)] {
-            *limit = allowed.map(|allowed| limit.unwrap_or(now + allowed));
-        }
-        [self.failed, self.ended].into_iter().flatten().any(|limit| now >= limit)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_works_is_waited_for_and_what_has_failed_for_the_deadline() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut limits = Limits::default();
-        let mut over = |failed: bool, ended: bool, after: u32| {
-            limits.are_over(failed.then_some(second), ended.then_some(4 * second), start + after * second)
-        };
-        assert!(!over(false, false, 1000));
-        assert!(!over(false, true, 1001));
-        assert!(!over(false, true, 1004));
-        assert!(!over(false, false, 1006), "the stream was given more");
-        assert!(!over(true, true, 1007));
-        assert!(over(true, true, 1008));
-        let mut limits = Limits::default();
-        assert!(!limits.are_over(None, Some(4 * second), start));
-        assert!(limits.are_over(None, Some(4 * second), start + 4 * second), "a kernel that does not end, without a fault");
     }
 }

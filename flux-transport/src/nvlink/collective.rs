@@ -160,7 +160,9 @@ fn reach_peers(rank: u32, (info, own): (&DeviceInfo, Identity), mates: &[(u32, I
 /// The device that a rank is to use.
 fn candidate(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> {
     cuda::available()?;
-    cuda::device_info(choice::ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?))
+    let ordinal = choice::ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?);
+    cuda::usable(ordinal)?;
+    cuda::device_info(ordinal)
 }
 
 /// What all ranks' workspaces are to be.

@@ -124,9 +124,9 @@ impl From<NvLinkError> for ConnectError {
             | NvLinkError::SameDevice { .. }
             | NvLinkError::NoPeerAccess { .. }
             | NvLinkError::NotProven { .. }
-            | NvLinkError::Cuda(CudaError::Unavailable(_) | CudaError::NoSuchDevice { .. } | CudaError::Unsupported { .. }) => {
-                Self::Unusable { select: Select::NvLink, why }
-            }
+            | NvLinkError::Cuda(
+                CudaError::Unavailable(_) | CudaError::NoSuchDevice { .. } | CudaError::Unsupported { .. } | CudaError::GivenUp { .. },
+            ) => Self::Unusable { select: Select::NvLink, why },
             other => TransportError::from(other).into(),
         }
     }

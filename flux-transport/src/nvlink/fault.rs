@@ -38,6 +38,11 @@ impl FaultBlock {
         let _ = self.word().compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 
+    /// Whether calls can no longer succeed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.record().is_some() || self.aborted()
+    }
+
     /// Whether all waits were ended.
     pub(crate) fn aborted(&self) -> bool {
         self.word().load(Ordering::Acquire) != 0

@@ -20,7 +20,6 @@ pub(crate) mod fuzz;
 mod lane;
 mod mover;
 mod offer;
-mod order;
 mod plan;
 mod process;
 mod proof;
@@ -33,7 +32,6 @@ pub(crate) use collective::{Meeting, Members, Reach, Wanted, build};
 pub(crate) use fault::FaultBlock;
 pub(crate) use lane::Lane;
 pub(crate) use mover::{Addresses, by_copy_engine};
-pub(crate) use order::{Order, Turn};
 pub(crate) use transport::NvLink;
 pub(crate) use workspace::Workspace;
 

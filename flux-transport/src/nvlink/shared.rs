@@ -5,6 +5,7 @@
 //! owner is gone (measured: a killed owner harms no survivor).
 
 use crate::cuda::{Allocation, CudaDevice, CudaError, Handles, Mapping};
+use crate::drain::keep;
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,6 +92,15 @@ impl Peer {
     pub(super) fn import(device: &CudaDevice, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
         // The mapping keeps the pages; the handle is not needed beyond it.
         Allocation::import(device, fd, bytes)?.map(&[device.ordinal()]).map(Self::Imported)
+    }
+
+    /// Has the memory stay for the life of the process: this rank's device was given up and may yet use it.
+    pub(super) fn keep(&self) {
+        match self {
+            Self::Local(shared) => keep(shared),
+            // Mapped for this rank's device alone, of which nothing is freed.
+            Self::Imported(_) => {}
+        }
     }
 
     /// The first byte.

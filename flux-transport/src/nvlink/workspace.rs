@@ -30,7 +30,7 @@ pub(crate) struct Workspace {
     pads: Vec<u64>,
     control: DeviceBlock,
     // What the addresses point into, by rank.
-    _memory: Vec<Option<Peer>>,
+    memory: Vec<Option<Peer>>,
 }
 
 impl Draft {
@@ -87,7 +87,7 @@ impl Draft {
         let address = |peer: &Option<Peer>, offset| peer.as_ref().map_or(0, |peer| peer.address() + offset);
         let data = memory.iter().map(|peer| address(peer, 0)).collect();
         let pads = memory.iter().map(|peer| address(peer, self.size.data_bytes())).collect();
-        Workspace { size: self.size, data, pads, control: self.control, _memory: memory }
+        Workspace { size: self.size, data, pads, control: self.control, memory }
     }
 }
 
@@ -98,6 +98,15 @@ pub(super) fn clear_pad(device: &CudaDevice, lane: &Lane, pad: u64, size: &Works
     // SAFETY: the pad of this size lies behind the data region of an allocation that was made for both (`shared_bytes`).
     unsafe { fill_words(device, pad, epoch.before(1).get(), words, lane.raw()) }?;
     lane.synchronize()
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if self.control.device().is_given_up() {
+            // What runs there may yet store to peers of this process, whoever of them is left.
+            self.memory.iter().flatten().for_each(Peer::keep);
+        }
+    }
 }
 
 impl Workspace {

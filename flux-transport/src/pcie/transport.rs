@@ -8,9 +8,10 @@ use super::carry::Streams;
 use super::proof::prove;
 use super::watch::Watch;
 use super::workspace::Workspace;
-use crate::control::ControlPlane;
+use crate::calls::{Calls, Captures, locked};
+use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, CudaError};
-use crate::eager::{EagerCalls, locked};
+use crate::drain::Drain;
 use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
 use crate::transport::nanoseconds;
 use crate::{
@@ -30,6 +31,7 @@ pub(crate) struct Pcie {
     state: Mutex<State>,
     members: Members,
     deadline_ns: u64,
+    drain: Drain,
     device: CudaDevice,
     place: Device,
 }
@@ -38,7 +40,7 @@ pub(crate) struct Pcie {
 struct State {
     out: Lane,
     back: Lane,
-    calls: EagerCalls,
+    calls: Calls,
     current: Workspace,
     view: Arc<WorkspaceView>,
 }
@@ -58,7 +60,7 @@ impl Pcie {
         let epoch = options.first_epoch;
         let make = || {
             let (out, back) = (Lane::new(&device)?, Lane::new(&device)?);
-            let calls = EagerCalls::new(&device, epoch, TransportKind::Pcie, NO_GRAPHS)?;
+            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Pcie, NO_GRAPHS))?;
             Ok::<_, CudaError>((out, back, calls, FaultBlock::new(&device)?))
         };
         let (out, back, calls, fault) = meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
@@ -70,7 +72,13 @@ impl Pcie {
         let watch = meeting.succeed(watch).map_err(unusable)?;
         let state = State { out, back, calls, current: workspace, view };
         let place = Device::from(device.info().clone());
-        Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, device, place })
+        let drain = Drain::new(device.clone(), options.deadline);
+        Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, drain, device, place })
+    }
+
+    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline, and what streams wait for a moment later.
+    fn drained(&self) -> Result<(), TransportError> {
+        self.drain.wait(|| self.watch.fault().has_failed())
     }
 }
 
@@ -103,9 +111,9 @@ impl Transport for Pcie {
     fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
         let meeting = Meeting { control, deadline };
-        let drained = self.device.synchronize().and_then(|()| state.current.read_epoch(&self.device));
+        let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
-        let epoch = meeting.succeed(drained.map_err(NvLinkError::from))?;
+        let epoch = together(control, deadline, drained)?;
         let grown = Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
         state.view = Arc::new(grown.view(self.watch.fault().address(), self.deadline_ns));
         self.watch.replace(Arc::clone(grown.words()));
@@ -172,16 +180,13 @@ impl Transport for Pcie {
     }
 
     fn drain(&self, _deadline: Instant) -> Result<(), TransportError> {
-        // Kernels' waits end by the communicator's deadline, and what streams wait for a moment later, so this does.
-        Ok(self.device.synchronize()?)
+        self.drained()
     }
 }
 
 impl Drop for Pcie {
     fn drop(&mut self) {
         // Nothing may be unmapped while a kernel or a copy of this rank still uses it; the peers hold what theirs use.
-        if let Err(error) = self.device.synchronize() {
-            tracing::warn!(%error, rank = self.members.rank, "while draining the device");
-        }
+        self.drain.leave(self.members.rank, || self.watch.fault().has_failed());
     }
 }

@@ -8,6 +8,7 @@ use super::region::Region;
 use super::words::Words;
 use crate::control::{ControlPlane, agree, together};
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, PinnedBlock, fill_words, host_size, read};
+use crate::drain::keep;
 use crate::nvlink::{Lane, Meeting, Members, NvLinkError};
 use crate::transport::same_epoch;
 use crate::{TransportError, WorkspaceView};
@@ -103,6 +104,15 @@ fn keys(size: &WorkspaceSize, offers: &[Vec<u8>]) -> Result<Vec<u64>, TransportE
     }
     same_epoch(&epochs)?;
     Ok(keys)
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if self.data.device().is_given_up() {
+            // What is on its way there may yet read peers' regions, whoever of them is left.
+            self.words.regions().iter().for_each(keep);
+        }
+    }
 }
 
 impl Workspace {

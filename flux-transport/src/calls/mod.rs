@@ -1,23 +1,33 @@
-//! The calls of a rank on a transport that captures none: one after the other, each with side streams that are forked from the caller's and joined to it.
+//! The calls of a rank on a device: one after the other, some with side streams that are forked from the caller's and joined to it.
 //!
-//! Invariant: one call is in progress from a begin to the finish or abandon that follows. As none is captured, the epoch counted here is the one that the
-//! device counts, and the next call's half is known before anything of it is enqueued.
+//! Invariant: one call is in progress from a begin to the finish or abandon that follows. As long as none was captured, the epoch counted here is the one that the
+//! device counts, and the next call's half is known before anything of it is enqueued. A replayed graph advances the device's unseen.
 
+mod order;
+
+use self::order::{Order, Turn};
 use crate::cuda::{CudaDevice, CudaError};
-use crate::nvlink::{Order, Turn};
 use crate::{Device, Stream, TransportError, TransportKind};
 use flux_core::signal::Epoch;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Where a rank's calls stand.
 #[derive(Debug)]
-pub(crate) struct EagerCalls {
+pub(crate) struct Calls {
     order: Order,
     epoch: Epoch,
     call: Option<InCall>,
-    transport: TransportKind,
-    no_graphs: &'static str,
+    captures: Captures,
     device: CudaDevice,
+}
+
+/// Whether calls may become part of graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Captures {
+    /// They may not, on this transport, in these words.
+    Refused(TransportKind, &'static str),
+    /// They may, and whether any has.
+    Taken(bool),
 }
 
 /// The call in progress.
@@ -28,18 +38,42 @@ struct InCall {
     carried: bool,
 }
 
-impl EagerCalls {
-    /// Calls on `device`, the first with number `epoch`; a capture is refused with the words `no_graphs`.
-    pub(crate) fn new(device: &CudaDevice, epoch: Epoch, transport: TransportKind, no_graphs: &'static str) -> Result<Self, CudaError> {
-        Ok(Self { order: Order::new(device)?, epoch, call: None, transport, no_graphs, device: device.clone() })
+impl Captures {
+    /// Takes note of a call that begins.
+    fn note(&mut self, turn: Turn) -> Result<(), TransportError> {
+        match self {
+            Self::Refused(transport, why) if turn.is_captured() => Err(TransportError::NotCapturable { transport: *transport, why }),
+            Self::Refused(..) => Ok(()),
+            Self::Taken(any) => {
+                *any |= turn.is_captured();
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Calls {
+    /// Calls on `device`, the first with number `epoch`.
+    pub(crate) fn new(device: &CudaDevice, epoch: Epoch, captures: Captures) -> Result<Self, CudaError> {
+        Ok(Self { order: Order::new(device)?, epoch, call: None, captures, device: device.clone() })
     }
 
-    /// The number of the next call, or of the one in progress.
+    /// The number of the next call, or of the one in progress, as long as none [was captured](Self::any_captured).
     pub(crate) const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Whether all calls that were finished are done on the device.
+    /// Whether any call became part of a graph.
+    pub(crate) fn any_captured(&self) -> bool {
+        self.captures == Captures::Taken(true)
+    }
+
+    /// Whether the call in progress becomes part of a graph.
+    pub(crate) fn capturing(&self) -> bool {
+        self.call.is_some_and(|call| call.turn.is_captured())
+    }
+
+    /// Whether all calls that were finished and not captured are done on the device.
     pub(crate) fn are_done(&self) -> Result<bool, CudaError> {
         self.order.is_done()
     }
@@ -56,10 +90,16 @@ impl EagerCalls {
         if !self.device.owns_stream(caller)? {
             return Err(self.wrong_stream(stream));
         }
-        let turn = self.order.begin_eager(caller, self.transport, self.no_graphs)?;
+        let turn = self.order.begin(caller)?;
+        self.captures.note(turn)?;
         fork(caller)?;
         self.call = Some(InCall { turn, carried: false });
         Ok(())
+    }
+
+    /// Whether a call is in progress in which side streams have no part yet.
+    pub(crate) fn is_uncarried(&self) -> bool {
+        self.call.is_some_and(|call| !call.carried)
     }
 
     /// The caller's stream, if side streams may be given the work of the call in progress: once.
@@ -94,8 +134,10 @@ impl EagerCalls {
     pub(crate) fn finish(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let Some(call) = self.call.take() else { return Ok(()) };
-        // The executor is on its way and will advance the device's epoch, whatever becomes of the events below.
-        self.epoch = self.epoch.next();
+        if !call.turn.is_captured() {
+            // The executor is on its way and will advance the device's epoch, whatever becomes of the events below.
+            self.epoch = self.epoch.next();
+        }
         let _current = self.device.enter()?;
         if call.carried {
             join(caller)?;
@@ -116,4 +158,22 @@ impl EagerCalls {
 pub(crate) fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     // A thread that panicked inside left a call half enqueued; the communicator aborts then, and the state is only good for dropping.
     state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capture_is_refused_or_never_forgotten() {
+        let (eager, captured) = (Turn::Eager { stream: 1 }, Turn::Captured { capture: 1, stream: 1 });
+        let mut refused = Captures::Refused(TransportKind::Pcie, "why");
+        refused.note(eager).unwrap();
+        assert!(matches!(refused.note(captured), Err(TransportError::NotCapturable { transport: TransportKind::Pcie, why: "why" })));
+        let mut taken = Captures::Taken(false);
+        for (turn, any) in [(eager, false), (captured, true), (eager, true)] {
+            taken.note(turn).unwrap();
+            assert_eq!(taken, Captures::Taken(any));
+        }
+    }
 }

@@ -4,11 +4,10 @@
 //! call of a second capture comes between them. A replayed graph is ordered by whoever launches it: the library does not see the launch.
 
 use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
-use crate::{TransportError, TransportKind};
 
 /// Where a call's work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(super) enum Turn {
     /// To the device, on the stream with this number: a handle is used again after its stream is gone.
     Eager { stream: u64 },
     /// Into a graph, by the capture with this number, on the stream with this handle: the driver tells no number of a stream in capture, and
@@ -17,6 +16,11 @@ pub(crate) enum Turn {
 }
 
 impl Turn {
+    /// Whether it is a capture's.
+    pub(super) const fn is_captured(self) -> bool {
+        matches!(self, Self::Captured { .. })
+    }
+
     /// Whether what comes on this turn's stream must wait for what `last` marked. Where the captures differ the driver would refuse, and so it
     /// would a wait from inside a capture for something outside.
     fn waits_for(self, last: Self) -> bool {
@@ -37,7 +41,7 @@ struct Last {
 
 /// The last calls.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(super) struct Order {
     eager: Last,
     captured: Last,
 }
@@ -46,13 +50,13 @@ pub(crate) struct Order {
 const CAPTURE_INVALIDATED: i32 = 901;
 
 impl Order {
-    pub(crate) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+    pub(super) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
         let last = || Ok::<_, CudaError>(Last { turn: None, done: Event::new(device)? });
         Ok(Self { eager: last()?, captured: last()? })
     }
 
     /// Orders `stream` after the last call. The device's context is current.
-    pub(crate) fn begin(&self, stream: usize) -> Result<Turn, CudaError> {
+    pub(super) fn begin(&self, stream: usize) -> Result<Turn, CudaError> {
         let turn = match capture(stream)? {
             Capture::Off => Turn::Eager { stream: stream_id(stream)? },
             Capture::On(capture) => Turn::Captured { capture, stream },
@@ -74,21 +78,13 @@ impl Order {
         Ok(turn)
     }
 
-    /// As [`begin`](Self::begin), on a transport whose calls cannot be captured, and `why`.
-    pub(crate) fn begin_eager(&self, stream: usize, transport: TransportKind, why: &'static str) -> Result<Turn, TransportError> {
-        match self.begin(stream)? {
-            Turn::Captured { .. } => Err(TransportError::NotCapturable { transport, why }),
-            turn @ Turn::Eager { .. } => Ok(turn),
-        }
-    }
-
     /// Whether the last call that was not captured is done, and with it all before it.
-    pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
+    pub(super) fn is_done(&self) -> Result<bool, CudaError> {
         self.eager.done.is_done()
     }
 
     /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no node of the graph.
-    pub(crate) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
+    pub(super) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
         let last = match turn {
             Turn::Eager { .. } => &mut self.eager,
             Turn::Captured { .. } => &mut self.captured,

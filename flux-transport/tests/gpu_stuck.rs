@@ -1,0 +1,63 @@
+//! A device that does not become idle: whoever drops its communicator gets away, nothing is freed, and nobody connects there again. For each transport in a process of
+//! its own, as a device is given up for the life of the process.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod gpu_support;
+
+use cudarc::driver::sys;
+use flux_transport::cuda::{CudaDevice, PinnedBlock, SideStream};
+use flux_transport::{Communicator, ConnectError, Options, Select, World, limited};
+use gpu_support::devices;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Set for the process with the stuck device, to its transport.
+const TRANSPORT: &str = "FLUX_GPU_TEST_STUCK";
+/// Longer than a device is waited for after calls with a short deadline have failed.
+const LIMIT: Duration = Duration::from_secs(90);
+
+fn in_a_process(transport: Select) {
+    let Some(_) = devices("gpu_stuck", 1) else { return };
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "the_stuck", "--nocapture", "--test-threads=1"]).env(TRANSPORT, transport.to_string()).process_group(0);
+    let status = limited::wait(command.spawn().unwrap(), LIMIT, Duration::from_secs(5)).unwrap();
+    assert!(status.expect("whoever drops the communicator hangs").success(), "its words are above");
+}
+
+#[test]
+fn an_nvlink_communicator_is_dropped_on_a_device_that_is_stuck() {
+    in_a_process(Select::NvLink);
+}
+
+#[test]
+fn a_pcie_communicator_is_dropped_on_a_device_that_is_stuck() {
+    in_a_process(Select::Pcie);
+}
+
+#[test]
+fn the_stuck() {
+    let Ok(transport) = std::env::var(TRANSPORT) else { return };
+    let select: Select = transport.parse().unwrap();
+    let options = Options { select, device: Some(0), deadline: Duration::from_millis(500), ..Options::default() };
+    let connect = || Communicator::connect_blocking(&World::local(1).unwrap()[0], options);
+    let comm = connect().unwrap();
+
+    let device = CudaDevice::open(0).unwrap();
+    let (stream, word) = (SideStream::new(&device).unwrap(), PinnedBlock::new(&device, 4).unwrap());
+    device.bind().unwrap();
+    // SAFETY: the stream and the word, which is 0, are there until the end.
+    unsafe { sys::cuStreamWaitValue32_v2(stream.raw() as sys::CUstream, word.address(), 1, 0) }.result().unwrap();
+
+    comm.abort(1);
+    let began = Instant::now();
+    drop(comm);
+    assert!(began.elapsed() >= options.deadline && !stream.is_idle().unwrap(), "it was waited for, in vain");
+    assert!(device.is_given_up());
+    let refused = connect().unwrap_err();
+    assert!(matches!(refused, ConnectError::Unusable { .. }) && refused.to_string().contains("start a new process"), "{refused}");
+
+    // SAFETY: the word is there, and only read by the device.
+    unsafe { word.host().cast::<u32>().write_volatile(1) };
+    device.synchronize().unwrap();
+}
