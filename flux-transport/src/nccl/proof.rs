@@ -1,12 +1,12 @@
 //! A word from every rank to every other, sent as chunks are, and read by its receiver.
 //!
-//! Invariant: it ends by the deadline. It also makes NCCL open its connections and load its kernel, neither of which can be done while a kernel waits for
-//! what they are to carry.
+//! Invariant: it ends by the deadline. It also makes NCCL open its connections, all that it has for a pair of ranks, and load its kernel, and the driver whatever it
+//! copies a word with, none of which can be done while a kernel waits for what they are to carry.
 
 use super::link::Link;
 use super::members::Members;
 use super::remains;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, done_by, read, write};
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, copy_async, done_by, read, write};
 use crate::nccl::NcclError;
 use crate::{ConnectError, Select, TransportError};
 use flux_core::rank::MAX_WORLD;
@@ -67,6 +67,11 @@ fn exchange(
         Ok(())
     })
     .map_err(nccl)?;
+    {
+        let _current = device.enter()?;
+        // SAFETY: the places of this rank's own messages, of which there are none.
+        unsafe { copy_async(device, received.at(own), sent.at(own), size_of::<u32>(), stream.raw()) }?;
+    }
     while !stream.is_idle()? {
         if Instant::now() >= until {
             return Err(nccl(NcclError::Deadline { rank: own, world: count, waited: began.elapsed() }));

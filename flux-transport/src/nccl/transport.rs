@@ -101,12 +101,13 @@ impl Transport for NcclTransport {
     fn explain(&self) -> String {
         format!(
             "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {} multiprocessors \
-             are left to NCCL; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own",
+             are left to NCCL; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             self.world,
             self.members.version(),
             self.device(),
             self.members.ctas,
             locked(&self.state).generation.workspace.bytes(),
+            self.members.advice(),
         )
     }
 
