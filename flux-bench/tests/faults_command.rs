@@ -26,6 +26,16 @@ fn ranks_that_are_killed_stopped_or_missing_are_named_and_the_group_is_rebuilt()
 }
 
 #[test]
+fn a_rank_that_lingers_until_its_successor_is_stopped_harms_nobody() {
+    let words = ["faults", "--transport", "host", "--ranks", "3", "--kills", "0", "--stops", "4", "--missing", "0", "--linger"];
+    let done = Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(words).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{text}");
+    assert!(text.contains("0 kills, 2 short and 2 long stops, 0 missing; 2 rebuilds with survivors, 2 with replacements"), "{text}");
+    assert!(text.contains("\n0 hangs, 0 wrong results, 0 misnamed, 0 mistimed, 0 residue, 0 broken\n"), "{text}");
+}
+
+#[test]
 fn a_rank_that_does_not_answer_is_shown_by_its_threads_and_in_its_own_words() {
     let words = ["faults", "--transport", "host", "--ranks", "2", "--kills", "0", "--stops", "0", "--missing", "1", "--patience", "2"];
     let done = Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(words).args(["--deadline-ms", "500", "--stall"]).output().unwrap();

@@ -19,7 +19,9 @@ const CALLS: u64 = 300;
 impl Suite<'_> {
     /// One fault and what follows it; `survivors`: whether those go on by themselves before a replacement comes.
     pub(super) fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), Spoilt> {
-        let victim = self.below(u64::from(self.args.ranks)) as usize;
+        let drawn = self.below(u64::from(self.args.ranks)) as usize;
+        // Those who wait are then those who keep something for the one that lingers.
+        let victim = self.lingering.as_ref().map_or(drawn, |lingering| lingering.rank as usize);
         let moment = Duration::from_micros(self.below(60_000));
         match injection {
             Injection::ShortStop => self.short_stop(victim, moment)?,
@@ -34,7 +36,11 @@ impl Suite<'_> {
         std::thread::sleep(moment);
         self.ranks[victim].signal(Signal::STOP)?;
         let stop = self.args.deadline().mul_f64(0.1 + 0.4 * self.below(1000) as f64 / 1000.0);
-        std::thread::sleep(stop);
+        std::thread::sleep(stop / 2);
+        // Reaped below: the system may take its time.
+        let lingering = self.lingering.take();
+        lingering.as_ref().map_or(Ok(()), |lingering| lingering.signal(Signal::KILL))?;
+        std::thread::sleep(stop / 2);
         self.ranks[victim].signal(Signal::CONT)?;
         let limit = self.limit();
         // All are heard, whatever the first says: who waited for whom is seen from all of their ends.
@@ -90,10 +96,14 @@ impl Suite<'_> {
         self.ranks.insert(victim, replacement);
         self.all_ready(self.args.ranks)?;
         self.tally.rebuilt_whole += 1;
-        if injection != Injection::Kill {
-            self.runs_on(injection, late)?;
+        match injection {
+            Injection::Kill => Ok(()),
+            Injection::LongStop if self.args.linger => {
+                self.lingering = Some(late);
+                Ok(())
+            }
+            _ => self.runs_on(injection, late),
         }
-        Ok(())
     }
 
     /// Whether every rank but the victim fails as it must, in time.

@@ -50,15 +50,26 @@ pub struct Args {
     /// How long a rank may take to answer beyond its deadlines; to start, half a minute more. Then what its threads do is shown
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     pub patience: u64,
-    /// The last rank never answers its first order: to see that this is found
-    #[arg(long, hide = true)]
-    pub stall: bool,
-    /// Every rank keeps a descriptor at each rebuild: to see that this is found
-    #[arg(long, hide = true)]
-    pub leak: bool,
+    /// A rank that was stopped for too long is not let go, but killed while its successor is stopped for a short time: the others then wait in a call
+    /// while what they kept for it is freed. Stops come in turns
+    #[arg(long)]
+    pub linger: bool,
+    #[command(flatten)]
+    defects: Defects,
     /// This process is a rank of a run
     #[arg(long, hide = true)]
     pub as_rank: bool,
+}
+
+/// What is wrong with ranks, to see that it is found.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Defects {
+    /// The last rank never answers its first order
+    #[arg(long, hide = true)]
+    stall: bool,
+    /// Every rank keeps a descriptor at each rebuild
+    #[arg(long, hide = true)]
+    leak: bool,
 }
 
 impl Args {

@@ -68,14 +68,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     witness.step("awaits an order");
     for line in std::io::stdin().lock().lines() {
         let report = match serde_json::from_str(&line?)? {
-            Order::Run { .. } if args.stall && group.is_last() => loop {
+            Order::Run { .. } if args.defects.stall && group.is_last() => loop {
                 witness.step("stalls");
                 std::thread::park();
             },
             Order::Run { calls } => group.run(calls),
             Order::Rebuild { whole } => group.rebuild(whole, args).and_then(|rebuilt| {
                 group = rebuilt;
-                if args.leak {
+                if args.defects.leak {
                     kept.push(std::fs::File::open("/dev/null")?);
                 }
                 group.ready()

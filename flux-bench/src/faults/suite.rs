@@ -30,6 +30,8 @@ pub(super) struct Suite<'a> {
     rendezvous: PathBuf,
     temporary: PathBuf,
     pub(super) ranks: Vec<Process>,
+    /// One that was stopped for too long, and is still.
+    pub(super) lingering: Option<Process>,
     /// What each rank's process held, each time it was ready in a whole world.
     held: Vec<Ledger>,
     pub(super) tally: Tally,
@@ -65,6 +67,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
                 }
                 println!("episode {number}, {injection:?}: spoilt, a new group is started");
                 suite.ranks.clear();
+                suite.lingering = None;
                 suite.fill()?;
             }
         }
@@ -85,12 +88,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(tally.clean())
 }
 
-/// What is injected, in a random order.
+/// What is injected, in a random order, or in turns where ranks linger.
 fn plan(args: &Args) -> Vec<Injection> {
     let stops = (0..args.stops).map(|stop| if stop % 2 == 0 { Injection::LongStop } else { Injection::ShortStop });
     let kills = std::iter::repeat_n(Injection::Kill, args.kills as usize);
     let mut plan: Vec<_> = kills.chain(stops).chain(std::iter::repeat_n(Injection::Missing, args.missing as usize)).collect();
-    for at in (1..plan.len()).rev() {
+    for at in (1..if args.linger { 1 } else { plan.len() }).rev() {
         plan.swap(at, (data::seed(args.seed, 90, at as u64) % (at as u64 + 1)) as usize);
     }
     plan
@@ -108,14 +111,14 @@ impl<'a> Suite<'a> {
         words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
         words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
         let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::default());
-        if args.stall {
+        if args.defects.stall {
             words.push("--stall".into());
         }
-        if args.leak {
+        if args.defects.leak {
             words.push("--leak".into());
         }
         let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
-        Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, tally, random: 0 }
+        Self { args, words, rendezvous, temporary, ranks: Vec::new(), lingering: None, held, tally, random: 0 }
     }
 
     /// A random number below `end`.
@@ -213,6 +216,7 @@ impl<'a> Suite<'a> {
 
     /// Ends the ranks, which must end by themselves.
     fn end(&mut self) -> anyhow::Result<()> {
+        self.lingering = None;
         self.order_all(Order::Quit)?;
         let limit = self.limit();
         for mut rank in self.ranks.drain(..) {

@@ -9,7 +9,7 @@ use super::workspace::Workspace;
 use crate::calls::{Calls, Captures, locked};
 use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
-use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join};
+use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
 use crate::nvlink::{Lane, Meeting, Wanted, build};
 use crate::{
     Capabilities, ConnectError, Device, Exchange, Options, Push, Source, Stream, Transport, TransportError, TransportKind, WorkspaceView,
@@ -18,15 +18,16 @@ use crate::{
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// One rank's device, memory, side streams and communicator.
 #[derive(Debug)]
 pub(crate) struct Mixed {
-    // Fields drop in this order, after `Drop` has drained the device.
+    // `Drop` drains the device, ends this, and hands what NCCL may use to who frees it.
     guard: Guard,
-    state: Mutex<State>,
+    state: ManuallyDrop<Mutex<State>>,
     watched: Arc<Watched>,
     members: Members,
     rank: Rank,
@@ -76,12 +77,14 @@ impl Mixed {
         let (rank, control, epoch) = (world.rank(), world.control(), options.first_epoch);
         let make = || {
             let device = CudaDevice::open(members.rail.info.ordinal)?;
+            // Before memory is taken; of this thread's calls none is under way.
+            remains::sweep(&device, || true);
             let lanes = Lanes::new(&device)?;
             let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))
         };
         let (lanes, calls, aside, device) = together(control, until, make())?;
-        let link = join(&device, &aside, &members.rail, control, (options.deadline, until))?;
+        let (link, aside) = join(&device, aside, &members.rail, control, (options.deadline, until))?;
         let wanted = Wanted { size: options.reserve, epoch, captured: false };
         let (shared, _) = build(Meeting { control, deadline: until }, &device, &lanes.mates, &members.mates, wanted)?;
         // From here on the guard has the communicator: dropped, it is given up.
@@ -94,7 +97,7 @@ impl Mixed {
         };
         let (generation, watched, guard) = together(control, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = Mutex::new(State { lanes, calls, aside, generation });
+        let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, aside, generation }));
         Ok(Self { guard, state, watched, members, rank, deadline: options.deadline, device, place })
     }
 
@@ -133,7 +136,7 @@ impl Transport for Mixed {
         format!(
             "mixed: {} ranks in {nodes}; this rank is number {} of node {}, on {}; within a node ranks store into each other's memory and copy engines pass on what \
              came from other nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent was read by its mates and its \
-             rail; {} multiprocessors are left to NCCL; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own",
+             rail; {} multiprocessors are left to NCCL; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             nodes.world(),
             nodes.local_of(self.rank),
             nodes.node_of(self.rank),
@@ -142,6 +145,7 @@ impl Transport for Mixed {
             rail.version(),
             rail.ctas,
             locked(&self.state).generation.workspace.bytes(),
+            rail.advice(),
         )
     }
 
@@ -167,7 +171,11 @@ impl Transport for Mixed {
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {
-        locked(&self.state).calls.begin(stream, |_| Ok(()))
+        let State { lanes: Lanes { rail, mates, .. }, calls, .. } = &mut *locked(&self.state);
+        calls.begin(stream, |_| Ok(()))?;
+        let lanes_idle = || rail.is_idle().unwrap_or(false) && mates.is_idle().unwrap_or(false);
+        remains::sweep(&self.device, || calls.are_done().unwrap_or(false) && lanes_idle());
+        Ok(())
     }
 
     fn epoch(&self) -> Option<Epoch> {
@@ -237,5 +245,8 @@ impl Drop for Mixed {
         // Nothing may be unmapped before.
         let drained = self.drained(&locked(&self.state));
         self.guard.leave(drained.is_ok());
+        // SAFETY: taken once, here, and not used after.
+        let state = unsafe { ManuallyDrop::take(&mut self.state) };
+        remains::leave(&self.device, (state, Arc::clone(&self.watched)));
     }
 }

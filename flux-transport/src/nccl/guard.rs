@@ -1,19 +1,20 @@
-//! The thread that ends what the side stream waits for, when a call has failed.
+//! The threads that end what the side stream waits for, when a call has failed.
 //!
 //! Invariant: the side stream waits for flags that this rank's kernel raises, and for messages of peers; neither has a deadline of its own. Once there is a
 //! fault record, an abort word or an error of NCCL, or the stream has stood still in a call for too long, flags are let go again and again, and the
-//! communicator is aborted, until the stream is empty. No wait of this thread, or for it, is without an end.
+//! communicator is given up, until the stream is empty. For none of that is anything asked of the driver, where another thread may wait for the device, and so for
+//! this. No wait of these threads that a rank's calls depend on is without an end, nor is one for them.
 
-use super::messages::Messages;
+use super::messages::GivenUp;
 use super::progress::Standing;
 use super::watched::Watched;
 use crate::ConnectError;
 use crate::cuda::done_by;
 use crate::drain::FAILED;
-use crate::nccl::NcclError;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, SendError, SyncSender, sync_channel};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -25,16 +26,14 @@ const ASK: u32 = 16;
 const AGAIN: Duration = Duration::from_millis(10);
 /// The longest that leaving waits for what was sent.
 const LEAVE: Duration = Duration::from_secs(10);
-/// For threads that have nothing left to wait for.
+/// For a thread that has nothing left to wait for.
 const END: Duration = Duration::from_millis(500);
 
-/// The thread; dropped, it ends.
+/// The threads; dropped, they end, but for one that gives a communicator up: that takes what NCCL takes.
 #[derive(Debug)]
 pub(crate) struct Guard {
     watched: Arc<Watched>,
     thread: Option<JoinHandle<()>>,
-    /// Gives up NCCL's communicator, after a fault.
-    aborting: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
 impl Watched {
@@ -53,23 +52,21 @@ impl Watched {
         false
     }
 
-    fn run(&self, aborting: &Mutex<Option<JoinHandle<()>>>) {
+    fn run(&self, aborter: SyncSender<GivenUp>) {
         if !self.until_fault() {
             return;
         }
-        let (mut releasing, mut aborted, mut told) = (true, false, false);
-        let began = Instant::now();
+        // Before the communicator, which a call may hold that waits in the driver for the stream.
+        self.release();
+        if let Some(Err(SendError(given_up))) = self.link.take().map(|messages| aborter.send(messages.give_up())) {
+            tracing::error!(rank = self.rank.get(), "the thread that gives up a communicator of NCCL is gone");
+            given_up.end();
+        }
+        drop(aborter);
+        let (began, mut told) = (Instant::now(), false);
         // A kernel that was not stopped by the fault may still raise flags, and a call that was being made may still wait for some.
         while !self.stop.load(Ordering::Acquire) {
-            // Flags before the communicator: giving that up waits for the stream, and the driver may then take no more work.
-            if releasing && let Err(error) = self.release() {
-                releasing = false;
-                tracing::error!(rank = self.rank.get(), %error, "the flags of a failed call cannot be released");
-            }
-            if !aborted {
-                *aborting.lock().unwrap_or_else(PoisonError::into_inner) = self.link.take().and_then(Messages::abort);
-                aborted = true;
-            }
+            self.release();
             if !told && began.elapsed() > self.deadline && !self.place().has_ended() {
                 told = true;
                 tracing::error!(rank = self.rank.get(), "after a failed call, and though all waits were ended: {}", self.place());
@@ -79,14 +76,30 @@ impl Watched {
     }
 }
 
+/// Starts the thread that gives a communicator up, if it is given one, in the device's context, which it enters now: then the driver might keep it waiting.
+fn aborter(watched: &Watched) -> std::io::Result<SyncSender<GivenUp>> {
+    let (send, receive): (_, Receiver<GivenUp>) = sync_channel(1);
+    let (device, rank) = (watched.device.clone(), watched.rank);
+    let abort = move || {
+        if let Err(error) = device.bind() {
+            tracing::error!(%rank, %error, "a thread without the device's context");
+        }
+        if let Ok(given_up) = receive.recv() {
+            given_up.end();
+        }
+    };
+    std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort)?;
+    Ok(send)
+}
+
 impl Guard {
     pub(crate) fn new(watched: &Arc<Watched>) -> Result<Self, ConnectError> {
-        let aborting = Arc::new(Mutex::new(None));
-        let (for_thread, abort) = (Arc::clone(watched), Arc::clone(&aborting));
+        let io = |source| ConnectError::Io { what: "starting a thread to watch messages", source };
+        let aborter = aborter(watched).map_err(io)?;
+        let for_thread = Arc::clone(watched);
         let name = format!("flux-nccl-{}", watched.rank);
-        let thread = std::thread::Builder::new().name(name).spawn(move || for_thread.run(&abort));
-        let thread = thread.map_err(|source| ConnectError::Io { what: "starting a thread to watch messages", source })?;
-        Ok(Self { watched: Arc::clone(watched), thread: Some(thread), aborting })
+        let thread = std::thread::Builder::new().name(name).spawn(move || for_thread.run(aborter)).map_err(io)?;
+        Ok(Self { watched: Arc::clone(watched), thread: Some(thread) })
     }
 
     /// Ends all waits of this rank, for `reason`.
@@ -106,8 +119,9 @@ impl Guard {
         self.thread.as_ref().map(JoinHandle::thread)
     }
 
-    /// Ends the thread, which was needed until nothing waited any more, then leaves the communicator in good order, unless it was given up before. With `drained`
-    /// calls all that the thread could end has ended; without, the communicator is given up and the device's memory stays.
+    /// Ends the thread, which was needed until nothing waited any more, then leaves the communicator in good order, unless it was given up before: then NCCL may
+    /// still be at that, and what it may use is best [left](super::remains::leave). With `drained` calls all that the thread could end has ended; without, the
+    /// communicator is given up and the device's memory stays.
     pub(crate) fn leave(&mut self, drained: bool) {
         let watched = &self.watched;
         let rank = watched.rank.get();
@@ -115,20 +129,10 @@ impl Guard {
             watched.device.give_up(FAILED);
         }
         self.end();
-        let Some(messages) = self.watched.link.take() else {
-            let aborting = self.aborting.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if aborting.is_some_and(|thread| !ended(thread)) {
-                tracing::warn!(rank, "NCCL still gives up a communicator when its streams are freed");
-            }
-            return;
-        };
-        let left = if drained {
-            messages.leave(Instant::now() + LEAVE.min(self.watched.deadline))
-        } else {
-            drop(messages.abort());
-            Err(NcclError::GivenUp)
-        };
-        if let Err(error) = left {
+        let Some(messages) = self.watched.link.take() else { return };
+        if !drained {
+            messages.abort();
+        } else if let Err(error) = messages.leave(Instant::now() + LEAVE.min(self.watched.deadline)) {
             tracing::warn!(%error, rank, "while leaving an NCCL communicator");
         }
     }
@@ -138,7 +142,7 @@ impl Guard {
         self.watched.stop.store(true, Ordering::Release);
         self.wake();
         if self.thread.take().is_some_and(|thread| !ended(thread)) {
-            self.watched.device.give_up("a call into its driver does not return");
+            self.watched.device.give_up("a call of NCCL that waits for nobody does not return");
         }
     }
 }
@@ -147,7 +151,7 @@ impl Guard {
 fn ended<T>(thread: JoinHandle<T>) -> bool {
     let Ok(ended) = done_by(Instant::now() + END, || Ok::<_, Infallible>(thread.is_finished()));
     if ended && thread.join().is_err() {
-        tracing::error!("a thread that watches or ends NCCL's messages has panicked");
+        tracing::error!("a thread that watches NCCL's messages has panicked");
     }
     ended
 }

@@ -6,23 +6,30 @@ use super::link::Link;
 use super::members::Members;
 use super::messages::Messages;
 use super::proof::prove;
+use super::remains;
 use crate::ConnectError;
 use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, SideStream};
 use std::time::{Duration, Instant};
 
-/// Joins the ranks of a rail, each of which then sends every other a message on `stream`; calls have `deadline`.
+/// Joins the ranks of a rail, each of which then sends every other a message on `stream`, which is given back; calls have `deadline`.
 pub(crate) fn join(
     device: &CudaDevice,
-    stream: &SideStream,
+    stream: SideStream,
     members: &Members,
     control: &dyn ControlPlane,
     (deadline, until): (Duration, Instant),
-) -> Result<Link, ConnectError> {
+) -> Result<(Link, SideStream), ConnectError> {
     let joined = Messages::join(device, members.id, members.place(), members.ctas, until);
     let joined = joined.map_err(|error| ConnectError::Transport(error.into()));
     let link = together(control, until, joined.map(|messages| Link::new(messages, deadline)))?;
-    let proven = prove(device, stream, &link, members, until);
-    together(control, until, proven)?;
-    Ok(link)
+    let proven = prove(device, &stream, &link, members, until);
+    match together(control, until, proven) {
+        Ok(()) => Ok((link, stream)),
+        Err(error) => {
+            drop(link);
+            remains::leave(device, stream);
+            Err(error)
+        }
+    }
 }

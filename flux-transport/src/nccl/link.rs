@@ -57,6 +57,8 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        drop(self.take().map(Messages::abort));
+        if let Some(messages) = self.take() {
+            messages.abort();
+        }
     }
 }

@@ -21,8 +21,12 @@ const CTAS: u32 = 4;
 const MAX_CTAS: u32 = 32;
 /// Least bytes of a message: some 40 us of an NVLink, as long as it takes NCCL to begin one.
 const MESSAGE_BYTES: u64 = 4 << 20;
+/// Bytes of the pieces in which NCCL sends over a network; where ranks differ, what one sends another does not receive.
+const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
+/// Pieces with which sends over sockets carry about what NCCL's collectives do (docs/transports.md); NCCL's own are a quarter.
+const GOOD_PIECES: u64 = 512 << 10;
 /// First bytes of a message, with the version.
-const MAGIC: [u8; 8] = *b"fluxncl1";
+const MAGIC: [u8; 8] = *b"fluxncl2";
 
 /// What a rank says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,22 +35,25 @@ struct Identity {
     /// NCCL's version.
     version: u32,
     ctas: u32,
+    /// What its environment says of [`PIECES`]; 0 for nothing.
+    pieces: u64,
     /// Rank 0's counts.
     id: UniqueId,
 }
 
 impl Identity {
     fn encode(&self) -> Vec<u8> {
-        let Self { uuid, version, ctas, id } = self;
-        [&MAGIC[..], &uuid.0, &version.to_le_bytes(), &ctas.to_le_bytes(), &id.to_bytes()].concat()
+        let Self { uuid, version, ctas, pieces, id } = self;
+        [&MAGIC[..], &uuid.0, &version.to_le_bytes(), &ctas.to_le_bytes(), &pieces.to_le_bytes(), &id.to_bytes()].concat()
     }
 
     fn decode(message: &[u8]) -> Option<Self> {
         let (uuid, rest) = message.strip_prefix(&MAGIC)?.split_first_chunk()?;
         let (version, rest) = rest.split_first_chunk()?;
         let (ctas, rest) = rest.split_first_chunk()?;
-        let id = UniqueId::from_bytes(*rest.as_array()?);
-        Some(Self { uuid: DeviceUuid(*uuid), version: u32::from_le_bytes(*version), ctas: u32::from_le_bytes(*ctas), id })
+        let (pieces, rest) = rest.split_first_chunk()?;
+        let (version, ctas, pieces) = (u32::from_le_bytes(*version), u32::from_le_bytes(*ctas), u64::from_le_bytes(*pieces));
+        Some(Self { uuid: DeviceUuid(*uuid), version, ctas, pieces, id: UniqueId::from_bytes(*rest.as_array()?) })
     }
 }
 
@@ -56,6 +63,8 @@ pub(crate) struct Members {
     pub(crate) info: DeviceInfo,
     pub(crate) ctas: u32,
     version: u32,
+    pieces: u64,
+    hosts: u32,
     pub(super) id: UniqueId,
     pub(super) ranks: Vec<Rank>,
     /// This rank's place among them.
@@ -80,8 +89,8 @@ impl Members {
             let of_rail: Vec<_> = ranks.iter().map(|&rank| (rank, identities[rank.index()])).collect();
             let own = nodes.node_of(rank) as usize;
             check(own, &of_rail)?;
-            let Identity { id, ctas, version, .. } = of_rail[0].1;
-            Ok(Self { info, ctas, version, id, ranks, own })
+            let Identity { id, ctas, version, pieces, .. } = of_rail[0].1;
+            Ok(Self { info, ctas, version, pieces, hosts: world.hosts().count(), id, ranks, own })
         });
         together(control, until, met.map_err(unusable))
     }
@@ -95,6 +104,11 @@ impl Members {
     /// NCCL's version, for people.
     pub(crate) fn version(&self) -> String {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
+    }
+
+    /// What may be worth a try, for people; nothing, or a clause.
+    pub(crate) fn advice(&self) -> String {
+        advice(self.hosts, self.pieces)
     }
 
     /// This rank's number in the communicator, and how many there are.
@@ -117,20 +131,23 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     // The first of a rail names its communicator.
     let first = nodes.node_of(world.rank()) == 0;
     let id = if first { UniqueId::new().map_err(|why| words(&why))? } else { UniqueId::from_bytes([0; 128]) };
-    let identity = Identity { uuid: info.uuid, version, ctas, id };
+    let pieces = pieces(std::env::var_os(PIECES).as_deref());
+    let identity = Identity { uuid: info.uuid, version, ctas, pieces, id };
     Ok((info, identity))
 }
 
 fn check(own: usize, identities: &[(Rank, Identity)]) -> Result<(), String> {
     let (rank, mine) = identities[own];
     for &(peer, other) in identities.iter().filter(|&&(peer, _)| peer != rank) {
-        let different = |what, of: u32, others: u32| Err(format!("rank {rank} has {what} {of}, rank {peer} {others}"));
+        let different = |what: &str, of: u64, others: u64| Err(format!("rank {rank} has {what} {of}, rank {peer} {others}"));
         if other.uuid == mine.uuid {
             return Err(format!("ranks {rank} and {peer} are both on device {}: NCCL takes one rank a device", mine.uuid));
         } else if other.version != mine.version {
-            return different("NCCL", mine.version, other.version);
+            return different("NCCL", mine.version.into(), other.version.into());
         } else if other.ctas != mine.ctas {
-            return different("FLUX_NCCL_CTAS", mine.ctas, other.ctas);
+            return different("FLUX_NCCL_CTAS", mine.ctas.into(), other.ctas.into());
+        } else if other.pieces != mine.pieces {
+            return different(&format!("{PIECES} (0: none)"), mine.pieces, other.pieces);
         }
     }
     Ok(())
@@ -143,13 +160,27 @@ fn ctas(variable: Option<&OsStr>) -> Result<u32, String> {
     parsed.ok_or_else(|| format!("FLUX_NCCL_CTAS = {}: it must be from 1 to {MAX_CTAS}", value.display()))
 }
 
+fn advice(hosts: u32, pieces: u64) -> String {
+    if hosts < 2 || pieces != 0 {
+        return String::new();
+    }
+    format!("; {PIECES} is not set: {GOOD_PIECES} in every rank's environment carries more over sockets")
+}
+
+/// What the variable says, as NCCL reads it: nothing where it is no number.
+fn pieces(variable: Option<&OsStr>) -> u64 {
+    let Some(text) = variable.and_then(OsStr::to_str).map(str::trim) else { return 0 };
+    let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    hexadecimal.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16)).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn identity(device: u8) -> Identity {
-        Identity { uuid: DeviceUuid([device; 16]), version: 22703, ctas: 4, id: UniqueId::from_bytes([7; 128]) }
+        Identity { uuid: DeviceUuid([device; 16]), version: 22703, ctas: 4, pieces: 0, id: UniqueId::from_bytes([7; 128]) }
     }
 
     #[test]
@@ -161,6 +192,7 @@ mod tests {
             (own, "both on device"),
             (Identity { version: 22800, ..identity(1) }, "rank 1 has NCCL 22703, rank 3 22800"),
             (Identity { ctas: 8, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank 3 8"),
+            (Identity { pieces: 1 << 19, ..identity(1) }, "NCCL_P2P_NET_CHUNKSIZE (0: none) 0, rank 3 524288"),
         ] {
             let why = check([own, other]).unwrap_err();
             assert!(why.contains(word), "{why}");
@@ -176,12 +208,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_size_of_pieces_is_read_as_nccl_reads_it() {
+        let parse = |value: &str| pieces(Some(OsStr::new(value)));
+        assert_eq!((pieces(None), parse(""), parse("many"), parse("-1")), (0, 0, 0, 0));
+        assert!(advice(2, 0).contains("NCCL_P2P_NET_CHUNKSIZE is not set: 524288 in every"));
+        assert_eq!((advice(1, 0), advice(2, 1 << 17)), (String::new(), String::new()));
+        assert_eq!((parse("524288"), parse("0x80000"), parse(" 1048576 ")), (GOOD_PIECES, GOOD_PIECES, 1 << 20));
+    }
+
     proptest! {
         #[test]
-        fn an_identity_survives_the_trip_and_no_part_of_it_does(uuid: [u8; 16], version: u32, ctas: u32, byte: u8, cut in 0..160_usize) {
-            let identity = Identity { uuid: DeviceUuid(uuid), version, ctas, id: UniqueId::from_bytes([byte; 128]) };
+        fn an_identity_survives_the_trip_and_no_part_of_it_does(
+            uuid: [u8; 16], version: u32, ctas: u32, pieces: u64, byte: u8, cut in 0..168_usize
+        ) {
+            let identity = Identity { uuid: DeviceUuid(uuid), version, ctas, pieces, id: UniqueId::from_bytes([byte; 128]) };
             let mut message = identity.encode();
-            prop_assert_eq!(message.len(), 160);
+            prop_assert_eq!(message.len(), 168);
             prop_assert_eq!(Identity::decode(&message), Some(identity));
             prop_assert_eq!(Identity::decode(&message[..cut]), None);
             message.push(0);

@@ -5,12 +5,12 @@
 
 use super::comm::{UniqueId, source, target};
 use super::library::{Config, Library, NcclError, library};
+use super::remains::GivingUp;
 use crate::cuda::CudaDevice;
 use cudarc::nccl::sys::{ncclDataType_t, ncclUniqueId};
 use std::ffi::c_int;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// `ncclInProgress`.
@@ -51,11 +51,11 @@ impl Messages {
                 Ok(true) => return Ok(this),
                 Ok(false) if Instant::now() < until => std::thread::sleep(LOOK),
                 Ok(false) => {
-                    drop(this.abort());
+                    this.abort();
                     return Err(NcclError::Deadline { rank, world, waited: began.elapsed() });
                 }
                 Err(error) => {
-                    drop(this.abort());
+                    this.abort();
                     return Err(error);
                 }
             }
@@ -96,7 +96,7 @@ impl Messages {
             Ok(())
         });
         if let Err(error) = done {
-            drop(self.abort());
+            self.abort();
             return Err(error);
         }
         let (library, device, raw) = self.into_parts();
@@ -105,27 +105,49 @@ impl Messages {
         library.accepted("ncclCommDestroy", unsafe { (library.nccl_comm_destroy)(raw) })
     }
 
-    /// Ends what is on streams of it, now and later, without regard for the peers. On a thread, which ends when the streams have come past all of it; the
-    /// process does not wait for it.
-    pub(super) fn abort(self) -> Option<JoinHandle<()>> {
-        let (library, device, raw) = self.into_parts();
-        let abort = move || {
-            let aborted = device.enter().map_err(NcclError::from).and_then(|_current| {
-                // SAFETY: the only use of the communicator from now on: `self` is no more.
-                library.accepted("ncclCommAbort", unsafe { (library.nccl_comm_abort)(raw) })
-            });
-            if let Err(error) = aborted {
-                tracing::debug!(%error, "while giving up an NCCL communicator");
-            }
+    /// Notes that it is given up: what is [left](super::remains::leave) from now on stays until [`GivenUp::end`] has returned.
+    pub(super) fn give_up(self) -> GivenUp {
+        let note = GivingUp::begin(&self.device);
+        GivenUp { messages: self, _note: note }
+    }
+
+    /// Gives it up, on a thread of its own.
+    pub(super) fn abort(self) {
+        let (device, given_up) = (self.device.clone(), self.give_up());
+        let abort = move || match device.enter() {
+            Ok(_current) => given_up.end(),
+            Err(error) => tracing::error!(%error, "no context to give up an NCCL communicator in"),
         };
-        let thread = std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort);
-        thread.inspect_err(|error| tracing::error!(%error, "no thread to give up an NCCL communicator on")).ok()
+        if let Err(error) = std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort) {
+            tracing::error!(%error, "no thread to give up an NCCL communicator on");
+        }
     }
 
     fn into_parts(self) -> (&'static Library, CudaDevice, usize) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is not dropped, so the device's reference is moved out once.
         (this.library, unsafe { std::ptr::read(&raw const this.device) }, this.raw)
+    }
+}
+
+/// A communicator that is to be given up, for which what its kernels may use stays.
+#[derive(Debug)]
+pub(super) struct GivenUp {
+    messages: Messages,
+    _note: GivingUp,
+}
+
+impl GivenUp {
+    /// Ends what is on streams of it, now and later, without regard for the peers. The device's context is current. The flags that end NCCL's kernels are set
+    /// before anything is asked of the driver. Then it may take as long as a peer that is stopped: NCCL waits until processes of this host that have
+    /// reached its memory have closed their connections (2.28), and frees what it has on the device.
+    pub(super) fn end(self) {
+        let Self { messages, _note } = self;
+        let (library, _device, raw) = messages.into_parts();
+        // SAFETY: the only use of the communicator from now on: `messages` is no more.
+        if let Err(error) = library.accepted("ncclCommAbort", unsafe { (library.nccl_comm_abort)(raw) }) {
+            tracing::debug!(%error, "while giving up an NCCL communicator");
+        }
     }
 }
 

@@ -14,6 +14,7 @@
 
 mod carry;
 mod comm;
+mod flags;
 mod generation;
 mod guard;
 mod join;
@@ -24,6 +25,7 @@ mod messages;
 mod outbox;
 mod progress;
 mod proof;
+pub(crate) mod remains;
 mod search;
 mod transport;
 mod views;

@@ -3,17 +3,19 @@
 //! Invariant: what is stored for peer `p` lies in a place of its own, and the signals that the executor raises at `p` are flags of `p`'s own pad here; so a
 //! chunk whose flag is this call's epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
 
+use super::flags::Flags;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
 use flux_core::program::Places;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
+use std::sync::Arc;
 
 /// How far ahead of every epoch that is awaited flags are set to let go of what waits for them. Also how many calls old a flag may be: one more, and
 /// the sign of a difference would say that it is ahead.
 pub(crate) const RELEASE: u32 = 1 << 30;
 
-/// Memory of this rank's device.
+/// Memory of this rank's device, and flags.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     rank: Rank,
@@ -22,7 +24,7 @@ pub(crate) struct Outbox {
     /// A place for each other rank of the rail.
     stored: DeviceBlock,
     /// A pad for each node: the flags of what is stored for the rail's rank there.
-    flags: DeviceBlock,
+    flags: Arc<Flags>,
     /// The words that came with chunks, by the signal that they are for, and one that this rank sends.
     words: DeviceBlock,
     device: CudaDevice,
@@ -37,7 +39,7 @@ impl Outbox {
         size: WorkspaceSize,
         epoch: Epoch,
     ) -> Result<Self, CudaError> {
-        let signals = size.signals;
+        let (signals, before) = (size.signals, epoch.before(1).get());
         // The driver makes no block of nothing.
         let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(256)));
         let this = Self {
@@ -45,15 +47,13 @@ impl Outbox {
             nodes,
             signals,
             stored: block(stored_bytes(nodes, size))?,
-            flags: block(u64::from(nodes.count()) * pad_bytes(signals))?,
+            flags: Arc::new(Flags::new(device, host_size(u64::from(nodes.count()) * pad_bytes(signals)), before)?),
             words: block(4 * (u64::from(signals) + 1))?,
             device: device.clone(),
         };
         let _current = device.enter()?;
-        for block in [&this.flags, &this.words] {
-            // SAFETY: the block is this generation's, which lives until the device is drained.
-            unsafe { fill_words(device, block.address(), epoch.before(1).get(), block.bytes() / 4, stream.raw()) }?;
-        }
+        // SAFETY: the block is this generation's, which lives until the device is drained.
+        unsafe { fill_words(device, this.words.address(), before, this.words.bytes() / 4, stream.raw()) }?;
         Ok(this)
     }
 
@@ -63,8 +63,9 @@ impl Outbox {
         if epoch.get().wrapping_sub(refreshed.get()) < RELEASE {
             return Ok(());
         }
-        let (address, words) = self.flags();
+        let (address, words) = (self.flags.address(), self.flags.bytes() / 4);
         let _current = self.device.enter()?;
+        // By the stream, not by the host: a call before may still await what it finds there.
         // SAFETY: the flags are this generation's, which lives until the device is drained.
         unsafe { fill_words(&self.device, address, epoch.before(1).get(), words, stream) }?;
         *refreshed = epoch;
@@ -73,7 +74,7 @@ impl Outbox {
 
     /// Device bytes in all.
     pub(crate) fn bytes(&self) -> u64 {
-        [&self.stored, &self.flags, &self.words].map(|block| block.bytes() as u64).iter().sum()
+        [&self.stored, &self.words].map(|block| block.bytes() as u64).iter().sum()
     }
 
     /// How the ranks are grouped.
@@ -105,9 +106,9 @@ impl Outbox {
         self.pad_of(peer) + signal_offset(signal, epoch.half())
     }
 
-    /// All flags: their address, and how many words they take.
-    pub(crate) fn flags(&self) -> (u64, usize) {
-        (self.flags.address(), self.flags.bytes() / 4)
+    /// All flags.
+    pub(super) fn flags(&self) -> &Arc<Flags> {
+        &self.flags
     }
 
     /// Where the word lands that comes with the chunk of `signal`.

@@ -1,12 +1,12 @@
 //! A word from every rank to every other, sent as chunks are, and read by its receiver.
 //!
-//! Invariant: it ends by the deadline. It also makes NCCL open its connections and load its kernel, neither of which can be done while a kernel waits for
-//! what they are to carry.
+//! Invariant: it ends by the deadline. It also makes NCCL open its connections, all that it has for a pair of ranks, and load its kernel, and the driver whatever it
+//! copies a word with, none of which can be done while a kernel waits for what they are to carry.
 
 use super::link::Link;
 use super::members::Members;
-use super::messages::Messages;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, done_by, read, write};
+use super::remains;
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, copy_async, done_by, read, write};
 use crate::nccl::NcclError;
 use crate::{ConnectError, Select, TransportError};
 use flux_core::rank::MAX_WORLD;
@@ -22,11 +22,33 @@ fn word(from: u32, to: u32) -> u32 {
     (from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635
 }
 
-/// Sends and receives, and compares. `Err` where a word did not come, or is another.
+/// Sends and receives, and compares. `Err` where a word did not come, or is another; the communicator is given up then.
 pub(super) fn prove(device: &CudaDevice, stream: &SideStream, link: &Link, members: &Members, until: Instant) -> Result<(), ConnectError> {
+    let (sent, received) = (Buffer::new(device)?, Buffer::new(device)?);
+    let proven = exchange(device, stream, link, members, (&sent, &received), until);
+    if proven.is_err() {
+        if let Some(messages) = link.take() {
+            messages.abort();
+        }
+        // What is left is freed when nothing uses it, which this ends.
+        if !matches!(done_by(Instant::now() + GONE, || stream.is_idle()), Ok(true)) {
+            device.give_up("a message that was given up does not end");
+        }
+        remains::leave(device, (sent, received));
+    }
+    proven
+}
+
+fn exchange(
+    device: &CudaDevice,
+    stream: &SideStream,
+    link: &Link,
+    members: &Members,
+    (sent, received): (&Buffer, &Buffer),
+    until: Instant,
+) -> Result<(), ConnectError> {
     let began = Instant::now();
     let nccl = |error: NcclError| ConnectError::Transport(TransportError::Nccl(error));
-    let (sent, received) = (Buffer::new(device)?, Buffer::new(device)?);
     let (own, count) = members.place();
     let peers = || (0..count).filter(|&peer| peer != own);
     for peer in peers() {
@@ -45,13 +67,13 @@ pub(super) fn prove(device: &CudaDevice, stream: &SideStream, link: &Link, membe
         Ok(())
     })
     .map_err(nccl)?;
+    {
+        let _current = device.enter()?;
+        // SAFETY: the places of this rank's own messages, of which there are none.
+        unsafe { copy_async(device, received.at(own), sent.at(own), size_of::<u32>(), stream.raw()) }?;
+    }
     while !stream.is_idle()? {
         if Instant::now() >= until {
-            // Freeing the buffers waits for what uses them, and this ends it.
-            drop(link.take().map(Messages::abort));
-            if !done_by(Instant::now() + GONE, || stream.is_idle())? {
-                device.give_up("a message that was given up does not end");
-            }
             return Err(nccl(NcclError::Deadline { rank: own, world: count, waited: began.elapsed() }));
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -8,6 +8,7 @@ use super::generation::Generation;
 use super::guard::Guard;
 use super::join::join;
 use super::members::Members;
+use super::remains;
 use super::watched::Watched;
 use super::workspace::Workspace;
 use crate::calls::{Calls, Captures, locked};
@@ -21,15 +22,16 @@ use crate::{
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// One rank's device, memory, side stream and communicator.
 #[derive(Debug)]
 pub(crate) struct NcclTransport {
-    // Fields drop in this order, after `Drop` has drained the device.
+    // `Drop` drains the device, ends this, and hands what NCCL may use to who frees it.
     guard: Guard,
-    state: Mutex<State>,
+    state: ManuallyDrop<Mutex<State>>,
     watched: Arc<Watched>,
     members: Members,
     rank: Rank,
@@ -55,12 +57,14 @@ impl NcclTransport {
         let (rank, size, control, epoch) = (world.rank(), world.size(), world.control(), options.first_epoch);
         let make = || {
             let device = CudaDevice::open(members.info.ordinal)?;
+            // Before memory is taken; of this thread's calls none is under way.
+            remains::sweep(&device, || true);
             let lane = Lane::new(&device)?;
             let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
         };
         let (lane, calls, aside, device) = together(control, until, make())?;
-        let link = join(&device, &aside, &members, control, (options.deadline, until))?;
+        let (link, aside) = join(&device, aside, &members, control, (options.deadline, until))?;
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let workspace = Workspace::new(&device, &aside, (rank, size), options.reserve, epoch)?;
@@ -71,7 +75,7 @@ impl NcclTransport {
         };
         let (generation, watched, guard) = together(control, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = Mutex::new(State { lane, calls, aside, generation });
+        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation }));
         Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
     }
 
@@ -97,12 +101,13 @@ impl Transport for NcclTransport {
     fn explain(&self) -> String {
         format!(
             "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {} multiprocessors \
-             are left to NCCL; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own",
+             are left to NCCL; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             self.world,
             self.members.version(),
             self.device(),
             self.members.ctas,
             locked(&self.state).generation.workspace.bytes(),
+            self.members.advice(),
         )
     }
 
@@ -127,7 +132,10 @@ impl Transport for NcclTransport {
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {
-        locked(&self.state).calls.begin(stream, |_| Ok(()))
+        let State { lane, calls, .. } = &mut *locked(&self.state);
+        calls.begin(stream, |_| Ok(()))?;
+        remains::sweep(&self.device, || calls.are_done().unwrap_or(false) && lane.is_idle().unwrap_or(false));
+        Ok(())
     }
 
     fn epoch(&self) -> Option<Epoch> {
@@ -184,5 +192,8 @@ impl Drop for NcclTransport {
     fn drop(&mut self) {
         let drained = self.drained(&locked(&self.state));
         self.guard.leave(drained.is_ok());
+        // SAFETY: taken once, here, and not used after.
+        let state = unsafe { ManuallyDrop::take(&mut self.state) };
+        remains::leave(&self.device, (state, Arc::clone(&self.watched)));
     }
 }

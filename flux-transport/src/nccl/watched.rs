@@ -3,11 +3,12 @@
 //! Invariant: whatever ended this rank's calls without a record on the device has a record here before any wait ends by it, so whoever finds the stream past a
 //! failed call also finds the fault.
 
+use super::flags::Flags;
 use super::link::Link;
 use super::outbox::{Outbox, RELEASE};
 use super::progress::{Place, Progress, Standing};
 use crate::TransportError;
-use crate::cuda::{CudaDevice, CudaError, SideStream, fill_words};
+use crate::cuda::{CudaDevice, CudaError};
 use crate::drain::{COMPUTING, Limits};
 use crate::fault::reason;
 use crate::nvlink::FaultBlock;
@@ -15,7 +16,7 @@ use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A rank's communicator, its fault, and how far its side stream is.
@@ -29,17 +30,14 @@ pub(crate) struct Watched {
     pub(super) stop: AtomicBool,
     pub(super) progress: Progress,
     failed: OnceLock<FaultRecord>,
-    flags: Mutex<Flags>,
-    // Not the side stream, which waits for what is written here.
-    stream: SideStream,
+    awaited: Mutex<Awaited>,
 }
 
 /// The flags in use, and the call that waits for them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Flags {
-    address: u64,
-    words: usize,
-    epoch: u32,
+#[derive(Debug)]
+struct Awaited {
+    flags: Option<Arc<Flags>>,
+    epoch: Epoch,
 }
 
 impl Watched {
@@ -53,20 +51,18 @@ impl Watched {
             stop: AtomicBool::new(false),
             progress: Progress::new(device)?,
             failed: OnceLock::new(),
-            flags: Mutex::default(),
-            stream: SideStream::new(device)?,
+            awaited: Mutex::new(Awaited { flags: None, epoch: Epoch::new(0) }),
         })
     }
 
-    fn flags(&self) -> MutexGuard<'_, Flags> {
+    fn awaited(&self) -> MutexGuard<'_, Awaited> {
         // Replaced as a whole.
-        self.flags.lock().unwrap_or_else(PoisonError::into_inner)
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What calls from now on wait for: flags of `at`, raised with `epoch` and later ones.
     pub(crate) fn await_flags(&self, at: &Outbox, epoch: Epoch) {
-        let (address, words) = at.flags();
-        *self.flags() = Flags { address, words, epoch: epoch.get() };
+        *self.awaited() = Awaited { flags: Some(Arc::clone(at.flags())), epoch };
     }
 
     /// This rank's record, or what stands for an error of NCCL or a side stream that stands still.
@@ -100,7 +96,7 @@ impl Watched {
         }
         let Err(error) = self.link.is_ready() else { return false };
         tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
-        let (rank, epoch) = (self.rank.get(), self.flags().epoch);
+        let (rank, epoch) = (self.rank.get(), self.awaited().epoch.get());
         let record = FaultRecord { state: 1, code: fault::ABORTED, rank, peer: rank, epoch, abort: reason::NCCL, ..FaultRecord::default() };
         self.fail(record);
         true
@@ -113,7 +109,7 @@ impl Watched {
             return false;
         }
         tracing::error!(rank = self.rank.get(), "a call does not go on: {place}");
-        let (rank, epoch) = (self.rank.get(), place.epoch(Epoch::new(self.flags().epoch)));
+        let (rank, epoch) = (self.rank.get(), place.epoch(self.awaited().epoch));
         let (expected, seen) = (epoch.get(), epoch.before(1).get());
         let record = FaultRecord {
             state: 1,
@@ -135,15 +131,13 @@ impl Watched {
         self.fault.abort(reason::NCCL);
     }
 
-    /// Lets go of what the side stream waits for. Where the last time is still under way, that is left to do it.
-    pub(super) fn release(&self) -> Result<(), CudaError> {
-        let Flags { address, words, epoch } = *self.flags();
-        if words == 0 || !self.stream.is_idle()? {
-            return Ok(());
+    /// Lets go of what the side stream waits for, without the driver.
+    pub(super) fn release(&self) {
+        // Held while they are set: whoever replaces them has the old ones to itself.
+        let Awaited { flags, epoch } = &*self.awaited();
+        if let Some(flags) = flags {
+            flags.set(epoch.get().wrapping_add(RELEASE));
         }
-        let _current = self.device.enter()?;
-        // SAFETY: the flags of the workspace in use, which is replaced only when this rank's work is drained, and then told here.
-        unsafe { fill_words(&self.device, address, epoch.wrapping_add(RELEASE), words, self.stream.raw()) }
     }
 
     /// Waits until calls are `done`, the last of which has number `last`. A device that works is waited for as long as it takes; once calls have failed, for

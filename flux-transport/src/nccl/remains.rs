@@ -1,0 +1,181 @@
+//! What NCCL may still use while it gives a communicator up, which it does on threads that wait for peers.
+//!
+//! Invariant: what was left here is freed when every communicator that was being given up on its device by then is gone, and by a thread none of whose calls is under
+//! way there: freeing waits for the device and may hold the driver meanwhile, which a call that is half handed over needs.
+//!
+//! What NCCL itself frees then it frees at any time: that is not in our hands.
+
+use crate::cuda::CudaDevice;
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+/// A communicator that is being given up; gone when this is dropped.
+#[derive(Debug)]
+pub(super) struct GivingUp {
+    _mark: Arc<()>,
+    ordinal: u32,
+    since: Instant,
+}
+
+impl GivingUp {
+    /// Of a communicator of `device`, from now on.
+    pub(super) fn begin(device: &CudaDevice) -> Self {
+        ground().begin(device.ordinal())
+    }
+}
+
+impl Drop for GivingUp {
+    fn drop(&mut self) {
+        tracing::debug!(device = self.ordinal, after = ?self.since.elapsed(), "a communicator of NCCL is given up");
+    }
+}
+
+/// Drops `things` of `device` when NCCL is past them: now, or in a later [`sweep`].
+pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
+    let mut ground = ground();
+    let left = ground.leave(device.ordinal(), Box::new(things));
+    if left.is_none() {
+        LEFT.store(true, Ordering::Release);
+        tracing::info!(device = device.ordinal(), "NCCL still gives a communicator up: its streams and memory are freed by a later call");
+    }
+    // What is dropped may wait for the device.
+    drop(ground);
+    drop(left);
+}
+
+/// Frees what was left of `device` and NCCL is past, unless the device still works for the caller.
+pub(crate) fn sweep(device: &CudaDevice, idle: impl FnOnce() -> bool) {
+    // A load is all that a call pays where nothing was left.
+    if !LEFT.load(Ordering::Acquire) || !idle() {
+        return;
+    }
+    let mut ground = ground();
+    let (done, more) = ground.sweep(device.ordinal());
+    LEFT.store(more, Ordering::Release);
+    drop(ground);
+    drop(done);
+}
+
+static GROUND: Mutex<Ground> = Mutex::new(Ground { giving_up: Vec::new(), left: Vec::new() });
+/// Whether anything is left, for those who only look; set while the ground is locked.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+fn ground() -> MutexGuard<'static, Ground> {
+    // Whole after every line below.
+    GROUND.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Things = Box<dyn Any + Send>;
+
+/// The communicators that are being given up, by device, and what they may use.
+struct Ground {
+    giving_up: Vec<(u32, Weak<()>)>,
+    left: Vec<Left>,
+}
+
+struct Left {
+    ordinal: u32,
+    until: Vec<Weak<()>>,
+    things: Things,
+}
+
+impl fmt::Debug for Ground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ground").field("giving_up", &self.giving_up).field("left", &self.left.len()).finish()
+    }
+}
+
+fn is_under_way(mark: &Weak<()>) -> bool {
+    mark.strong_count() > 0
+}
+
+impl Ground {
+    fn begin(&mut self, ordinal: u32) -> GivingUp {
+        let mark = Arc::new(());
+        self.giving_up.retain(|(_, mark)| is_under_way(mark));
+        self.giving_up.push((ordinal, Arc::downgrade(&mark)));
+        GivingUp { _mark: mark, ordinal, since: Instant::now() }
+    }
+
+    /// Takes `things`, or gives them back where nothing is being given up on their device.
+    fn leave(&mut self, ordinal: u32, things: Things) -> Option<Things> {
+        let of_device = self.giving_up.iter().filter(|(of, mark)| *of == ordinal && is_under_way(mark));
+        let until: Vec<_> = of_device.map(|(_, mark)| Weak::clone(mark)).collect();
+        if until.is_empty() {
+            return Some(things);
+        }
+        self.left.push(Left { ordinal, until, things });
+        None
+    }
+
+    /// What may be freed of a device, and whether anything of any is still here.
+    fn sweep(&mut self, ordinal: u32) -> (Vec<Things>, bool) {
+        let past = |left: &mut Left| left.ordinal == ordinal && !left.until.iter().any(is_under_way);
+        let done = self.left.extract_if(.., past).map(|left| left.things).collect();
+        (done, !self.left.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn empty() -> Ground {
+        Ground { giving_up: Vec::new(), left: Vec::new() }
+    }
+
+    /// Things, and a look at whether they are still there.
+    fn things() -> (Things, Weak<()>) {
+        let thing = Arc::new(());
+        let look = Arc::downgrade(&thing);
+        (Box::new(thing), look)
+    }
+
+    #[test]
+    fn things_stay_until_what_was_given_up_before_them_is_gone() {
+        let mut ground = empty();
+        let first = ground.begin(0);
+        let (thing, look) = things();
+        assert!(ground.leave(0, thing).is_none());
+        let later = ground.begin(0);
+        let (freed, more) = ground.sweep(0);
+        assert!(freed.is_empty() && more && is_under_way(&look));
+        drop(first);
+        let (freed, more) = ground.sweep(0);
+        assert!(freed.len() == 1 && !more, "what is given up later has no part in them");
+        drop(freed);
+        assert!(!is_under_way(&look));
+        drop(later);
+    }
+
+    #[test]
+    fn things_of_a_device_on_which_nothing_is_given_up_do_not_stay() {
+        let mut ground = empty();
+        let other = ground.begin(1);
+        assert!(ground.leave(0, things().0).is_some());
+        drop(ground.begin(0));
+        assert!(ground.leave(0, things().0).is_some(), "it is gone");
+        let (thing, look) = things();
+        assert!(ground.leave(1, thing).is_none());
+        drop(other);
+        let (freed, more) = ground.sweep(0);
+        assert!(freed.is_empty() && more && is_under_way(&look), "those of device 1 are for who is idle there");
+        assert_eq!(ground.sweep(1).0.len(), 1);
+    }
+
+    #[test]
+    fn a_panic_of_the_thread_that_gives_up_ends_the_wait_too() {
+        let mut ground = empty();
+        let giving_up = ground.begin(0);
+        assert!(ground.leave(0, things().0).is_none());
+        let thread = std::thread::spawn(move || {
+            let _giving_up = giving_up;
+            std::panic::resume_unwind(Box::new(()));
+        });
+        assert!(thread.join().is_err());
+        assert_eq!(ground.sweep(0).0.len(), 1);
+    }
+}
