@@ -19,9 +19,10 @@ pub struct Variant {
 }
 
 /// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory.
-const TILES: [(TileShape, u32); 6] = [
+const TILES: [(TileShape, u32); 7] = [
     (TileShape::new(128, 256, 64), 3),
     (TileShape::new(256, 128, 64), 3),
+    (TileShape::new(128, 224, 64), 3),
     (TileShape::new(128, 192, 64), 4),
     (TileShape::new(128, 128, 64), 5),
     (TileShape::new(64, 256, 64), 4),
@@ -30,7 +31,7 @@ const TILES: [(TileShape, u32); 6] = [
 
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x192x64, 128x128x64, 64x256x64, 64x128x64")]
+#[error("there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x224x64, 128x192x64, 128x128x64, 64x256x64, 64x128x64")]
 pub struct NoSuchTile {
     /// What was asked for.
     pub tile: TileShape,
@@ -89,6 +90,11 @@ impl Variant {
     /// Extents of a tile.
     pub const fn tile(&self) -> TileShape {
         self.tile
+    }
+
+    /// Columns of a tile that one consumer multiplies: they share a tile by rows, or by columns where it has but 64 rows.
+    pub(crate) const fn consumer_cols(&self) -> u32 {
+        if self.tile.m == 64 { self.tile.n / Self::CONSUMERS } else { self.tile.n }
     }
 
     /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, a word, and room to align to 1024.

@@ -16,9 +16,10 @@ use flux_kernels::cuda::Pace;
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use std::sync::Arc;
 
-const TILES: [TileShape; 6] = [
+const TILES: [TileShape; 7] = [
     TileShape::new(128, 256, 64),
     TileShape::new(256, 128, 64),
+    TileShape::new(128, 224, 64),
     TileShape::new(128, 192, 64),
     TileShape::new(128, 128, 64),
     TileShape::new(64, 256, 64),

@@ -32,8 +32,12 @@ const MOST_SLICES: u32 = 12;
 pub(super) const WORKERS: u32 = 128;
 /// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
 /// its work, so it has to gain something in waves.
-const TILES: [(TileShape, u64); 3] =
-    [(TileShape::new(128, 256, 64), 100), (TileShape::new(128, 192, 64), 100), (TileShape::new(128, 128, 64), 101)];
+const TILES: [(TileShape, u64); 4] = [
+    (TileShape::new(128, 256, 64), 100),
+    (TileShape::new(128, 224, 64), 100),
+    (TileShape::new(128, 192, 64), 100),
+    (TileShape::new(128, 128, 64), 101),
+];
 
 fn waves(items: u64) -> u64 {
     items.div_ceil(u64::from(WORKERS))
@@ -46,7 +50,7 @@ fn area(tile: TileShape) -> u64 {
 impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
     ///
-    /// - Tile: the one of 128x256x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals.
+    /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.

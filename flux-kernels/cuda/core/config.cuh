@@ -23,7 +23,7 @@ struct Config {
     static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
     static constexpr u32 kBlocksM = kRows / 64;                                  // m64 blocks of one consumer
     static constexpr u32 kVectors = kBlocksM * kCols / 16;                       // 16-byte vectors of rounded accumulators of one thread
-    static_assert(kRows % 64 == 0 && kCols % 64 == 0 && kCols <= 256, "tile");
+    static_assert(kRows % 64 == 0 && kCols % 32 == 0 && kCols <= 256, "tile");
     static_assert(kBlocksM * kCols <= 256, "accumulators");
 
     // Registers of a thread: 64 K in all, launched with 168 each.
@@ -35,6 +35,11 @@ struct Config {
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
     static constexpr u32 kOutBytes = TileM * TileN * 2;             // also the bytes of a slot
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
+    // What is stored to the caller's y lies in boxes of 64 rows, swizzled over their whole width: as wide as the swizzle goes where that divides the columns.
+    static constexpr u32 kBoxCols = kCols % 64 == 0 ? 64 : 32;
+    static constexpr u32 kBoxRowBytes = kBoxCols * 2;
+    static constexpr u32 kBoxBytes = 64 * kBoxRowBytes;
+    static constexpr u32 kBoxes = kCols / kBoxCols;                 // of one block of one consumer
     // Rows that go to several owners lie in the output buffer with 16 bytes between them, so that the rows of a matrix store meet different banks.
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
     static constexpr u32 kOutBufferBytes = ReduceScatter ? TileM * kOutRowBytes : kOutBytes;

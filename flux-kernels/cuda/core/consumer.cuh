@@ -109,19 +109,20 @@ struct Consumer {
         }
     }
 
-    // Row-major boxes of 64 x 64 with the 128-byte swizzle that the tensor store undoes.
+    // Row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a row change places by the number of its 128-byte line.
     __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocksM][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 row = warp * 16 + lane % 16;  // the row whose 16 bytes this lane addresses: blocks 0, 2 are the upper eight rows
         const u32 half = lane / 16;             // blocks 2, 3 are the next eight columns
+        constexpr u32 kChunks = C::kBoxRowBytes / 16;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) {
 #pragma unroll
             for (u32 j = 0; j < C::kCols / 8; j += 2) {
-                const u32 box = smem.out(index) + (block * (C::kCols / 64) + j / 8) * 8192;
-                const u32 chunk = (j % 8 + half) ^ (row % 8);
+                const u32 box = smem.out(index) + (block * C::kBoxes + j / kChunks) * C::kBoxBytes;
+                const u32 chunk = (j % kChunks + half) ^ (row * C::kBoxRowBytes / 128 % kChunks);
                 const float* d = &acc[block][j * 4];
-                ptx::store_matrix_x4(box + row * 128 + chunk * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
+                ptx::store_matrix_x4(box + row * C::kBoxRowBytes + chunk * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
                                      ptx::pack_2<C::kBf16>(d[4], d[5]), ptx::pack_2<C::kBf16>(d[6], d[7]));
             }
         }

@@ -27,10 +27,10 @@ struct Storer {
             const u32 row = first_row + block * 64;
             if (row >= item.rows) break;
 #pragma unroll
-            for (u32 box = 0; box < C::kCols / 64; ++box) {
-                const u32 col = first_col + box * 64;
+            for (u32 box = 0; box < C::kBoxes; ++box) {
+                const u32 col = first_col + box * C::kBoxCols;
                 if (col >= item.cols) break;
-                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * (C::kCols / 64) + box) * 8192, item.col + col, item.row + row,
+                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row,
                                      item.out_outer);
             }
         }

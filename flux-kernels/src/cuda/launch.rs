@@ -4,7 +4,7 @@ use super::LaunchError;
 use super::module::Module;
 use super::params::Params;
 use super::program::DeviceProgram;
-use super::tensor_map::{Stack, encode};
+use super::tensor_map::{BoxCols, Stack, encode};
 use super::trace::TraceBuffer;
 use super::warm_up::warm_up;
 use crate::{Activation, Variant};
@@ -143,14 +143,14 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(p.items.len(), ctas)) {
         return Err(LaunchError::Trace { kernel: variant.to_string(), items: p.items.len(), ctas });
     }
-    let params = encode_params(program, args)?;
+    let params = encode_params(variant, program, args)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());
     // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
     unsafe { kernel.module.launch(kernel.function, grid, Variant::THREADS, shared, &params, args.stream) }
 }
 
 /// What the kernel reads, with the operands' tensor maps.
-fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Params, LaunchError> {
+fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Params, LaunchError> {
     let p = program.program();
     let problem = &p.problem;
     let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
@@ -171,6 +171,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         row_bytes: args.x.row_bytes,
         outer: &x_outer,
         box_rows: tile.m,
+        box_cols: BoxCols::Wide,
     };
     let w = Stack {
         operand: "w",
@@ -180,6 +181,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         row_bytes: args.w.row_bytes,
         outer: &[],
         box_rows: tile.n,
+        box_cols: BoxCols::Wide,
     };
     let y_outer = [(y_shards, shard_bytes(args.y))];
     let y = Stack {
@@ -190,6 +192,7 @@ fn encode_params(program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Param
         row_bytes: args.y.row_bytes,
         outer: &y_outer,
         box_rows: 64,
+        box_cols: BoxCols::of(variant),
     };
     let row_bytes = u64::from(k) * dtype.bytes() as u64;
     let a_caller = encode(dtype, &x)?;

@@ -1,16 +1,37 @@
 //! Tensor maps: how bulk loads and stores see the operands.
 //!
-//! Invariant: rows are cut into boxes of 64 elements, 128 bytes, swizzled; elements beyond an extent read as zero and are never written.
+//! Invariant: rows are cut into boxes of 64 or 32 elements, 128 or 64 bytes, swizzled; elements beyond an extent read as zero and are never written.
 
 use super::LaunchError;
+use crate::Variant;
 use cudarc::driver::sys::{
     self, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
     CUtensorMapSwizzle,
 };
 use flux_core::DType;
 
-/// Elements of a box along the inner dimension: 128 bytes.
-const BOX_COLS: u32 = 64;
+/// Elements of a box along the inner dimension, swizzled over all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BoxCols {
+    /// 64 bytes.
+    Narrow = 32,
+    /// 128 bytes.
+    Wide = 64,
+}
+
+impl BoxCols {
+    /// What stores a tile's columns to `y`: `kBoxCols` of config.cuh, for one consumer's share.
+    pub(super) const fn of(variant: Variant) -> Self {
+        if variant.consumer_cols().is_multiple_of(Self::Wide as u32) { Self::Wide } else { Self::Narrow }
+    }
+
+    const fn swizzle(self) -> CUtensorMapSwizzle {
+        match self {
+            Self::Narrow => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            Self::Wide => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        }
+    }
+}
 
 /// A matrix stack: outer extents with their strides in bytes, rows and columns.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +50,8 @@ pub(super) struct Stack<'a> {
     pub(super) outer: &'a [(u32, u64)],
     /// Rows of a box.
     pub(super) box_rows: u32,
+    /// Columns of a box.
+    pub(super) box_cols: BoxCols,
 }
 
 /// Most dimensions of a tensor map.
@@ -42,7 +65,7 @@ pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, Lau
     let mut strides = [0u64; MAX_RANK - 1];
     let mut boxes = [1u32; MAX_RANK];
     (dims[0], dims[1]) = (u64::from(stack.cols), u64::from(stack.rows));
-    (boxes[0], boxes[1]) = (BOX_COLS, stack.box_rows);
+    (boxes[0], boxes[1]) = (stack.box_cols as u32, stack.box_rows);
     strides[0] = stack.row_bytes;
     for (i, &(extent, bytes)) in stack.outer.iter().enumerate() {
         dims[2 + i] = u64::from(extent);
@@ -66,7 +89,7 @@ pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, Lau
             boxes.as_ptr(),
             steps.as_ptr(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            stack.box_cols.swizzle(),
             CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -43,7 +43,7 @@ pub(super) struct RandomCase {
 }
 
 /// Tiles that there are kernels for.
-const TILES: [(u32, u32); 6] = [(128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128)];
+const TILES: [(u32, u32); 7] = [(128, 256), (256, 128), (128, 224), (128, 192), (128, 128), (64, 256), (64, 128)];
 
 impl RandomCase {
     /// Case `number` of `seed`.
