@@ -13,7 +13,6 @@ headers![
     "types.cuh",
     "program.cuh",
     "ptx/bulk.cuh",
-    "ptx/cluster.cuh",
     "ptx/mbarrier.cuh",
     "ptx/memory.cuh",
     "ptx/warp.cuh",

@@ -8,15 +8,13 @@ use flux_core::program::Schedule;
 use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
-/// One instantiation: operation, element type, tile, how many stages of operands are in flight, whether CTAs
-/// work in pairs, and whether it records its time line.
+/// One instantiation: operation, element type, tile, how many stages of operands are in flight, and whether it records its time line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
     dtype: DType,
     tile: TileShape,
     stages: u32,
-    paired: bool,
     traced: bool,
 }
 
@@ -33,9 +31,7 @@ const TILES: [(TileShape, u32); 7] = [
 
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x224x64, 128x192x64, 128x128x64, 64x256x64, 64x128x64"
-)]
+#[error("there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x224x64, 128x192x64, 128x128x64, 64x256x64, 64x128x64")]
 pub struct NoSuchTile {
     /// What was asked for.
     pub tile: TileShape,
@@ -47,10 +43,7 @@ pub fn all() -> Vec<Variant> {
     let mut variants = Vec::new();
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         for dtype in [DType::Bf16, DType::F16] {
-            for (tile, stages) in TILES {
-                let alone = Variant { op, dtype, tile, stages, paired: false, traced: false };
-                variants.extend([Some(alone), alone.paired()].into_iter().flatten());
-            }
+            variants.extend(TILES.iter().map(|&(tile, stages)| Variant { op, dtype, tile, stages, traced: false }));
         }
     }
     variants
@@ -68,21 +61,9 @@ impl Variant {
     pub fn of(op: OpKind, dtype: DType, schedule: &Schedule) -> Result<Self, NoSuchTile> {
         let tile = schedule.tile;
         match TILES.iter().find(|(t, _)| *t == tile) {
-            Some(&(_, stages)) => Ok(Self { op, dtype, tile, stages, paired: false, traced: false }),
+            Some(&(_, stages)) => Ok(Self { op, dtype, tile, stages, traced: false }),
             None => Err(NoSuchTile { tile }),
         }
-    }
-
-    /// The same kernel for programs that [pair](flux_core::program::TileProgram::pairs): two CTAs, which run together as a cluster, load the rows of `w` that both
-    /// need once. Not of tiles of 64 rows, which are for calls that are bound by reading `w` from memory.
-    #[must_use]
-    pub fn paired(self) -> Option<Self> {
-        (self.tile.m > 64).then_some(Self { paired: true, ..self })
-    }
-
-    /// CTAs that run together; a launch has a multiple of them.
-    pub const fn cluster(&self) -> u32 {
-        if self.paired { 2 } else { 1 }
     }
 
     /// The same kernel, recording when each phase of each item ended: it takes a [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
@@ -135,14 +116,13 @@ impl Variant {
     pub fn source(&self) -> Source {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
-        let (paired, traced) = (self.paired, self.traced);
-        let cluster = if paired { "__cluster_dims__(2, 1, 1) " } else { "" };
+        let traced = if self.traced { ", true" } else { "" };
         let TileShape { m, n, .. } = self.tile;
         let text = format!(
             "#include \"core/fused_gemm.cuh\"\n\
-             using C = flux::Config<{m}, {n}, {stages}, {bf16}, {rs}, {paired}, {traced}>;\n\
+             using C = flux::Config<{m}, {n}, {stages}, {bf16}, {rs}{traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads}, \"variant.rs\");\n\
-             extern \"C\" __global__ void {cluster}__launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
+             extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
              flux::fused_gemm<C>(p);\n}}\n",
             stages = self.stages,
             shared = self.shared_bytes(),
@@ -155,7 +135,6 @@ impl Variant {
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
-        f.write_str(if self.paired { "_pairs" } else { "" })?;
-        f.write_str(if self.traced { "_traced" } else { "" })
+        if self.traced { f.write_str("_traced") } else { Ok(()) }
     }
 }

@@ -55,8 +55,6 @@ impl<'a> Lane<'a> {
     pub(super) fn new(gpu: &'a Gpu, case: &'a Case) -> anyhow::Result<Self> {
         let (problem, device) = (&case.problem, gpu.device());
         let variant = Variant::of(problem.op(), problem.dtype(), &case.schedule)?;
-        let pairs = [case.core()?, case.program(FIRST)?, case.order()?].iter().all(TileProgram::pairs);
-        let variant = variant.paired().filter(|_| pairs && std::env::var("FLUX_PAIRS").is_ok()).unwrap_or(variant);
         let cubin = kernels::fused(device, variant)?;
         device.bind()?;
         let kernel = Kernel::load(variant, &cubin)?;

@@ -153,13 +153,6 @@ impl TileProgram {
         self.problem.k_local().div_ceil(self.tile.k)
     }
 
-    /// Whether items come in pairs, the first with the second and so on, that multiply the whole of `k` and add as many partial tiles: an even number of workers takes
-    /// both of a pair at the same time, and the two can share what they load, in step. Most pairs then have their columns in common.
-    pub fn pairs(&self) -> bool {
-        let whole = |item: &WorkItem| item.k_steps == self.k_steps();
-        self.items.chunks(2).all(|pair| matches!(pair, [a, b] if whole(a) && whole(b) && a.partials == b.partials))
-    }
-
     /// The ranks on whose pads `item` raises its signal: those that own rows of a [`sink::SCATTER`], else `dest`.
     pub fn heard_by(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
         let ranks = if item.sink == sink::SCATTER {

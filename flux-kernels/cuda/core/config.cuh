@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, bool Paired = false, bool Trace = false>
+template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace = false>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -13,9 +13,6 @@ struct Config {
     static constexpr u32 kStages = Stages;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
-    // Two CTAs that work on items of the same columns at the same time load the rows of B once for both: each half of them.
-    static constexpr bool kPaired = Paired;
-    static constexpr u32 kPair = Paired ? 2 : 1;  // CTAs of a cluster
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
@@ -83,7 +80,7 @@ struct Shared {
     __device__ __forceinline__ u32 out_row(u32 row) const { return base + C::kOutOffset + row * C::kOutRowBytes; }
     // Completed when a stage is filled, by one arrival and its bytes.
     __device__ __forceinline__ u32 full(u32 stage) const { return base + C::kBarrierOffset + stage * 8; }
-    // Completed when every consumer has read a stage, in both CTAs of a pair.
+    // Completed when every consumer has read a stage.
     __device__ __forceinline__ u32 empty(u32 stage) const { return full(C::kStages + stage); }
     // Completed when a consumer's 128 threads have written its output buffer.
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }

@@ -7,7 +7,6 @@
 #include "core/trace.cuh"
 #include "core/wait.cuh"
 #include "ptx/bulk.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -52,14 +51,14 @@ struct Consumer {
             for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
             // One group stays in flight: when this one is issued, the one before has read its stage.
             ptx::wgmma_wait<1>();
-            if (step > 0 && thread == 0) release(previous);
+            if (step > 0 && thread == 0) ptx::mbarrier_arrive(smem.empty(previous));
             previous = ring.stage;
             ring.advance();
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
-        if (thread == 0) release(previous);
+        if (thread == 0) ptx::mbarrier_arrive(smem.empty(previous));
     }
 
     // Adds the partial tiles of others in the order of their slots, each element in the place where this thread's own accumulator has it.
@@ -87,16 +86,10 @@ struct Consumer {
         }
     }
 
-    // Tells whoever fills the stage that this consumer has read it: the other CTA of a pair fills a part of it too. By one thread.
-    __device__ __forceinline__ void release(u32 stage) const {
-        ptx::mbarrier_arrive(smem.empty(stage));
-        if constexpr (C::kPaired) ptx::mbarrier_arrive_at(smem.empty(stage), ptx::cta_of_cluster() ^ 1);
-    }
-
     // Once all threads of the warpgroup have read it.
     __device__ __forceinline__ void give_stage_back() {
         sync_consumer();
-        if (thread == 0) release(ring.stage);
+        if (thread == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
         ring.advance();
     }
 

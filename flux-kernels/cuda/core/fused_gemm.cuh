@@ -6,23 +6,12 @@
 #include "core/mover.cuh"
 #include "core/producer.cuh"
 #include "core/trace.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "core/storer.cuh"
 #include "core/watcher.cuh"
 
 namespace flux {
-
-// All threads of the CTA, or of both of a pair: neither reaches into the other's shared memory before it is set up, or after it has gone.
-template <class C>
-__device__ __forceinline__ void sync_all() {
-    if constexpr (C::kPaired) {
-        ptx::cluster_sync();
-    } else {
-        __syncthreads();
-    }
-}
 
 template <class C>
 __device__ __forceinline__ void fused_gemm(const Params& p) {
@@ -37,7 +26,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < C::kStages; ++s) {
             ptx::mbarrier_init(smem.full(s), 1);
-            ptx::mbarrier_init(smem.empty(s), C::kConsumers * C::kPair);
+            ptx::mbarrier_init(smem.empty(s), C::kConsumers);
         }
         for (u32 c = 0; c < C::kConsumers; ++c) {
             ptx::mbarrier_init(smem.out_full(c), 128);
@@ -50,7 +39,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         ptx::prefetch_tensor_map(&p.b);
         ptx::prefetch_tensor_map(&p.y);
     }
-    sync_all<C>();
+    __syncthreads();
 
     u32 credit = 0;
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
@@ -74,7 +63,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         ptx::acquire_registers<C::kConsumerRegisters>();
         Consumer<C>{p, smem, epoch, warpgroup - 1, threadIdx.x % 128}.run(walk);
     }
-    sync_all<C>();
+    __syncthreads();
     stamp_cta<C>(p, &WorkerStamps::drained);
     if (warp == 0) close_call(p, epoch, credit);
     stamp_cta<C>(p, &WorkerStamps::left);

@@ -2,7 +2,6 @@
 #pragma once
 #include "core/config.cuh"
 #include "ptx/bulk.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "core/trace.cuh"
 #include "core/wait.cuh"
@@ -16,8 +15,7 @@ struct Producer {
     const Shared<C> smem;
     const u32 epoch;
     RingState<C::kStages> ring;
-    u64 rows = 0;            // how far they are there, as last seen
-    bool shares_b = false;  // with the other CTA of the pair, of the current item
+    u64 rows = 0;  // how far they are there, as last seen
 
     __device__ __forceinline__ const TensorMap* a_map(const WorkItem& item) const {
         return item.a_source == static_cast<u32>(Source::kGather) ? &p.a_gather : &p.a_caller;
@@ -29,24 +27,8 @@ struct Producer {
                             gather ? (epoch & 1) : 0);
     }
 
-    // In a pair, a half of the rows for both CTAs where they need the same, else both halves for this one.
     __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {
-        const u32 column = step * C::kTileK;
-        if constexpr (C::kPaired) {
-            constexpr u32 kRows = C::kTileN / 2;
-            const u32 cta = ptx::cta_of_cluster();
-#pragma unroll
-            for (u32 half = 0; half < 2; ++half) {
-                const u32 dst = smem.b(stage) + half * kRows * C::kTileK * 2;
-                if (!shares_b) {
-                    ptx::tensor_load_2d(dst, &p.b, smem.full(stage), column, item.col + half * kRows);
-                } else if (half == cta) {
-                    ptx::tensor_load_2d_to(dst, &p.b, smem.full(stage), column, item.col + half * kRows, 0b11);
-                }
-            }
-        } else {
-            ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), column, item.col);
-        }
+        ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
     }
 
     // Waits until the stage is free and announces the bytes of the next phase.
@@ -133,8 +115,6 @@ struct Producer {
         u32 number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             const WorkItem item = load_item(p, i);
-            // Workers come in pairs, and so do items: `TileProgram::pairs`.
-            if constexpr (C::kPaired) shares_b = p.items[i ^ 1].col == item.col;
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
             stamp<C>(p, i, &ItemStamps::opened);

@@ -43,8 +43,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
 }
 
 // mbarrier.try_wait.parity, repeated until the phase of this parity has completed; acquire at CTA scope.
-// Only threads of this CTA, or of the other one of its pair, and bulk copies that they issued, complete these barriers; the waits among them are bounded in
-// `wait.cuh`.
+// Only threads of this CTA, and bulk copies that they issued, complete these barriers; the waits among them are bounded in `wait.cuh`.
 __device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
     u32 done;
     do {

@@ -42,15 +42,13 @@ pub enum LaunchError {
         /// What was asked for.
         activation: Activation,
     },
-    /// There are no CTAs, more than may be resident at once, or no whole number of clusters of them.
-    #[error("{ctas} CTAs were asked for: a multiple of {cluster}, at least that and at most {limit}, run at once on this device")]
+    /// There are no CTAs, or more than may be resident at once.
+    #[error("{ctas} CTAs were asked for: at least 1 and at most {limit} run at once on this device")]
     Grid {
         /// CTAs asked for.
         ctas: u32,
-        /// CTAs of the kernel that run at once.
+        /// Multiprocessors of the device.
         limit: u32,
-        /// CTAs of a cluster.
-        cluster: u32,
     },
     /// A traced kernel has no buffer of its launch's size, or another kernel has one.
     #[error("the kernel {kernel} needs a trace buffer of {items} items and {ctas} CTAs if it is a traced one, and none otherwise")]

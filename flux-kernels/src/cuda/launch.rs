@@ -38,7 +38,7 @@ impl Kernel {
         let module = Module::load(cubin)?;
         let function = module.function(&CString::new(variant.entry()).unwrap_or_default())?;
         module.allow_shared(function, variant.shared_bytes())?;
-        let multiprocessors = module.at_once(function, variant)?;
+        let multiprocessors = module.multiprocessors()?;
         warm_up(&module, function, variant, multiprocessors)?;
         Ok(Self { variant, module, function, multiprocessors })
     }
@@ -48,7 +48,7 @@ impl Kernel {
         self.variant
     }
 
-    /// Multiprocessors that the kernel can have: its CTAs that run at once.
+    /// Multiprocessors of the device: the CTAs of this kernel that run at once.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }
@@ -137,8 +137,8 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
         return Err(LaunchError::Activation { activation: args.activation });
     }
     let ctas = args.workers;
-    if ctas == 0 || ctas > kernel.multiprocessors || !ctas.is_multiple_of(variant.cluster()) {
-        return Err(LaunchError::Grid { ctas, limit: kernel.multiprocessors, cluster: variant.cluster() });
+    if ctas == 0 || ctas > kernel.multiprocessors {
+        return Err(LaunchError::Grid { ctas, limit: kernel.multiprocessors });
     }
     if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(p.items.len(), ctas)) {
         return Err(LaunchError::Trace { kernel: variant.to_string(), items: p.items.len(), ctas });
@@ -180,7 +180,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         rows: problem.n_local(),
         row_bytes: args.w.row_bytes,
         outer: &[],
-        box_rows: tile.n / variant.cluster(),
+        box_rows: tile.n,
         box_cols: BoxCols::Wide,
     };
     let y_outer = [(y_shards, shard_bytes(args.y))];

@@ -2,7 +2,6 @@
 
 use super::LaunchError;
 use super::call::{check, current_context, release_in};
-use crate::Variant;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use std::ffi::CStr;
 
@@ -54,32 +53,6 @@ impl Module {
         // SAFETY: the out pointer is valid, the device exists.
         check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut count, attribute, device) })?;
         Ok(count.unsigned_abs())
-    }
-
-    /// CTAs of a fused kernel that run at once, one a multiprocessor; of clusters, as many as find multiprocessors next to each other.
-    pub(crate) fn at_once(&self, function: sys::CUfunction, variant: Variant) -> Result<u32, LaunchError> {
-        let (multiprocessors, cluster) = (self.multiprocessors()?, variant.cluster());
-        if cluster == 1 {
-            return Ok(multiprocessors);
-        }
-        let config = sys::CUlaunchConfig {
-            gridDimX: multiprocessors / cluster * cluster,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: Variant::THREADS,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: variant.shared_bytes(),
-            hStream: std::ptr::null_mut(),
-            attrs: std::ptr::null_mut(),
-            numAttrs: 0,
-        };
-        let mut clusters = 0;
-        // SAFETY: the out pointer is valid, the configuration lives for the call and has no attributes: the function itself states its cluster.
-        check("cuOccupancyMaxActiveClusters", unsafe {
-            sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, &raw const config)
-        })?;
-        Ok((clusters.unsigned_abs() * cluster).min(multiprocessors))
     }
 
     /// Launches a function that takes one parameter struct, by value.

@@ -44,7 +44,7 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     let params = Params {
         a_caller: a,
         a_gather: a,
-        b: matrix(tile.n / variant.cluster(), &[])?,
+        b: matrix(tile.n, &[])?,
         y: matrix(64, &alone[..1])?,
         control: scratch.address,
         fault: scratch.address + control_bytes,

@@ -107,8 +107,6 @@ impl World {
     /// With the programs of ranks in nodes; of an AllGather-GEMM nobody would pass rows on.
     pub(crate) fn across(context: &Arc<CudaContext>, problem: Problem, schedule: &Schedule, first: Epoch, nodes: Nodes) -> Self {
         let variant = Variant::of(problem.op(), problem.dtype(), schedule).expect("a variant");
-        let pairs = problem.world().ranks().all(|r| TileProgram::build_across(&problem, r, schedule, nodes).expect("a program").pairs());
-        let variant = variant.paired().filter(|_| pairs && std::env::var("FLUX_PAIRS").is_ok()).unwrap_or(variant);
         let kernel = Kernel::load(variant, &cubin(&variant.source())).expect("the kernel loads");
         let harness = Harness::load(&cubin(&flux_kernels::sources::harness())).expect("the harness loads");
         let programs: Vec<_> =
@@ -135,7 +133,7 @@ impl World {
         let data = ranks.iter().map(|_| Memory::words(size.data_bytes(), u32::MAX)).collect();
         let pads = ranks.iter().map(|_| Memory::words(layout::pad_bytes(size.signals), first.before(1).get())).collect();
         context.synchronize().expect("initialised");
-        let workers = kernel.multiprocessors() / ranks.len() as u32 / variant.cluster() * variant.cluster();
+        let workers = kernel.multiprocessors() / ranks.len() as u32;
         let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
         let (bias, activation) = (None, Activation::None);
         Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, bias, activation, epoch: first }

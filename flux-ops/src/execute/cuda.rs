@@ -98,10 +98,6 @@ impl CudaExecutor {
         }
         let _current = device.enter()?;
         let variant = Variant::of(program.problem.op(), program.problem.dtype(), schedule)?;
-        // CTAs that share what they load take multiprocessors in twos, which another kernel, that of a message or of a rank on this device, may not leave.
-        let paired =
-            variant.paired().filter(|_| left == 0 && hands.workers.is_none() && program.pairs() && std::env::var("FLUX_PAIRS").is_ok());
-        let variant = paired.unwrap_or(variant);
         let kernel = kernel(ordinal, if hands.trace { variant.traced() } else { variant })?;
         // What brings the chunks needs its own while the CTAs wait for them.
         let sms = kernel.multiprocessors().saturating_sub(if program.problem.world().peers() > 0 { left } else { 0 }).max(1);
