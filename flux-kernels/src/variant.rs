@@ -4,34 +4,43 @@
 //! of shared memory.
 
 use crate::sources::Source;
-use flux_core::program::Schedule;
+use flux_core::program::TileProgram;
 use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
-/// One instantiation: operation, element type, tile, how many stages of operands are in flight, and whether it records its time line.
+/// One instantiation: operation, element type, tile, in how many strips a tile leaves and how many stages of operands are in flight, and whether it records its
+/// time line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
     dtype: DType,
     tile: TileShape,
+    strips: u32,
     stages: u32,
     traced: bool,
 }
 
-/// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory.
-const TILES: [(TileShape, u32); 7] = [
-    (TileShape::new(128, 256, 64), 3),
-    (TileShape::new(256, 128, 64), 3),
-    (TileShape::new(128, 224, 64), 3),
-    (TileShape::new(128, 192, 64), 4),
-    (TileShape::new(128, 128, 64), 5),
-    (TileShape::new(64, 256, 64), 4),
-    (TileShape::new(64, 128, 64), 7),
+/// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory, and beside one of half a tile, where
+/// that makes room for one more.
+const TILES: [(TileShape, u32, Option<u32>); 7] = [
+    (TileShape::new(128, 256, 64), 3, Some(4)),
+    (TileShape::new(256, 128, 64), 3, None),
+    (TileShape::new(128, 224, 64), 3, Some(4)),
+    (TileShape::new(128, 192, 64), 4, None),
+    (TileShape::new(128, 128, 64), 5, None),
+    (TileShape::new(64, 256, 64), 4, None),
+    (TileShape::new(64, 128, 64), 7, None),
 ];
+
+/// Items of a program from which on its tiles leave as wholes: some six waves of an H200. A stage more covers more of the loads' latency, and a tile that leaves in
+/// two strips holds up the next for longer; of calls this long the clock is the card's power limit's, and only the second counts (results/tuning/stages.txt).
+const LONG: usize = 6 * 128;
 
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x224x64, 128x192x64, 128x128x64, 64x256x64, 64x128x64")]
+#[error(
+    "there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x224x64, 128x192x64, 128x128x64, 64x256x64, 64x128x64"
+)]
 pub struct NoSuchTile {
     /// What was asked for.
     pub tile: TileShape,
@@ -43,7 +52,7 @@ pub fn all() -> Vec<Variant> {
     let mut variants = Vec::new();
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         for dtype in [DType::Bf16, DType::F16] {
-            variants.extend(TILES.iter().map(|&(tile, stages)| Variant { op, dtype, tile, stages, traced: false }));
+            variants.extend(TILES.iter().flat_map(|&entry| Variant::with_tile(op, dtype, entry)));
         }
     }
     variants
@@ -54,16 +63,32 @@ impl Variant {
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
-    /// The variant for a schedule.
+    fn with_tile(op: OpKind, dtype: DType, (tile, whole, halves): (TileShape, u32, Option<u32>)) -> impl Iterator<Item = Self> {
+        let variant = move |strips, stages| Self { op, dtype, tile, strips, stages, traced: false };
+        [Some(variant(1, whole)), halves.map(|stages| variant(2, stages))].into_iter().flatten()
+    }
+
+    /// The variant for a program.
     ///
     /// # Errors
     /// [`NoSuchTile`] when no kernel has this tile.
-    pub fn of(op: OpKind, dtype: DType, schedule: &Schedule) -> Result<Self, NoSuchTile> {
-        let tile = schedule.tile;
-        match TILES.iter().find(|(t, _)| *t == tile) {
-            Some(&(_, stages)) => Ok(Self { op, dtype, tile, stages, traced: false }),
-            None => Err(NoSuchTile { tile }),
-        }
+    pub fn of(program: &TileProgram) -> Result<Self, NoSuchTile> {
+        let strips = if program.items.len() < LONG { 2 } else { 1 };
+        let mut fitting = Self::fitting(program)?;
+        let best = fitting.iter().position(|variant| variant.strips == strips).unwrap_or(0);
+        Ok(fitting.swap_remove(best))
+    }
+
+    /// All variants that can execute a program: the results are the same, to the bit.
+    ///
+    /// # Errors
+    /// [`NoSuchTile`] when no kernel has this tile.
+    pub fn fitting(program: &TileProgram) -> Result<Vec<Self>, NoSuchTile> {
+        let (op, dtype, tile) = (program.problem.op(), program.problem.dtype(), program.tile);
+        let entry = TILES.iter().find(|(t, ..)| *t == tile).ok_or(NoSuchTile { tile })?;
+        // Rows that go to several owners leave from a buffer of the whole tile.
+        let scatters = op == OpKind::GemmReduceScatter && program.stacked;
+        Ok(Self::with_tile(op, dtype, *entry).filter(|variant| variant.strips == 1 || !scatters).collect())
     }
 
     /// The same kernel, recording when each phase of each item ended: it takes a [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
@@ -92,18 +117,26 @@ impl Variant {
         self.tile
     }
 
-    /// Columns of a tile that one consumer multiplies: they share a tile by rows, or by columns where it has but 64 rows.
-    pub(crate) const fn consumer_cols(&self) -> u32 {
-        if self.tile.m == 64 { self.tile.n / Self::CONSUMERS } else { self.tile.n }
+    /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One consumer's columns are whole boxes.
+    pub(crate) const fn box_cols(&self) -> u32 {
+        // Consumers share a tile by rows, or by columns where it has but 64 rows.
+        let cols = if self.tile.m == 64 { self.tile.n / Self::CONSUMERS } else { self.tile.n };
+        if cols.is_multiple_of(64) { 64 } else { 32 }
+    }
+
+    /// Device memory that each CTA of a launch needs to itself, in bytes: where a partial tile's first strip waits until the second has been sent.
+    pub const fn aside_bytes(&self) -> u64 {
+        let sends = matches!(self.op, OpKind::GemmReduceScatter) && self.strips == 2;
+        if sends { (self.tile.m * self.tile.n) as u64 } else { 0 }
     }
 
     /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, a word, and room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
-        let (gathers, out) = (matches!(self.op, OpKind::AllGatherGemm), self.tile.m * self.tile.n * 2);
+        let out = self.tile.m * (self.tile.n / self.box_cols()).div_ceil(self.strips) * self.box_cols() * 2;
         // 16 bytes between rows that are scattered
-        let out = if gathers { out } else { out + self.tile.m * 16 };
-        let barriers = 2 * self.stages + 2 * Self::CONSUMERS + 1;
+        let gaps = if matches!(self.op, OpKind::GemmReduceScatter) && self.strips == 1 { self.tile.m * 16 } else { 0 };
+        let (out, barriers) = (out + gaps, 2 * self.stages + 2 * Self::CONSUMERS + 2);
         self.stages * stage + out + barriers * 8 + 8 + 1024
     }
 
@@ -116,15 +149,14 @@ impl Variant {
     pub fn source(&self) -> Source {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
-        let traced = if self.traced { ", true" } else { "" };
+        let (strips, stages, traced) = (self.strips, self.stages, self.traced);
         let TileShape { m, n, .. } = self.tile;
         let text = format!(
             "#include \"core/fused_gemm.cuh\"\n\
-             using C = flux::Config<{m}, {n}, {stages}, {bf16}, {rs}{traced}>;\n\
+             using C = flux::Config<{m}, {n}, {strips}, {stages}, {bf16}, {rs}, {traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads}, \"variant.rs\");\n\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
              flux::fused_gemm<C>(p);\n}}\n",
-            stages = self.stages,
             shared = self.shared_bytes(),
             threads = Self::THREADS,
         );

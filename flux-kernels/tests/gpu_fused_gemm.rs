@@ -4,16 +4,16 @@
 
 mod common;
 
-use common::{World, device};
+use common::{World, device, programs};
 use cudarc::driver::CudaContext;
 use flux_core::layout::fault;
-use flux_core::program::{Chunk, Schedule};
+use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
 use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
-use flux_kernels::Activation;
 use flux_kernels::cuda::Pace;
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
+use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
 const TILES: [TileShape; 7] = [
@@ -50,7 +50,14 @@ fn check(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule) {
 
 /// The same of ranks in nodes.
 fn check_across(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule, nodes: Nodes) {
-    let mut w = World::across(context, p, schedule, Epoch::FIRST, nodes);
+    for variant in Variant::fitting(&programs(p, schedule, nodes)[0]).expect("a variant") {
+        check_on(context, programs(p, schedule, nodes), variant, schedule);
+    }
+}
+
+fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, schedule: &Schedule) {
+    let p = programs[0].problem;
+    let mut w = World::with(context, programs, variant, Epoch::FIRST);
     for (call, fill) in [(1, Fill::SmallInts), (2, Fill::Uniform), (3, Fill::SmallInts)] {
         let seeds = Seeds { x: 7 * call, w: 1000 + call };
         w.prepare(seeds, fill);

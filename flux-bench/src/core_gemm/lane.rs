@@ -54,7 +54,7 @@ pub(super) struct Lane<'a> {
 impl<'a> Lane<'a> {
     pub(super) fn new(gpu: &'a Gpu, case: &'a Case) -> anyhow::Result<Self> {
         let (problem, device) = (&case.problem, gpu.device());
-        let variant = Variant::of(problem.op(), problem.dtype(), &case.schedule)?;
+        let variant = Variant::of(&case.program(FIRST)?)?;
         let cubin = kernels::fused(device, variant)?;
         device.bind()?;
         let kernel = Kernel::load(variant, &cubin)?;

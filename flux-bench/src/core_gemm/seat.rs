@@ -64,7 +64,7 @@ impl Seat {
         let raised = stand_in::raised_before(&program);
         let (workers, pace) = own_launch(&program, kernel.multiprocessors());
         gpu.device().bind()?;
-        let program = DeviceProgram::upload(program)?;
+        let program = DeviceProgram::upload(program, kernel)?;
         let mut seat = Self { program, data, pads, pad_memory, control, fault, raised, workers, pace, epoch: Epoch::FIRST };
         seat.begin_at(gpu, Epoch::FIRST)?;
         Ok(seat)

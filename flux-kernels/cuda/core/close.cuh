@@ -13,7 +13,8 @@ __device__ __forceinline__ u32 credit_of_lane(const Params& p) {
     return lane < p.world && lane != p.rank ? ptx::load_relaxed_sys(consumed_word(p.pad[p.rank], lane)) : 0;
 }
 
-// By one warp of every CTA, after all of the CTA's loads and stores have completed.
+// By one warp of every CTA, when the CTA has read all that it reads of the half and waits for peers no more. What it still rounds, stores and sends is none of the
+// close's business: y is the caller's when the kernel has ended, and what is sent is announced by signals.
 __device__ __forceinline__ void close_call(const Params& p, u32 epoch, u32 credit) {
     const u32 lane = threadIdx.x % 32;
     const bool peer = lane < p.world && lane != p.rank;

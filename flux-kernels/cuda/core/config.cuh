@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace = false>
+template <u32 TileM, u32 TileN, u32 Strips, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -40,9 +40,18 @@ struct Config {
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
     static constexpr u32 kBoxBytes = 64 * kBoxRowBytes;
     static constexpr u32 kBoxes = kCols / kBoxCols;                 // of one block of one consumer
-    // Rows that go to several owners lie in the output buffer with 16 bytes between them, so that the rows of a matrix store meet different banks.
+    // A tile leaves as a whole, or in two strips of its columns, one after the other through the same room: what that spares is a stage more.
+    static constexpr u32 kStrips = Strips;
+    static constexpr u32 kStripBoxes = (kBoxes + kStrips - 1) / kStrips;
+    static constexpr u32 kOutRoomPerConsumer = kBlocksM * kStripBoxes * kBoxBytes;
+    static constexpr u32 kStripVectors = kVectors / kStrips;        // of a partial tile
+    static constexpr u32 kStripBytesPerConsumer = kStripVectors * 128 * 16;
+    static_assert(kStrips == 1 || kStrips == 2 && kBlocksM == 1 && kVectors % 2 == 0, "strips");
+    static_assert(kStripBytesPerConsumer <= kOutRoomPerConsumer, "strips of a partial tile");
+    // Rows that go to several owners leave as a whole, and lie with 16 bytes between them, so that the rows of a matrix store meet different banks.
+    static constexpr bool kScatters = ReduceScatter && kStrips == 1;
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
-    static constexpr u32 kOutBufferBytes = ReduceScatter ? TileM * kOutRowBytes : kOutBytes;
+    static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kConsumers * kOutRoomPerConsumer;
 
     // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers.
     static constexpr u32 kPieces = 2;
@@ -51,8 +60,8 @@ struct Config {
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
     // So do the fp32 accumulators of another range of k, in more of them.
     static constexpr u32 kPartPieces = 4;
-    static constexpr u32 kPartVectors = 2 * kVectors / kPartPieces;
-    static constexpr u32 kPartPieceBytesPerConsumer = kPartVectors * 128 * 16;
+    static constexpr u32 kPartPieceVectors = 2 * kVectors / kPartPieces;
+    static constexpr u32 kPartPieceBytesPerConsumer = kPartPieceVectors * 128 * 16;
     static constexpr u32 kPartBytes = kPartPieces * kPartPieceBytesPerConsumer * kConsumers;  // of a part slot
     static_assert(kPartBytes == TileM * TileN * 4 && kPartPieceBytesPerConsumer * kConsumers <= kStageBytes, "part pieces");
 
@@ -62,7 +71,7 @@ struct Config {
     // Dynamic shared memory: stages, output buffers, barriers; from a 1024-byte border, as the swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 1;
+    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 2;
     static constexpr u32 kRowsOffset = kBarrierOffset + kBarriers * 8;
     static constexpr u32 kSharedBytes = kRowsOffset + 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
@@ -75,7 +84,7 @@ struct Shared {
 
     __device__ __forceinline__ u32 a(u32 stage) const { return base + stage * C::kStageBytes; }
     __device__ __forceinline__ u32 b(u32 stage) const { return a(stage) + C::kBytesA; }
-    __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + consumer * C::kOutBytesPerConsumer; }
+    __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + consumer * C::kOutRoomPerConsumer; }
     // A row of the whole tile, where rows go to several owners.
     __device__ __forceinline__ u32 out_row(u32 row) const { return base + C::kOutOffset + row * C::kOutRowBytes; }
     // Completed when a stage is filled, by one arrival and its bytes.
@@ -86,6 +95,8 @@ struct Shared {
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
     // Completed when what a fold reads is there.
     __device__ __forceinline__ u32 fold_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
+    // Completed when a strip that was laid aside is back.
+    __device__ __forceinline__ u32 strip_back() const { return full(2 * C::kStages + 2 * C::kConsumers + 1); }
     // How far the watcher has seen rows of A (`progress`).
     __device__ __forceinline__ u32 rows() const { return base + C::kRowsOffset; }
     // Completed when the storer's copies have read it.
@@ -109,6 +120,9 @@ struct RingState {
 // Which items a CTA works on: the program's, strided by the number of workers.
 struct Walk {
     u32 first, stride, count;
+
+    // Of those that there are.
+    __device__ __forceinline__ u32 last() const { return first + (count - 1 - first) / stride * stride; }
 };
 
 __device__ __forceinline__ WorkItem load_item(const Params& p, u32 index) {

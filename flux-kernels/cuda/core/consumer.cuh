@@ -110,6 +110,7 @@ struct Consumer {
     }
 
     // Row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a row change places by the number of its 128-byte line.
+    template <u32 Strip>
     __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocksM][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 row = warp * 16 + lane % 16;  // the row whose 16 bytes this lane addresses: blocks 0, 2 are the upper eight rows
@@ -118,10 +119,12 @@ struct Consumer {
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) {
 #pragma unroll
-            for (u32 j = 0; j < C::kCols / 8; j += 2) {
-                const u32 box = smem.out(index) + (block * C::kBoxes + j / kChunks) * C::kBoxBytes;
+            for (u32 j = 0; j < C::kStripBoxes * kChunks; j += 2) {
+                constexpr u32 kFirst = Strip * C::kStripBoxes * kChunks;
+                if (kFirst + j >= C::kCols / 8) break;
+                const u32 box = smem.out(index) + (block * C::kStripBoxes + j / kChunks) * C::kBoxBytes;
                 const u32 chunk = (j % kChunks + half) ^ (row * C::kBoxRowBytes / 128 % kChunks);
-                const float* d = &acc[block][j * 4];
+                const float* d = &acc[block][(kFirst + j) * 4];
                 ptx::store_matrix_x4(box + row * C::kBoxRowBytes + chunk * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
                                      ptx::pack_2<C::kBf16>(d[4], d[5]), ptx::pack_2<C::kBf16>(d[6], d[7]));
             }
@@ -130,10 +133,11 @@ struct Consumer {
 
     // A slot holds accumulators in the order in which threads hold them: vector v of thread t at (v * 128 + t) * 16. Writer and
     // reader are the same thread of two ranks, so nothing is transposed on the way and every access is contiguous.
+    template <u32 Strip>
     __device__ __forceinline__ void write_slot(const float (&acc)[C::kBlocksM][kAccumulators]) const {
 #pragma unroll
-        for (u32 v = 0; v < C::kVectors; ++v) {
-            const u32 at = v * 8;
+        for (u32 v = 0; v < C::kStripVectors; ++v) {
+            const u32 at = (Strip * C::kStripVectors + v) * 8;
             const float* d = &acc[at / kAccumulators][at % kAccumulators];
             const uint4 four = {ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]), ptx::pack_2<C::kBf16>(d[4], d[5]),
                                 ptx::pack_2<C::kBf16>(d[6], d[7])};
@@ -194,9 +198,9 @@ struct Consumer {
                 ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
                 const u32 src = smem.a(ring.stage) + index * C::kPartPieceBytesPerConsumer + thread * 16;
 #pragma unroll
-                for (u32 v = 0; v < C::kPartVectors; ++v) {
+                for (u32 v = 0; v < C::kPartPieceVectors; ++v) {
                     const uint4 four = ptx::load_shared_16(src + v * 128 * 16);
-                    const u32 at = (piece * C::kPartVectors + v) * 4;
+                    const u32 at = (piece * C::kPartPieceVectors + v) * 4;
                     float* d = &acc[at / kAccumulators][at % kAccumulators];
                     d[0] += __uint_as_float(four.x);
                     d[1] += __uint_as_float(four.y);
@@ -213,17 +217,20 @@ struct Consumer {
         return item.sink == static_cast<u32>(Sink::kStore) || (C::kReduceScatter && item.sink == static_cast<u32>(Sink::kReduce));
     }
 
-    // The output buffer, or for accumulators that are lent the part slot.
+    // A strip into the output buffer, or all accumulators that are lent into their slot.
+    template <u32 Strip>
     __device__ __forceinline__ void write(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kLend)) {
-            lend(item, acc);
+            if (Strip == 0) lend(item, acc);
             return;
         }
         if constexpr (C::kReduceScatter) {
             if (item.sink == static_cast<u32>(Sink::kSend)) {
-                write_slot(acc);
+                write_slot<Strip>(acc);
                 return;
             }
+        }
+        if constexpr (C::kScatters) {
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
                 write_rows(acc);
                 sync_consumer();
@@ -231,14 +238,27 @@ struct Consumer {
                 return;
             }
         }
-        write_boxes(acc);
+        write_boxes<Strip>(acc);
+    }
+
+    // Leaves a strip to the storer.
+    template <u32 Strip>
+    __device__ __forceinline__ void hand_over(const WorkItem& item, u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) {
+        ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
+        write<Strip>(item, acc);
+        // Orders this thread's writes of the output buffer before the bulk store that reads it.
+        ptx::fence_proxy_async_shared();
+        // Before the arrival, so that it is never later than the storer's stamp.
+        if (Strip == C::kStrips - 1) mark(i, &ItemStamps::written);
+        ptx::mbarrier_arrive(smem.out_full(index));
+        out_phase ^= 1;
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {
         u32 i = walk.first;
         for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
-            if constexpr (C::kReduceScatter) {
+            if constexpr (C::kScatters) {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
             }
             float acc[C::kBlocksM][kAccumulators];
@@ -249,17 +269,11 @@ struct Consumer {
                 if (item.partials != 0) add_partials(item, acc);
             }
             mark(i, &ItemStamps::summed);
-            ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
             if (finishes(item)) finish_tile<C>(p, item, index, thread, acc);
-            write(item, acc);
-            // Orders this thread's writes of the output buffer before the bulk store that reads it.
-            ptx::fence_proxy_async_shared();
-            // Before the arrival, so that it is never later than the storer's stamp.
-            mark(i, &ItemStamps::written);
-            ptx::mbarrier_arrive(smem.out_full(index));
-            out_phase ^= 1;
+            hand_over<0>(item, i, acc);
+            if constexpr (C::kStrips > 1) hand_over<1>(item, i, acc);
         }
-        if constexpr (C::kReduceScatter) fold_rows(i, walk);
+        if constexpr (C::kScatters) fold_rows(i, walk);
     }
 
     // Folds come after all tiles.

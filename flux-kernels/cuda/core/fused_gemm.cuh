@@ -33,6 +33,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
         ptx::mbarrier_init(smem.fold_ready(), 1);
+        ptx::mbarrier_init(smem.strip_back(), 1);
         ptx::store_release_cta_shared(smem.rows(), 0);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
@@ -41,14 +42,18 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
 
-    u32 credit = 0;
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
+    // Where a CTA's last items are folds, its consumers read the half to the end.
+    const bool folds = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kFold);
+    u32 credit = 0;
     if (warpgroup == 0) {
         ptx::release_registers<C::kProducerRegisters>();
         if (warp == 0) {
             if (ptx::elect_one()) Producer<C>{p, smem, epoch}.run(walk);
             __syncwarp();
             credit = credit_of_lane(p);
+            // All that this CTA reads of the half has been read, and no role of it waits for peers any more: the last tile is still to be rounded and stored.
+            if (!folds) close_call(p, epoch, credit);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else if constexpr (!C::kReduceScatter) {
@@ -65,7 +70,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
     stamp_cta<C>(p, &WorkerStamps::drained);
-    if (warp == 0) close_call(p, epoch, credit);
+    if (warp == 0 && folds) close_call(p, epoch, credit);
     stamp_cta<C>(p, &WorkerStamps::left);
 }
 

@@ -143,6 +143,11 @@ struct Producer {
                 if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kFold)) load_partials(item, i);
             }
         }
+        // The consumers have read all that was loaded, so it has come.
+        for (u32 s = 0; s < C::kStages; ++s) {
+            ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
+            ring.advance();
+        }
     }
 
     __device__ __forceinline__ void load(const WorkItem& item, u32 step) {

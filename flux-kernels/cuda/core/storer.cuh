@@ -11,15 +11,13 @@ namespace flux {
 
 template <class C>
 struct Storer {
-    static_assert(C::kOutBytesPerConsumer % C::kPieceBytes == 0, "pieces");
-
-    const Params& p;
+        const Params& p;
     const Shared<C> smem;
     const u32 epoch;
     const u32 lane;
     u32 phase = 0;
 
-    __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
+    __device__ __forceinline__ void store(const WorkItem& item, u32 consumer, u32 strip) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
         const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
@@ -27,29 +25,44 @@ struct Storer {
             const u32 row = first_row + block * 64;
             if (row >= item.rows) break;
 #pragma unroll
-            for (u32 box = 0; box < C::kBoxes; ++box) {
+            for (u32 n = 0; n < C::kStripBoxes; ++n) {
+                const u32 box = strip * C::kStripBoxes + n;
                 const u32 col = first_col + box * C::kBoxCols;
-                if (col >= item.cols) break;
-                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row,
+                if (box >= C::kBoxes || col >= item.cols) break;
+                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kStripBoxes + n) * C::kBoxBytes, item.col + col, item.row + row,
                                      item.out_outer);
             }
         }
     }
 
-    // `last` of this CTA: what it sends nobody's loads come after, and its owner may be waiting for it.
-    __device__ __forceinline__ void send(const WorkItem& item, u32 consumer, bool last) const {
+    // A strip of a consumer's part of the slot, from its room. `last` of this CTA: what it sends nobody's loads come after, and its owner may be waiting for it.
+    __device__ __forceinline__ void send(const WorkItem& item, u32 consumer, u32 strip, bool last) const {
         const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * C::kOutBytes;
-        const u64 dst = slot + consumer * C::kOutBytesPerConsumer;
+        const u64 dst = slot + consumer * C::kOutBytesPerConsumer + strip * C::kStripBytesPerConsumer;
         if (p.send_gap_ns == 0 || last) {
-            ptx::bulk_store(dst, smem.out(consumer), C::kOutBytesPerConsumer);
+            ptx::bulk_store(dst, smem.out(consumer), C::kStripBytesPerConsumer);
             return;
         }
         // CTAs finish their tiles nearly together: in pieces with gaps the link stays free of bursts, which slow the GEMM's own loads.
-        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += C::kPieceBytes) {
-            ptx::bulk_store(dst + offset, smem.out(consumer) + offset, C::kPieceBytes);
+        for (u32 offset = 0; offset < C::kStripBytesPerConsumer; offset += C::kPieceBytes) {
+            const u32 left = C::kStripBytesPerConsumer - offset;
+            ptx::bulk_store(dst + offset, smem.out(consumer) + offset, left < C::kPieceBytes ? left : C::kPieceBytes);
             ptx::bulk_commit();
             ptx::sleep_ns(p.send_gap_ns);
         }
+    }
+
+    // Where this CTA lays the first strip of a partial tile aside, in this GPU's memory. Sent at its pace it would hold up the consumers, who still have the second.
+    __device__ __forceinline__ u64 aside(u32 consumer) const {
+        return p.aside + (static_cast<u64>(blockIdx.x) * C::kConsumers + consumer) * C::kStripBytesPerConsumer;
+    }
+
+    // Brings it back into the room, which the second strip has left. By one lane.
+    __device__ __forceinline__ void fetch_aside(u32 number) const {
+        ptx::mbarrier_arrive_expect_tx(smem.strip_back(), C::kConsumers * C::kStripBytesPerConsumer);
+#pragma unroll
+        for (u32 c = 0; c < C::kConsumers; ++c) ptx::bulk_load(smem.out(c), aside(c), C::kStripBytesPerConsumer, smem.strip_back());
+        ptx::mbarrier_wait(smem.strip_back(), number & 1);
     }
 
     // Announces the item to its owner, once its chunk is complete.
@@ -74,10 +87,10 @@ struct Storer {
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        u32 i = walk.first;
+        u32 i = walk.first, sent = 0;
         for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
-            if constexpr (C::kReduceScatter) {
+            if constexpr (C::kScatters) {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
                 if (item.sink == static_cast<u32>(Sink::kScatter)) {
                     // The other lanes meet the one that did the items before, so the buffers' barriers are in this item's phase.
@@ -93,11 +106,22 @@ struct Storer {
                     continue;
                 }
             }
-            if (lane == 0) send_or_store(item, i + walk.stride >= walk.count);
-            phase ^= 1;
+            const bool sends = C::kReduceScatter && item.sink == static_cast<u32>(Sink::kSend);
+            if (lane == 0) {
+                const bool last = i + walk.stride >= walk.count;
+                if (!sends) {
+                    store_or_lend(item);
+                } else if constexpr (C::kStrips == 2) {
+                    send_strips(item, last, sent);
+                } else {
+                    send_whole(item, last);
+                }
+            }
+            if (sends) ++sent;
+            phase ^= C::kStrips & 1;
             stamp_sent(i);
         }
-        if constexpr (C::kReduceScatter) {
+        if constexpr (C::kScatters) {
             if (i < walk.count) await_folds<C>(p, smem, epoch, walk, i);
         }
         ptx::bulk_wait<0>();
@@ -112,38 +136,85 @@ struct Storer {
         for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_arrive(smem.out_empty(c));
     }
 
-    // By one lane.
-    __device__ __forceinline__ void send_or_store(const WorkItem& item, bool last) const {
-        bool send_item = false;
-        if constexpr (C::kReduceScatter) send_item = item.sink == static_cast<u32>(Sink::kSend);
-        const bool lend_item = item.sink == static_cast<u32>(Sink::kLend);
-        // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-        bool live = !send_item || !poisoned(p);
+    // The rest by one lane, which takes every strip of an item: in two, the barriers are back in the phase that they began with.
+
+    __device__ __forceinline__ void await_strip(u32 consumer, u32 strip) const { ptx::mbarrier_wait(smem.out_full(consumer), phase ^ strip); }
+
+    __device__ __forceinline__ void store_or_lend(const WorkItem& item) const {
+        const bool lends = item.sink == static_cast<u32>(Sink::kLend);
+#pragma unroll
+        for (u32 strip = 0; strip < C::kStrips; ++strip) {
+#pragma unroll
+            for (u32 c = 0; c < C::kConsumers; ++c) {
+                await_strip(c, strip);
+                if (!lends) store(item, c, strip);
+                ptx::bulk_commit();
+            }
+            ptx::bulk_wait_read<0>();
+            release();
+            if (lends && strip == 0) {
+                // Orders the consumers' accumulators, acquired with their barriers, before the signal.
+                ptx::fence_acq_rel_gpu();
+                ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
+            }
+        }
+    }
+
+    // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator. Asked before an item is there, which costs no time, and once
+    // more where it is a sum of partial tiles that it has itself awaited: whoever gave up waiting for them set the poison before they were loaded.
+    __device__ __forceinline__ bool may_send(const WorkItem& item, bool before) const { return before && (item.partials == 0 || !poisoned(p)); }
+
+    __device__ __forceinline__ void send_whole(const WorkItem& item, bool last) const {
+        bool live = !poisoned(p);
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) {
-            ptx::mbarrier_wait(smem.out_full(c), phase);
-            // A sum of partial tiles that this item itself has awaited: whoever gave up waiting for them set the poison before they were loaded.
-            if (send_item && item.partials != 0 && c == 0) live = !poisoned(p);
-            if (lend_item) continue;
-            if (!send_item) {
-                store(item, c);
-            } else if (live) {
-                send(item, c, last);
-            }
+            await_strip(c, 0);
+            if (c == 0) live = may_send(item, live);
+            if (live) send(item, c, 0, last);
             ptx::bulk_commit();
         }
         ptx::bulk_wait_read<0>();
         release();
-        if (lend_item) {
-            // Orders the consumers' accumulators, acquired with their barriers, before the signal.
-            ptx::fence_acq_rel_gpu();
-            ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
+        announce(item, live);
+    }
+
+    __device__ __forceinline__ void send_strips(const WorkItem& item, bool last, u32 number) const {
+#pragma unroll
+        for (u32 c = 0; c < C::kConsumers; ++c) {
+            await_strip(c, 0);
+            ptx::bulk_store(aside(c), smem.out(c), C::kStripBytesPerConsumer);
+            ptx::bulk_commit();
         }
-        if (send_item && live) {
-            // The whole write, not only the read of the buffer: the signal follows it.
-            ptx::bulk_wait<0>();
-            raise(item);
+        ptx::bulk_wait_read<0>();
+        release();
+        const bool before = !poisoned(p);
+        await_strip(0, 1);
+        await_strip(1, 1);
+        const bool live = may_send(item, before);
+        // What was laid aside is there before it is fetched; it has had the time of the second strip for that.
+        ptx::bulk_wait<0>();
+        if (live) {
+#pragma unroll
+            for (u32 c = 0; c < C::kConsumers; ++c) send(item, c, 1, last);
+            ptx::bulk_commit();
+            ptx::bulk_wait_read<0>();
+            // Orders the bulk stores to where it was laid, which have completed, before the bulk loads from there.
+            ptx::fence_proxy_async();
+            fetch_aside(number);
+#pragma unroll
+            for (u32 c = 0; c < C::kConsumers; ++c) send(item, c, 0, last);
+            ptx::bulk_commit();
+            ptx::bulk_wait_read<0>();
         }
+        release();
+        announce(item, live);
+    }
+
+    __device__ __forceinline__ void announce(const WorkItem& item, bool live) const {
+        if (!live) return;
+        // The whole write, not only the read of the buffer: the signal follows it.
+        ptx::bulk_wait<0>();
+        raise(item);
     }
 };
 

@@ -129,7 +129,8 @@ pub struct LaunchArgs<'a> {
 pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<(), LaunchError> {
     let p = program.program();
     let variant = kernel.variant;
-    if variant.op() != p.problem.op() || variant.dtype() != p.problem.dtype() || variant.tile() != p.tile {
+    let other = variant.op() != p.problem.op() || variant.dtype() != p.problem.dtype() || variant.tile() != p.tile;
+    if other || !program.has_room_for(variant, args.workers) {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
     }
@@ -226,6 +227,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
         parts_offset: p.parts_offset(),
+        aside: program.aside(),
         bias: args.bias,
         rank: p.rank.get(),
         world: world.get(),

@@ -28,6 +28,7 @@ pub(super) struct Params {
     pub(super) y_address: u64,
     pub(super) y_row_bytes: u64,
     pub(super) parts_offset: u64,
+    pub(super) aside: u64,
     pub(super) bias: u64,
     pub(super) rank: u32,
     pub(super) world: u32,

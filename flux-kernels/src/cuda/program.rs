@@ -1,7 +1,9 @@
-//! A tile program in device memory.
+//! A tile program in device memory, with the room that launches of it need.
 
+use super::Kernel;
 use super::LaunchError;
 use super::call::{check, current_context, release_in};
+use crate::Variant;
 use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
 
@@ -9,7 +11,9 @@ use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
 #[derive(Debug)]
 pub struct DeviceProgram {
     program: TileProgram,
+    /// What CTAs lay aside, then the records.
     memory: u64,
+    aside_bytes: u64,
     context: sys::CUcontext,
 }
 
@@ -19,22 +23,23 @@ unsafe impl Send for DeviceProgram {}
 unsafe impl Sync for DeviceProgram {}
 
 impl DeviceProgram {
-    /// Allocates device memory on the current device and copies the records there; waits for the copy.
+    /// Allocates device memory on the current device for launches on `kernel`, and copies the records there; waits for the copy.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when memory is short.
-    pub fn upload(program: TileProgram) -> Result<Self, LaunchError> {
+    pub fn upload(program: TileProgram, kernel: &Kernel) -> Result<Self, LaunchError> {
         let context = current_context()?;
         let mut bytes = Vec::<u8>::with_capacity(Self::bytes_of(&program));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.items));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.awaits));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.transfers));
+        let aside_bytes = kernel.variant().aside_bytes() * u64::from(kernel.multiprocessors());
         let mut memory = 0;
         // SAFETY: the out pointer is valid and the size is not zero: a program has items.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut memory, bytes.len()) })?;
-        let this = Self { program, memory, context };
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut memory, aside_bytes as usize + bytes.len()) })?;
+        let this = Self { program, memory, aside_bytes, context };
         // SAFETY: the destination was allocated with this size, the source is a live vector.
-        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(memory, bytes.as_ptr().cast(), bytes.len()) })?;
+        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(this.items(), bytes.as_ptr().cast(), bytes.len()) })?;
         Ok(this)
     }
 
@@ -43,8 +48,17 @@ impl DeviceProgram {
         &self.program
     }
 
-    pub(super) fn items(&self) -> u64 {
+    /// Whether this many CTAs of a kernel find what they need.
+    pub(super) fn has_room_for(&self, variant: Variant, ctas: u32) -> bool {
+        variant.aside_bytes() * u64::from(ctas) <= self.aside_bytes
+    }
+
+    pub(super) fn aside(&self) -> u64 {
         self.memory
+    }
+
+    pub(super) fn items(&self) -> u64 {
+        self.memory + self.aside_bytes
     }
 
     pub(super) fn awaits(&self) -> u64 {

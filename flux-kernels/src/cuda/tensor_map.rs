@@ -20,9 +20,9 @@ pub(super) enum BoxCols {
 }
 
 impl BoxCols {
-    /// What stores a tile's columns to `y`: `kBoxCols` of config.cuh, for one consumer's share.
+    /// In which a kernel stores to `y`.
     pub(super) const fn of(variant: Variant) -> Self {
-        if variant.consumer_cols().is_multiple_of(Self::Wide as u32) { Self::Wide } else { Self::Narrow }
+        if variant.box_cols() == Self::Wide as u32 { Self::Wide } else { Self::Narrow }
     }
 
     const fn swizzle(self) -> CUtensorMapSwizzle {

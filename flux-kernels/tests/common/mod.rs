@@ -67,6 +67,11 @@ fn cubin(source: &flux_kernels::sources::Source) -> Vec<u8> {
     cache::cubin(source, Arch::Sm90a).expect("a cubin").image
 }
 
+/// Every rank's program, of ranks in nodes.
+pub(crate) fn programs(problem: Problem, schedule: &Schedule, nodes: Nodes) -> Vec<TileProgram> {
+    problem.world().ranks().map(|r| TileProgram::build_across(&problem, r, schedule, nodes).expect("a program")).collect()
+}
+
 struct RankState {
     program: DeviceProgram,
     stream: Arc<CudaStream>,
@@ -101,16 +106,16 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(context: &Arc<CudaContext>, problem: Problem, schedule: &Schedule, first: Epoch) -> Self {
-        Self::across(context, problem, schedule, first, Nodes::apart(problem.world()))
+        let programs = programs(problem, schedule, Nodes::apart(problem.world()));
+        let variant = Variant::of(&programs[0]).expect("a variant");
+        Self::with(context, programs, variant, first)
     }
 
-    /// With the programs of ranks in nodes; of an AllGather-GEMM nobody would pass rows on.
-    pub(crate) fn across(context: &Arc<CudaContext>, problem: Problem, schedule: &Schedule, first: Epoch, nodes: Nodes) -> Self {
-        let variant = Variant::of(problem.op(), problem.dtype(), schedule).expect("a variant");
+    /// With these programs of the ranks, on this kernel; of an AllGather-GEMM of several nodes nobody would pass rows on.
+    pub(crate) fn with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, first: Epoch) -> Self {
+        let problem = programs[0].problem;
         let kernel = Kernel::load(variant, &cubin(&variant.source())).expect("the kernel loads");
         let harness = Harness::load(&cubin(&flux_kernels::sources::harness())).expect("the harness loads");
-        let programs: Vec<_> =
-            problem.world().ranks().map(|r| TileProgram::build_across(&problem, r, schedule, nodes).expect("a program")).collect();
         let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
         let bytes = |s: flux_core::problem::Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
         let ranks: Vec<_> = programs
@@ -119,7 +124,7 @@ impl World {
                 let control = Memory::words(control::bytes(size.counters), 0);
                 control.write(control::EPOCH, &[first.get()]);
                 RankState {
-                    program: DeviceProgram::upload(program).expect("an upload"),
+                    program: DeviceProgram::upload(program, &kernel).expect("an upload"),
                     stream: context.new_stream().expect("a stream"),
                     x: Memory::new(bytes(problem.x_shape())),
                     w: Memory::new(bytes(problem.w_shape())),

@@ -97,7 +97,7 @@ impl CudaExecutor {
             return Err(BuildError::Compute { found: compute, needed: COMPUTE });
         }
         let _current = device.enter()?;
-        let variant = Variant::of(program.problem.op(), program.problem.dtype(), schedule)?;
+        let variant = Variant::of(&program)?;
         let kernel = kernel(ordinal, if hands.trace { variant.traced() } else { variant })?;
         // What brings the chunks needs its own while the CTAs wait for them.
         let sms = kernel.multiprocessors().saturating_sub(if program.problem.world().peers() > 0 { left } else { 0 }).max(1);
@@ -117,7 +117,7 @@ impl CudaExecutor {
             Push::CopyEngine => false,
         };
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
-        let program = ManuallyDrop::new(DeviceProgram::upload(program)?);
+        let program = ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?);
         Ok(Self {
             comm: comm.clone(),
             kernel: ManuallyDrop::new(kernel),
