@@ -73,12 +73,13 @@ impl Lanes {
 impl Mixed {
     /// Makes a communicator of the ranks that have met. Collective.
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
-        let until = Instant::now() + options.deadline;
+        let began = Instant::now();
+        let until = began + options.deadline;
         let (rank, control, epoch) = (world.rank(), world.control(), options.first_epoch);
         let make = || {
             let device = CudaDevice::open(members.rail.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
-            remains::sweep(&device, || true);
+            remains::settle(&device, began + options.deadline / 2);
             let lanes = Lanes::new(&device)?;
             let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))

@@ -3,10 +3,12 @@
 //! Invariant: what was left here is freed when every communicator that was being given up on its device by then is gone, and by a thread none of whose calls is under
 //! way there: freeing waits for the device and may hold the driver meanwhile, which a call that is half handed over needs.
 //!
-//! What NCCL itself frees then it frees at any time: that is not in our hands.
+//! What NCCL itself frees then it frees when it likes, and what frees memory may wait for the device and keep the driver meanwhile: a call that is half handed over
+//! and awaits a peer is then stuck until its deadline. So a new communicator first gives NCCL some time to be past the old ([`settle`]).
 
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, done_by};
 use std::any::Any;
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -44,6 +46,15 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
     // What is dropped may wait for the device.
     drop(ground);
     drop(left);
+}
+
+/// Waits until NCCL has given up what it is giving up on `device`, at the longest `until`, then frees what was left there. By whoever has no call under way.
+pub(crate) fn settle(device: &CudaDevice, until: Instant) {
+    let Ok(settled) = done_by(until, || Ok::<_, Infallible>(!ground().is_giving_up(device.ordinal())));
+    if !settled {
+        tracing::info!(device = device.ordinal(), "NCCL still gives a communicator up: what it frees may hold up the calls of the next");
+    }
+    sweep(device, || true);
 }
 
 /// Frees what was left of `device` and NCCL is past, unless the device still works for the caller.
@@ -100,6 +111,10 @@ impl Ground {
         GivingUp { _mark: mark, ordinal, since: Instant::now() }
     }
 
+    fn is_giving_up(&self, ordinal: u32) -> bool {
+        self.giving_up.iter().any(|(of, mark)| *of == ordinal && is_under_way(mark))
+    }
+
     /// Takes `things`, or gives them back where nothing is being given up on their device.
     fn leave(&mut self, ordinal: u32, things: Things) -> Option<Things> {
         let of_device = self.giving_up.iter().filter(|(of, mark)| *of == ordinal && is_under_way(mark));
@@ -148,7 +163,9 @@ mod tests {
         assert!(freed.len() == 1 && !more, "what is given up later has no part in them");
         drop(freed);
         assert!(!is_under_way(&look));
+        assert!(ground.is_giving_up(0) && !ground.is_giving_up(1));
         drop(later);
+        assert!(!ground.is_giving_up(0));
     }
 
     #[test]

@@ -53,12 +53,13 @@ struct State {
 impl NcclTransport {
     /// Makes a communicator of the ranks that have met. Collective.
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
-        let until = Instant::now() + options.deadline;
+        let began = Instant::now();
+        let until = began + options.deadline;
         let (rank, size, control, epoch) = (world.rank(), world.size(), world.control(), options.first_epoch);
         let make = || {
             let device = CudaDevice::open(members.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
-            remains::sweep(&device, || true);
+            remains::settle(&device, began + options.deadline / 2);
             let lane = Lane::new(&device)?;
             let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
