@@ -29,9 +29,6 @@ pub struct Plan {
     /// Items that share a tile's k
     #[arg(long, value_name = "ITEMS", help_heading = "Plan")]
     pub splits: Option<u32>,
-    /// Workers to which the steps along k of all stacked tiles are dealt out in equal ranges
-    #[arg(long, value_name = "WORKERS", help_heading = "Plan")]
-    pub shares: Option<u32>,
     /// Tiles span shards
     #[arg(long, overrides_with = "no_stack", help_heading = "Plan")]
     pub stack: bool,
@@ -71,7 +68,7 @@ impl Plan {
 
     /// The op's own schedule with what is not left out.
     fn schedule(&self, own: Schedule) -> Schedule {
-        let Self { tile, chunk, group, band, k_chunks, splits, shares, stack, no_stack, .. } = *self;
+        let Self { tile, chunk, group, band, k_chunks, splits, stack, no_stack, .. } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
             tile: tile.unwrap_or(own.tile),
@@ -79,9 +76,7 @@ impl Plan {
             raster: group.map_or(own.raster, Raster::RowGroups),
             band: band.unwrap_or(own.band),
             k_chunks: k_chunks.unwrap_or(own.k_chunks),
-            // Tiles are cut in one way: who names one turns the other off.
-            splits: splits.unwrap_or(if shares.is_some_and(|shares| shares > 1) { 1 } else { own.splits }),
-            shares: shares.unwrap_or(if splits.is_some_and(|splits| splits > 1) { 1 } else { own.shares }),
+            splits: splits.unwrap_or(own.splits),
             stack: (own.stack || stack) && !no_stack,
         }
     }
@@ -115,9 +110,6 @@ mod tests {
         assert_eq!(Plan::default().schedule(own), own);
         let plan = Plan { splits: Some(2), no_stack: true, ..Plan::default() };
         assert_eq!(plan.schedule(own), Schedule { splits: 2, stack: false, ..own });
-        let shared = Plan { shares: Some(132), ..Plan::default() }.schedule(Schedule { splits: 2, ..own });
-        assert_eq!(shared, Schedule { shares: 132, ..own });
-        assert_eq!(plan.schedule(shared), Schedule { splits: 2, stack: false, ..own });
     }
 
     #[test]

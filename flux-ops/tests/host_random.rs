@@ -15,16 +15,14 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1u32..40, 1u32..40, 1u32..20).prop_map(|(m, n, k)| TileShape::new(m, n, k));
     let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
-    let cut = prop_oneof![(1..5u32, Just(1)), (Just(1), 2..20u32)];
-    let along_k = (1..5u32, cut, any::<bool>());
-    (tile, chunk, raster, 1..4u32, along_k).prop_map(|(tile, chunk, raster, band, (k_chunks, (splits, shares), stack))| Schedule {
+    let along_k = (1..5u32, 1..5u32, any::<bool>());
+    (tile, chunk, raster, 1..4u32, along_k).prop_map(|(tile, chunk, raster, band, (k_chunks, splits, stack))| Schedule {
         tile,
         chunk,
         raster,
         band,
         k_chunks,
         splits,
-        shares,
         stack,
     })
 }

@@ -5,6 +5,7 @@
 //! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination. The steps go around the own node
 //! first, then around each other node, from the rank of the own rail on, which is the one that brings its shard across.
 
+use super::along_k::AlongK;
 use super::arrivals::Arrivals;
 use super::items::Items;
 use super::{Await, Forward, Schedule, TileProgram, Transfer, WorkItem, sink, source};
@@ -16,8 +17,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let grid = TileGrid::of_shard(problem, schedule.tile);
     let arrivals = Arrivals::new(problem, schedule);
     let (chunks, slices) = (arrivals.chunks(), arrivals.slices());
-    let mut list =
-        Items::new(rank, world.get() * grid.row_blocks() * grid.col_blocks(), problem, schedule, world.peers() * chunks * slices);
+    let mut list = Items::new(
+        rank,
+        world.get() * grid.row_blocks() * grid.col_blocks(),
+        AlongK::new(problem, schedule),
+        schedule,
+        world.peers() * chunks * slices,
+    );
     awaits(&mut list, &arrivals, rank, schedule, nodes);
 
     for (tile, step) in schedule.in_bands(grid, 0..world.get()) {
@@ -49,7 +55,6 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         };
         list.tile(item, |k| arrivals.awaits_of(first, per_slice, k));
     }
-    list.in_order();
     let (transfers, forwards) = moves(&arrivals, rank, schedule, nodes);
     TileProgram {
         problem: *problem,

@@ -2,6 +2,7 @@
 //!
 //! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the gather buffer alone.
 
+use super::along_k::AlongK;
 use super::arrivals::Arrivals;
 use super::items::Items;
 use super::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
@@ -14,7 +15,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let arrivals = Arrivals::new(problem, schedule);
     let slices = arrivals.slices();
     let grid = TileGrid::new(m, problem.n_local(), schedule.tile);
-    let mut list = Items::new(rank, grid.row_blocks() * grid.col_blocks(), problem, schedule, world.get() * arrivals.chunks() * slices);
+    let mut list = Items::new(
+        rank,
+        grid.row_blocks() * grid.col_blocks(),
+        AlongK::new(problem, schedule),
+        schedule,
+        world.get() * arrivals.chunks() * slices,
+    );
 
     // by row block: the first entry of its await list, and entries for each slice
     let mut awaited = Vec::new();
@@ -48,7 +55,6 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         };
         list.tile(item, |k| arrivals.awaits_of(first, per_slice, k));
     }
-    list.in_order();
     TileProgram {
         problem: *problem,
         rank,

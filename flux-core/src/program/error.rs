@@ -11,7 +11,7 @@ pub enum ScheduleError {
     /// An extent of the schedule is zero.
     #[error("{name} = 0: it must be at least 1")]
     Zero {
-        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_chunks`, `splits`, `shares` or `raster group`.
+        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_chunks`, `splits` or `raster group`.
         name: &'static str,
     },
     /// An extent of the tile is beyond that of any problem.
@@ -21,14 +21,6 @@ pub enum ScheduleError {
         name: &'static str,
         /// What was asked for.
         value: u32,
-    },
-    /// Each tile would be cut in parts, and all of them in shares.
-    #[error("{splits} splits and {shares} shares: `k` is cut either in every tile alike or in equal shares of all; leave one of them at 1")]
-    SharedSplits {
-        /// Items that would share each tile.
-        splits: u32,
-        /// Shares of all tiles.
-        shares: u32,
     },
     /// The rank is none of the problem's.
     #[error("rank {rank} is outside the world of {world} ranks")]
@@ -52,10 +44,8 @@ pub enum ScheduleError {
         /// The nodes.
         nodes: Nodes,
     },
-    /// The tile is too small for the problem, or there are too many splits or shares.
-    #[error(
-        "tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer splits or shares"
-    )]
+    /// The tile is too small for the problem, or there are too many splits.
+    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer splits")]
     TooManyItems {
         /// Extents of the tile.
         tile: TileShape,

@@ -12,6 +12,7 @@
 //! places at a rank   [ mates, for the own shard ][ other nodes' sums, for the own shard ][ mates, for the rail's rank in each other node, in turn ]
 //! ```
 
+use super::along_k::AlongK;
 use super::items::Items;
 use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::TileGrid;
@@ -92,7 +93,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
     let places = Places::new(nodes);
-    let mut list = Items::new(rank, world.get() * tiles, problem, schedule, world.peers() * chunks);
+    let mut list = Items::new(rank, world.get() * tiles, AlongK::new(problem, schedule), schedule, world.peers() * chunks);
     // By owner: the first entry of what is awaited before its first chunk's partial tiles are added.
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {
@@ -138,7 +139,6 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         };
         list.tile(item, |_| (0, 0, 0));
     }
-    list.in_order();
     TileProgram {
         problem: *problem,
         rank,

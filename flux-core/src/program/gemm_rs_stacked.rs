@@ -4,6 +4,7 @@
 //! Invariant: the tiles are the same in the same order on every rank, so a tile's number is enough to name it; and a fold awaits only what ranks do
 //! before their first fold.
 
+use super::along_k::AlongK;
 use super::heuristic::WORKERS;
 use super::items::Items;
 use super::{Await, Schedule, TileProgram, WorkItem, sink, source};
@@ -16,7 +17,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
     let tiles: Vec<TileExtent> = grid.order(schedule.raster).collect();
     let count = tiles.len() as u32;
-    let mut list = Items::new(rank, count, problem, schedule, world.get() * count);
+    let mut list = Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * count);
     // by column block, then row block: the tile's number
     let mut number = vec![0; tiles.len()];
     for (t, tile) in (0..).zip(&tiles) {
@@ -35,7 +36,6 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         };
         list.tile(item, |_| (0, 0, 0));
     }
-    list.in_order();
 
     let fold_rows = fold_rows(problem, grid);
     let mut folds: Vec<Fold> = Vec::new();

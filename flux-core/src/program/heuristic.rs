@@ -21,12 +21,9 @@ const ROWS: u32 = 128;
 const PAIR_ROWS: u32 = 256;
 /// Tiles for at most 64 rows, as [`TILES`].
 const THIN: [(TileShape, u64); 2] = [(TileShape::new(64, 256, 64), 100), (TileShape::new(64, 128, 64), 100)];
-/// Shares of tiles that are fewer: multiprocessors of an H100 SXM and of an H200.
-const SHARES: u32 = 132;
-/// What the time of tiles that are dealt out in shares is counted as, in percent: what others have summed is fetched and added.
-const SHARED: u64 = 105;
-/// From how many tiles on, in percent of the shares, each is an item: what would be gained is less than that costs.
-const NEARLY_ALL: u64 = 97;
+/// What the time of an item that shares its tile is counted as, in percent: what the others have summed is fetched and added. 64 tiles of 128x224 in two parts took 3 %
+/// more than 112 of 128x128 (AllGather-GEMM of Llama, m = 128, 2 ranks: results/tuning/few-rows-tp2.txt).
+const SHARED: u64 = 120;
 /// What a rank sends of one slice along k, to all who await it together, where tiles await several shards: they begin when the first slice is there. About 3 us of a
 /// link; fewer slices are slower, more bring nothing (results/tuning/slices-tp2.txt).
 const SLICE_BYTES: u64 = 1 << 20;
@@ -58,8 +55,8 @@ impl Schedule {
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
-    /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all. Where
-    ///   there are fewer than SMs, their steps along `k` are dealt out to 132 SMs in equal shares.
+    /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all, and two
+    ///   items share a tile where there are otherwise fewer than half as many as SMs.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};
@@ -112,7 +109,7 @@ impl Schedule {
     pub fn staged(problem: &Problem) -> Self {
         let usual = Self::heuristic(problem);
         if problem.op() == OpKind::AllGatherGemm && usual.stack {
-            return Self { shares: 1, ..usual };
+            return usual;
         }
         let thin = THIN[1].0;
         let tile = if usual.stack && problem.m_shard() <= thin.m { thin } else { usual.tile };
@@ -127,17 +124,15 @@ impl Schedule {
     /// For few rows. Such a call is bound by reading `w`: what matters is that all workers do, to the end.
     fn stacked(problem: &Problem) -> Self {
         let tiles = |tile| TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
-        let shares = u64::from(SHARES);
-        let shared = |tile| tiles(tile) * 100 <= shares * NEARLY_ALL;
+        let splits = |tile| if 2 * tiles(tile) <= u64::from(WORKERS) { 2 } else { 1 };
         let time = |&(tile, cost): &(TileShape, u64)| {
-            // in tiles that a worker has one after another, times shares
-            let tiles_each = if shared(tile) { tiles(tile) * SHARED } else { waves(tiles(tile)) * shares * 100 };
-            tiles_each * area(tile) * cost
+            let splits = u64::from(splits(tile));
+            let shared = if splits > 1 { SHARED } else { 100 };
+            waves(tiles(tile) * splits) * area(tile) * cost * shared / splits
         };
         let candidates: &[_] = if problem.m() > THIN[0].0.m { &TILES } else { &THIN };
         let tile = candidates.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0);
-        let shares = if shared(tile) { SHARES } else { 1 };
-        Self { stack: true, shares, raster: Raster::RowGroups(8), ..Self::of(tile) }
+        Self { stack: true, splits: splits(tile), raster: Raster::RowGroups(8), ..Self::of(tile) }
     }
 
     /// The heuristic's schedule for a transport whose chunks are messages of at least `bytes`: whole rows and tiles of one shard each, and no more chunks
@@ -159,8 +154,8 @@ impl Schedule {
         };
         let tiles = shard.div_ceil(4).max(bytes).div_ceil(piece);
         let chunk = u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles);
-        let band = if own.stack { problem.world().get() } else { own.band };
-        Self { chunk, band, k_chunks: 1, shares: 1, stack: false, ..own }
+        let (band, splits) = if own.stack { (problem.world().get(), 1) } else { (own.band, own.splits) };
+        Self { chunk, band, splits, k_chunks: 1, stack: false, ..own }
     }
 }
 
@@ -184,21 +179,22 @@ mod tests {
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
     }
 
+    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt).
     #[test]
-    fn few_rows_are_read_by_all_workers_to_the_end() {
+    fn few_rows_are_read_by_all_workers() {
         let chosen = |op, m, n, k| {
             let world = WorldSize::new(2).expect("2 is a world size");
             let s = Schedule::heuristic(&Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem"));
-            (s.tile.m, s.tile.n, s.shares, s.stack)
+            (s.tile.m, s.tile.n, s.splits, s.stack)
         };
         let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        assert_eq!(chosen(ag, 64, 49152, 12288), (64, 256, 132, true), "96 of them, where 192 narrow ones make one and a half waves");
-        assert_eq!(chosen(ag, 64, 28672, 8192), (64, 256, 132, true), "shares are even whatever the tiles, so the large ones");
-        assert_eq!(chosen(rs, 64, 8192, 28672), (64, 256, 132, true), "32 of them, each in four or five parts");
-        assert_eq!(chosen(rs, 128, 16384, 53248), (128, 256, 132, true), "64 large ones");
-        assert_eq!(chosen(rs, 256, 12288, 49152), (128, 256, 132, true), "one pass over w");
-        assert_eq!(chosen(rs, 512, 12288, 49152), (128, 192, 1, true), "two whole waves");
-        assert!(!chosen(rs, 1024, 12288, 49152).3 && !chosen(ag, 256, 49152, 12288).3);
+        assert_eq!(chosen(ag, 64, 49152, 12288), (64, 256, 1, true), "96 of them, where 192 narrow ones make one and a half waves");
+        assert_eq!(chosen(ag, 64, 28672, 8192), (64, 128, 1, true), "112 narrow ones");
+        assert_eq!(chosen(rs, 64, 12288, 49152), (64, 128, 1, true), "96 narrow ones");
+        assert_eq!(chosen(rs, 64, 8192, 28672), (64, 128, 2, true), "64 narrow ones");
+        assert_eq!(chosen(ag, 128, 28672, 8192), (128, 128, 1, true), "112 small ones rather than halves of 56 large ones");
+        assert_eq!(chosen(rs, 256, 12288, 49152), (128, 192, 1, true), "one pass over w");
+        assert!(chosen(rs, 512, 12288, 49152).3 && !chosen(rs, 1024, 12288, 49152).3 && !chosen(ag, 256, 49152, 12288).3);
     }
 
     #[test]

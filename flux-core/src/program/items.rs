@@ -1,34 +1,11 @@
 //! The items of a program while it is built: a tile becomes one item, or several that share its `k`.
 //!
-//! Invariant: the lenders of a tile come before its lead, right before it but where tiles are dealt out in shares; and the signals that lenders raise, in the
-//! order of tiles and of `k`, come after all others of the pad.
+//! Invariant: the lenders of a tile come right before its lead, and the signals that they raise after all others of the pad.
 
 use super::along_k::AlongK;
-use super::shares::{Shares, Turn};
 use super::{Await, NONE, Schedule, WorkItem, sink};
-use crate::{Problem, Rank};
+use crate::Rank;
 use std::ops::Range;
-
-/// Tiles that are dealt out in shares, which come in another order than theirs.
-#[derive(Debug)]
-struct Dealt {
-    shares: Shares,
-    /// Tiles so far.
-    tiles: u32,
-    /// When each item has its turn.
-    turns: Vec<Turn>,
-}
-
-impl Dealt {
-    /// The parts of the next tile, the lead's first. In the list the lead's is last.
-    fn cut(&mut self) -> Vec<Range<u32>> {
-        let (mut turns, parts): (Vec<_>, Vec<_>) = self.shares.parts(self.tiles).unzip();
-        turns.rotate_left(1);
-        self.turns.append(&mut turns);
-        self.tiles += 1;
-        parts
-    }
-}
 
 /// The lists of items and awaits.
 #[derive(Debug)]
@@ -40,20 +17,15 @@ pub(super) struct Items {
     other_signals: u32,
     /// Part slots taken.
     pub(super) part_slots: u32,
-    /// Of the tile that is next, the lead's first.
     parts: Vec<Range<u32>>,
-    dealt: Option<Dealt>,
     rank: Rank,
 }
 
 impl Items {
     /// None yet, of a program of `rank` that has `tiles` and uses `other_signals` signals besides those of lenders.
-    pub(super) fn new(rank: Rank, tiles: u32, problem: &Problem, schedule: &Schedule, other_signals: u32) -> Self {
-        let parts = AlongK::new(problem, schedule).parts(schedule.splits);
-        let shares = Shares::of(problem, schedule, u64::from(tiles));
-        let dealt = shares.map(|shares| Dealt { shares, tiles: 0, turns: Vec::new() });
-        let all = Vec::with_capacity(tiles as usize * parts.len());
-        Self { all, awaits: Vec::new(), other_signals, part_slots: 0, parts, dealt, rank }
+    pub(super) fn new(rank: Rank, tiles: u32, along_k: AlongK, schedule: &Schedule, other_signals: u32) -> Self {
+        let parts = along_k.parts(schedule.splits);
+        Self { all: Vec::with_capacity(tiles as usize * parts.len()), awaits: Vec::new(), other_signals, part_slots: 0, parts, rank }
     }
 
     /// Signals used so far.
@@ -69,9 +41,6 @@ impl Items {
     /// Appends a tile: what is said of it here is its lead's. `rows` gives the entries of the await list, first, count and how
     /// many stand together, for a part of `k`.
     pub(super) fn tile(&mut self, tile: WorkItem, rows: impl Fn(&Range<u32>) -> (u32, u32, u32)) {
-        if let Some(dealt) = &mut self.dealt {
-            self.parts = dealt.cut();
-        }
         let part = self.part_slots;
         let item = |k: &Range<u32>| {
             let (await_first, await_count, await_group) = rows(k);
@@ -96,14 +65,5 @@ impl Items {
             self.part_slots += lenders;
         }
         self.all.push(lead);
-    }
-
-    /// Puts the items of all tiles in their order, once there are no more.
-    pub(super) fn in_order(&mut self) {
-        if let Some(Dealt { turns, .. }) = self.dealt.take() {
-            let mut items: Vec<_> = turns.into_iter().zip(self.all.drain(..)).collect();
-            items.sort_by_key(|&(turn, _)| turn);
-            self.all.extend(items.into_iter().map(|(_, item)| item));
-        }
     }
 }

@@ -18,7 +18,6 @@ mod items;
 mod record;
 mod rounds;
 mod schedule;
-mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +31,6 @@ use crate::layout::{self, WorkspaceSize};
 use crate::tile::TileGrid;
 use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 use arrivals::Arrivals;
-use shares::Shares;
 
 /// Most items of one program, and most signals of peers: 384 MiB of records.
 pub const MAX_ITEMS: u64 = 1 << 22;
@@ -197,9 +195,7 @@ fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), S
         ),
         OpKind::GemmReduceScatter => (0, tiles),
     };
-    // A border of two shares cuts one tile at most.
-    let shared = Shares::of(problem, schedule, tiles).map(|shares| tiles + shares.count());
-    let items = shared.unwrap_or_else(|| tiles.saturating_mul(u64::from(schedule.splits.min(k_steps)))).saturating_add(folds);
+    let items = tiles.saturating_mul(u64::from(schedule.splits.min(k_steps))).saturating_add(folds);
     if items > MAX_ITEMS {
         return Err(ScheduleError::TooManyItems { tile, items });
     }

@@ -1,7 +1,7 @@
 //! The tuning knobs of a tile program.
 //!
-//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, `shares`, and `stack` for GEMM-ReduceScatter,
-//! also where it is rounded.
+//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, and `stack` for GEMM-ReduceScatter, also where
+//! it is rounded.
 
 use super::ScheduleError;
 use crate::problem::MAX_EXTENT;
@@ -55,12 +55,6 @@ pub struct Schedule {
     /// For problems with fewer tiles than there are workers. The parts are added in the order of `k`, in fp32: the same bits in every run, but others
     /// than those of another number of splits.
     pub splits: u32,
-    /// Workers to which the steps along `k` of all tiles, laid end to end, are dealt out in equal ranges (stream-K); 1 and each tile is cut by itself.
-    ///
-    /// For problems with fewer tiles than there are workers, to keep all of them busy to the end: a tile is cut wherever a range ends, and parts are added as
-    /// those of splits, of which there are then none. The bits are those of this number. Means nothing where there are more tiles than this, nor,
-    /// but for a world of 1, where tiles do not [`stack`](Self::stack): the order of shards is then more than the evenness of ranges.
-    pub shares: u32,
     /// Whether tiles span shards, for shards with fewer rows than a tile. Means nothing in a world of 1.
     ///
     /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is then rounded before all are added.
@@ -74,15 +68,15 @@ impl Schedule {
     /// use flux_core::TileShape;
     /// use flux_core::program::{Chunk, Schedule};
     /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
-    /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.shares, schedule.stack), (1, 1, 1, 1, false));
+    /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.stack), (1, 1, 1, false));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
-        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, k_chunks: 1, splits: 1, shares: 1, stack: false }
+        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, k_chunks: 1, splits: 1, stack: false }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, k_chunks, splits, shares, stack: _ } = *self;
+        let Self { tile, chunk, raster, band, k_chunks, splits, stack: _ } = *self;
         for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -91,13 +85,10 @@ impl Schedule {
                 return Err(ScheduleError::TooLarge { name, value });
             }
         }
-        for (name, value) in [("band", band), ("k_chunks", k_chunks), ("splits", splits), ("shares", shares)] {
+        for (name, value) in [("band", band), ("k_chunks", k_chunks), ("splits", splits)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
             }
-        }
-        if splits > 1 && shares > 1 {
-            return Err(ScheduleError::SharedSplits { splits, shares });
         }
         match (chunk, raster) {
             (Chunk::Tiles(0), _) => Err(ScheduleError::Zero { name: "chunk" }),
@@ -133,16 +124,13 @@ impl Schedule {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, k_chunks, splits, shares, stack } = self;
+        let Self { tile, chunk, raster, band, k_chunks, splits, stack } = self;
         write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
         if *k_chunks > 1 {
             write!(f, ", {k_chunks} slices of k")?;
         }
         if *splits > 1 {
             write!(f, ", {splits} splits")?;
-        }
-        if *shares > 1 {
-            write!(f, ", in {shares} shares")?;
         }
         f.write_str(if *stack { ", stacked" } else { "" })
     }

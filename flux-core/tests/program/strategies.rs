@@ -79,14 +79,12 @@ pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = 
 pub(crate) struct Knobs {
     pub(crate) k_chunks: u32,
     pub(crate) splits: u32,
-    pub(crate) shares: u32,
     pub(crate) stack: bool,
 }
 
-/// All of them; tiles are either split or dealt out in shares.
+/// All of them.
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
-    let cut = prop_oneof![(1..=4_u32, Just(1)), (Just(1), 2..=40_u32)];
-    (1..=6_u32, cut, any::<bool>()).prop_map(|(k_chunks, (splits, shares), stack)| Knobs { k_chunks, splits, shares, stack })
+    (1..=6_u32, 1..=4_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack })
 }
 
 /// Calls of `op` with `k_blocks` steps along `k`, and shards of less than a tile as often as of several.
@@ -109,8 +107,8 @@ pub(crate) fn knob_calls(
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_chunks, splits, shares, stack } = knobs;
-            build(&problem, &Schedule { tile, chunk, raster, band, k_chunks, splits, shares, stack })
+            let Knobs { k_chunks, splits, stack } = knobs;
+            build(&problem, &Schedule { tile, chunk, raster, band, k_chunks, splits, stack })
         },
     )
 }

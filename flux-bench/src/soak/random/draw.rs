@@ -79,9 +79,7 @@ impl RandomCase {
             shared.group = Some(draw.of(&[1, 2, 3, 8, 1 << 20]));
             shared.band = Some(1 + draw.below(world.get() + 1));
             shared.k_chunks = Some(draw.of(&[1, 1, 2, 3, 6]));
-            // Tiles are cut in one way at most.
-            let (splits, shares) = draw.of(&[(1, 1), (1, 1), (2, 1), (3, 1), (1, 5), (1, 132)]);
-            (shared.splits, shared.shares) = (Some(splits), Some(shares));
+            shared.splits = Some(draw.of(&[1, 1, 2, 3]));
             shared.stack = draw.below(2) > 0;
             shared.no_stack = !shared.stack;
         }
@@ -120,10 +118,9 @@ impl fmt::Display for RandomCase {
         let Plan { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
             return f.write_str("default schedule");
         };
-        let [slices, splits, shares] = [shared.k_chunks, shared.splits, shared.shares].map(|count| count.unwrap_or(1));
+        let (slices, splits) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1));
         let stack = if shared.stack { ", stacked" } else { "" };
-        write!(f, "tile {}x{}, chunk {chunk}, group {group}, band {band}, ", tile.m, tile.n)?;
-        write!(f, "{slices} slices, {splits} splits, {shares} shares{stack}")
+        write!(f, "tile {}x{}, chunk {chunk}, group {group}, band {band}, {slices} slices, {splits} splits{stack}", tile.m, tile.n)
     }
 }
 
