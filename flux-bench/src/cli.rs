@@ -107,7 +107,7 @@ mod tests {
         assert!(parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err());
         let words = "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --tile 128x192 --band 2 --output a.json --summary";
         let Command::Trace(args) = parse(words).unwrap().command else { panic!("not a trace") };
-        assert_eq!((args.ms, args.calls, args.plan.band), (512, 20, Some(2)));
+        assert_eq!((args.ms, args.calls, args.plan.schedule.band), (512, 20, Some(2)));
     }
 
     #[test]

@@ -8,9 +8,9 @@ use flux_core::{Problem, TileShape};
 use flux_ops::{Builder, Push, own_schedule};
 use flux_transport::Communicator;
 
-/// The options; what is `None` is left to the op.
-#[derive(Clone, Copy, Debug, Default, clap::Args)]
-pub struct Plan {
+/// How a problem is cut and in which order; what is `None` is left to the op.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct ScheduleArgs {
     /// Rows and columns of a tile, as in 128x192, in place of the heuristic's choice
     #[arg(long, value_name = "MxN", value_parser = tile, help_heading = "Plan")]
     pub tile: Option<TileShape>,
@@ -35,6 +35,14 @@ pub struct Plan {
     /// Tiles do not span shards
     #[arg(long, overrides_with = "stack", help_heading = "Plan")]
     pub no_stack: bool,
+}
+
+/// The options; what is `None` is left to the op.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Plan {
+    /// The schedule, the same on all ranks
+    #[command(flatten)]
+    pub schedule: ScheduleArgs,
     /// Who carries the shard of ag_gemm on GPUs: auto, kernel or copy-engine
     #[arg(long, value_parser = push, help_heading = "Plan")]
     pub push: Option<Push>,
@@ -60,15 +68,10 @@ fn push(word: &str) -> Result<Push, String> {
     }
 }
 
-impl Plan {
-    /// A plan with so many workers and nothing else of its own.
-    pub fn with_workers(workers: u32) -> Self {
-        Self { workers: Some(workers), ..Self::default() }
-    }
-
+impl ScheduleArgs {
     /// The op's own schedule with what is not left out.
-    fn schedule(&self, own: Schedule) -> Schedule {
-        let Self { tile, chunk, group, band, k_chunks, splits, stack, no_stack, .. } = *self;
+    pub fn over(&self, own: Schedule) -> Schedule {
+        let Self { tile, chunk, group, band, k_chunks, splits, stack, no_stack } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
             tile: tile.unwrap_or(own.tile),
@@ -80,12 +83,19 @@ impl Plan {
             stack: (own.stack || stack) && !no_stack,
         }
     }
+}
+
+impl Plan {
+    /// A plan with so many workers and nothing else of its own.
+    pub fn with_workers(workers: u32) -> Self {
+        Self { workers: Some(workers), ..Self::default() }
+    }
 
     /// Tells a builder what is not left out.
     pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem, comm: &Communicator) -> Builder<Op> {
-        let Self { push, spread, workers, .. } = *self;
+        let Self { schedule, push, spread, workers } = *self;
         let own = own_schedule(comm, problem);
-        let schedule = self.schedule(own);
+        let schedule = schedule.over(own);
         if schedule != own {
             builder = builder.schedule(schedule);
         }
@@ -107,9 +117,9 @@ mod tests {
     #[test]
     fn what_is_left_out_stays_the_ops_own() {
         let own = Schedule { k_chunks: 3, stack: true, ..Schedule::of(TileShape::new(128, 256, 64)) };
-        assert_eq!(Plan::default().schedule(own), own);
-        let plan = Plan { splits: Some(2), no_stack: true, ..Plan::default() };
-        assert_eq!(plan.schedule(own), Schedule { splits: 2, stack: false, ..own });
+        assert_eq!(ScheduleArgs::default().over(own), own);
+        let args = ScheduleArgs { splits: Some(2), no_stack: true, ..ScheduleArgs::default() };
+        assert_eq!(args.over(own), Schedule { splits: 2, stack: false, ..own });
     }
 
     #[test]

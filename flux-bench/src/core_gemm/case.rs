@@ -2,6 +2,7 @@
 //!
 //! Invariant: all programs of a case have one op, element type and tile, so one kernel runs them.
 
+use crate::plan::ScheduleArgs;
 use crate::shapes::{self, Layer};
 use flux_core::program::{Chunk, Schedule, ScheduleError, TileProgram, sink};
 use flux_core::{Problem, Rank};
@@ -18,16 +19,16 @@ pub(super) struct Case {
     pub(super) problem: Problem,
     /// What one rank of it multiplies, as a problem of a world of 1.
     pub(super) alone: Problem,
-    /// The op's own schedule in that world, where ranks reach each other's memory.
+    /// The op's own schedule in that world, where ranks reach each other's memory, unless another was asked for.
     pub(super) schedule: Schedule,
 }
 
 impl Case {
-    pub(super) fn new(layer: &Layer) -> anyhow::Result<Self> {
+    pub(super) fn new(layer: &Layer, args: ScheduleArgs) -> anyhow::Result<Self> {
         let problem = layer.problem;
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
-        Ok(Self { model: layer.model.name().to_owned(), problem, alone, schedule: Schedule::heuristic(&problem) })
+        Ok(Self { model: layer.model.name().to_owned(), problem, alone, schedule: args.over(Schedule::heuristic(&problem)) })
     }
 
     /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the raster gives all rows together.

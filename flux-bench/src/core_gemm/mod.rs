@@ -30,6 +30,7 @@ pub use contender::Contender;
 pub use report::{CoreReport, CoreRow, SCHEMA, table};
 
 use crate::gpu::Gpu;
+use crate::plan::ScheduleArgs;
 use crate::shapes::{self, Model, parse_op};
 use crate::{atomic_file, machine, report as bench_report};
 use anyhow::{Context, ensure};
@@ -57,6 +58,9 @@ pub struct Args {
     /// Ops
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
+    /// In place of the op's own
+    #[command(flatten)]
+    pub schedule: ScheduleArgs,
     /// Rounds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub samples: u32,
@@ -103,5 +107,5 @@ fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
     ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
     let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(args.tp)?)?;
     ensure!(!layers.is_empty(), "there is nothing to measure");
-    layers.iter().map(Case::new).collect()
+    layers.iter().map(|layer| Case::new(layer, args.schedule)).collect()
 }

@@ -192,7 +192,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
         for schedule in schedules {
             let problem = Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap()).unwrap();
             let layer = shapes::Layer { model: "gpt3".parse().unwrap(), problem };
-            let case = Case { schedule, ..Case::new(&layer).unwrap() };
+            let case = Case { schedule, ..Case::new(&layer, ScheduleArgs::default()).unwrap() };
             for (order, fill) in [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)] {
                 let verdict = alone_as_first(&case, order, fill);
                 assert!(verdict.ok(), "{problem}, {schedule}, without waits: {order}, {fill:?}: {verdict}");

@@ -5,7 +5,7 @@
 
 use crate::data;
 use crate::finish::Finish;
-use crate::plan::Plan;
+use crate::plan::{Plan, ScheduleArgs};
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use flux_ops::Push;
 use std::fmt;
@@ -35,7 +35,7 @@ pub(super) struct RandomCase {
     /// What the op does to its sums.
     pub(super) finish: Finish,
     /// The schedule; what a rank chooses for itself is left out.
-    pub(super) shared: Plan,
+    pub(super) shared: ScheduleArgs,
     /// Calls in a row.
     pub(super) calls: u64,
     /// Of its data, its delays and the ranks' own choices.
@@ -66,7 +66,7 @@ impl RandomCase {
             OpKind::GemmReduceScatter => (whole, split),
         };
         let problem = Problem::new(op, m, n, k, dtype, world)?;
-        let mut shared = Plan::default();
+        let mut shared = ScheduleArgs::default();
         // In one of four cases the op chooses.
         if draw.below(4) > 0 {
             let (rows, cols) = match place {
@@ -92,7 +92,7 @@ impl RandomCase {
     /// The same with a plan for messages: no slices, and no tiles that span shards.
     #[must_use]
     pub(super) fn in_whole_chunks(self) -> Self {
-        Self { shared: Plan { k_chunks: self.shared.k_chunks.and(Some(1)), stack: false, no_stack: true, ..self.shared }, ..self }
+        Self { shared: ScheduleArgs { k_chunks: self.shared.k_chunks.and(Some(1)), stack: false, no_stack: true, ..self.shared }, ..self }
     }
 
     /// The whole plan of `rank`: with its own choice of workers, mover and pace.
@@ -107,7 +107,7 @@ impl RandomCase {
         };
         let drawn = draw.of(&[Push::Auto, Push::Kernel, Push::CopyEngine]);
         let push = Some(if matches!(place, Place::Gpu { alone: false, .. }) { Push::Kernel } else { drawn });
-        Plan { workers: Some(workers), push, spread: Some(draw.of(&[0, 10, 40, 100])), ..self.shared }
+        Plan { schedule: self.shared, workers: Some(workers), push, spread: Some(draw.of(&[0, 10, 40, 100])) }
     }
 }
 
@@ -115,7 +115,7 @@ impl fmt::Display for RandomCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { number, problem, finish, shared, calls, .. } = self;
         write!(f, "case {number}, {problem}{finish}, {calls} calls in a row, ")?;
-        let Plan { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
+        let ScheduleArgs { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
             return f.write_str("default schedule");
         };
         let (slices, splits) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1));
