@@ -21,9 +21,11 @@ const ROWS: u32 = 128;
 const PAIR_ROWS: u32 = 256;
 /// Tiles for at most 64 rows, as [`TILES`].
 const THIN: [(TileShape, u64); 2] = [(TileShape::new(64, 256, 64), 100), (TileShape::new(64, 128, 64), 100)];
-/// What the time of an item that shares its tile is counted as, in percent: what the others have summed is fetched and added. 64 tiles of 128x224 in two parts took 3 %
-/// more than 112 of 128x128 (AllGather-GEMM of Llama, m = 128, 2 ranks: results/tuning/few-rows-tp2.txt).
-const SHARED: u64 = 120;
+/// What the time of an item that shares its tile is counted as, in percent: what the others have summed is fetched and added. 64 tiles of 128x192 in two parts took 14 %
+/// more than 96 of 128x128 (GEMM-ReduceScatter of GPT-3, m = 128, 8 ranks: results/tuning/few-rows-tp8.txt).
+const SHARED: u64 = 140;
+/// Most items that share a tile: a fourth brought nothing.
+const MOST_SPLITS: u64 = 3;
 /// What a rank sends of one slice along k, to all who await it together, where tiles await several shards: they begin when the first slice is there. About 3 us of a
 /// link; fewer slices are slower, more bring nothing (results/tuning/slices-tp2.txt).
 const SLICE_BYTES: u64 = 1 << 20;
@@ -56,7 +58,7 @@ impl Schedule {
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
     /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all, and two
-    ///   items share a tile where there are otherwise fewer than half as many as SMs.
+    ///   or three items share a tile where there are otherwise at most half or a third as many as SMs.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};
@@ -124,15 +126,15 @@ impl Schedule {
     /// For few rows. Such a call is bound by reading `w`: what matters is that all workers do, to the end.
     fn stacked(problem: &Problem) -> Self {
         let tiles = |tile| TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
-        let splits = |tile| if 2 * tiles(tile) <= u64::from(WORKERS) { 2 } else { 1 };
+        let splits = |tile| (u64::from(WORKERS) / tiles(tile)).clamp(1, MOST_SPLITS);
         let time = |&(tile, cost): &(TileShape, u64)| {
-            let splits = u64::from(splits(tile));
+            let splits = splits(tile);
             let shared = if splits > 1 { SHARED } else { 100 };
             waves(tiles(tile) * splits) * area(tile) * cost * shared / splits
         };
         let candidates: &[_] = if problem.m() > THIN[0].0.m { &TILES } else { &THIN };
         let tile = candidates.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0);
-        Self { stack: true, splits: splits(tile), raster: Raster::RowGroups(8), ..Self::of(tile) }
+        Self { stack: true, splits: splits(tile) as u32, raster: Raster::RowGroups(8), ..Self::of(tile) }
     }
 
     /// The heuristic's schedule for a transport whose chunks are messages of at least `bytes`: whole rows and tiles of one shard each, and no more chunks
