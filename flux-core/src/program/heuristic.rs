@@ -21,9 +21,10 @@ const ROWS: u32 = 128;
 const PAIR_ROWS: u32 = 256;
 /// Tiles for at most 64 rows, as [`TILES`].
 const THIN: [(TileShape, u64); 2] = [(TileShape::new(64, 256, 64), 100), (TileShape::new(64, 128, 64), 100)];
-/// What the time of an item that shares its tile is counted as, in percent: what the others have summed is fetched and added. 64 tiles of 128x192 in two parts took 14 %
-/// more than 96 of 128x128 (GEMM-ReduceScatter of GPT-3, m = 128, 8 ranks: results/tuning/few-rows-tp8.txt).
-const SHARED: u64 = 140;
+/// What it costs to share a tile, in elements along k: what the others have summed is written, announced, fetched and added. For GEMM-ReduceScatter of GPT-3 at
+/// m = 128, 64 tiles of 128x192 in two parts take 14 % more time than 96 of 128x128 with k = 6144 (results/tuning/few-rows-tp8.txt), and less with 24576; for
+/// AllGather-GEMM at m = 256 with 12288, 14 % less.
+const SHARED: u64 = 2000;
 /// Most items that share a tile: a fourth brought nothing.
 const MOST_SPLITS: u64 = 3;
 /// What a rank sends of one slice along k, to all who await it together, where tiles await several shards: they begin when the first slice is there. About 3 us of a
@@ -125,16 +126,18 @@ impl Schedule {
 
     /// For few rows. Such a call is bound by reading `w`: what matters is that all workers do, to the end.
     fn stacked(problem: &Problem) -> Self {
-        let tiles = |tile| TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
-        let splits = |tile| (u64::from(WORKERS) / tiles(tile)).clamp(1, MOST_SPLITS);
-        let time = |&(tile, cost): &(TileShape, u64)| {
-            let splits = splits(tile);
-            let shared = if splits > 1 { SHARED } else { 100 };
-            waves(tiles(tile) * splits) * area(tile) * cost * shared / splits
-        };
         let candidates: &[_] = if problem.m() > THIN[0].0.m { &TILES } else { &THIN };
-        let tile = candidates.iter().min_by_key(|t| time(t)).map_or(TILES[0].0, |t| t.0);
-        Self { stack: true, splits: splits(tile) as u32, raster: Raster::RowGroups(8), ..Self::of(tile) }
+        let ways = candidates.iter().flat_map(|&(tile, cost)| {
+            let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
+            let most = (u64::from(WORKERS) / tiles).clamp(1, MOST_SPLITS);
+            (1..=most).map(move |splits| {
+                let along_k = u64::from(problem.k_local()) / splits + if splits > 1 { SHARED } else { 0 };
+                let time = u128::from(waves(tiles * splits)) * u128::from(area(tile) * cost) * u128::from(along_k);
+                (time, tile, splits as u32)
+            })
+        });
+        let (tile, splits) = ways.min_by_key(|way| way.0).map_or((TILES[0].0, 1), |(_, tile, splits)| (tile, splits));
+        Self { stack: true, splits, raster: Raster::RowGroups(8), ..Self::of(tile) }
     }
 
     /// The heuristic's schedule for a transport whose chunks are messages of at least `bytes`: whole rows and tiles of one shard each, and no more chunks
