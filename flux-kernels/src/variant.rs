@@ -22,14 +22,19 @@ pub struct Variant {
 
 /// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory, and beside one of half a tile, where
 /// that makes room for one more.
-const TILES: [(TileShape, u32, Option<u32>); 7] = [
+const TILES: [(TileShape, u32, Option<u32>); 12] = [
     (TileShape::new(128, 256, 64), 3, Some(4)),
     (TileShape::new(256, 128, 64), 3, None),
     (TileShape::new(128, 224, 64), 3, Some(4)),
     (TileShape::new(128, 192, 64), 4, None),
     (TileShape::new(128, 128, 64), 5, None),
+    (TileShape::new(128, 96, 64), 7, None),
+    (TileShape::new(128, 64, 64), 8, None),
     (TileShape::new(64, 256, 64), 4, None),
+    (TileShape::new(64, 192, 64), 6, None),
     (TileShape::new(64, 128, 64), 7, None),
+    (TileShape::new(64, 96, 64), 10, None),
+    (TileShape::new(64, 64, 64), 12, None),
 ];
 
 /// Items of a program from which on its tiles leave as wholes: some six waves of an H200. A stage more covers more of the loads' latency, and a tile that leaves in
@@ -39,7 +44,7 @@ const LONG: usize = 6 * 128;
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no kernel for tiles of {tile}: use one of 128x256x64, 256x128x64, 128x224x64, 128x192x64, 128x128x64, 64x256x64, 64x128x64"
+    "there is no kernel for tiles of {tile}: use 256x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; all with 64 along k"
 )]
 pub struct NoSuchTile {
     /// What was asked for.
@@ -121,7 +126,13 @@ impl Variant {
     pub(crate) const fn box_cols(&self) -> u32 {
         // Consumers share a tile by rows, or by columns where it has but 64 rows.
         let cols = if self.tile.m == 64 { self.tile.n / Self::CONSUMERS } else { self.tile.n };
-        if cols.is_multiple_of(64) { 64 } else { 32 }
+        if cols.is_multiple_of(64) {
+            64
+        } else if cols.is_multiple_of(32) {
+            32
+        } else {
+            16
+        }
     }
 
     /// Device memory that each CTA of a launch needs to itself, in bytes: where a partial tile's first strip waits until the second has been sent.

@@ -16,14 +16,19 @@ use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
-const TILES: [TileShape; 7] = [
+const TILES: [TileShape; 12] = [
     TileShape::new(128, 256, 64),
     TileShape::new(256, 128, 64),
     TileShape::new(128, 224, 64),
     TileShape::new(128, 192, 64),
     TileShape::new(128, 128, 64),
+    TileShape::new(128, 96, 64),
+    TileShape::new(128, 64, 64),
     TileShape::new(64, 256, 64),
+    TileShape::new(64, 192, 64),
     TileShape::new(64, 128, 64),
+    TileShape::new(64, 96, 64),
+    TileShape::new(64, 64, 64),
 ];
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 

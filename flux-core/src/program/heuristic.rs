@@ -19,8 +19,16 @@ const ROWS: u32 = 128;
 /// Rows of a shard up to which a GEMM-ReduceScatter of two ranks has tiles that span shards: the own shard, which is else worked on last and by itself, would
 /// read all of `w` once more. Of four ranks the same is slower at 512 rows in all (results/tuning/small-m.txt).
 const PAIR_ROWS: u32 = 256;
-/// Tiles for at most 64 rows, as [`TILES`].
-const THIN: [(TileShape, u64); 2] = [(TileShape::new(64, 256, 64), 100), (TileShape::new(64, 128, 64), 100)];
+/// Tiles for at most 64 rows, as [`TILES`]: small ones read `x` more often (results/tuning/slim-tiles.txt).
+const THIN: [(TileShape, u64); 5] = [
+    (TileShape::new(64, 256, 64), 100),
+    (TileShape::new(64, 192, 64), 100),
+    (TileShape::new(64, 128, 64), 100),
+    (TileShape::new(64, 96, 64), 102),
+    (TileShape::new(64, 64, 64), 105),
+];
+/// Tiles besides [`TILES`] for at most 128 rows: more SMs read `w`. With more rows they read `x` too often.
+const SLIM: [(TileShape, u64); 2] = [(TileShape::new(128, 96, 64), 102), (TileShape::new(128, 64, 64), 105)];
 /// What it costs to share a tile, in elements along k: what the others have summed is written, announced, fetched and added. For GEMM-ReduceScatter of GPT-3 at
 /// m = 128, 64 tiles of 128x192 in two parts take 14 % more time than 96 of 128x128 with k = 6144 (results/tuning/few-rows-tp8.txt), and less with 24576; for
 /// AllGather-GEMM at m = 256 with 12288, 14 % less.
@@ -114,7 +122,7 @@ impl Schedule {
         if problem.op() == OpKind::AllGatherGemm && usual.stack {
             return usual;
         }
-        let thin = THIN[1].0;
+        let thin = TileShape::new(64, 128, 64);
         let tile = if usual.stack && problem.m_shard() <= thin.m { thin } else { usual.tile };
         let unit = match problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m),
@@ -126,8 +134,12 @@ impl Schedule {
 
     /// For few rows. Such a call is bound by reading `w`: what matters is that all workers do, to the end.
     fn stacked(problem: &Problem) -> Self {
-        let candidates: &[_] = if problem.m() > THIN[0].0.m { &TILES } else { &THIN };
-        let ways = candidates.iter().flat_map(|&(tile, cost)| {
+        let candidates = match problem.m() {
+            ..=64 => [THIN.as_slice(), &[]],
+            ..=128 => [TILES.as_slice(), &SLIM],
+            _ => [TILES.as_slice(), &[]],
+        };
+        let ways = candidates.into_iter().flatten().flat_map(|&(tile, cost)| {
             let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
             let most = (u64::from(WORKERS) / tiles).clamp(1, MOST_SPLITS);
             (1..=most).map(move |splits| {
@@ -184,22 +196,36 @@ mod tests {
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
     }
 
-    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt).
+    fn chosen(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> (u32, u32, u32, bool) {
+        let world = WorldSize::new(world).expect("a world size");
+        let s = Schedule::heuristic(&Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem"));
+        (s.tile.m, s.tile.n, s.splits, s.stack)
+    }
+
+    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
     #[test]
     fn few_rows_are_read_by_all_workers() {
-        let chosen = |op, m, n, k| {
-            let world = WorldSize::new(2).expect("2 is a world size");
-            let s = Schedule::heuristic(&Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem"));
-            (s.tile.m, s.tile.n, s.splits, s.stack)
-        };
+        let chosen = |op, m, n, k| chosen(2, op, m, n, k);
         let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        assert_eq!(chosen(ag, 64, 49152, 12288), (64, 256, 1, true), "96 of them, where 192 narrow ones make one and a half waves");
+        assert_eq!(chosen(ag, 64, 49152, 12288), (64, 192, 1, true), "128 of them");
         assert_eq!(chosen(ag, 64, 28672, 8192), (64, 128, 1, true), "112 narrow ones");
-        assert_eq!(chosen(rs, 64, 12288, 49152), (64, 128, 1, true), "96 narrow ones");
-        assert_eq!(chosen(rs, 64, 8192, 28672), (64, 128, 2, true), "64 narrow ones");
+        assert_eq!(chosen(rs, 64, 12288, 49152), (64, 96, 1, true), "128 narrow ones");
+        assert_eq!(chosen(rs, 64, 8192, 28672), (64, 64, 1, true), "128 of the smallest, rather than two halves of 64");
+        assert_eq!(chosen(rs, 128, 8192, 28672), (128, 64, 1, true), "as many");
         assert_eq!(chosen(ag, 128, 28672, 8192), (128, 128, 1, true), "112 small ones rather than halves of 56 large ones");
         assert_eq!(chosen(rs, 256, 12288, 49152), (128, 192, 1, true), "one pass over w");
         assert!(chosen(rs, 512, 12288, 49152).3 && !chosen(rs, 1024, 12288, 49152).3 && !chosen(ag, 256, 49152, 12288).3);
+    }
+
+    /// The same of 8 ranks, one H200 at their shapes (results/tuning/few-rows-tp8.txt, slim-tiles.txt).
+    #[test]
+    fn small_tiles_come_before_shared_ones() {
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        assert_eq!(chosen(8, rs, 128, 12288, 49152), (128, 96, 1, true), "128 tiles, rather than halves of 64");
+        assert_eq!(chosen(8, ag, 64, 28672, 8192), (64, 64, 2, true), "halves of 56");
+        assert_eq!(chosen(8, ag, 256, 28672, 8192), (128, 128, 2, true), "small ones would read x too often");
+        assert_eq!(chosen(8, ag, 256, 49152, 12288), (128, 192, 2, true), "halves of 64");
+        assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
     }
 
     #[test]

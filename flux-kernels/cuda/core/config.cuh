@@ -23,7 +23,7 @@ struct Config {
     static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
     static constexpr u32 kBlocksM = kRows / 64;                                  // m64 blocks of one consumer
     static constexpr u32 kVectors = kBlocksM * kCols / 16;                       // 16-byte vectors of rounded accumulators of one thread
-    static_assert(kRows % 64 == 0 && kCols % 32 == 0 && kCols <= 256, "tile");
+    static_assert(kRows % 64 == 0 && kCols % 16 == 0 && kCols <= 256, "tile");
     static_assert(kBlocksM * kCols <= 256, "accumulators");
 
     // Registers of a thread: 64 K in all, launched with 168 each.
@@ -36,7 +36,7 @@ struct Config {
     static constexpr u32 kOutBytes = TileM * TileN * 2;             // also the bytes of a slot
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
     // What is stored to the caller's y lies in boxes of 64 rows, swizzled over their whole width: as wide as the swizzle goes where that divides the columns.
-    static constexpr u32 kBoxCols = kCols % 64 == 0 ? 64 : 32;
+    static constexpr u32 kBoxCols = kCols % 64 == 0 ? 64 : kCols % 32 == 0 ? 32 : 16;
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
     static constexpr u32 kBoxBytes = 64 * kBoxRowBytes;
     static constexpr u32 kBoxes = kCols / kBoxCols;                 // of one block of one consumer
@@ -54,12 +54,12 @@ struct Config {
     static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kConsumers * kOutRoomPerConsumer;
 
     // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers.
-    static constexpr u32 kPieces = 2;
+    static constexpr u32 kPieces = kVectors % 2 == 0 ? 2 : 1;
     static constexpr u32 kPieceVectors = kVectors / kPieces;
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
     // So do the fp32 accumulators of another range of k, in more of them.
-    static constexpr u32 kPartPieces = 4;
+    static constexpr u32 kPartPieces = 2 * kPieces;
     static constexpr u32 kPartPieceVectors = 2 * kVectors / kPartPieces;
     static constexpr u32 kPartPieceBytesPerConsumer = kPartPieceVectors * 128 * 16;
     static constexpr u32 kPartBytes = kPartPieces * kPartPieceBytesPerConsumer * kConsumers;  // of a part slot

@@ -1,6 +1,6 @@
 //! Tensor maps: how bulk loads and stores see the operands.
 //!
-//! Invariant: rows are cut into boxes of 64 or 32 elements, 128 or 64 bytes, swizzled; elements beyond an extent read as zero and are never written.
+//! Invariant: rows are cut into boxes of 64, 32 or 16 elements, 128, 64 or 32 bytes, swizzled; elements beyond an extent read as zero and are never written.
 
 use super::LaunchError;
 use crate::Variant;
@@ -13,6 +13,8 @@ use flux_core::DType;
 /// Elements of a box along the inner dimension, swizzled over all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BoxCols {
+    /// 32 bytes.
+    Least = 16,
     /// 64 bytes.
     Narrow = 32,
     /// 128 bytes.
@@ -22,11 +24,16 @@ pub(super) enum BoxCols {
 impl BoxCols {
     /// In which a kernel stores to `y`.
     pub(super) const fn of(variant: Variant) -> Self {
-        if variant.box_cols() == Self::Wide as u32 { Self::Wide } else { Self::Narrow }
+        match variant.box_cols() {
+            64 => Self::Wide,
+            32 => Self::Narrow,
+            _ => Self::Least,
+        }
     }
 
     const fn swizzle(self) -> CUtensorMapSwizzle {
         match self {
+            Self::Least => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
             Self::Narrow => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             Self::Wide => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         }
