@@ -128,9 +128,10 @@ fn moves(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) -> 
         Some(arrivals.transfer((dest, step), place, chunk, slice))
     };
     let transfers = pieces.iter().filter_map(|&piece| transfer(rank, nodes.before(rank, piece.0), piece)).collect();
-    // In the order in which they come: that in which they are sent, as all ranks send alike.
-    let come = pieces.iter().filter(|&&(step, ..)| step >= nodes.per_node());
-    let forwards = come.flat_map(|&(step, chunk, slice)| {
+    // In the order in which they come: that of the rounds, as all ranks send alike.
+    pieces.retain(|&(step, ..)| step >= nodes.per_node());
+    pieces.sort_by_key(|&(_, chunk, _)| chunk);
+    let forwards = pieces.iter().flat_map(|&(step, chunk, slice)| {
         let shard = nodes.after(rank, step);
         (1..nodes.per_node()).filter_map(move |turn| {
             let from = shard.place_at(rank)?;

@@ -156,7 +156,8 @@ impl Schedule {
     /// than four of a shard.
     ///
     /// A message costs the same to begin whatever its size, so small problems are sent as whole shards. Tiles that span shards have no one reader, so
-    /// the shards of small problems are taken side by side instead: they still share one pass over `w`.
+    /// the shards of small problems are taken side by side instead: they still share one pass over `w`. Those of a GEMM-ReduceScatter always are, so that the
+    /// same chunk for every owner is finished at about the same time and goes with the others.
     pub fn in_messages(problem: &Problem, bytes: u64) -> Self {
         let own = Self::heuristic(problem);
         let (shard, piece) = match problem.op() {
@@ -171,7 +172,9 @@ impl Schedule {
         };
         let tiles = shard.div_ceil(4).max(bytes).div_ceil(piece);
         let chunk = u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles);
-        let (band, splits) = if own.stack { (problem.world().get(), 1) } else { (own.band, own.splits) };
+        let side_by_side = own.stack || problem.op() == OpKind::GemmReduceScatter;
+        let band = if side_by_side { problem.world().get() } else { own.band };
+        let splits = if own.stack { 1 } else { own.splits };
         Self { chunk, band, splits, k_chunks: 1, stack: false, ..own }
     }
 }

@@ -24,7 +24,7 @@ mod tests;
 pub use error::ScheduleError;
 pub use gemm_rs::Places;
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
-pub use rounds::{End, Round};
+pub use rounds::{End, Round, groups};
 pub use schedule::{Chunk, Schedule};
 
 use crate::layout::{self, WorkspaceSize};

@@ -1,8 +1,9 @@
 //! The order in which messages carry what the ranks of a rail give each other, where no rank can store into memory of another node.
 //!
 //! Invariant: at round `i` of a program every rank sends to one rank and receives from one, what a rank sends at round `i` is what its reader receives
-//! at round `i`, and the rounds are those that the program's kernel finishes its chunks in. So ranks that take the rounds in order, each when its own
-//! chunk is finished, wait for nobody who waits for them.
+//! at round `i`, and the rounds are in the order that the program's kernel finishes its chunks in; rows, which are all there from the start, chunk by chunk, each
+//! to all readers. So ranks that take the rounds in order, each when its own chunk is finished, wait for nobody who waits for them, nor do they where they
+//! take them [group](groups) by group.
 
 use super::{Places, TileProgram, sink};
 use crate::layout::{gather_place_bytes, slot_bytes};
@@ -22,6 +23,23 @@ pub struct Round {
     pub sent: End,
     /// What this rank receives.
     pub received: End,
+}
+
+/// The rounds in groups, whose messages go at once: the same chunk to one peer after another. A message of more than `alone` bytes is a group by itself.
+///
+/// Ranks that are given the same `alone` make the same groups: which rounds share one depends on chunks and bytes, that all ranks' rounds have in common.
+///
+/// ```
+/// use flux_core::program::{Schedule, TileProgram, groups};
+/// use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+/// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap())?;
+/// let program = TileProgram::build(&p, Rank::new(0), &Schedule::of(TileShape::new(128, 128, 64)))?;
+/// let rounds = program.rounds().unwrap();
+/// assert_eq!((groups(&rounds, u64::MAX).count(), groups(&rounds, 1024).count()), (1, 3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn groups(rounds: &[Round], alone: u64) -> impl Iterator<Item = &[Round]> {
+    rounds.chunk_by(move |a, b| a.offset == b.offset && a.bytes <= alone)
 }
 
 /// One message's ends beside this rank: who, and which place and signal of the reader's it is for.
@@ -74,7 +92,7 @@ impl TileProgram {
         !self.nodes.together(self.rank, Rank::new(dest))
     }
 
-    /// As the transfers are ordered.
+    /// The first chunk to all, then the next, each as the transfers are ordered: what goes to several readers can go at once.
     fn gathering(&self) -> Option<Vec<Round>> {
         let row_bytes = u64::from(self.problem.k_local()) * self.problem.dtype().bytes() as u64;
         let sent = || self.transfers.iter().filter(|t| self.crosses(t.dest));
@@ -88,7 +106,9 @@ impl TileProgram {
             let (sent, received) = (end(Rank::new(t.dest), t.place), end(source, source.place_at(self.rank)?));
             Some(Round { step: t.step, offset: u64::from(t.row) * row_bytes, bytes: u64::from(t.rows) * row_bytes, sent, received })
         };
-        sent().map(round).collect()
+        let mut rounds = sent().map(round).collect::<Option<Vec<_>>>()?;
+        rounds.sort_by_key(|round| round.offset);
+        Some(rounds)
     }
 
     /// As the chunks' last tiles are ordered.
@@ -130,7 +150,7 @@ impl TileProgram {
 
 #[cfg(test)]
 mod tests {
-    use crate::program::{Chunk, Schedule, TileProgram, sink};
+    use crate::program::{Chunk, End, Schedule, TileProgram, groups, sink};
     use crate::tile::Raster;
     use crate::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
@@ -154,11 +174,17 @@ mod tests {
         )
     }
 
+    /// Bytes of the largest message that goes with others.
+    fn alone() -> impl Strategy<Value = u64> {
+        prop_oneof![Just(u64::MAX), 0..4096_u64]
+    }
+
     proptest! {
-        /// Ranks take their rounds in order, each as soon as both of its partners are in the same round and, for GEMM-ReduceScatter, the chunk is there,
-        /// which nothing but the rank's own progress brings: so none waits for ever, whoever is slow.
+        /// What a rank sends in a group is what its reader receives in the group of the same number, at the same turn of those between the two. Ranks take their
+        /// groups in order, each as soon as all of its partners are in the same one and, for GEMM-ReduceScatter, the chunks are there, which nothing but the
+        /// rank's own progress brings: so none waits for ever, whoever is slow.
         #[test]
-        fn ranks_never_wait_for_each_other_in_a_circle(programs in programs(), slow in prop::collection::vec(0..16_usize, 64)) {
+        fn ranks_never_wait_for_each_other_in_a_circle(programs in programs(), alone in alone(), slow in prop::collection::vec(0..16_usize, 64)) {
             let rounds: Vec<_> = programs.iter().map(|program| program.rounds().unwrap()).collect();
             let world = programs.len();
             for (rank, own) in rounds.iter().enumerate() {
@@ -170,15 +196,25 @@ mod tests {
                     prop_assert_eq!((reader.step, reader.offset, reader.bytes), (round.step, round.offset, round.bytes));
                 }
             }
-            // Each rank has posted the round that it is at; a round ends for a rank when both partners have posted it. The slow ones go last.
+            let groups: Vec<Vec<_>> = rounds.iter().map(|rounds| groups(rounds, alone).collect()).collect();
+            let total = groups[0].len();
+            for own in &groups {
+                prop_assert!(own.iter().map(|group| group.len()).eq(groups[0].iter().map(|group| group.len())));
+                for group in own {
+                    let to: BTreeSet<_> = group.iter().map(|round| round.sent.peer.get()).collect();
+                    let from: BTreeSet<_> = group.iter().map(|round| round.received.peer.get()).collect();
+                    prop_assert_eq!((to.len(), from.len()), (group.len(), group.len()), "one message to a peer, and one from it");
+                    prop_assert!(group.len() == 1 || group.iter().all(|round| round.bytes <= alone));
+                }
+            }
+            // Each rank has posted the group that it is at; a group ends for a rank when all partners have posted it. The slow ones go last.
             let mut posted = vec![0; world];
             let mut ended = vec![0; world];
-            let total = rounds[0].len();
             for turn in 0.. {
                 let first = slow[turn % slow.len()];
                 let ready = |rank: usize| {
-                    let round = &rounds[rank][ended[rank]];
-                    posted[round.sent.peer.index()] > ended[rank] && posted[round.received.peer.index()] > ended[rank]
+                    let group = groups[rank][ended[rank]];
+                    group.iter().flat_map(|round| [round.sent, round.received]).all(|end| posted[end.peer.index()] > ended[rank])
                 };
                 let post = (0..world).map(|i| (first + i) % world).find(|&rank| posted[rank] == ended[rank] && posted[rank] < total);
                 let end = (0..world).map(|i| (first + i) % world).find(|&rank| posted[rank] > ended[rank] && ready(rank));
@@ -231,9 +267,10 @@ mod tests {
     }
 
     /// One worker a rank, one exchange at a time on each rail, and movers that pass on in order what has come: all of them end, whoever is slow.
-    fn all_end(programs: &[TileProgram], slow: &[usize]) -> Result<(), String> {
+    fn all_end(programs: &[TileProgram], alone: u64, slow: &[usize]) -> Result<(), String> {
         let world = programs.len();
         let rounds: Vec<_> = programs.iter().map(|program| program.rounds().unwrap()).collect();
+        let groups: Vec<Vec<_>> = rounds.iter().map(|rounds| groups(rounds, alone).collect()).collect();
         // By owner and signal, of signals, and by rank, dest and signal of the flags that say what can be sent.
         let (mut raised, mut flags) = (BTreeSet::<(u32, u32)>::new(), BTreeSet::<(u32, u32, u32)>::new());
         let mut left = BTreeMap::<(u32, u32), u32>::new();
@@ -241,7 +278,7 @@ mod tests {
             raised.extend(program.transfers.iter().filter(|t| !program.crosses(t.dest)).map(|t| (t.dest, t.raise)));
             flags.extend(program.transfers.iter().filter(|t| program.crosses(t.dest)).map(|t| (program.rank.get(), t.dest, t.raise)));
         }
-        let (mut item, mut round, mut forward) = (vec![0; world], vec![0; world], vec![0; world]);
+        let (mut item, mut group, mut forward) = (vec![0; world], vec![0; world], vec![0; world]);
         for turn in 0.. {
             let mut moved = false;
             for rank in (0..world).map(|i| (i + slow[turn % slow.len()]) % world) {
@@ -262,14 +299,16 @@ mod tests {
                         continue;
                     }
                 }
-                if let Some(next) = rounds[rank].get(round[rank]) {
-                    let (to, from) = (next.sent, next.received);
-                    let there = |peer: crate::Rank| round[peer.index()] >= round[rank];
-                    let sends = |from: u32, to: u32, signal| flags.contains(&(from, to, signal));
-                    if there(to.peer) && there(from.peer) && sends(me, to.peer.get(), to.signal) && sends(from.peer.get(), me, from.signal)
-                    {
-                        (moved, round[rank]) = (true, round[rank] + 1);
-                        raised.insert((me, from.signal));
+                if let Some(next) = groups[rank].get(group[rank]) {
+                    let number = group[rank];
+                    // A group is posted when what it sends is there, all of it.
+                    let posted = |peer: usize| {
+                        let whole = |sent: End| flags.contains(&(peer as u32, sent.peer.get(), sent.signal));
+                        group[peer] > number || group[peer] == number && groups[peer][number].iter().all(|round| whole(round.sent))
+                    };
+                    if posted(rank) && next.iter().all(|round| posted(round.sent.peer.index()) && posted(round.received.peer.index())) {
+                        (moved, group[rank]) = (true, number + 1);
+                        raised.extend(next.iter().map(|round| (me, round.received.signal)));
                         continue;
                     }
                 }
@@ -285,16 +324,33 @@ mod tests {
             }
         }
         let ended = programs.iter().enumerate().all(|(rank, program)| {
-            (item[rank], round[rank], forward[rank]) == (program.items.len(), rounds[rank].len(), program.forwards.len())
+            (item[rank], group[rank], forward[rank]) == (program.items.len(), groups[rank].len(), program.forwards.len())
         });
-        if ended { Ok(()) } else { Err(format!("items {item:?}, rounds {round:?}, forwards {forward:?}")) }
+        if ended { Ok(()) } else { Err(format!("items {item:?}, groups {group:?}, forwards {forward:?}")) }
     }
 
     proptest! {
         #[test]
-        fn kernels_rails_and_movers_never_wait_in_a_circle(programs in programs(), slow in prop::collection::vec(0..16_usize, 8)) {
-            if let Err(stuck) = all_end(&programs, &slow) {
+        fn kernels_rails_and_movers_never_wait_in_a_circle(programs in programs(), alone in alone(), slow in prop::collection::vec(0..16_usize, 8)) {
+            if let Err(stuck) = all_end(&programs, alone, &slow) {
                 prop_assert!(false, "{}", stuck);
+            }
+        }
+    }
+
+    /// In the schedules that ops have by themselves.
+    #[test]
+    fn a_chunk_goes_to_all_peers_at_once() {
+        for (op, world) in
+            [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].into_iter().flat_map(|op| (2..=8).map(move |world| (op, world)))
+        {
+            let world = WorldSize::new(world).unwrap();
+            for m in [64, 1024, 8192].map(|m: usize| m.next_multiple_of(world.index())) {
+                let (n, k) = if op == OpKind::AllGatherGemm { (840 * 16, 2048) } else { (2048, 840 * 16) };
+                let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
+                let program = TileProgram::build(&problem, crate::Rank::new(1), &Schedule::in_messages(&problem, 4 << 20)).unwrap();
+                let rounds = program.rounds().unwrap();
+                assert!(groups(&rounds, u64::MAX).all(|group| group.len() == world.index() - 1), "{problem:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The rounds of one call on the side stream.
+//! The rounds of one call on the side stream: the messages of several peers at once, as NCCL gives one message some of its multiprocessors only.
 //!
 //! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
 //! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
@@ -11,7 +11,7 @@ use crate::cuda::{CudaDevice, copy_async, copy_rows_async, host_size, wait_value
 use crate::{Exchange, Push, Source, TransportError};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, consumed_offset, signal_offset};
-use flux_core::program::Round;
+use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
 
 /// Why a call whose data messages carry cannot be captured.
@@ -76,35 +76,43 @@ pub(crate) unsafe fn carry(
         }
     };
     let half = data + epoch.half() as u64 * size.half_stride();
-    for (number, round) in rounds.iter().enumerate() {
-        let (to, from) = (round.sent, round.received);
-        let (chunk, word) = if let Some(rows) = rows {
-            (rows + round.offset, outbox.own_word())
-        } else {
-            let flag = outbox.flag(to.peer, to.signal, epoch);
-            // SAFETY: a flag of the outbox.
-            unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
-            stands(Step::Flag(number))?;
-            (outbox.stored(to.peer, place_bytes) + round.offset, flag)
-        };
-        let bytes = host_size(round.bytes);
-        let landing = outbox.word(from.signal);
-        // A rail has a rank in each node.
-        let (to_node, from_node) = (nodes.node_of(to.peer), nodes.node_of(from.peer));
-        watched.link.group(stream, |group| {
-            // SAFETY: chunks and words are in the workspace, or the caller's rows.
-            unsafe {
-                group.send(chunk, bytes, to_node)?;
-                group.send(word, 4, to_node)?;
-                group.receive(half + u64::from(from.place) * place_bytes + round.offset, bytes, from_node)?;
-                group.receive(landing, 4, from_node)
+    let mut number = 0;
+    for group in groups(rounds, watched.link.alone()) {
+        if rows.is_none() {
+            for (index, round) in group.iter().enumerate() {
+                let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
+                // SAFETY: a flag of the outbox.
+                unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
+                stands(Step::Flag(number + index))?;
             }
+        }
+        watched.link.group(stream, |messages| {
+            group.iter().try_for_each(|Round { offset, bytes, sent: to, received: from, .. }| {
+                let (chunk, word) = match rows {
+                    Some(rows) => (rows + offset, outbox.own_word()),
+                    None => (outbox.stored(to.peer, place_bytes) + offset, outbox.flag(to.peer, to.signal, epoch)),
+                };
+                let bytes = host_size(*bytes);
+                // A rail has a rank in each node.
+                let (to_node, from_node) = (nodes.node_of(to.peer), nodes.node_of(from.peer));
+                // SAFETY: chunks and words are in the workspace, or the caller's rows.
+                unsafe {
+                    messages.send(chunk, bytes, to_node)?;
+                    messages.send(word, 4, to_node)?;
+                    messages.receive(half + u64::from(from.place) * place_bytes + offset, bytes, from_node)?;
+                    messages.receive(outbox.word(from.signal), 4, from_node)
+                }
+            })
         })?;
-        stands(Step::Messages(number))?;
-        // SAFETY: both words are in the workspace.
-        unsafe { copy_async(device, pad + signal_offset(from.signal, epoch.half()), landing, 4, stream) }?;
-        arrived(round)?;
-        stands(if number + 1 == rounds.len() { Step::Ended } else { Step::Word(number) })?;
+        number += group.len();
+        stands(Step::Messages(number - 1))?;
+        for round in group {
+            let signal = round.received.signal;
+            // SAFETY: both words are in the workspace.
+            unsafe { copy_async(device, pad + signal_offset(signal, epoch.half()), outbox.word(signal), 4, stream) }?;
+            arrived(round)?;
+        }
+        stands(if number == rounds.len() { Step::Ended } else { Step::Word(number - 1) })?;
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ pub(crate) fn join(
 ) -> Result<(Link, SideStream), ConnectError> {
     let joined = Messages::join(device, members.id, members.place(), members.ctas, until);
     let joined = joined.map_err(|error| ConnectError::Transport(error.into()));
-    let link = together(control, until, joined.map(|messages| Link::new(messages, deadline)))?;
+    let link = together(control, until, joined.map(|messages| Link::new(messages, members.ctas, deadline)))?;
     let proven = prove(device, &stream, &link, members, until);
     match together(control, until, proven) {
         Ok(()) => Ok((link, stream)),

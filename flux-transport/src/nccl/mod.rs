@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! connect   identities, unique id -> communicator -> a word to and from every peer, read -> memory of each rank, cleared
-//! a call    begin | exchange: fork, then round by round [wait for the chunk's flag] send and receive, raise the own signal | kernel | finish: join
+//! a call    begin | exchange: fork, then group by group of rounds [wait for the chunks' flags] send and receive, raise the own signals | kernel | finish: join
 //! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> communicator aborted
 //! ```
 

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// Deadlines that one step may take: that of the kernel's wait for it, and as long for what the kernel does before.
 const ALLOWED: u32 = 2;
 
-/// What a side stream has done of a call.
+/// What a side stream has done of a call. Of rounds whose messages go together it awaits the flags one by one, and is past the messages and words of the last when
+/// it is past those of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The caller's stream has come to the call.
