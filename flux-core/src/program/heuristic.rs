@@ -40,6 +40,9 @@ const MOST_SPLITS: u64 = 3;
 const SLICE_BYTES: u64 = 1 << 20;
 /// Most slices.
 const MOST_SLICES: u32 = 12;
+/// Rows of a shard that go as one message where there are several peers. NCCL has all its channels carry a message above this size, and one a smaller one: of 4 ranks the
+/// AllGather-GEMM of GPT-3 at m = 8192 takes 3.3 ms with whole shards and 4.8 with quarters (results/tuning/nccl-groups-tp4.txt).
+const WHOLE_BYTES: u64 = 32 << 20;
 /// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
 pub(super) const WORKERS: u32 = 128;
 /// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
@@ -153,7 +156,7 @@ impl Schedule {
     }
 
     /// The heuristic's schedule for a transport whose chunks are messages of at least `bytes`: whole rows and tiles of one shard each, and no more chunks
-    /// than four of a shard.
+    /// than four of a shard; of more than two ranks, rows of over 32 MiB a shard are not cut.
     ///
     /// A message costs the same to begin whatever its size, so small problems are sent as whole shards. Tiles that span shards have no one reader, so
     /// the shards of small problems are taken side by side instead: they still share one pass over `w`. Those of a GEMM-ReduceScatter always are, so that the
@@ -171,7 +174,8 @@ impl Schedule {
             }
         };
         let tiles = shard.div_ceil(4).max(bytes).div_ceil(piece);
-        let chunk = u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles);
+        let whole = problem.op() == OpKind::AllGatherGemm && problem.world().get() > 2 && shard > WHOLE_BYTES;
+        let chunk = if whole { Chunk::Shard } else { u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles) };
         let side_by_side = own.stack || problem.op() == OpKind::GemmReduceScatter;
         let band = if side_by_side { problem.world().get() } else { own.band };
         let splits = if own.stack { 1 } else { own.splits };
@@ -246,6 +250,18 @@ mod tests {
                 assert!(largest >= Some((4 << 20).min(program.place_bytes())), "{op} m={m}: {largest:?}");
             }
         }
+    }
+
+    #[test]
+    fn rows_that_fill_all_channels_are_one_message() {
+        let chunk = |world, op, n, k| {
+            let world = WorldSize::new(world).expect("a world size");
+            Schedule::in_messages(&Problem::new(op, 8192, n, k, DType::Bf16, world).expect("a valid problem"), 4 << 20).chunk
+        };
+        assert_eq!(chunk(4, OpKind::AllGatherGemm, 49152, 12288), Chunk::Shard, "48 MiB");
+        assert_eq!(chunk(4, OpKind::AllGatherGemm, 28672, 8192), Chunk::Tiles(4), "32 MiB");
+        assert_eq!(chunk(2, OpKind::AllGatherGemm, 49152, 12288), Chunk::Tiles(8), "one peer has all channels anyway");
+        assert_ne!(chunk(4, OpKind::GemmReduceScatter, 12288, 49152), Chunk::Shard);
     }
 
     #[test]
