@@ -139,7 +139,7 @@ impl Schedule {
     fn stacked(problem: &Problem) -> Self {
         let candidates = match problem.m() {
             ..=64 => [THIN.as_slice(), &[]],
-            ..=128 => [TILES.as_slice(), &SLIM],
+            65..=128 => [TILES.as_slice(), &SLIM],
             _ => [TILES.as_slice(), &[]],
         };
         let ways = candidates.into_iter().flatten().flat_map(|&(tile, cost)| {
