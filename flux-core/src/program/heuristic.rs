@@ -69,8 +69,8 @@ impl Schedule {
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
-    /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all, and two
-    ///   or three items share a tile where there are otherwise at most half or a third as many as SMs.
+    /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
+    ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};
