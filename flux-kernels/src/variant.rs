@@ -91,9 +91,15 @@ impl Variant {
     pub fn fitting(program: &TileProgram) -> Result<Vec<Self>, NoSuchTile> {
         let (op, dtype, tile) = (program.problem.op(), program.problem.dtype(), program.tile);
         let entry = TILES.iter().find(|(t, ..)| *t == tile).ok_or(NoSuchTile { tile })?;
+        Ok(Self::with_tile(op, dtype, *entry).filter(|variant| variant.fits(program)).collect())
+    }
+
+    /// Whether it can execute a program.
+    pub fn fits(&self, program: &TileProgram) -> bool {
         // Rows that go to several owners leave from a buffer of the whole tile.
-        let scatters = op == OpKind::GemmReduceScatter && program.stacked;
-        Ok(Self::with_tile(op, dtype, *entry).filter(|variant| variant.strips == 1 || !scatters).collect())
+        let scatters = self.op == OpKind::GemmReduceScatter && program.stacked;
+        let of_program = (program.problem.op(), program.problem.dtype(), program.tile);
+        (self.op, self.dtype, self.tile) == of_program && (self.strips == 1 || !scatters)
     }
 
     /// The same kernel, recording when each phase of each item ended: it takes a [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
@@ -179,5 +185,36 @@ impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
         if self.traced { f.write_str("_traced") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::program::Schedule;
+    use flux_core::{Problem, Rank, WorldSize};
+
+    fn program(op: OpKind, m: usize, stack: bool) -> TileProgram {
+        let problem = Problem::new(op, m, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        TileProgram::build(&problem, Rank::new(0), &Schedule { stack, ..Schedule::of(TileShape::new(128, 256, 64)) }).unwrap()
+    }
+
+    #[test]
+    fn rows_that_are_scattered_leave_as_whole_tiles() {
+        let strips = |op, stack| Variant::fitting(&program(op, 512, stack)).unwrap().iter().map(|v| v.strips).collect::<Vec<_>>();
+        assert_eq!(strips(OpKind::GemmReduceScatter, true), [1]);
+        assert_eq!(strips(OpKind::GemmReduceScatter, false), [1, 2]);
+        assert_eq!(strips(OpKind::AllGatherGemm, true), [1, 2]);
+        let [_, in_strips] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, false)).unwrap()[..] else { unreachable!() };
+        assert!(!in_strips.fits(&program(OpKind::GemmReduceScatter, 512, true)), "a launch refuses it");
+        assert!(!in_strips.fits(&program(OpKind::AllGatherGemm, 512, false)), "of another op");
+    }
+
+    #[test]
+    fn short_calls_have_a_stage_more_and_long_ones_whole_tiles() {
+        let chosen = |m| Variant::of(&program(OpKind::GemmReduceScatter, m, false)).unwrap();
+        assert_eq!((chosen(512).strips, chosen(512).stages), (2, 4));
+        assert_eq!((chosen(128 * 128).strips, chosen(128 * 128).stages), (1, 3));
+        assert!(chosen(512).aside_bytes() > 0 && chosen(128 * 128).aside_bytes() == 0);
     }
 }

@@ -178,8 +178,7 @@ impl Schedule {
         let chunk = if whole { Chunk::Shard } else { u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles) };
         let side_by_side = own.stack || problem.op() == OpKind::GemmReduceScatter;
         let band = if side_by_side { problem.world().get() } else { own.band };
-        let splits = if own.stack { 1 } else { own.splits };
-        Self { chunk, band, splits, k_chunks: 1, stack: false, ..own }
+        Self { chunk, band, splits: 1, k_chunks: 1, stack: false, ..own }
     }
 }
 

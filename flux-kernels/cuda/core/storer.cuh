@@ -11,7 +11,7 @@ namespace flux {
 
 template <class C>
 struct Storer {
-        const Params& p;
+    const Params& p;
     const Shared<C> smem;
     const u32 epoch;
     const u32 lane;

@@ -129,8 +129,7 @@ pub struct LaunchArgs<'a> {
 pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<(), LaunchError> {
     let p = program.program();
     let variant = kernel.variant;
-    let other = variant.op() != p.problem.op() || variant.dtype() != p.problem.dtype() || variant.tile() != p.tile;
-    if other || !program.has_room_for(variant, args.workers) {
+    if !variant.fits(p) || !program.has_room_for(variant, args.workers) {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
     }
