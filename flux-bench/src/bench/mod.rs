@@ -8,7 +8,7 @@ mod host;
 mod measure;
 mod rank;
 mod shown;
-mod sustained;
+pub(crate) mod sustained;
 mod watch;
 
 pub use measure::{Contender, Lane, WARM_UP, measure};

@@ -7,6 +7,8 @@ use super::case::{Case, FIRST};
 use super::contender::Contender;
 use super::seat::{Seat, Set};
 use super::stand_in;
+use super::sustained::SustainedCore;
+use crate::bench::sustained::Blocks;
 use crate::bench::{SEED, WARM_UP, gpu::SETS};
 use crate::data::{Fill, Window};
 use crate::gpu::cublas::Gemm;
@@ -129,6 +131,29 @@ impl<'a> Lane<'a> {
         };
         let [gemm, core, order, flags] = Contender::ALL.map(times);
         Ok([gemm?, core?, order?, flags?])
+    }
+
+    /// Times the contenders of [`SustainedCore`] back to back, on the data of [`Self::measure`], whose times are `short`.
+    pub(super) fn sustain(&mut self, short: &[Times; 4], seconds: f64) -> anyhow::Result<SustainedCore> {
+        let turns = SustainedCore::TURNS.map(|contender| (contender, short[contender as usize].median));
+        let blocks = Blocks::run(turns, seconds, |contender, calls| self.block(contender, calls))?;
+        self.ours.iter().try_for_each(|seat| seat.check(self.gpu))?;
+        let [gemm, core, flags] = [0, 1, 2].map(|turn| {
+            let of_one = |spans: &[Span]| Times::of_slowest(&[spans.to_vec()]).context("no blocks");
+            blocks.of_a_call(turn, of_one)
+        });
+        Ok(SustainedCore::new(seconds, blocks.count() as u32, [gemm?, core?, flags?]))
+    }
+
+    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
+        let gpu = self.gpu;
+        let end = gpu.time(|| {
+            (0..calls).try_for_each(|call| {
+                self.raise(contender)?;
+                self.launch(contender, call % SETS)
+            })
+        })?;
+        Ok(Span { start: 0.0, end })
     }
 
     /// Random data in all sets and both halves, the fastest algorithm, and a spin that hides what the host does.

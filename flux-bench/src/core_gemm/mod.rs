@@ -23,12 +23,15 @@ mod lane;
 mod report;
 mod seat;
 mod stand_in;
+mod sustained;
 #[cfg(test)]
 mod tests;
 
 pub use contender::Contender;
 pub use report::{CoreReport, CoreRow, SCHEMA, table};
+pub use sustained::SustainedCore;
 
+use crate::bench::sustained::seconds;
 use crate::gpu::Gpu;
 use crate::plan::ScheduleArgs;
 use crate::shapes::{self, Model, parse_op};
@@ -64,6 +67,9 @@ pub struct Args {
     /// Rounds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub samples: u32,
+    /// Then call T_gemm, T_core and T_flags back to back, for so long each, by turns: as long as clocks take to settle
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub sustained: Option<f64>,
 }
 
 /// Measures every shape on the first GPU, prints the table, writes the file, and says whether every row was verified.
@@ -77,10 +83,8 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     }
     cuda::available().context("core measures the kernel on a GPU")?;
     let gpu = Gpu::open(&CudaDevice::open(0)?)?;
-    let rows = cases
-        .iter()
-        .map(|case| row(&gpu, case, args.samples).with_context(|| case.problem.to_string()))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let rows =
+        cases.iter().map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(true, 1, bench_report::Ranks::Threads);
     let report = CoreReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), rows };
     print!("{}", table(&report));
@@ -91,16 +95,18 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(report.verified())
 }
 
-fn row(gpu: &Gpu, case: &Case, samples: u32) -> anyhow::Result<CoreRow> {
+fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
     eprintln!("core: {}", case.problem);
     let mut lane = Lane::new(gpu, case)?;
     let exact = lane.verify_exact()?;
-    let times = lane.measure(samples)?;
+    let times = lane.measure(args.samples)?;
+    let sustained = args.sustained.map(|seconds| lane.sustain(&times, seconds)).transpose()?;
     let verdict = exact.merge(lane.verify_random()?);
     if !verdict.ok() {
         eprintln!("{}: {verdict}", case.problem);
     }
-    Ok(CoreRow::new(case, lane.plan(), times, verdict, samples))
+    let row = CoreRow::new(case, lane.plan(), times, verdict, args.samples);
+    Ok(CoreRow { sustained, ..row })
 }
 
 fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {

@@ -3,6 +3,7 @@
 //! Invariant: a [`CoreRow`] is derived in one place, [`CoreRow::new`], from four times that were measured in the same rounds.
 
 use super::case::Case;
+use super::sustained::{self, SustainedCore};
 use crate::atomic_file::{self, WriteError};
 use crate::reference::Verdict;
 use crate::report::{Head, Origin, aligned, ms};
@@ -57,6 +58,9 @@ pub struct CoreRow {
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
+    /// The same back to back, where it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustained: Option<SustainedCore>,
 }
 
 impl CoreRow {
@@ -79,6 +83,7 @@ impl CoreRow {
             max_rel_err: verdict.max_rel_err(),
             verified: verdict.ok(),
             samples,
+            sustained: None,
         }
     }
 }
@@ -130,7 +135,7 @@ pub fn table(report: &CoreReport) -> String {
         ];
         lines.push(r.head.cells().into_iter().chain(figures).collect());
     }
-    format!(
+    let rounds = format!(
         "{}, one GPU as rank 0 of {tp}\nmedians of {samples} rounds; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
          T_gemm: best cuBLASLt algorithm at the rank's shape; T_core: the kernel on it without peers and signals\n\
          T_flags: the rank's tile program with every signal raised before; T_order: the same without its waits for peers\n\
@@ -138,5 +143,6 @@ pub fn table(report: &CoreReport) -> String {
          this GPU at the op's pace with their signals, and the peers' partial tiles read and added\n\n{}",
         report.origin.device,
         aligned(&lines)
-    )
+    );
+    rounds + &sustained::table(&report.rows)
 }

@@ -249,6 +249,11 @@ fn the_table_shows_what_is_judged_and_a_row_that_failed() {
     let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
     let figures = ["1.593", "1.625", "98.0", "1.640", "1.644", "+1.18", "+0.25", "761", "yes,", "1.5e-3"];
     assert_eq!(words, [["ag_gemm", "gpt3", "8192", "49152", "12288"].as_slice(), &figures].concat());
+    assert!(!text.contains("back to back"), "{text}");
+    report.rows[0].sustained = Some(SustainedCore::new(20.0, 40, [1.8, 2.0, 2.1].map(flat)));
+    let text = table(&report);
+    assert!(text.lines().last().unwrap().ends_with("     1.800     2.000      90.0      2.100     +5.00"), "{text}");
+    report.rows[0].sustained = None;
     report.rows[0].verified = false;
     assert!(!report.verified() && table(&report).lines().last().unwrap().ends_with("  NO"), "{}", table(&report));
 }
