@@ -28,37 +28,50 @@ struct Consumer {
     const u32 thread;  // 0..128
     RingState<C::kStages> ring;
     u32 out_phase = 0;
+    // Descriptors of the first stage's operands. A lane's value is known to be the warp's: what follows from it is computed once a warp, not in every thread.
+    u32 first_a = ptx::from_lane(ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA), 0);
+    u32 first_b = ptx::from_lane(ptx::k_major_128b_descriptor(smem.b(0) + index * kOffsetB), 0);
 
-    __device__ __forceinline__ void multiply(u32 k_steps, float (&acc)[C::kBlocksM][kAccumulators]) {
-        u32 previous = 0;
-        for (u32 step = 0; step < k_steps; ++step) {
-            ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-            const u64 a = ptx::k_major_128b_descriptor(smem.a(ring.stage) + index * kOffsetA);
-            const u64 b = ptx::k_major_128b_descriptor(smem.b(ring.stage) + index * kOffsetB);
+    // The products of the next stage, added to the sums; of a tile's first stage they are the sums.
+    template <bool First>
+    __device__ __forceinline__ void issue_stage(float (&acc)[C::kBlocksM][kAccumulators]) const {
+        ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
+        const u32 a = ptx::advance_descriptor(first_a, ring.stage * C::kStageBytes);
+        const u32 b = ptx::advance_descriptor(first_b, ring.stage * C::kStageBytes);
 #pragma unroll
-            for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
-            ptx::wgmma_fence();
+        for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
+        ptx::wgmma_fence();
 #pragma unroll
-            for (u32 k = 0; k < C::kTileK / 16; ++k) {
+        for (u32 k = 0; k < C::kTileK / 16; ++k) {
 #pragma unroll
-                for (u32 block = 0; block < C::kBlocksM; ++block) {
-                    ptx::Wgmma<C::kCols, C::kBf16>::mma(acc[block], ptx::advance_descriptor(a, block * 64 * 128 + k * 32),
-                                                         ptx::advance_descriptor(b, k * 32), (step | k) != 0);
-                }
+            for (u32 block = 0; block < C::kBlocksM; ++block) {
+                ptx::Wgmma<C::kCols, C::kBf16>::mma(acc[block], ptx::advance_descriptor(a, block * 64 * 128 + k * 32),
+                                                     ptx::advance_descriptor(b, k * 32), !First || k != 0);
             }
-            ptx::wgmma_commit();
+        }
+        ptx::wgmma_commit();
 #pragma unroll
-            for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
+        for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
+    }
+
+    // At least one step. At the card's power limit each instruction of this loop costs time, wherever it finds room to be issued.
+    __device__ __forceinline__ void multiply(u32 k_steps, float (&acc)[C::kBlocksM][kAccumulators]) {
+        issue_stage<true>(acc);
+        u32 read = smem.empty(ring.stage);
+        ring.advance();
+#pragma unroll 1
+        for (u32 step = 1; step < k_steps; ++step) {
+            issue_stage<false>(acc);
             // One group stays in flight: when this one is issued, the one before has read its stage.
             ptx::wgmma_wait<1>();
-            if (step > 0 && thread == 0) ptx::mbarrier_arrive(smem.empty(previous));
-            previous = ring.stage;
+            if (thread == 0) ptx::mbarrier_arrive(read);
+            read = smem.empty(ring.stage);
             ring.advance();
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
-        if (thread == 0) ptx::mbarrier_arrive(smem.empty(previous));
+        if (thread == 0) ptx::mbarrier_arrive(read);
     }
 
     // Adds the partial tiles of others in the order of their slots, each element in the place where this thread's own accumulator has it.
@@ -262,7 +275,7 @@ struct Consumer {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
             }
             float acc[C::kBlocksM][kAccumulators];
-            multiply(item.k_steps, acc);
+            multiply(ptx::from_lane(item.k_steps, 0), acc);
             mark(i, &ItemStamps::multiplied);
             if (item.parts != 0) add_parts(item.parts, acc);
             if constexpr (C::kReduceScatter) {

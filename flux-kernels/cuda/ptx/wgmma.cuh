@@ -28,15 +28,19 @@ __device__ __forceinline__ void pin_registers(float (&r)[N]) {
 }
 
 // Matrix descriptor of a K-major operand tile in shared memory with 128-byte swizzle: rows of 128 bytes, groups of 8 rows every 1024.
-// Fields (PTX ISA, "Matrix descriptor format"): start address, leading offset (unused here), stride offset 1024, swizzle mode 1.
-__device__ __forceinline__ u64 k_major_128b_descriptor(u32 address) {
-    return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64{1} << 16) | (u64{1024 >> 4} << 32) | (u64{1} << 62);
+// Fields (PTX ISA, "Matrix descriptor format"): start address, leading offset (unused here), stride offset 1024, swizzle mode 1. This is the lower half; the
+// upper one is the same for all, and each instruction adds it.
+__device__ __forceinline__ u32 k_major_128b_descriptor(u32 address) {
+    return (address & 0x3FFFF) >> 4 | 1u << 16;
 }
 
-// A descriptor `bytes` further along k, within the 128-byte row.
-__device__ __forceinline__ u64 advance_descriptor(u64 descriptor, u32 bytes) {
+// A descriptor `bytes` further on: along k within the 128-byte row, or whole groups of rows.
+__device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
     return descriptor + (bytes >> 4);
 }
+
+// Stride offset 1024 >> 4, swizzle mode 1.
+#define FLUX_DESCRIPTOR_UPPER "0x40000040"
 
 // The operands of an instruction with that many accumulators in a thread, d[0] and on: their places in the text, and their constraints.
 #define FLUX_PLACES_16 \
@@ -79,16 +83,16 @@ template <u32 N, bool Bf16>
 struct Wgmma;
 
 // Of `sums` = n / 2 accumulators; `a`, `b` and `c` are the three numbers that follow them.
-#define FLUX_WGMMA_OF(n, sums, a, b, c, type, bf16)                                                                                 \
-    template <>                                                                                                                     \
-    struct Wgmma<n, bf16> {                                                                                                         \
-        static __device__ __forceinline__ void mma(float (&d)[sums], u64 desc_a, u64 desc_b, u32 accumulate) {                      \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                          \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" FLUX_PLACES_##sums "}, %" #a ", %" #b \
-                         ", p, 1, 1, 0, 0;\n}"                                                                                      \
-                         : FLUX_SUMS_##sums                                                                                         \
-                         : "l"(desc_a), "l"(desc_b), "r"(accumulate));                                                              \
-        }                                                                                                                           \
+#define FLUX_WGMMA_OF(n, sums, a, b, c, type, bf16)                                                                                                 \
+    template <>                                                                                                                                     \
+    struct Wgmma<n, bf16> {                                                                                                                         \
+        static __device__ __forceinline__ void mma(float (&d)[sums], u32 desc_a, u32 desc_b, u32 accumulate) {                                      \
+            asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                          \
+                         "mov.b64 a, {%" #a ", " FLUX_DESCRIPTOR_UPPER "};\nmov.b64 b, {%" #b ", " FLUX_DESCRIPTOR_UPPER "};\n"                     \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" FLUX_PLACES_##sums "}, a, b, p, 1, 1, 0, 0;\n}"     \
+                         : FLUX_SUMS_##sums                                                                                                         \
+                         : "r"(desc_a), "r"(desc_b), "r"(accumulate));                                                                              \
+        }                                                                                                                                           \
     };
 #define FLUX_WGMMA(n, sums, a, b, c)              \
     FLUX_WGMMA_OF(n, sums, a, b, c, bf16, true)   \
@@ -103,6 +107,7 @@ FLUX_WGMMA(192, 96, 96, 97, 98)
 FLUX_WGMMA(224, 112, 112, 113, 114)
 FLUX_WGMMA(256, 128, 128, 129, 130)
 
+#undef FLUX_DESCRIPTOR_UPPER
 #undef FLUX_WGMMA
 #undef FLUX_WGMMA_OF
 #undef FLUX_EIGHT
