@@ -20,21 +20,22 @@ pub struct Variant {
     traced: bool,
 }
 
-/// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory, and beside one of half a tile, where
-/// that makes room for one more.
-const TILES: [(TileShape, u32, Option<u32>); 12] = [
-    (TileShape::new(128, 256, 64), 3, Some(4)),
-    (TileShape::new(256, 128, 64), 3, None),
-    (TileShape::new(128, 224, 64), 3, Some(4)),
-    (TileShape::new(128, 192, 64), 4, None),
-    (TileShape::new(128, 128, 64), 5, None),
-    (TileShape::new(128, 96, 64), 7, None),
-    (TileShape::new(128, 64, 64), 8, None),
-    (TileShape::new(64, 256, 64), 4, None),
-    (TileShape::new(64, 192, 64), 6, None),
-    (TileShape::new(64, 128, 64), 7, None),
-    (TileShape::new(64, 96, 64), 10, None),
-    (TileShape::new(64, 64, 64), 12, None),
+/// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory, and beside one of half a tile: where there are
+/// enough of the first, and where the second makes room for one more.
+const TILES: [(TileShape, Option<u32>, Option<u32>); 13] = [
+    (TileShape::new(256, 192, 64), None, Some(3)),
+    (TileShape::new(128, 256, 64), Some(3), Some(4)),
+    (TileShape::new(256, 128, 64), Some(3), None),
+    (TileShape::new(128, 224, 64), Some(3), Some(4)),
+    (TileShape::new(128, 192, 64), Some(4), None),
+    (TileShape::new(128, 128, 64), Some(5), None),
+    (TileShape::new(128, 96, 64), Some(7), None),
+    (TileShape::new(128, 64, 64), Some(8), None),
+    (TileShape::new(64, 256, 64), Some(4), None),
+    (TileShape::new(64, 192, 64), Some(6), None),
+    (TileShape::new(64, 128, 64), Some(7), None),
+    (TileShape::new(64, 96, 64), Some(10), None),
+    (TileShape::new(64, 64, 64), Some(12), None),
 ];
 
 /// Items of a program from which on its tiles leave as wholes: some six waves of an H200. A stage more covers more of the loads' latency, and a tile that leaves in
@@ -44,7 +45,7 @@ const LONG: usize = 6 * 128;
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no kernel for tiles of {tile}: use 256x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; all with 64 along k"
+    "there is no kernel for tiles of {tile}: use 256x192x64 (not where rows are scattered), 256x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; all with 64 along k"
 )]
 pub struct NoSuchTile {
     /// What was asked for.
@@ -68,15 +69,15 @@ impl Variant {
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
-    fn with_tile(op: OpKind, dtype: DType, (tile, whole, halves): (TileShape, u32, Option<u32>)) -> impl Iterator<Item = Self> {
+    fn with_tile(op: OpKind, dtype: DType, (tile, whole, halves): (TileShape, Option<u32>, Option<u32>)) -> impl Iterator<Item = Self> {
         let variant = move |strips, stages| Self { op, dtype, tile, strips, stages, traced: false };
-        [Some(variant(1, whole)), halves.map(|stages| variant(2, stages))].into_iter().flatten()
+        [whole.map(|stages| variant(1, stages)), halves.map(|stages| variant(2, stages))].into_iter().flatten()
     }
 
     /// The variant for a program.
     ///
     /// # Errors
-    /// [`NoSuchTile`] when no kernel has this tile.
+    /// As of [`Self::fitting`].
     pub fn of(program: &TileProgram) -> Result<Self, NoSuchTile> {
         let strips = if program.items.len() < LONG { 2 } else { 1 };
         let mut fitting = Self::fitting(program)?;
@@ -84,14 +85,15 @@ impl Variant {
         Ok(fitting.swap_remove(best))
     }
 
-    /// All variants that can execute a program: the results are the same, to the bit.
+    /// All variants that can execute a program, at least one: the results are the same, to the bit.
     ///
     /// # Errors
-    /// [`NoSuchTile`] when no kernel has this tile.
+    /// [`NoSuchTile`] when no kernel has this tile, or none that can do what the program asks of it.
     pub fn fitting(program: &TileProgram) -> Result<Vec<Self>, NoSuchTile> {
         let (op, dtype, tile) = (program.problem.op(), program.problem.dtype(), program.tile);
         let entry = TILES.iter().find(|(t, ..)| *t == tile).ok_or(NoSuchTile { tile })?;
-        Ok(Self::with_tile(op, dtype, *entry).filter(|variant| variant.fits(program)).collect())
+        let fitting: Vec<_> = Self::with_tile(op, dtype, *entry).filter(|variant| variant.fits(program)).collect();
+        if fitting.is_empty() { Err(NoSuchTile { tile }) } else { Ok(fitting) }
     }
 
     /// Whether it can execute a program.
@@ -150,7 +152,10 @@ impl Variant {
     /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, a word, and room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
-        let out = self.tile.m * (self.tile.n / self.box_cols()).div_ceil(self.strips) * self.box_cols() * 2;
+        // A tile of 256 rows leaves block by block, others by boxes of columns.
+        let (rows, boxes) = (self.tile.m, self.tile.n / self.box_cols());
+        let (rows, boxes) = if self.tile.m == 256 { (rows / self.strips, boxes) } else { (rows, boxes.div_ceil(self.strips)) };
+        let out = rows * boxes * self.box_cols() * 2;
         // 16 bytes between rows that are scattered
         let gaps = if matches!(self.op, OpKind::GemmReduceScatter) && self.strips == 1 { self.tile.m * 16 } else { 0 };
         let (out, barriers) = (out + gaps, 2 * self.stages + 2 * Self::CONSUMERS + 2);

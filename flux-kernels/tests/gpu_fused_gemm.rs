@@ -16,7 +16,7 @@ use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
-const TILES: [TileShape; 12] = [
+const TILES: [TileShape; 13] = [
     TileShape::new(128, 256, 64),
     TileShape::new(256, 128, 64),
     TileShape::new(128, 224, 64),
@@ -29,6 +29,7 @@ const TILES: [TileShape; 12] = [
     TileShape::new(64, 128, 64),
     TileShape::new(64, 96, 64),
     TileShape::new(64, 64, 64),
+    TileShape::new(256, 192, 64),
 ];
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
@@ -72,6 +73,11 @@ fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Var
             assert!(report.passed(), "{p}, {schedule}, call {call} {fill:?} rank {rank}: {report:?} {fault:?}");
         }
     }
+}
+
+/// There is no room for the whole of one, which rows that are scattered leave from.
+fn leaves_in_strips_only(tile: TileShape) -> bool {
+    tile == TileShape::new(256, 192, 64)
 }
 
 /// Every variant on every case.
@@ -168,7 +174,13 @@ fn tiles_that_span_shards_and_split_k_are_right() {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
                 for (stack, splits, k_chunks) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
-                    check(&context, p, &Schedule { stack, splits, k_chunks, band: 2, ..Schedule::of(tile) });
+                    let schedule = Schedule { stack, splits, k_chunks, band: 2, ..Schedule::of(tile) };
+                    let program = &programs(p, &schedule, Nodes::apart(p.world()))[0];
+                    if program.stacked && op == OpKind::GemmReduceScatter && leaves_in_strips_only(tile) {
+                        assert!(Variant::of(program).is_err(), "{p}, {schedule}");
+                        continue;
+                    }
+                    check(&context, p, &schedule);
                 }
             }
             for (m, splits) in [(8, 2), (136, 5)] {

@@ -11,9 +11,9 @@ use crate::{OpKind, Problem, TileShape};
 const PIECE_BYTES: u64 = 4 << 20;
 /// What one signal announces where a chunk is staged.
 const STAGED_BYTES: u64 = 2 << 20;
-/// Row blocks that share a pass over `w` by default. With one, an H200 is bound by reading `w` from memory: the AllGather-GEMM of GPT-3 at
+/// Rows that share a pass over `w` by default. With 128, an H200 is bound by reading `w` from memory: the AllGather-GEMM of GPT-3 at
 /// m = 512 on 4 ranks reads its 302 MB of `w` four times in the time of two waves of tiles.
-const BAND_ROW_BLOCKS: u32 = 4;
+const BAND_ROWS: u32 = 512;
 /// Rows of the usual tiles: a shard with fewer leaves a part of each idle.
 const ROWS: u32 = 128;
 /// Rows of a shard up to which a GEMM-ReduceScatter of two ranks has tiles that span shards: the own shard, which is else worked on last and by itself, would
@@ -53,6 +53,11 @@ const TILES: [(TileShape, u64); 4] = [
     (TileShape::new(128, 192, 64), 100),
     (TileShape::new(128, 128, 64), 101),
 ];
+/// Tile for long calls, where it makes no more of them. The card is then at its power limit, and time is energy: this tile moves a quarter less through L2 than 128x256,
+/// and takes 2 to 3 % less time back to back (results/tuning/tile-256x192.txt). Of short calls the ends of a tile, which are longer, count for more.
+const LARGE: TileShape = TileShape::new(256, 192, 64);
+/// Waves from which on a call is long: some 1.5 ms of an H200.
+const LONG_WAVES: u64 = 6;
 
 fn waves(items: u64) -> u64 {
     items.div_ceil(u64::from(WORKERS))
@@ -65,9 +70,10 @@ fn area(tile: TileShape) -> u64 {
 impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
     ///
-    /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals.
+    /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals; 256x192x64 where there
+    ///   are at least six waves of that, which take no longer.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
-    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 4 row blocks.
+    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
     /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
     ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time.
@@ -78,7 +84,7 @@ impl Schedule {
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, world)?;
     /// let schedule = Schedule::heuristic(&p);
-    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(128, 256, 64), Chunk::Tiles(1))); // 3 MiB
+    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(256, 192, 64), Chunk::Tiles(1))); // 6 MiB
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
@@ -87,7 +93,9 @@ impl Schedule {
             return Self::stacked(problem);
         }
         let tiles = |tile| u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles();
-        let tile = TILES.iter().min_by_key(|&&(tile, cost)| waves(tiles(tile)) * area(tile) * cost).map_or(TILES[0].0, |t| t.0);
+        let usual = TILES.iter().min_by_key(|&&(tile, cost)| waves(tiles(tile)) * area(tile) * cost).map_or(TILES[0].0, |t| t.0);
+        let time = |tile| waves(tiles(tile)) * area(tile);
+        let tile = if waves(tiles(LARGE)) >= LONG_WAVES && time(LARGE) <= time(usual) { LARGE } else { usual };
         let chunk = match problem.op() {
             OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
             OpKind::AllGatherGemm => {
@@ -96,8 +104,7 @@ impl Schedule {
             }
             OpKind::GemmReduceScatter => Chunk::Tiles(1),
         };
-        let row_blocks = TileGrid::of_shard(problem, tile).row_blocks();
-        let band = BAND_ROW_BLOCKS.div_ceil(row_blocks).min(problem.world().get());
+        let band = BAND_ROWS.div_ceil(problem.m_shard().next_multiple_of(tile.m)).min(problem.world().get());
         let k_chunks = match problem.op() {
             OpKind::AllGatherGemm if band > 1 => {
                 let sent = gather_place_bytes(problem) * u64::from(band - 1);
@@ -117,7 +124,7 @@ impl Schedule {
     /// use flux_core::{DType, OpKind, Problem, WorldSize};
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::GemmReduceScatter, 8192, 12288, 49152, DType::Bf16, world)?;
-    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(32)); // of 64 KiB each
+    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(21)); // of 96 KiB each
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn staged(problem: &Problem) -> Self {
@@ -196,10 +203,24 @@ mod tests {
     #[test]
     fn tiles_make_the_shortest_waves() {
         let tile = |op, m, n, k| heuristic(op, m, n, k).tile.n;
-        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 49152, 12288), 256, "12 whole waves");
+        assert_eq!(tile(OpKind::AllGatherGemm, 4096, 49152, 12288), 256, "6 whole waves");
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 12288, 49152), 256, "6 whole waves");
         assert_eq!(tile(OpKind::AllGatherGemm, 1024, 49152, 12288), 192, "2 whole waves, where 256 columns make 1.5");
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
+    }
+
+    #[test]
+    fn long_calls_have_large_tiles_where_they_make_as_few_waves() {
+        let tile = |op, m, n, k| {
+            let TileShape { m, n, .. } = heuristic(op, m, n, k).tile;
+            (m, n)
+        };
+        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 49152, 12288), (256, 192), "8 waves");
+        assert_eq!(tile(OpKind::GemmReduceScatter, 8192, 12288, 49152), (256, 192), "16 waves");
+        assert_eq!(tile(OpKind::AllGatherGemm, 4096, 49152, 12288), (128, 256), "4 waves are short");
+        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 28672, 8192), (128, 256), "3584 columns are 14 times 256");
+        assert_eq!(tile(OpKind::AllGatherGemm, 8 * 1000, 49152, 12288).0, 256, "1000 rows are as many blocks of 256 as 1024");
+        assert_eq!(tile(OpKind::AllGatherGemm, 8 * 880, 49152, 12288).0, 128, "880 rows are 7 blocks of 128, and not 3.5 of 256");
     }
 
     fn chosen(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> (u32, u32, u32, bool) {
@@ -259,7 +280,7 @@ mod tests {
         };
         assert_eq!(chunk(4, OpKind::AllGatherGemm, 49152, 12288), Chunk::Shard, "48 MiB");
         assert_eq!(chunk(4, OpKind::AllGatherGemm, 28672, 8192), Chunk::Tiles(4), "32 MiB");
-        assert_eq!(chunk(2, OpKind::AllGatherGemm, 49152, 12288), Chunk::Tiles(8), "one peer has all channels anyway");
+        assert_eq!(chunk(2, OpKind::AllGatherGemm, 49152, 12288), Chunk::Tiles(4), "one peer has all channels anyway");
         assert_ne!(chunk(4, OpKind::GemmReduceScatter, 12288, 49152), Chunk::Shard);
     }
 

@@ -24,7 +24,7 @@ struct Config {
     static constexpr u32 kBlocksM = kRows / 64;                                  // m64 blocks of one consumer
     static constexpr u32 kVectors = kBlocksM * kCols / 16;                       // 16-byte vectors of rounded accumulators of one thread
     static_assert(kRows % 64 == 0 && kCols % 16 == 0 && kCols <= 256, "tile");
-    static_assert(kBlocksM * kCols <= 256, "accumulators");
+    static_assert(kBlocksM * kCols <= 384, "accumulators");
 
     // Registers of a thread: 64 K in all, launched with 168 each.
     static constexpr u32 kProducerRegisters = 56;
@@ -40,21 +40,24 @@ struct Config {
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
     static constexpr u32 kBoxBytes = 64 * kBoxRowBytes;
     static constexpr u32 kBoxes = kCols / kBoxCols;                 // of one block of one consumer
-    // A tile leaves as a whole, or in two strips of its columns, one after the other through the same room: what that spares is a stage more.
+    // A tile leaves as a whole, or in two strips, one after the other through the same room: what that spares is a stage more. They are halves of its columns or,
+    // where a consumer has two blocks, its blocks.
     static constexpr u32 kStrips = Strips;
-    static constexpr u32 kStripBoxes = (kBoxes + kStrips - 1) / kStrips;
-    static constexpr u32 kOutRoomPerConsumer = kBlocksM * kStripBoxes * kBoxBytes;
+    static constexpr bool kStripIsBlock = kStrips == 2 && kBlocksM == 2;
+    static constexpr u32 kStripBlocks = kStripIsBlock ? 1 : kBlocksM;
+    static constexpr u32 kStripBoxes = kStripIsBlock ? kBoxes : (kBoxes + kStrips - 1) / kStrips;
+    static constexpr u32 kOutRoomPerConsumer = kStripBlocks * kStripBoxes * kBoxBytes;
     static constexpr u32 kStripVectors = kVectors / kStrips;        // of a partial tile
     static constexpr u32 kStripBytesPerConsumer = kStripVectors * 128 * 16;
-    static_assert(kStrips == 1 || kStrips == 2 && kBlocksM == 1 && kVectors % 2 == 0, "strips");
+    static_assert(kStrips == 1 || kStrips == 2 && kVectors % 2 == 0, "strips");
     static_assert(kStripBytesPerConsumer <= kOutRoomPerConsumer, "strips of a partial tile");
     // Rows that go to several owners leave as a whole, and lie with 16 bytes between them, so that the rows of a matrix store meet different banks.
     static constexpr bool kScatters = ReduceScatter && kStrips == 1;
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
     static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kConsumers * kOutRoomPerConsumer;
 
-    // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers.
-    static constexpr u32 kPieces = kVectors % 2 == 0 ? 2 : 1;
+    // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers, no more than there are registers for.
+    static constexpr u32 kPieces = kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
     static constexpr u32 kPieceVectors = kVectors / kPieces;
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");

@@ -130,14 +130,14 @@ struct Consumer {
         const u32 half = lane / 16;             // blocks 2, 3 are the next eight columns
         constexpr u32 kChunks = C::kBoxRowBytes / 16;
 #pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) {
+        for (u32 block = 0; block < C::kStripBlocks; ++block) {
 #pragma unroll
             for (u32 j = 0; j < C::kStripBoxes * kChunks; j += 2) {
-                constexpr u32 kFirst = Strip * C::kStripBoxes * kChunks;
+                constexpr u32 kFirst = C::kStripIsBlock ? 0 : Strip * C::kStripBoxes * kChunks;
                 if (kFirst + j >= C::kCols / 8) break;
                 const u32 box = smem.out(index) + (block * C::kStripBoxes + j / kChunks) * C::kBoxBytes;
                 const u32 chunk = (j % kChunks + half) ^ (row * C::kBoxRowBytes / 128 % kChunks);
-                const float* d = &acc[block][(kFirst + j) * 4];
+                const float* d = &acc[C::kStripIsBlock ? Strip : block][(kFirst + j) * 4];
                 ptx::store_matrix_x4(box + row * C::kBoxRowBytes + chunk * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
                                      ptx::pack_2<C::kBf16>(d[4], d[5]), ptx::pack_2<C::kBf16>(d[6], d[7]));
             }
@@ -268,8 +268,9 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        u32 i = walk.first;
-        for (; i < walk.count; i += walk.stride) {
+        // Not the walk's, which would have to live through the change of registers, in memory.
+        u32 i = ptx::from_lane(ptx::cta_of_grid(), 0);
+        for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {
             const WorkItem item = load_item(p, i);
             if constexpr (C::kScatters) {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
@@ -282,7 +283,7 @@ struct Consumer {
                 if (item.partials != 0) add_partials(item, acc);
             }
             mark(i, &ItemStamps::summed);
-            if (finishes(item)) finish_tile<C>(p, item, index, thread, acc);
+            if (finishes(item)) finish_tile<C>(p, i, index, thread, acc);
             hand_over<0>(item, i, acc);
             if constexpr (C::kStrips > 1) hand_over<1>(item, i, acc);
         }

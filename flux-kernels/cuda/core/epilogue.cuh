@@ -68,11 +68,12 @@ __device__ __forceinline__ void activate_all(float (&acc)[Blocks][N]) {
     }
 }
 
-// The whole of one thread's accumulators. A reduction's result is a sum, so it has no activation.
+// The whole of one thread's accumulators, of item `i`, whose columns are read where there is a bias: kept through the multiplication they cost a register of every
+// tile. A reduction's result is a sum, so it has no activation.
 template <class C>
-__device__ __forceinline__ void finish_tile(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
+__device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread,
                                             float (&acc)[C::kBlocksM][C::kCols / 2]) {
-    if (p.bias != 0) add_bias<C>(p, item, consumer, thread, acc);
+    if (p.bias != 0) add_bias<C>(p, load_item(p, i), consumer, thread, acc);
     if constexpr (!C::kReduceScatter) {
         switch (static_cast<Activation>(p.activation)) {
             case Activation::kNone: break;

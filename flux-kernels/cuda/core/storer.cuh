@@ -21,12 +21,12 @@ struct Storer {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
         const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) {
-            const u32 row = first_row + block * 64;
+        for (u32 block = 0; block < C::kStripBlocks; ++block) {
+            const u32 row = first_row + (C::kStripIsBlock ? strip : block) * 64;
             if (row >= item.rows) break;
 #pragma unroll
             for (u32 n = 0; n < C::kStripBoxes; ++n) {
-                const u32 box = strip * C::kStripBoxes + n;
+                const u32 box = (C::kStripIsBlock ? 0 : strip * C::kStripBoxes) + n;
                 const u32 col = first_col + box * C::kBoxCols;
                 if (box >= C::kBoxes || col >= item.cols) break;
                 ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kStripBoxes + n) * C::kBoxBytes, item.col + col, item.row + row,
@@ -150,8 +150,11 @@ struct Storer {
                 if (!lends) store(item, c, strip);
                 ptx::bulk_commit();
             }
+            // Each as soon as its own copies have read its room.
+            ptx::bulk_wait_read<1>();
+            ptx::mbarrier_arrive(smem.out_empty(0));
             ptx::bulk_wait_read<0>();
-            release();
+            ptx::mbarrier_arrive(smem.out_empty(1));
             if (lends && strip == 0) {
                 // Orders the consumers' accumulators, acquired with their barriers, before the signal.
                 ptx::fence_acq_rel_gpu();

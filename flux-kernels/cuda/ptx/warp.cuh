@@ -41,6 +41,13 @@ __device__ __forceinline__ void acquire_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
+// %ctaid.x, read anew at each use
+__device__ __forceinline__ u32 cta_of_grid() {
+    u32 id;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(id));
+    return id;
+}
+
 // %smid: where the CTA runs
 __device__ __forceinline__ u32 multiprocessor() {
     u32 id;
