@@ -1,4 +1,4 @@
-//! The rounds of one call on the side stream: the messages of several peers at once, as NCCL gives one message some of its multiprocessors only.
+//! The rounds of one call on the side stream: the messages of as many peers at once as the call says.
 //!
 //! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
 //! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
@@ -44,7 +44,7 @@ pub(crate) unsafe fn carry(
     epoch: Epoch,
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, place_bytes, rounds, .. } = exchange;
+    let &Exchange { source, place_bytes, rounds, sending } = exchange;
     let Memory { data, pad, size, rank, outbox } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
@@ -77,7 +77,7 @@ pub(crate) unsafe fn carry(
     };
     let half = data + epoch.half() as u64 * size.half_stride();
     let mut number = 0;
-    for group in groups(rounds, watched.link.alone()) {
+    for group in groups(rounds, sending.peers()) {
         if rows.is_none() {
             for (index, round) in group.iter().enumerate() {
                 let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
