@@ -333,7 +333,7 @@ mod tests {
                 let (n, k) = if op == OpKind::AllGatherGemm { (840 * 16, 2048) } else { (2048, 840 * 16) };
                 let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
                 let channels = Channels { least_bytes: 4 << 20, ..Channels::FREE };
-                for peers in (1..world.get()).filter(|peers| (world.get() - 1) % peers == 0) {
+                for peers in (1..world.get()).filter(|&peers| (world.get() - 1).is_multiple_of(peers)) {
                     let schedule = Schedule::in_messages(&problem, &channels, Sending::Beside { peers });
                     let rounds = ordered(&TileProgram::build(&problem, crate::Rank::new(1), &schedule).unwrap(), peers);
                     assert!(groups(&rounds, peers).all(|group| group.len() as u32 == peers), "{problem:?}");

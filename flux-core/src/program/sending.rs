@@ -8,7 +8,7 @@ use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, TileShape};
+use crate::{OpKind, Problem};
 
 /// SMs of an H200.
 const MULTIPROCESSORS: u32 = WORKERS + 4;
@@ -54,7 +54,7 @@ struct Call<'a> {
     /// To whom messages go.
     peers: u32,
     workers: u32,
-    tile: TileShape,
+    tile_ns: u64,
     /// Tiles of a shard.
     tiles: u64,
     /// What one rank gives to another.
@@ -72,50 +72,39 @@ impl<'a> Call<'a> {
             Sending::Beside { .. } => channels.each.saturating_mul(sending.peers().min(peers)).min(channels.all),
         };
         let workers = MULTIPROCESSORS.saturating_sub(left).max(1);
-        let time = |&&(tile, cost): &&(TileShape, u64)| waves(problem, tile, workers) * u64::from(tile.m) * u64::from(tile.n) * cost;
-        let usual = TILES.iter().min_by_key(time).map_or(own.tile, |way| way.0);
-        let tile = if own.stack { own.tile } else { usual };
-        let grid = TileGrid::of_shard(problem, tile);
-        let (available, place_bytes) = match problem.op() {
-            OpKind::AllGatherGemm => (u64::from(grid.row_blocks()), gather_place_bytes(problem)),
-            OpKind::GemmReduceScatter => (grid.tiles(), grid.tiles() * slot_bytes(problem, tile)),
-        };
         let world = problem.world().get();
         let band = match problem.op() {
             _ if own.stack => world,
             OpKind::AllGatherGemm => own.band,
             OpKind::GemmReduceScatter => own.band.max(sending.peers().min(world)),
         };
-        let (least, most) = match sending {
-            Sending::Before => (place_bytes, u64::MAX),
-            Sending::Beside { .. } => (channels.least_bytes, channels.most_bytes()),
-        };
-        let piece = place_bytes.div_ceil(available);
-        let ways = CHUNKS.map(|chunks| {
-            let tiles = place_bytes.div_ceil(chunks).max(least).div_ceil(piece).min(most / piece).clamp(1, available);
-            let call = Self {
-                problem,
-                channels,
-                sending,
-                peers,
-                workers,
-                tile,
-                tiles: grid.tiles(),
-                place_bytes,
-                chunks: available.div_ceil(tiles),
-                band,
+        let tiles = if own.stack { vec![(own.tile, 100)] } else { TILES.to_vec() };
+        let ways = tiles.into_iter().flat_map(|(tile, cost)| {
+            let grid = TileGrid::of_shard(problem, tile);
+            let (available, place_bytes) = match problem.op() {
+                OpKind::AllGatherGemm => (u64::from(grid.row_blocks()), gather_place_bytes(problem)),
+                OpKind::GemmReduceScatter => (grid.tiles(), grid.tiles() * slot_bytes(problem, tile)),
             };
-            let chunk = if tiles == available { Chunk::Shard } else { Chunk::Tiles(tiles as u32) };
-            (call.estimate(), Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, ..own })
+            let (least, most) = match sending {
+                Sending::Before => (place_bytes, u64::MAX),
+                Sending::Beside { .. } => (channels.least_bytes, channels.most_bytes()),
+            };
+            let piece = place_bytes.div_ceil(available);
+            let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS * cost / 100;
+            CHUNKS.map(|chunks| {
+                let together = place_bytes.div_ceil(chunks).max(least).div_ceil(piece).min(most / piece).clamp(1, available);
+                let chunks = available.div_ceil(together);
+                let call = Self { problem, channels, sending, peers, workers, tile_ns, tiles: grid.tiles(), place_bytes, chunks, band };
+                let chunk = if together == available { Chunk::Shard } else { Chunk::Tiles(together as u32) };
+                (call.estimate(), Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, ..own })
+            })
         });
-        ways.into_iter().min_by_key(|way| way.0).unwrap_or((u64::MAX, own))
+        ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, own))
     }
 
     /// Nanoseconds after which so many tiles are finished.
     fn finished(&self, tiles: u64) -> u64 {
-        let Self { tile, workers, problem, .. } = self;
-        let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS;
-        tiles.div_ceil((*workers).into()) * tile_ns
+        tiles.div_ceil(self.workers.into()) * self.tile_ns
     }
 
     /// Nanoseconds of a group of messages to so many peers.
@@ -182,11 +171,6 @@ impl<'a> Call<'a> {
         // The last chunk is the last to come.
         self.finished(begun + self.tiles).max(sent)
     }
-}
-
-/// Tiles that each worker has one after another.
-fn waves(problem: &Problem, tile: TileShape, workers: u32) -> u64 {
-    (u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles()).div_ceil(workers.into())
 }
 
 #[cfg(test)]
