@@ -59,7 +59,7 @@ pub fn options(select: Select, rank: Rank, ranks_per_gpu: u32) -> Options {
 /// CTAs of an op's kernel that run at once on `comm`'s device of `sms` multiprocessors: what the transport needs is left to it.
 pub fn ctas(comm: &Communicator, sms: u32) -> u32 {
     match comm.capabilities().mover {
-        Mover::Messages { multiprocessors, .. } => sms.saturating_sub(multiprocessors).max(1),
+        Mover::Messages { channels } => sms.saturating_sub(channels.all).max(1),
         _ => sms,
     }
 }

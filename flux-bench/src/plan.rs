@@ -2,10 +2,10 @@
 //!
 //! Invariant: what is left out stays what a user gets who says nothing.
 
-use flux_core::program::{Chunk, Schedule};
+use flux_core::program::{Chunk, Schedule, Sending};
 use flux_core::tile::Raster;
 use flux_core::{Problem, TileShape};
-use flux_ops::{Builder, Push, own_schedule};
+use flux_ops::{Builder, Push, own_schedule, own_sending};
 use flux_transport::Communicator;
 
 /// How a problem is cut and in which order; what is `None` is left to the op.
@@ -46,6 +46,9 @@ pub struct Plan {
     /// Who carries the shard of ag_gemm on GPUs: auto, kernel or copy-engine
     #[arg(long, value_parser = push, help_heading = "Plan")]
     pub push: Option<Push>,
+    /// When messages go (nccl): before the kernel, or to so many peers at once beside it: before, all or a number
+    #[arg(long, value_parser = sending, value_name = "PEERS", help_heading = "Plan")]
+    pub sending: Option<Sending>,
     /// Percent of the time that there is over which the kernel spreads its traffic
     #[arg(long, value_name = "PERCENT", help_heading = "Plan")]
     pub spread: Option<u32>,
@@ -65,6 +68,15 @@ fn push(word: &str) -> Result<Push, String> {
         "kernel" => Ok(Push::Kernel),
         "copy-engine" => Ok(Push::CopyEngine),
         _ => Err(format!("{word:?} is none of auto, kernel, copy-engine")),
+    }
+}
+
+fn sending(word: &str) -> Result<Sending, String> {
+    match (word, word.parse()) {
+        ("before", _) => Ok(Sending::Before),
+        ("all", _) => Ok(Sending::ALL),
+        (_, Ok(peers @ 1..)) => Ok(Sending::Beside { peers }),
+        _ => Err(format!("{word:?} is none of before, all and a number of peers")),
     }
 }
 
@@ -93,13 +105,16 @@ impl Plan {
 
     /// Tells a builder what is not left out.
     pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem, comm: &Communicator) -> Builder<Op> {
-        let Self { schedule, push, spread, workers } = *self;
-        let own = own_schedule(comm, problem);
+        let Self { schedule, push, sending, spread, workers } = *self;
+        let own = own_schedule(comm, problem, sending.unwrap_or_else(|| own_sending(comm, problem)));
         let schedule = schedule.over(own);
         if schedule != own {
             builder = builder.schedule(schedule);
         }
         builder = builder.push(push.unwrap_or_default());
+        if let Some(sending) = sending {
+            builder = builder.sending(sending);
+        }
         if let Some(percent) = spread {
             builder = builder.spread(percent);
         }
@@ -127,5 +142,7 @@ mod tests {
         assert_eq!(tile("128x192"), Ok(TileShape::new(128, 192, 64)));
         assert!(tile("128").is_err() && tile("x").is_err() && push("gpu").is_err());
         assert_eq!(push("copy-engine"), Ok(Push::CopyEngine));
+        assert_eq!(["before", "all", "2"].map(sending), [Ok(Sending::Before), Ok(Sending::ALL), Ok(Sending::Beside { peers: 2 })]);
+        assert!(sending("0").is_err() && sending("after").is_err());
     }
 }

@@ -45,6 +45,14 @@ pub enum BuildError {
         /// What was asked for.
         schedule: Schedule,
     },
+    /// What is sent comes from the kernel, or goes on to mates beside it.
+    #[error("{op} on the {transport} transport cannot have its messages before the kernel: send them beside it")]
+    NotBefore {
+        /// The op.
+        op: OpKind,
+        /// The transport.
+        transport: TransportKind,
+    },
     /// No kernel has been written for this tile.
     #[error(transparent)]
     NoKernel(#[from] NoSuchTile),

@@ -14,7 +14,7 @@ pub mod tensor;
 mod timeline;
 
 pub use error::{BuildError, CallError, Requests};
-pub use execute::{Push, own_launch, own_schedule};
+pub use execute::{Push, own_launch, own_schedule, own_sending};
 pub use flux_kernels::{Activation, Element};
 pub use half::{bf16, f16};
 pub use ops::{AllGatherGemm, Builder, GemmReduceScatter};

@@ -8,7 +8,7 @@ use crate::fused::{FusedOp, Request};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
-use flux_core::program::Schedule;
+use flux_core::program::{Schedule, Sending};
 use flux_core::{OpKind, Problem, WorldSize};
 use flux_kernels::{Activation, Element};
 use flux_transport::{Communicator, Failure, Fault, Stream};
@@ -30,6 +30,12 @@ impl<Op> Builder<Op> {
     /// How the problem is cut and ordered, in place of the heuristic's choice. The same on every rank.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.request.schedule = Some(schedule);
+        self
+    }
+
+    /// When the messages of a call go and to how many peers at once, on transports whose mover they are, in place of the heuristic's choice. The same on every rank.
+    pub fn sending(mut self, sending: Sending) -> Self {
+        self.request.sending = Some(sending);
         self
     }
 

@@ -11,7 +11,7 @@ use crate::nccl::NcclError;
 use crate::route::Route;
 use crate::{Device, Fault, Stream};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
-use flux_core::program::{Forward, Round, Transfer};
+use flux_core::program::{Channels, Forward, Round, Sending, Transfer};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
 use std::fmt::{self, Debug};
@@ -65,9 +65,7 @@ pub enum Mover {
     /// [`Transport::exchange`] carries both what is pushed and what is sent.
     Messages {
         /// Multiprocessors that the messages' kernels need while the executor's waits.
-        multiprocessors: u32,
-        /// Least bytes that are worth a message of their own.
-        bytes: u64,
+        channels: Channels,
     },
 }
 
@@ -129,8 +127,10 @@ pub struct Exchange<'a> {
     pub source: Source<'a>,
     /// Bytes of a place at a reader.
     pub place_bytes: u64,
-    /// The program's [rounds](flux_core::program::TileProgram::rounds), in order.
+    /// The program's [rounds](flux_core::program::TileProgram::rounds), as [ordered](Sending::ordered).
     pub rounds: &'a [Round],
+    /// Which of them go at once, and when.
+    pub sending: Sending,
 }
 
 /// Where sent chunks come from.
@@ -206,7 +206,8 @@ pub trait Transport: Send + Sync + Debug {
     unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
 
     /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers
-    /// in other nodes are those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries.
+    /// in other nodes are those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries. What is
+    /// sent [before](Sending::Before) the executor's kernel has come when what is enqueued next on `stream` begins, or the call has failed.
     ///
     /// Not one method with [`carry`](Self::carry): an exchange is enqueued before the kernel, whose addresses it gives, in rounds that all ranks go through in
     /// one order, and a route after the kernel, each side in its own order; either at the other's time would be a protocol that is neither argued nor proven.

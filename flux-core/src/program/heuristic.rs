@@ -40,14 +40,11 @@ const MOST_SPLITS: u64 = 3;
 const SLICE_BYTES: u64 = 1 << 20;
 /// Most slices.
 const MOST_SLICES: u32 = 12;
-/// Rows of a shard that go as one message where there are several peers. NCCL has all its channels carry a message above this size, and one a smaller one: of 4 ranks the
-/// AllGather-GEMM of GPT-3 at m = 8192 takes 3.3 ms with whole shards and 4.8 with quarters (results/tuning/nccl-groups-tp4.txt).
-const WHOLE_BYTES: u64 = 32 << 20;
 /// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
 pub(super) const WORKERS: u32 = 128;
 /// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
 /// its work, so it has to gain something in waves.
-const TILES: [(TileShape, u64); 4] = [
+pub(super) const TILES: [(TileShape, u64); 4] = [
     (TileShape::new(128, 256, 64), 100),
     (TileShape::new(128, 224, 64), 100),
     (TileShape::new(128, 192, 64), 100),
@@ -161,39 +158,12 @@ impl Schedule {
         let (tile, splits) = ways.min_by_key(|way| way.0).map_or((TILES[0].0, 1), |(_, tile, splits)| (tile, splits));
         Self { stack: true, splits, raster: Raster::RowGroups(8), ..Self::of(tile) }
     }
-
-    /// The heuristic's schedule for a transport whose chunks are messages of at least `bytes`: whole rows and tiles of one shard each, and no more chunks
-    /// than four of a shard; of more than two ranks, rows of over 32 MiB a shard are not cut.
-    ///
-    /// A message costs the same to begin whatever its size, so small problems are sent as whole shards. Tiles that span shards have no one reader, so
-    /// the shards of small problems are taken side by side instead: they still share one pass over `w`. Those of a GEMM-ReduceScatter always are, so that the
-    /// same chunk for every owner is finished at about the same time and goes with the others.
-    pub fn in_messages(problem: &Problem, bytes: u64) -> Self {
-        let own = Self::heuristic(problem);
-        let (shard, piece) = match problem.op() {
-            OpKind::AllGatherGemm => {
-                let row = gather_place_bytes(problem) / u64::from(problem.m_shard());
-                (gather_place_bytes(problem), row * u64::from(own.tile.m))
-            }
-            OpKind::GemmReduceScatter => {
-                let slot = slot_bytes(problem, own.tile);
-                (TileGrid::of_shard(problem, own.tile).tiles() * slot, slot)
-            }
-        };
-        let tiles = shard.div_ceil(4).max(bytes).div_ceil(piece);
-        let whole = problem.op() == OpKind::AllGatherGemm && problem.world().get() > 2 && shard > WHOLE_BYTES;
-        let chunk = if whole { Chunk::Shard } else { u32::try_from(tiles).map_or(Chunk::Shard, Chunk::Tiles) };
-        let side_by_side = own.stack || problem.op() == OpKind::GemmReduceScatter;
-        let band = if side_by_side { problem.world().get() } else { own.band };
-        Self { chunk, band, splits: 1, k_chunks: 1, stack: false, ..own }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::TileProgram;
-    use crate::{DType, Rank, WorldSize};
+    use crate::{DType, WorldSize};
 
     fn heuristic(op: OpKind, m: usize, n: usize, k: usize) -> Schedule {
         let world = WorldSize::new(8).expect("8 is a world size");
@@ -253,35 +223,6 @@ mod tests {
         assert_eq!(chosen(8, ag, 256, 28672, 8192), (128, 128, 2, true), "small ones would read x too often");
         assert_eq!(chosen(8, ag, 256, 49152, 12288), (128, 192, 2, true), "halves of 64");
         assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
-    }
-
-    #[test]
-    fn messages_are_whole_shards_or_large_pieces_of_them() {
-        let world = WorldSize::new(8).expect("8 is a world size");
-        for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
-            for m in [64, 512, 1024, 8192] {
-                let (n, k) = if op == OpKind::AllGatherGemm { (49152, 12288) } else { (12288, 49152) };
-                let problem = Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem");
-                let schedule = Schedule::in_messages(&problem, 4 << 20);
-                let program = TileProgram::build(&problem, Rank::new(3), &schedule).expect("a valid schedule");
-                let rounds = program.rounds().expect("whole ranges of places");
-                assert!((7..=28).contains(&rounds.len()), "{op} m={m}: {} rounds", rounds.len());
-                let largest = rounds.iter().map(|round| round.bytes).max();
-                assert!(largest >= Some((4 << 20).min(program.place_bytes())), "{op} m={m}: {largest:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn rows_that_fill_all_channels_are_one_message() {
-        let chunk = |world, op, n, k| {
-            let world = WorldSize::new(world).expect("a world size");
-            Schedule::in_messages(&Problem::new(op, 8192, n, k, DType::Bf16, world).expect("a valid problem"), 4 << 20).chunk
-        };
-        assert_eq!(chunk(4, OpKind::AllGatherGemm, 49152, 12288), Chunk::Shard, "48 MiB");
-        assert_eq!(chunk(4, OpKind::AllGatherGemm, 28672, 8192), Chunk::Tiles(4), "32 MiB");
-        assert_eq!(chunk(2, OpKind::AllGatherGemm, 49152, 12288), Chunk::Tiles(4), "one peer has all channels anyway");
-        assert_ne!(chunk(4, OpKind::GemmReduceScatter, 12288, 49152), Chunk::Shard);
     }
 
     #[test]

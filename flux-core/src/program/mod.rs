@@ -15,16 +15,19 @@ mod gemm_rs;
 mod gemm_rs_stacked;
 mod heuristic;
 mod items;
+mod messages;
 mod record;
 mod rounds;
 mod schedule;
+mod sending;
 #[cfg(test)]
 mod tests;
 
 pub use error::ScheduleError;
 pub use gemm_rs::Places;
+pub use messages::{Channels, Sending, groups};
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
-pub use rounds::{End, Round, groups};
+pub use rounds::{End, Round};
 pub use schedule::{Chunk, Schedule};
 
 use crate::layout::{self, WorkspaceSize};

@@ -3,7 +3,7 @@
 //! Invariant: at round `i` of a program every rank sends to one rank and receives from one, what a rank sends at round `i` is what its reader receives
 //! at round `i`, and the rounds are in the order that the program's kernel finishes its chunks in; rows, which are all there from the start, chunk by chunk, each
 //! to all readers. So ranks that take the rounds in order, each when its own chunk is finished, wait for nobody who waits for them, nor do they where they
-//! take them [group](groups) by group.
+//! take them [group](super::groups) by group.
 
 use super::{Places, TileProgram, sink};
 use crate::layout::{gather_place_bytes, slot_bytes};
@@ -23,23 +23,6 @@ pub struct Round {
     pub sent: End,
     /// What this rank receives.
     pub received: End,
-}
-
-/// The rounds in groups, whose messages go at once: the same chunk to one peer after another. A message of more than `alone` bytes is a group by itself.
-///
-/// Ranks that are given the same `alone` make the same groups: which rounds share one depends on chunks and bytes, that all ranks' rounds have in common.
-///
-/// ```
-/// use flux_core::program::{Schedule, TileProgram, groups};
-/// use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-/// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap())?;
-/// let program = TileProgram::build(&p, Rank::new(0), &Schedule::of(TileShape::new(128, 128, 64)))?;
-/// let rounds = program.rounds().unwrap();
-/// assert_eq!((groups(&rounds, u64::MAX).count(), groups(&rounds, 1024).count()), (1, 3));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn groups(rounds: &[Round], alone: u64) -> impl Iterator<Item = &[Round]> {
-    rounds.chunk_by(move |a, b| a.offset == b.offset && a.bytes <= alone)
 }
 
 /// One message's ends beside this rank: who, and which place and signal of the reader's it is for.
@@ -150,7 +133,7 @@ impl TileProgram {
 
 #[cfg(test)]
 mod tests {
-    use crate::program::{Chunk, End, Schedule, TileProgram, groups, sink};
+    use crate::program::{Channels, Chunk, End, Round, Schedule, Sending, TileProgram, groups, sink};
     use crate::tile::Raster;
     use crate::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
@@ -174,9 +157,10 @@ mod tests {
         )
     }
 
-    /// Bytes of the largest message that goes with others.
-    fn alone() -> impl Strategy<Value = u64> {
-        prop_oneof![Just(u64::MAX), 0..4096_u64]
+    /// In the order in which they are gone through where so many peers are sent to at once.
+    fn ordered(program: &TileProgram, peers: u32) -> Vec<Round> {
+        let rows = program.problem.op() == OpKind::AllGatherGemm;
+        Sending::Beside { peers }.ordered(program.rounds().unwrap(), rows)
     }
 
     proptest! {
@@ -184,8 +168,8 @@ mod tests {
         /// groups in order, each as soon as all of its partners are in the same one and, for GEMM-ReduceScatter, the chunks are there, which nothing but the
         /// rank's own progress brings: so none waits for ever, whoever is slow.
         #[test]
-        fn ranks_never_wait_for_each_other_in_a_circle(programs in programs(), alone in alone(), slow in prop::collection::vec(0..16_usize, 64)) {
-            let rounds: Vec<_> = programs.iter().map(|program| program.rounds().unwrap()).collect();
+        fn ranks_never_wait_for_each_other_in_a_circle(programs in programs(), peers in 1..=16_u32, slow in prop::collection::vec(0..16_usize, 64)) {
+            let rounds: Vec<_> = programs.iter().map(|program| ordered(program, peers)).collect();
             let world = programs.len();
             for (rank, own) in rounds.iter().enumerate() {
                 prop_assert_eq!(own.len(), rounds[0].len());
@@ -196,7 +180,7 @@ mod tests {
                     prop_assert_eq!((reader.step, reader.offset, reader.bytes), (round.step, round.offset, round.bytes));
                 }
             }
-            let groups: Vec<Vec<_>> = rounds.iter().map(|rounds| groups(rounds, alone).collect()).collect();
+            let groups: Vec<Vec<_>> = rounds.iter().map(|rounds| groups(rounds, peers).collect()).collect();
             let total = groups[0].len();
             for own in &groups {
                 prop_assert!(own.iter().map(|group| group.len()).eq(groups[0].iter().map(|group| group.len())));
@@ -204,7 +188,7 @@ mod tests {
                     let to: BTreeSet<_> = group.iter().map(|round| round.sent.peer.get()).collect();
                     let from: BTreeSet<_> = group.iter().map(|round| round.received.peer.get()).collect();
                     prop_assert_eq!((to.len(), from.len()), (group.len(), group.len()), "one message to a peer, and one from it");
-                    prop_assert!(group.len() == 1 || group.iter().all(|round| round.bytes <= alone));
+                    prop_assert!(group.len() <= peers as usize);
                 }
             }
             // Each rank has posted the group that it is at; a group ends for a rank when all partners have posted it. The slow ones go last.
@@ -267,10 +251,10 @@ mod tests {
     }
 
     /// One worker a rank, one exchange at a time on each rail, and movers that pass on in order what has come: all of them end, whoever is slow.
-    fn all_end(programs: &[TileProgram], alone: u64, slow: &[usize]) -> Result<(), String> {
+    fn all_end(programs: &[TileProgram], peers: u32, slow: &[usize]) -> Result<(), String> {
         let world = programs.len();
-        let rounds: Vec<_> = programs.iter().map(|program| program.rounds().unwrap()).collect();
-        let groups: Vec<Vec<_>> = rounds.iter().map(|rounds| groups(rounds, alone).collect()).collect();
+        let rounds: Vec<_> = programs.iter().map(|program| ordered(program, peers)).collect();
+        let groups: Vec<Vec<_>> = rounds.iter().map(|rounds| groups(rounds, peers).collect()).collect();
         // By owner and signal, of signals, and by rank, dest and signal of the flags that say what can be sent.
         let (mut raised, mut flags) = (BTreeSet::<(u32, u32)>::new(), BTreeSet::<(u32, u32, u32)>::new());
         let mut left = BTreeMap::<(u32, u32), u32>::new();
@@ -331,8 +315,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kernels_rails_and_movers_never_wait_in_a_circle(programs in programs(), alone in alone(), slow in prop::collection::vec(0..16_usize, 8)) {
-            if let Err(stuck) = all_end(&programs, alone, &slow) {
+        fn kernels_rails_and_movers_never_wait_in_a_circle(programs in programs(), peers in 1..=16_u32, slow in prop::collection::vec(0..16_usize, 8)) {
+            if let Err(stuck) = all_end(&programs, peers, &slow) {
                 prop_assert!(false, "{}", stuck);
             }
         }
@@ -348,9 +332,12 @@ mod tests {
             for m in [64, 1024, 8192].map(|m: usize| m.next_multiple_of(world.index())) {
                 let (n, k) = if op == OpKind::AllGatherGemm { (840 * 16, 2048) } else { (2048, 840 * 16) };
                 let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-                let program = TileProgram::build(&problem, crate::Rank::new(1), &Schedule::in_messages(&problem, 4 << 20)).unwrap();
-                let rounds = program.rounds().unwrap();
-                assert!(groups(&rounds, u64::MAX).all(|group| group.len() == world.index() - 1), "{problem:?}");
+                let channels = Channels { least_bytes: 4 << 20, ..Channels::FREE };
+                for peers in (1..world.get()).filter(|&peers| (world.get() - 1).is_multiple_of(peers)) {
+                    let schedule = Schedule::in_messages(&problem, &channels, Sending::Beside { peers });
+                    let rounds = ordered(&TileProgram::build(&problem, crate::Rank::new(1), &schedule).unwrap(), peers);
+                    assert!(groups(&rounds, peers).all(|group| group.len() as u32 == peers), "{problem:?}");
+                }
             }
         }
     }

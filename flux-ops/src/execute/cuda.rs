@@ -10,7 +10,7 @@ use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
-use flux_core::program::{Round, Schedule, TileProgram, sink};
+use flux_core::program::{Round, Schedule, Sending, TileProgram, sink};
 use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, TraceBuffer, launch};
 use flux_kernels::nvrtc::Arch;
@@ -49,6 +49,7 @@ pub(crate) struct CudaExecutor {
     push_by_kernel: bool,
     // What messages carry, where the transport has no other mover.
     rounds: Option<Vec<Round>>,
+    sending: Sending,
     // What copy engines carry through the host, where they do.
     route: Option<Route>,
     workers: u32,
@@ -81,13 +82,21 @@ impl CudaExecutor {
         ordinal: u32,
         program: TileProgram,
         route: Option<Route>,
-        schedule: &Schedule,
+        (schedule, sending): (&Schedule, Sending),
         hands: Hands,
     ) -> Result<Self, BuildError> {
         let (rounds, left) = match comm.capabilities().mover {
-            Mover::Messages { multiprocessors, .. } => {
+            Mover::Messages { channels } => {
+                let rows = program.problem.op() == OpKind::AllGatherGemm;
+                if sending == Sending::Before && (!rows || program.nodes.are_mixed()) {
+                    return Err(BuildError::NotBefore { op: program.problem.op(), transport: comm.transport() });
+                }
                 let no_messages = || BuildError::NoMessages { transport: comm.transport(), schedule: *schedule };
-                (Some(program.rounds().ok_or_else(no_messages)?), multiprocessors)
+                let rounds = program.rounds().ok_or_else(no_messages)?;
+                // Where rows are passed on to mates, in the order in which they come.
+                let rounds = if program.nodes.are_mixed() { rounds } else { sending.ordered(rounds, rows) };
+                let beside = if sending == Sending::Before { 0 } else { channels.of(&rounds, sending.peers()) };
+                (Some(rounds), beside)
             }
             _ => (None, 0),
         };
@@ -125,6 +134,7 @@ impl CudaExecutor {
             trace: ManuallyDrop::new(trace),
             push_by_kernel,
             rounds,
+            sending,
             route,
             workers,
             pace,
@@ -151,7 +161,7 @@ impl CudaExecutor {
         let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route });
         if let Some(rounds) = &self.rounds {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
-            if let Err(error) = unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, program, rounds)) } {
+            if let Err(error) = unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, program, rounds, self.sending)) } {
                 drop(call);
                 // A part may be on its way.
                 comm.abort(LAUNCH_REFUSED);
@@ -236,11 +246,12 @@ impl CudaExecutor {
     }
 
     pub(super) fn explain(&self) -> String {
+        let carried = format!(", NCCL carries the chunks: {}", self.sending);
         let mover = match self.push_by_kernel {
             _ if self.rounds.is_some() && self.program.program().nodes.are_mixed() => {
                 ", NCCL carries the chunks that cross nodes, copy engines pass rows on"
             }
-            _ if self.rounds.is_some() => ", NCCL carries the chunks",
+            _ if self.rounds.is_some() => &carried,
             _ if self.route.is_some() => ", copy engines carry everything through the host",
             _ if self.program.program().transfers.is_empty() => "",
             true => ", which push the shard",

@@ -12,7 +12,7 @@ use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
 pub use cuda::own_launch;
 use flux_core::layout::gather_place_bytes;
-use flux_core::program::{Round, Schedule, TileProgram};
+use flux_core::program::{Channels, Round, Schedule, Sending, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
 use flux_transport::route::Route;
@@ -68,20 +68,30 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
 }
 
 /// What messages carry of a call.
-pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &'p TileProgram, rounds: &'p [Round]) -> Exchange<'p> {
+pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &'p TileProgram, rounds: &'p [Round], sending: Sending) -> Exchange<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
         OpKind::GemmReduceScatter => Source::Stored,
     };
-    Exchange { source, place_bytes: program.place_bytes(), rounds }
+    Exchange { source, place_bytes: program.place_bytes(), rounds, sending }
 }
 
-/// The schedule that an op on `comm` has where its builder is given none. A heuristic.
-pub fn own_schedule(comm: &Communicator, problem: &Problem) -> Schedule {
+/// The sending that an op on `comm` has where its builder is given none; it means nothing where no messages carry chunks. A heuristic.
+pub fn own_sending(comm: &Communicator, problem: &Problem) -> Sending {
     match comm.capabilities().mover {
-        Mover::Messages { bytes, .. } => Schedule::in_messages(problem, bytes),
+        // What crosses nodes goes on as it comes.
+        Mover::Messages { .. } if comm.nodes().are_mixed() => Sending::ALL,
+        Mover::Messages { channels } => Sending::heuristic(problem, &channels, problem.world().peers()),
+        _ => Sending::ALL,
+    }
+}
+
+/// The schedule that an op on `comm` with this sending has where its builder is given none. A heuristic.
+pub fn own_schedule(comm: &Communicator, problem: &Problem, sending: Sending) -> Schedule {
+    match comm.capabilities().mover {
+        Mover::Messages { channels } => Schedule::in_messages(problem, &channels, sending),
         // As if there were messages: tiles that span shards cannot be passed on.
-        _ if comm.nodes().are_mixed() => Schedule::in_messages(problem, 0),
+        _ if comm.nodes().are_mixed() => Schedule::in_messages(problem, &Channels::FREE, sending),
         _ if carried(comm) => Schedule::staged(problem),
         _ => Schedule::heuristic(problem),
     }
@@ -109,12 +119,12 @@ impl<T: Element> Executor<T> {
         comm: &Communicator,
         program: TileProgram,
         route: Option<Route>,
-        schedule: &Schedule,
+        (schedule, sending): (&Schedule, Sending),
         hands: Hands,
     ) -> Result<Self, BuildError> {
         match location(comm) {
             Location::Host => HostExecutor::prepare(program, hands).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, program, route, schedule, hands).map(Self::Cuda),
+            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, program, route, (schedule, sending), hands).map(Self::Cuda),
         }
     }
 

@@ -10,11 +10,11 @@ pub(crate) use finish::Finish;
 pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, Hands, carried, location, own_schedule};
+use crate::execute::{Executor, Hands, carried, location, own_schedule, own_sending};
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
-use flux_core::program::{Schedule, TileProgram};
+use flux_core::program::{Channels, Schedule, Sending, TileProgram};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_transport::route::Route;
@@ -31,12 +31,13 @@ pub(crate) struct Request {
     pub(crate) dtype: DType,
     pub(crate) finish: Finish,
     pub(crate) schedule: Option<Schedule>,
+    pub(crate) sending: Option<Sending>,
     pub(crate) hands: Hands,
 }
 
 impl Request {
     pub(crate) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, hands: Hands::default() }
+        Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, sending: None, hands: Hands::default() }
     }
 
     /// The program of `rank`, with the problem and the schedule that it is of: `own`'s where the caller names none.
@@ -50,7 +51,7 @@ impl Request {
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
         let size = |own: fn(&Problem) -> Schedule| Ok::<_, BuildError>(self.program(Rank::new(0), Nodes::apart(world), own)?.0.workspace());
         // Of the smallest messages, which are the most.
-        let in_messages = |problem: &Problem| Schedule::in_messages(problem, 0);
+        let in_messages = |problem: &Problem| Schedule::in_messages(problem, &Channels::FREE, Sending::ALL);
         Ok(size(Schedule::heuristic)?.max(size(Schedule::staged)?).max(size(in_messages)?))
     }
 }
@@ -58,11 +59,14 @@ impl Request {
 /// The text that the ranks compare: all that must be the same on every rank. How many workers a rank has is its own business.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, m, n, k, dtype, finish, schedule, hands: _ } = self;
+        let Self { op, m, n, k, dtype, finish, schedule, sending, hands: _ } = self;
         write!(f, "{op} m={m} n={n} k={k} {dtype}, {finish}, ")?;
         match schedule {
             Some(schedule) => write!(f, "{schedule}")?,
             None => f.write_str("default schedule")?,
+        }
+        if let Some(sending) = sending {
+            write!(f, ", {sending}")?;
         }
         write!(f, ", flux {}", env!("CARGO_PKG_VERSION"))
     }
@@ -95,7 +99,9 @@ impl<T: Element> FusedOp<T> {
     }
 
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
-        let (program, schedule) = request.program(comm.rank(), comm.nodes(), |problem| own_schedule(comm, problem))?;
+        let sending = |problem: &Problem| request.sending.unwrap_or_else(|| own_sending(comm, problem));
+        let own = |problem: &Problem| own_schedule(comm, problem, sending(problem));
+        let (program, schedule) = request.program(comm.rank(), comm.nodes(), own)?;
         let (problem, size) = (program.problem, program.workspace());
         let route = if carried(comm) {
             let of = |rank| TileProgram::build_across(&problem, rank, &schedule, comm.nodes());
@@ -105,7 +111,8 @@ impl<T: Element> FusedOp<T> {
             None
         };
         let (finish, chosen) = (request.finish, request.schedule.is_some());
-        let executor = Executor::prepare(comm, program, route, &schedule, request.hands)?;
+        let sending = sending(&problem);
+        let executor = Executor::prepare(comm, program, route, (&schedule, sending), request.hands)?;
         Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
     }
 

@@ -2,7 +2,7 @@
 
 use super::device::{Device, Memory};
 use cudarc::driver::{CudaStream, DeviceRepr};
-use flux_core::program::Schedule;
+use flux_core::program::{Channels, Schedule, Sending};
 use flux_core::{Nodes, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_ops::{Layout, TensorMut, TensorRef};
@@ -63,7 +63,7 @@ impl Machine {
         match self {
             Self::Host | Self::Gpus(_) => Schedule::heuristic(problem),
             Self::Staged(_) => Schedule::staged(problem),
-            Self::Messages(_) | Self::TwoNodes { .. } => Schedule::in_messages(problem, 0),
+            Self::Messages(_) | Self::TwoNodes { .. } => Schedule::in_messages(problem, &Channels::FREE, Sending::ALL),
         }
     }
 

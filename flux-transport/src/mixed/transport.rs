@@ -137,14 +137,14 @@ impl Transport for Mixed {
         format!(
             "mixed: {} ranks in {nodes}; this rank is number {} of node {}, on {}; within a node ranks store into each other's memory and copy engines pass on what \
              came from other nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent was read by its mates and its \
-             rail; {} multiprocessors are left to NCCL; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
+             rail; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             nodes.world(),
             nodes.local_of(self.rank),
             nodes.node_of(self.rank),
             self.device(),
             nodes.per_node(),
             rail.version(),
-            rail.ctas,
+            rail.sharing,
             locked(&self.state).generation.workspace.bytes(),
             rail.advice(),
         )

@@ -1,4 +1,4 @@
-//! The rounds of one call on the side stream: the messages of several peers at once, as NCCL gives one message some of its multiprocessors only.
+//! The rounds of one call on the side stream: the messages of as many peers at once as the call says.
 //!
 //! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
 //! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
@@ -13,6 +13,9 @@ use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, consumed_offset, signal_offset};
 use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
+
+/// Bytes of a word.
+const WORD: usize = 4;
 
 /// Why a call whose data messages carry cannot be captured.
 pub(crate) const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
@@ -44,7 +47,7 @@ pub(crate) unsafe fn carry(
     epoch: Epoch,
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, place_bytes, rounds, .. } = exchange;
+    let &Exchange { source, place_bytes, rounds, sending } = exchange;
     let Memory { data, pad, size, rank, outbox } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
@@ -77,7 +80,7 @@ pub(crate) unsafe fn carry(
     };
     let half = data + epoch.half() as u64 * size.half_stride();
     let mut number = 0;
-    for group in groups(rounds, watched.link.alone()) {
+    for group in groups(rounds, sending.peers()) {
         if rows.is_none() {
             for (index, round) in group.iter().enumerate() {
                 let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
@@ -98,21 +101,83 @@ pub(crate) unsafe fn carry(
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
                     messages.send(chunk, bytes, to_node)?;
-                    messages.send(word, 4, to_node)?;
+                    messages.send(word, WORD, to_node)?;
                     messages.receive(half + u64::from(from.place) * place_bytes + offset, bytes, from_node)?;
-                    messages.receive(outbox.word(from.signal), 4, from_node)
+                    messages.receive(outbox.word(from.signal), WORD, from_node)
                 }
             })
         })?;
         number += group.len();
         stands(Step::Messages(number - 1))?;
-        for round in group {
-            let signal = round.received.signal;
-            // SAFETY: both words are in the workspace.
-            unsafe { copy_async(device, pad + signal_offset(signal, epoch.half()), outbox.word(signal), 4, stream) }?;
-            arrived(round)?;
+        for words in words_of(group) {
+            let (from, to) = (outbox.word(words.signal), pad + signal_offset(words.signal, epoch.half()));
+            let pitch = signal_offset(words.apart, 0) - signal_offset(0, 0);
+            // SAFETY: all words are in the workspace.
+            unsafe {
+                if words.count == 1 {
+                    copy_async(device, to, from, WORD, stream)
+                } else {
+                    let (to, from) = ((to, host_size(pitch)), (from, WORD * words.apart as usize));
+                    copy_rows_async(device, to, from, (words.count, WORD), stream)
+                }
+            }?;
         }
+        group.iter().try_for_each(&mut arrived)?;
         stands(if number == rounds.len() { Step::Ended } else { Step::Word(number - 1) })?;
     }
     Ok(())
+}
+
+/// Words that one copy takes to the pad: so many, of signals that are equally far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Words {
+    signal: u32,
+    apart: u32,
+    count: usize,
+}
+
+/// What the words of a group are copied as: all at once where that can be, as a copy takes a few us whatever its size.
+fn words_of(group: &[Round]) -> Vec<Words> {
+    let mut signals: Vec<u32> = group.iter().map(|round| round.received.signal).collect();
+    signals.sort_unstable();
+    let one = |&signal: &u32| Words { signal, apart: 1, count: 1 };
+    match signals[..] {
+        [signal, next, ..] if signals.windows(2).all(|pair| pair[1] - pair[0] == next - signal) => {
+            vec![Words { signal, apart: next - signal, count: signals.len() }]
+        }
+        _ => signals.iter().map(one).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::program::End;
+    use proptest::prelude::*;
+
+    fn group(signals: &[u32]) -> Vec<Round> {
+        let end = |&signal: &u32| End { peer: Rank::new(0), place: 0, signal };
+        signals.iter().map(|signal| Round { step: 1, offset: 0, bytes: 8, sent: end(signal), received: end(signal) }).collect()
+    }
+
+    #[test]
+    fn the_words_of_a_chunk_from_all_peers_are_one_copy() {
+        assert_eq!(words_of(&group(&[9, 1, 5])), [Words { signal: 1, apart: 4, count: 3 }]);
+        assert_eq!(words_of(&group(&[7, 2])), [Words { signal: 2, apart: 5, count: 2 }]);
+        assert_eq!(words_of(&group(&[3])), [Words { signal: 3, apart: 1, count: 1 }]);
+        assert_eq!(words_of(&group(&[0, 1, 3])).len(), 3);
+    }
+
+    proptest! {
+        #[test]
+        fn every_word_is_copied_once(mut signals in prop::collection::btree_set(0..40_u32, 1..8).prop_map(|set| set.into_iter().collect::<Vec<_>>()), turn in 0..8_usize) {
+            let turn = turn % signals.len();
+            signals.rotate_left(turn);
+            let mut copied: Vec<u32> =
+                words_of(&group(&signals)).iter().flat_map(|words| (0..words.count).map(|i| words.signal + i as u32 * words.apart)).collect();
+            copied.sort_unstable();
+            signals.sort_unstable();
+            prop_assert_eq!(copied, signals);
+        }
+    }
 }

@@ -77,7 +77,7 @@ pub enum NcclError {
     },
 }
 
-/// `ncclConfig_t` as of NCCL 2.18, which later versions take too: they look at `size` and `version`.
+/// `ncclConfig_t` as of NCCL 2.28, whose beginning is that of 2.18: libraries look at `size` and `version`.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Config {
@@ -90,29 +90,51 @@ pub(super) struct Config {
     max_ctas: c_int,
     net_name: *const c_char,
     split_share: c_int,
+    traffic_class: c_int,
+    comm_name: *const c_char,
+    collnet_enable: c_int,
+    cta_policy: c_int,
+    shrink_share: c_int,
+    nvls_ctas: c_int,
+    channels_per_net_peer: c_int,
+    nvlink_centric_sched: c_int,
 }
 
+/// Bytes of it that 2.18 knows.
+const FIRST_CONFIG: usize = 48;
+
 impl Config {
-    /// A communicator whose calls return at once, and whose kernels have at most so many CTAs.
-    pub(super) fn without_blocking(max_ctas: u32) -> Self {
+    /// For a library of `version`: a communicator whose calls return at once, with so many channels, of which a message has so many over a network; before 2.28 as
+    /// many as NCCL likes.
+    pub(super) fn without_blocking(channels: u32, of_a_net_peer: u32, version: u32) -> Self {
         // NCCL's value for what is left to it.
         let undefined = c_int::MIN;
+        let says_all = version >= super::sharing::SAYS_NET_CHANNELS;
         Self {
-            size: size_of::<Self>(),
+            size: if says_all { size_of::<Self>() } else { FIRST_CONFIG },
             magic: 0xcafe_beef,
-            version: 21800,
+            version: if says_all { super::sharing::SAYS_NET_CHANNELS } else { 21_800 },
             blocking: 0,
             // Clusters need multiprocessors side by side; those that are left free lie anywhere.
             cga_cluster_size: 0,
-            min_ctas: 1,
-            max_ctas: max_ctas.cast_signed(),
+            // NCCL would make fewer over a network, and so fewer for a message.
+            min_ctas: channels.cast_signed(),
+            max_ctas: channels.cast_signed(),
             net_name: std::ptr::null(),
             split_share: undefined,
+            traffic_class: undefined,
+            comm_name: std::ptr::null(),
+            collnet_enable: undefined,
+            cta_policy: undefined,
+            shrink_share: undefined,
+            nvls_ctas: undefined,
+            channels_per_net_peer: of_a_net_peer.cast_signed(),
+            nvlink_centric_sched: undefined,
         }
     }
 }
 
-const _: () = assert!(size_of::<Config>() == 48);
+const _: () = assert!(size_of::<Config>() == 80 && std::mem::offset_of!(Config, traffic_class) == FIRST_CONFIG - 4);
 
 macro_rules! table {
     ($($name:ident = $symbol:literal ($($type:ty),* $(,)?) -> $result:ty;)*) => {

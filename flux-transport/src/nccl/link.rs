@@ -8,31 +8,17 @@ use super::messages::{Group, Messages};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a multiprocessor carries at most of one message before NCCL gives the message twice as many: within a host, 32 pieces of 512 KiB (2.28, `addP2pToPlan`).
-const PART_BYTES: u64 = 16 << 20;
-
-/// The largest message that leaves some of `ctas` multiprocessors to others.
-fn alone(ctas: u32) -> u64 {
-    u64::from(ctas).next_power_of_two() * PART_BYTES / 2
-}
-
 /// One rank's end of the messages.
 #[derive(Debug)]
 pub(crate) struct Link {
     messages: Mutex<Option<Messages>>,
     deadline: Duration,
-    alone: u64,
 }
 
 impl Link {
-    /// Of a communicator whose kernels take `ctas` multiprocessors.
-    pub(super) fn new(messages: Messages, ctas: u32, deadline: Duration) -> Self {
-        Self { messages: Mutex::new(Some(messages)), deadline, alone: alone(ctas) }
-    }
-
-    /// Larger messages have all multiprocessors and go by themselves; the same on all ranks.
-    pub(super) const fn alone(&self) -> u64 {
-        self.alone
+    /// Whose calls of NCCL have `deadline`.
+    pub(super) fn new(messages: Messages, deadline: Duration) -> Self {
+        Self { messages: Mutex::new(Some(messages)), deadline }
     }
 
     fn messages(&self) -> MutexGuard<'_, Option<Messages>> {
@@ -74,27 +60,6 @@ impl Drop for Link {
     fn drop(&mut self) {
         if let Some(messages) = self.take() {
             messages.abort();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_goes_by_itself_once_it_has_all_multiprocessors() {
-        // As NCCL counts, from one.
-        let given = |bytes: u64, ctas: u64| {
-            let mut channels = 1;
-            while bytes.div_ceil(channels) > PART_BYTES && channels <= ctas / 2 {
-                channels *= 2;
-            }
-            channels
-        };
-        for ctas in [2, 4, 8, 16, 32] {
-            assert!(given(alone(ctas), ctas.into()) < ctas.into());
-            assert_eq!(given(alone(ctas) + 1, ctas.into()), ctas.into());
         }
     }
 }

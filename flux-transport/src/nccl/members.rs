@@ -5,6 +5,7 @@
 
 use super::comm::UniqueId;
 use super::library;
+use super::sharing::{LANES, MOST_LANES, Sharing};
 use crate::control::{agree, together};
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
 use crate::nvlink::ordinal;
@@ -14,19 +15,12 @@ use std::ffi::OsStr;
 use std::fmt::Display;
 use std::time::Instant;
 
-/// CTAs of NCCL's kernels, and so multiprocessors that are kept free of ours, unless `FLUX_NCCL_CTAS` says otherwise: with 4 an H200 keeps 128, for which
-/// tiles of the reference shapes are whole waves.
-const CTAS: u32 = 4;
-/// Most that can be kept free.
-const MAX_CTAS: u32 = 32;
-/// Least bytes of a message: some 40 us of an NVLink, as long as it takes NCCL to begin one.
-const MESSAGE_BYTES: u64 = 4 << 20;
 /// Bytes of the pieces in which NCCL sends over a network; where ranks differ, what one sends another does not receive.
 const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
 /// Pieces with which sends over sockets carry about what NCCL's collectives do (docs/transports.md); NCCL's own are a quarter.
 const GOOD_PIECES: u64 = 512 << 10;
 /// First bytes of a message, with the version.
-const MAGIC: [u8; 8] = *b"fluxncl2";
+const MAGIC: [u8; 8] = *b"fluxncl3";
 
 /// What a rank says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +28,7 @@ struct Identity {
     uuid: DeviceUuid,
     /// NCCL's version.
     version: u32,
-    ctas: u32,
+    sharing: Sharing,
     /// What its environment says of [`PIECES`]; 0 for nothing.
     pieces: u64,
     /// Rank 0's counts.
@@ -43,17 +37,30 @@ struct Identity {
 
 impl Identity {
     fn encode(&self) -> Vec<u8> {
-        let Self { uuid, version, ctas, pieces, id } = self;
-        [&MAGIC[..], &uuid.0, &version.to_le_bytes(), &ctas.to_le_bytes(), &pieces.to_le_bytes(), &id.to_bytes()].concat()
+        let Self { uuid, version, sharing, pieces, id } = self;
+        let Sharing { lanes, asked, all, each, part_bytes } = sharing;
+        let words = [version, lanes, asked, all, each].map(|word| word.to_le_bytes()).concat();
+        [&MAGIC[..], &uuid.0, &words, &part_bytes.to_le_bytes(), &pieces.to_le_bytes(), &id.to_bytes()].concat()
     }
 
     fn decode(message: &[u8]) -> Option<Self> {
-        let (uuid, rest) = message.strip_prefix(&MAGIC)?.split_first_chunk()?;
-        let (version, rest) = rest.split_first_chunk()?;
-        let (ctas, rest) = rest.split_first_chunk()?;
+        let (uuid, mut rest) = message.strip_prefix(&MAGIC)?.split_first_chunk()?;
+        let mut words = [0; 5];
+        for word in &mut words {
+            let (bytes, after) = rest.split_first_chunk()?;
+            (*word, rest) = (u32::from_le_bytes(*bytes), after);
+        }
+        let (part_bytes, rest) = rest.split_first_chunk()?;
         let (pieces, rest) = rest.split_first_chunk()?;
-        let (version, ctas, pieces) = (u32::from_le_bytes(*version), u32::from_le_bytes(*ctas), u64::from_le_bytes(*pieces));
-        Some(Self { uuid: DeviceUuid(*uuid), version, ctas, pieces, id: UniqueId::from_bytes(*rest.as_array()?) })
+        let [version, lanes, asked, all, each] = words;
+        let sharing = Sharing { lanes, asked, all, each, part_bytes: u64::from_le_bytes(*part_bytes) };
+        Some(Self {
+            uuid: DeviceUuid(*uuid),
+            version,
+            sharing,
+            pieces: u64::from_le_bytes(*pieces),
+            id: UniqueId::from_bytes(*rest.as_array()?),
+        })
     }
 }
 
@@ -61,7 +68,7 @@ impl Identity {
 #[derive(Clone, Debug)]
 pub(crate) struct Members {
     pub(crate) info: DeviceInfo,
-    pub(crate) ctas: u32,
+    pub(crate) sharing: Sharing,
     version: u32,
     pieces: u64,
     hosts: u32,
@@ -89,15 +96,15 @@ impl Members {
             let of_rail: Vec<_> = ranks.iter().map(|&rank| (rank, identities[rank.index()])).collect();
             let own = nodes.node_of(rank) as usize;
             check(own, &of_rail)?;
-            let Identity { id, ctas, version, pieces, .. } = of_rail[0].1;
-            Ok(Self { info, ctas, version, pieces, hosts: world.hosts().count(), id, ranks, own })
+            let Identity { id, sharing, version, pieces, .. } = of_rail[0].1;
+            Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, ranks, own })
         });
         together(control, until, met.map_err(unusable))
     }
 
     /// What a transport can do whose messages they carry.
     pub(crate) const fn capabilities(&self) -> Capabilities {
-        let mover = Mover::Messages { multiprocessors: self.ctas, bytes: MESSAGE_BYTES };
+        let mover = Mover::Messages { channels: self.sharing.channels() };
         Capabilities { peer_stores: false, mover, graphs: false, processes: true }
     }
 
@@ -123,16 +130,18 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     cuda::available().map_err(|why| words(&why))?;
     library::available().map_err(|why| words(&why))?;
     let visible = cuda::device_count().map_err(|why| words(&why))?;
-    let number = ordinal(options.device, world.launch(), world.local_rank(), visible);
-    let info = cuda::device_info(number).map_err(|why| words(&why))?;
-    cuda::usable(number).map_err(|why| words(&why))?;
-    let ctas = ctas(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
+    let ordinal = ordinal(options.device, world.launch(), world.local_rank(), visible);
+    let info = cuda::device_info(ordinal).map_err(|why| words(&why))?;
+    cuda::usable(ordinal).map_err(|why| words(&why))?;
+    let lanes = lanes(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
     let version = library::version().map_err(|why| words(&why))?;
+    let set = |name: &str| number(std::env::var_os(name).as_deref());
+    let sharing = Sharing::new(lanes, nodes.count(), world.hosts().count(), version, set);
     // The first of a rail names its communicator.
     let first = nodes.node_of(world.rank()) == 0;
     let id = if first { UniqueId::new().map_err(|why| words(&why))? } else { UniqueId::from_bytes([0; 128]) };
-    let pieces = pieces(std::env::var_os(PIECES).as_deref());
-    let identity = Identity { uuid: info.uuid, version, ctas, pieces, id };
+    let pieces = set(PIECES).unwrap_or(0);
+    let identity = Identity { uuid: info.uuid, version, sharing, pieces, id };
     Ok((info, identity))
 }
 
@@ -144,8 +153,12 @@ fn check(own: usize, identities: &[(Rank, Identity)]) -> Result<(), String> {
             return Err(format!("ranks {rank} and {peer} are both on device {}: NCCL takes one rank a device", mine.uuid));
         } else if other.version != mine.version {
             return different("NCCL", mine.version.into(), other.version.into());
-        } else if other.ctas != mine.ctas {
-            return different("FLUX_NCCL_CTAS", mine.ctas.into(), other.ctas.into());
+        } else if other.sharing.lanes != mine.sharing.lanes {
+            return different("FLUX_NCCL_CTAS", mine.sharing.lanes.into(), other.sharing.lanes.into());
+        } else if other.sharing != mine.sharing {
+            let variables = |of: Sharing| format!("{} of {} channels for messages in parts of {} bytes", of.each, of.all, of.part_bytes);
+            let (own, others) = (variables(mine.sharing), variables(other.sharing));
+            return Err(format!("by the variables of NCCL, rank {rank} has {own}, rank {peer} {others}: set the same on every rank"));
         } else if other.pieces != mine.pieces {
             return different(&format!("{PIECES} (0: none)"), mine.pieces, other.pieces);
         }
@@ -154,10 +167,11 @@ fn check(own: usize, identities: &[(Rank, Identity)]) -> Result<(), String> {
 }
 
 /// What the variable says.
-fn ctas(variable: Option<&OsStr>) -> Result<u32, String> {
-    let Some(value) = variable.filter(|value| !value.is_empty()) else { return Ok(CTAS) };
-    let parsed = value.to_str().and_then(|value| value.parse().ok()).filter(|value| (1..=MAX_CTAS).contains(value));
-    parsed.ok_or_else(|| format!("FLUX_NCCL_CTAS = {}: it must be from 1 to {MAX_CTAS}", value.display()))
+fn lanes(variable: Option<&OsStr>) -> Result<u32, String> {
+    let Some(value) = variable.filter(|value| !value.is_empty()) else { return Ok(LANES) };
+    let fits = |value: &u32| value.is_power_of_two() && *value <= MOST_LANES;
+    let parsed = value.to_str().and_then(|value| value.parse().ok()).filter(fits);
+    parsed.ok_or_else(|| format!("FLUX_NCCL_CTAS = {}: it must be a power of two up to {MOST_LANES}", value.display()))
 }
 
 fn advice(hosts: u32, pieces: u64) -> String {
@@ -167,11 +181,11 @@ fn advice(hosts: u32, pieces: u64) -> String {
     format!("; {PIECES} is not set: {GOOD_PIECES} in every rank's environment carries more over sockets")
 }
 
-/// What the variable says, as NCCL reads it: nothing where it is no number.
-fn pieces(variable: Option<&OsStr>) -> u64 {
-    let Some(text) = variable.and_then(OsStr::to_str).map(str::trim) else { return 0 };
+/// What a variable says, as NCCL reads it: nothing where it is no number.
+fn number(variable: Option<&OsStr>) -> Option<u64> {
+    let text = variable.and_then(OsStr::to_str).map(str::trim)?;
     let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
-    hexadecimal.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16)).unwrap_or(0)
+    hexadecimal.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16)).ok()
 }
 
 #[cfg(test)]
@@ -180,7 +194,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn identity(device: u8) -> Identity {
-        Identity { uuid: DeviceUuid([device; 16]), version: 22703, ctas: 4, pieces: 0, id: UniqueId::from_bytes([7; 128]) }
+        let sharing = Sharing::new(4, 4, 1, 22_703, |_| None);
+        Identity { uuid: DeviceUuid([device; 16]), version: 22_703, sharing, pieces: 0, id: UniqueId::from_bytes([7; 128]) }
     }
 
     #[test]
@@ -191,7 +206,8 @@ mod tests {
         for (other, word) in [
             (own, "both on device"),
             (Identity { version: 22800, ..identity(1) }, "rank 1 has NCCL 22703, rank 3 22800"),
-            (Identity { ctas: 8, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank 3 8"),
+            (Identity { sharing: Sharing { lanes: 8, ..own.sharing }, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank 3 8"),
+            (Identity { sharing: Sharing { all: 32, each: 8, ..own.sharing }, ..identity(1) }, "has 4 of 16 channels"),
             (Identity { pieces: 1 << 19, ..identity(1) }, "NCCL_P2P_NET_CHUNKSIZE (0: none) 0, rank 3 524288"),
         ] {
             let why = check([own, other]).unwrap_err();
@@ -200,31 +216,33 @@ mod tests {
     }
 
     #[test]
-    fn the_variable_is_a_number_of_ctas_or_an_error() {
-        let parse = |value: &str| ctas(Some(OsStr::new(value)));
-        assert_eq!((ctas(None), parse(""), parse("8")), (Ok(CTAS), Ok(CTAS), Ok(8)));
-        for wrong in ["0", "33", "many", "-1"] {
+    fn the_variable_is_a_number_of_lanes_or_an_error() {
+        let parse = |value: &str| lanes(Some(OsStr::new(value)));
+        assert_eq!((lanes(None), parse(""), parse("8")), (Ok(LANES), Ok(LANES), Ok(8)));
+        for wrong in ["0", "3", "64", "many", "-1"] {
             assert!(parse(wrong).unwrap_err().contains(wrong));
         }
     }
 
     #[test]
-    fn the_size_of_pieces_is_read_as_nccl_reads_it() {
-        let parse = |value: &str| pieces(Some(OsStr::new(value)));
-        assert_eq!((pieces(None), parse(""), parse("many"), parse("-1")), (0, 0, 0, 0));
+    fn variables_are_read_as_nccl_reads_them() {
+        let parse = |value: &str| number(Some(OsStr::new(value)));
+        assert_eq!((number(None), parse(""), parse("many"), parse("-1")), (None, None, None, None));
         assert!(advice(2, 0).contains("NCCL_P2P_NET_CHUNKSIZE is not set: 524288 in every"));
         assert_eq!((advice(1, 0), advice(2, 1 << 17)), (String::new(), String::new()));
-        assert_eq!((parse("524288"), parse("0x80000"), parse(" 1048576 ")), (GOOD_PIECES, GOOD_PIECES, 1 << 20));
+        assert_eq!((parse("524288"), parse("0x80000"), parse(" 1048576 ")), (Some(GOOD_PIECES), Some(GOOD_PIECES), Some(1 << 20)));
     }
 
     proptest! {
         #[test]
         fn an_identity_survives_the_trip_and_no_part_of_it_does(
-            uuid: [u8; 16], version: u32, ctas: u32, pieces: u64, byte: u8, cut in 0..168_usize
+            uuid: [u8; 16], version: u32, words: [u32; 4], part_bytes: u64, pieces: u64, byte: u8, cut in 0..188_usize
         ) {
-            let identity = Identity { uuid: DeviceUuid(uuid), version, ctas, pieces, id: UniqueId::from_bytes([byte; 128]) };
+            let [lanes, asked, all, each] = words;
+            let sharing = Sharing { lanes, asked, all, each, part_bytes };
+            let identity = Identity { uuid: DeviceUuid(uuid), version, sharing, pieces, id: UniqueId::from_bytes([byte; 128]) };
             let mut message = identity.encode();
-            prop_assert_eq!(message.len(), 168);
+            prop_assert_eq!(message.len(), 188);
             prop_assert_eq!(Identity::decode(&message), Some(identity));
             prop_assert_eq!(Identity::decode(&message[..cut]), None);
             message.push(0);

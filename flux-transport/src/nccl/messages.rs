@@ -4,8 +4,9 @@
 //! enqueues is on the stream when [`Messages::is_ready`] says so, and only then may the communicator be used again.
 
 use super::comm::{UniqueId, source, target};
-use super::library::{Config, Library, NcclError, library};
+use super::library::{Config, Library, NcclError, library, version};
 use super::remains::GivingUp;
+use super::sharing::Sharing;
 use crate::cuda::CudaDevice;
 use cudarc::nccl::sys::{ncclDataType_t, ncclUniqueId};
 use std::ffi::c_int;
@@ -32,11 +33,17 @@ impl fmt::Debug for Messages {
 }
 
 impl Messages {
-    /// Joins the communicator `id` as `rank` of `world`. Its kernels take at most `ctas` multiprocessors.
-    pub(super) fn join(device: &CudaDevice, id: UniqueId, (rank, world): (u32, u32), ctas: u32, until: Instant) -> Result<Self, NcclError> {
+    /// Joins the communicator `id` as `rank` of `world`, whose messages share multiprocessors so.
+    pub(super) fn join(
+        device: &CudaDevice,
+        id: UniqueId,
+        (rank, world): (u32, u32),
+        sharing: Sharing,
+        until: Instant,
+    ) -> Result<Self, NcclError> {
         let began = Instant::now();
         let library = library()?;
-        let (mut raw, mut config) = (0, Config::without_blocking(ctas));
+        let (mut raw, mut config) = (0, Config::without_blocking(sharing.asked, sharing.lanes, version()?));
         let id = ncclUniqueId { internal: id.to_bytes().map(u8::cast_signed) };
         {
             let _current = device.enter()?;

@@ -27,6 +27,7 @@ mod progress;
 mod proof;
 pub(crate) mod remains;
 mod search;
+mod sharing;
 mod transport;
 mod views;
 mod watched;

@@ -6,7 +6,7 @@
 use super::link::Link;
 use super::members::Members;
 use super::remains;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, copy_async, done_by, read, write};
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, copy_async, copy_rows_async, done_by, read, write};
 use crate::nccl::NcclError;
 use crate::{ConnectError, Select, TransportError};
 use flux_core::rank::MAX_WORLD;
@@ -70,7 +70,11 @@ fn exchange(
     {
         let _current = device.enter()?;
         // SAFETY: the places of this rank's own messages, of which there are none.
-        unsafe { copy_async(device, received.at(own), sent.at(own), size_of::<u32>(), stream.raw()) }?;
+        unsafe {
+            let (word, pitch) = (size_of::<u32>(), 4 * size_of::<u32>());
+            copy_async(device, received.at(own), sent.at(own), word, stream.raw())?;
+            copy_rows_async(device, (received.at(own), pitch), (sent.at(own), word), (2, word), stream.raw())
+        }?;
     }
     while !stream.is_idle()? {
         if Instant::now() >= until {

@@ -20,6 +20,7 @@ use crate::{
     Capabilities, ConnectError, Device, Exchange, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::program::Sending;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
 use std::mem::ManuallyDrop;
@@ -101,12 +102,11 @@ impl Transport for NcclTransport {
 
     fn explain(&self) -> String {
         format!(
-            "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {} multiprocessors \
-             are left to NCCL; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
+            "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             self.world,
             self.members.version(),
             self.device(),
-            self.members.ctas,
+            self.members.sharing,
             locked(&self.state).generation.workspace.bytes(),
             self.members.advice(),
         )
@@ -159,6 +159,9 @@ impl Transport for NcclTransport {
         let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
         // SAFETY: checked and forked above; the caller promises the rows.
         unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) }?;
+        if exchange.sending == Sending::Before {
+            lane.join(caller)?;
+        }
         Ok(generation.view_of(exchange, epoch))
     }
 

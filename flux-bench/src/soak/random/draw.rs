@@ -6,6 +6,7 @@
 use crate::data;
 use crate::finish::Finish;
 use crate::plan::{Plan, ScheduleArgs};
+use flux_core::program::Sending;
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use flux_ops::Push;
 use std::fmt;
@@ -36,6 +37,8 @@ pub(super) struct RandomCase {
     pub(super) finish: Finish,
     /// The schedule; what a rank chooses for itself is left out.
     pub(super) shared: ScheduleArgs,
+    /// When messages go, where there are any.
+    pub(super) sending: Option<Sending>,
     /// Calls in a row.
     pub(super) calls: u64,
     /// Of its data, its delays and the ranks' own choices.
@@ -104,13 +107,20 @@ impl RandomCase {
         let calls = 4 + u64::from(draw.below(13));
         let finishes: Vec<Finish> = std::iter::once(Finish::default()).chain(Finish::with_bias(op)).collect();
         let finish = Finish { bias: draw.below(2) > 0, ..draw.of(&finishes) };
-        Ok(Self { number, problem, finish, shared, calls, seed: data::seed(seed, 2, number) })
+        let last = if op == OpKind::AllGatherGemm { Sending::Before } else { Sending::ALL };
+        let sending = draw.of(&[None, Some(Sending::Beside { peers: 1 }), Some(Sending::Beside { peers: 2 }), Some(last)]);
+        Ok(Self { number, problem, finish, shared, sending, calls, seed: data::seed(seed, 2, number) })
     }
 
-    /// The same with a plan for messages: no slices, and no tiles that span shards.
+    /// The same with a plan for messages: no slices, and no tiles that span shards. Where they go on to `mates`, they go beside the kernel.
     #[must_use]
-    pub(super) fn in_whole_chunks(self) -> Self {
-        Self { shared: ScheduleArgs { k_chunks: self.shared.k_chunks.and(Some(1)), stack: false, no_stack: true, ..self.shared }, ..self }
+    pub(super) fn in_whole_chunks(self, mates: bool) -> Self {
+        let sending = self.sending.filter(|&sending| !mates || sending != Sending::Before);
+        Self {
+            shared: ScheduleArgs { k_chunks: self.shared.k_chunks.and(Some(1)), stack: false, no_stack: true, ..self.shared },
+            sending,
+            ..self
+        }
     }
 
     /// The whole plan of `rank`: with its own choice of workers, mover and pace.
@@ -125,14 +135,17 @@ impl RandomCase {
         };
         let drawn = draw.of(&[Push::Auto, Push::Kernel, Push::CopyEngine]);
         let push = Some(if matches!(place, Place::Gpu { alone: false, .. }) { Push::Kernel } else { drawn });
-        Plan { schedule: self.shared, workers: Some(workers), push, spread: Some(draw.of(&[0, 10, 40, 100])) }
+        Plan { schedule: self.shared, workers: Some(workers), push, sending: self.sending, spread: Some(draw.of(&[0, 10, 40, 100])) }
     }
 }
 
 impl fmt::Display for RandomCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, problem, finish, shared, calls, .. } = self;
+        let Self { number, problem, finish, shared, sending, calls, .. } = self;
         write!(f, "case {number}, {problem}{finish}, {calls} calls in a row, ")?;
+        if let Some(sending) = sending {
+            write!(f, "{sending}, ")?;
+        }
         let ScheduleArgs { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
             return f.write_str("default schedule");
         };

@@ -46,7 +46,8 @@ pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
     for number in args.case.unwrap_or(0).. {
         let case = RandomCase::new(seed, number, comm.world_size(), place)?;
         let messages = matches!(comm.capabilities().mover, Mover::Messages { .. });
-        let case = if messages || comm.nodes().are_mixed() { case.in_whole_chunks() } else { case };
+        let mixed = comm.nodes().are_mixed();
+        let case = if messages || mixed { case.in_whole_chunks(mixed) } else { case };
         let failed = || format!("{case}\nagain: {}", again(args, site, seed, number));
         tracing::debug!(rank = %site.rank(), "{case}");
         let run = Run { plan: case.plan(site.rank(), place), finish: case.finish, apart: 2, in_a_row: case.calls, seed: case.seed };

@@ -1,0 +1,120 @@
+//! What messages take of a device, and when and to how many peers at once they go.
+//!
+//! Invariant: all of it is a function of the problem, of what the transport says and of the options that the ranks have agreed on: all ranks send and receive in
+//! the same groups, and leave as many multiprocessors as the largest group needs.
+
+use super::Round;
+use std::fmt;
+
+/// How messages share the multiprocessors that they need, as far as it is known: never less than what they take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Channels {
+    /// Multiprocessors of all messages that go at once, at most.
+    pub all: u32,
+    /// Those of one message whose parts are not too large, a power of two.
+    pub each: u32,
+    /// Most bytes of a part: a message with larger ones takes twice as many multiprocessors, again and again until it has `all`.
+    pub part_bytes: u64,
+    /// Least bytes that are worth a message of their own.
+    pub least_bytes: u64,
+}
+
+impl Channels {
+    /// Of messages that take no multiprocessor and may be of any size.
+    pub const FREE: Self = Self { all: 0, each: 0, part_bytes: u64::MAX, least_bytes: 0 };
+
+    /// The largest message that takes [`each`](Self::each).
+    pub const fn most_bytes(&self) -> u64 {
+        let each = if self.each == 0 { 1 } else { self.each as u64 };
+        self.part_bytes.saturating_mul(each)
+    }
+
+    /// Multiprocessors of a message of so many bytes.
+    ///
+    /// ```
+    /// use flux_core::program::Channels;
+    /// let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20 };
+    /// assert_eq!([16, 17, 33, 200].map(|mib| channels.of_message(mib << 20)), [4, 8, 16, 16]);
+    /// ```
+    pub fn of_message(&self, bytes: u64) -> u32 {
+        let mut taken = self.each;
+        while 0 < taken && taken < self.all && bytes.div_ceil(taken.into()) > self.part_bytes {
+            taken *= 2;
+        }
+        taken.min(self.all)
+    }
+
+    /// Multiprocessors that the messages of the largest group take.
+    pub fn of(&self, rounds: &[Round], peers: u32) -> u32 {
+        let of_group = |group: &[Round]| group.iter().fold(0, |sum: u32, round| sum.saturating_add(self.of_message(round.bytes)));
+        groups(rounds, peers).map(of_group).max().unwrap_or(0).min(self.all)
+    }
+}
+
+/// When the messages of a call go. The same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sending {
+    /// Beside the kernel, which leaves them the multiprocessors that they need.
+    Beside {
+        /// Peers to which messages go at once, at least 1; as many as there are, or more, are all.
+        peers: u32,
+    },
+    /// Before the kernel, to all peers at once; it then has all multiprocessors and nothing to wait for (AllGather-GEMM).
+    Before,
+}
+
+impl Sending {
+    /// Beside the kernel, to all peers at once.
+    pub const ALL: Self = Self::Beside { peers: u32::MAX };
+
+    /// Peers to which messages go at once, where there are no limits.
+    pub const fn peers(self) -> u32 {
+        match self {
+            Self::Beside { peers: 0 } => 1,
+            Self::Beside { peers } => peers,
+            Self::Before => u32::MAX,
+        }
+    }
+
+    /// The rounds in the order in which they are gone through: of rows, which are all there from the start, those of the peers that go together come before those
+    /// of the next.
+    pub fn ordered(self, rounds: Vec<Round>, rows: bool) -> Vec<Round> {
+        if !rows {
+            return rounds;
+        }
+        let together = self.peers() as usize;
+        let mut numbered = Vec::with_capacity(rounds.len());
+        for run in rounds.chunk_by(|a, b| a.offset == b.offset) {
+            numbered.extend(run.iter().enumerate().map(|(peer, &round)| (peer / together, round)));
+        }
+        numbered.sort_by_key(|&(batch, round)| (batch, round.offset));
+        numbered.into_iter().map(|(_, round)| round).collect()
+    }
+}
+
+impl fmt::Display for Sending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Beside { peers: u32::MAX } => f.write_str("messages to all peers at once"),
+            Self::Beside { peers } => write!(f, "messages to {peers} peers at once"),
+            Self::Before => f.write_str("messages before the kernel"),
+        }
+    }
+}
+
+/// The rounds in groups, whose messages go at once: the same chunk to so many peers.
+///
+/// Ranks that are given the same number make the same groups: which rounds share one depends on chunks, that all ranks' rounds have in common.
+///
+/// ```
+/// use flux_core::program::{Schedule, TileProgram, groups};
+/// use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+/// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap())?;
+/// let program = TileProgram::build(&p, Rank::new(0), &Schedule::of(TileShape::new(128, 128, 64)))?;
+/// let rounds = program.rounds().unwrap();
+/// assert_eq!((groups(&rounds, 3).count(), groups(&rounds, 1).count()), (1, 3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn groups(rounds: &[Round], peers: u32) -> impl Iterator<Item = &[Round]> {
+    rounds.chunk_by(|a, b| a.offset == b.offset).flat_map(move |run| run.chunks(peers.max(1) as usize))
+}
