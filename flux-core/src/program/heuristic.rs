@@ -53,8 +53,8 @@ pub(super) const TILES: [(TileShape, u64); 4] = [
 /// Tile for long calls, where it makes no more of them. The card is then at its power limit, and time is energy: this tile moves a quarter less through L2 than 128x256,
 /// and takes 2 to 3 % less time back to back (results/tuning/tile-256x192.txt). Of short calls the ends of a tile, which are longer, count for more.
 const LARGE: TileShape = TileShape::new(256, 192, 64);
-/// Waves from which on a call is long: some 1.5 ms of an H200.
-const LONG_WAVES: u64 = 6;
+/// Operations of a rank from which on a call is long: some 3 ms of an H200. Where calls of half of that come with pauses, at higher clocks, it is up to 2 % slower.
+const LONG: u64 = 2_000_000_000_000;
 
 fn waves(items: u64) -> u64 {
     items.div_ceil(u64::from(WORKERS))
@@ -67,8 +67,8 @@ fn area(tile: TileShape) -> u64 {
 impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
     ///
-    /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals; 256x192x64 where there
-    ///   are at least six waves of that, which take no longer.
+    /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs take the least time, the largest of equals; 256x192x64 where a
+    ///   rank has at least 2 T operations and its waves take no longer.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
@@ -81,7 +81,7 @@ impl Schedule {
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, world)?;
     /// let schedule = Schedule::heuristic(&p);
-    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(256, 192, 64), Chunk::Tiles(1))); // 6 MiB
+    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(128, 256, 64), Chunk::Tiles(1))); // 3 MiB
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
@@ -92,7 +92,7 @@ impl Schedule {
         let tiles = |tile| u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles();
         let usual = TILES.iter().min_by_key(|&&(tile, cost)| waves(tiles(tile)) * area(tile) * cost).map_or(TILES[0].0, |t| t.0);
         let time = |tile| waves(tiles(tile)) * area(tile);
-        let tile = if waves(tiles(LARGE)) >= LONG_WAVES && time(LARGE) <= time(usual) { LARGE } else { usual };
+        let tile = if problem.flop_per_rank() >= LONG && time(LARGE) <= time(usual) { LARGE } else { usual };
         let chunk = match problem.op() {
             OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
             OpKind::AllGatherGemm => {
@@ -121,7 +121,7 @@ impl Schedule {
     /// use flux_core::{DType, OpKind, Problem, WorldSize};
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::GemmReduceScatter, 8192, 12288, 49152, DType::Bf16, world)?;
-    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(21)); // of 96 KiB each
+    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(32)); // of 64 KiB each
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn staged(problem: &Problem) -> Self {
@@ -173,30 +173,31 @@ mod tests {
     #[test]
     fn tiles_make_the_shortest_waves() {
         let tile = |op, m, n, k| heuristic(op, m, n, k).tile.n;
-        assert_eq!(tile(OpKind::AllGatherGemm, 4096, 49152, 12288), 256, "6 whole waves");
+        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 49152, 12288), 256, "12 whole waves");
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 12288, 49152), 256, "6 whole waves");
         assert_eq!(tile(OpKind::AllGatherGemm, 1024, 49152, 12288), 192, "2 whole waves, where 256 columns make 1.5");
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
-    }
-
-    #[test]
-    fn long_calls_have_large_tiles_where_they_make_as_few_waves() {
-        let tile = |op, m, n, k| {
-            let TileShape { m, n, .. } = heuristic(op, m, n, k).tile;
-            (m, n)
-        };
-        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 49152, 12288), (256, 192), "8 waves");
-        assert_eq!(tile(OpKind::GemmReduceScatter, 8192, 12288, 49152), (256, 192), "16 waves");
-        assert_eq!(tile(OpKind::AllGatherGemm, 4096, 49152, 12288), (128, 256), "4 waves are short");
-        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 28672, 8192), (128, 256), "3584 columns are 14 times 256");
-        assert_eq!(tile(OpKind::AllGatherGemm, 8 * 1000, 49152, 12288).0, 256, "1000 rows are as many blocks of 256 as 1024");
-        assert_eq!(tile(OpKind::AllGatherGemm, 8 * 880, 49152, 12288).0, 128, "880 rows are 7 blocks of 128, and not 3.5 of 256");
     }
 
     fn chosen(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> (u32, u32, u32, bool) {
         let world = WorldSize::new(world).expect("a world size");
         let s = Schedule::heuristic(&Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem"));
         (s.tile.m, s.tile.n, s.splits, s.stack)
+    }
+
+    #[test]
+    fn long_calls_have_large_tiles_where_they_make_as_few_waves() {
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        let tile = |world, op, m, n, k| {
+            let (rows, cols, ..) = chosen(world, op, m, n, k);
+            (rows, cols)
+        };
+        assert_eq!(tile(4, ag, 8192, 49152, 12288), (256, 192), "2.5 T operations, in 16 waves rather than 24 of two thirds");
+        assert_eq!(tile(2, rs, 4096, 12288, 49152), (256, 192), "as many, in 8 waves");
+        assert_eq!(tile(4, rs, 4096, 12288, 49152), (128, 256), "half of that is short");
+        assert_eq!(tile(2, ag, 8192, 28672, 8192), (128, 256), "14336 columns are 56 times 256, and 75 times 192 not quite");
+        assert_eq!(tile(4, ag, 4 * 2000, 49152, 12288), (256, 192), "2000 rows are as many of 256 as 2048");
+        assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 128, "2100 rows are 17 blocks of 128, and not 8.5 of 256");
     }
 
     /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
