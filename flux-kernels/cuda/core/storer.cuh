@@ -151,6 +151,7 @@ struct Storer {
                 ptx::bulk_commit();
             }
             // Each as soon as its own copies have read its room.
+            static_assert(C::kConsumers == 2, "groups of copies");
             ptx::bulk_wait_read<1>();
             ptx::mbarrier_arrive(smem.out_empty(0));
             ptx::bulk_wait_read<0>();
