@@ -11,7 +11,7 @@ use crate::cuda::{CudaDevice, copy_async, copy_rows_async, host_size, wait_value
 use crate::{Exchange, Push, Source, TransportError};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, consumed_offset, signal_offset};
-use flux_core::program::{Round, groups};
+use flux_core::program::{Round, Sending, groups};
 use flux_core::signal::Epoch;
 
 /// Bytes of a word.
@@ -55,7 +55,8 @@ pub(crate) unsafe fn carry(
         // SAFETY: a word of pinned memory that outlives the stream's work.
         unsafe { write_value_async(device, watched.progress.address(), Place::new(epoch, step).word(), stream) }
     };
-    stands(Step::Begun)?;
+    let alone = sending == Sending::Before;
+    stands(if alone { Step::Alone } else { Step::Begun })?;
     // Credits of other nodes: nothing is received before this rank's side stream asks for it, which is after the call that read the half before.
     for peer in nodes.world().ranks().filter(|&peer| !nodes.together(peer, rank)) {
         // SAFETY: the word is in the own pad.
@@ -108,7 +109,9 @@ pub(crate) unsafe fn carry(
             })
         })?;
         number += group.len();
-        stands(Step::Messages(number - 1))?;
+        if !alone {
+            stands(Step::Messages(number - 1))?;
+        }
         for words in words_of(group) {
             let (from, to) = (outbox.word(words.signal), pad + signal_offset(words.signal, epoch.half()));
             let pitch = signal_offset(words.apart, 0) - signal_offset(0, 0);
@@ -123,7 +126,11 @@ pub(crate) unsafe fn carry(
             }?;
         }
         group.iter().try_for_each(&mut arrived)?;
-        stands(if number == rounds.len() { Step::Ended } else { Step::Word(number - 1) })?;
+        match number == rounds.len() {
+            true => stands(Step::Ended)?,
+            false if alone => {}
+            false => stands(Step::Word(number - 1))?,
+        }
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Where a side stream stands, in a word of pinned memory that the stream itself writes.
 //!
 //! Invariant: the host only loads, so that a stream that is stuck is found and described without the driver, which might wait for it. A stream that has begun
-//! a call takes each step within the deadline and what the kernel computes before it: longer than [`ALLOWED`] deadlines at one step it is not on its way.
+//! a call takes each step within the deadline and what the kernel computes before it: longer than [`ALLOWED`] deadlines at one step it is not on its way. Where no
+//! kernel computes or waits beside it, it takes them all within one.
 
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use flux_core::signal::Epoch;
@@ -18,6 +19,8 @@ const ALLOWED: u32 = 2;
 pub(super) enum Step {
     /// The caller's stream has come to the call.
     Begun,
+    /// The same of a call whose kernel comes after all messages.
+    Alone,
     /// The kernel has stored and announced what this round sends.
     Flag(usize),
     /// The round's messages have gone and come.
@@ -34,16 +37,19 @@ pub(super) struct Place(u32);
 
 impl Place {
     const ENDED: u32 = 0xffff;
+    const ALONE: u32 = Self::ENDED - 1;
 
     pub(super) fn new(epoch: Epoch, step: Step) -> Self {
+        let of_round = |place: usize, round: usize| u32::try_from(place + 3 * round).unwrap_or(u32::MAX).min(Self::ALONE - 1);
         let step = match step {
             Step::Begun => 0,
-            Step::Flag(round) => 1 + 3 * round,
-            Step::Messages(round) => 2 + 3 * round,
-            Step::Word(round) => 3 + 3 * round,
-            Step::Ended => Self::ENDED as usize,
+            Step::Flag(round) => of_round(1, round),
+            Step::Messages(round) => of_round(2, round),
+            Step::Word(round) => of_round(3, round),
+            Step::Alone => Self::ALONE,
+            Step::Ended => Self::ENDED,
         };
-        Self(epoch.get() << 16 | u32::try_from(step).unwrap_or(Self::ENDED).min(Self::ENDED))
+        Self(epoch.get() << 16 | step)
     }
 
     /// As the stream writes it.
@@ -54,6 +60,11 @@ impl Place {
     /// Whether the stream is between calls.
     pub(super) const fn has_ended(self) -> bool {
         self.0 & 0xffff == Self::ENDED
+    }
+
+    /// Whether its call's kernel is still to come.
+    const fn is_alone(self) -> bool {
+        self.0 & 0xffff == Self::ALONE
     }
 
     /// Whether it has done all of call `epoch`.
@@ -74,6 +85,7 @@ impl fmt::Display for Place {
         match step {
             Self::ENDED => write!(f, "the side stream is past all of call {call}"),
             0 => write!(f, "the side stream has begun call {call} and is past nothing of it"),
+            Self::ALONE => write!(f, "the side stream has begun call {call}, whose kernel comes after its messages, and is not past them"),
             _ if step % 3 == 1 => {
                 write!(f, "the side stream is past the kernel's flag of round {round} of call {call}, not past its messages")
             }
@@ -118,12 +130,12 @@ impl Progress {
 pub(super) struct Standing {
     place: Place,
     since: Instant,
-    limit: Duration,
+    deadline: Duration,
 }
 
 impl Standing {
     pub(super) fn new(place: Place, deadline: Duration, now: Instant) -> Self {
-        Self { place, since: now, limit: deadline.saturating_mul(ALLOWED) }
+        Self { place, since: now, deadline }
     }
 
     /// Whether it stands in a call for too long.
@@ -132,7 +144,8 @@ impl Standing {
             (self.place, self.since) = (place, now);
             return false;
         }
-        now.duration_since(self.since) > self.limit
+        let allowed = if place.is_alone() { 1 } else { ALLOWED };
+        now.duration_since(self.since) > self.deadline.saturating_mul(allowed)
     }
 }
 
@@ -154,6 +167,9 @@ mod tests {
         assert!(!standing.too_long(at(Step::Messages(0)), start + 104 * SECOND), "it took a step");
         assert!(!standing.too_long(at(Step::Messages(0)), start + 106 * SECOND));
         assert!(standing.too_long(at(Step::Messages(0)), start + 107 * SECOND));
+        assert!(!standing.too_long(at(Step::Alone), start + 108 * SECOND));
+        assert!(!standing.too_long(at(Step::Alone), start + 109 * SECOND));
+        assert!(standing.too_long(at(Step::Alone), start + 110 * SECOND), "no kernel waits beside it, and names who is late in time");
     }
 
     #[test]
@@ -163,6 +179,7 @@ mod tests {
         assert_eq!(text(Step::Flag(0)), "the side stream is past the kernel's flag of round 0 of call 49, not past its messages");
         assert_eq!(text(Step::Messages(2)), "the side stream is past the messages of round 2 of call 49, not past its word");
         assert_eq!(text(Step::Word(2)), "the side stream is past round 2 of call 49, not past the next");
+        assert_eq!(text(Step::Alone), "the side stream has begun call 49, whose kernel comes after its messages, and is not past them");
         assert_eq!(text(Step::Ended), "the side stream is past all of call 49");
     }
 
@@ -170,7 +187,7 @@ mod tests {
         #[test]
         fn places_of_a_call_differ_and_name_it(epoch: u32, behind in 0..0x1_0000_u32, round in 0..5000_usize) {
             let (epoch, last) = (Epoch::new(epoch), Epoch::new(epoch.wrapping_add(behind)));
-            let steps = [Step::Begun, Step::Flag(round), Step::Messages(round), Step::Word(round), Step::Flag(round + 1), Step::Ended];
+            let steps = [Step::Begun, Step::Flag(round), Step::Messages(round), Step::Word(round), Step::Flag(round + 1), Step::Alone, Step::Ended];
             let places = steps.map(|step| Place::new(epoch, step));
             prop_assert!(places.windows(2).all(|pair| pair[0].word() < pair[1].word()));
             for (place, step) in places.into_iter().zip(steps) {
