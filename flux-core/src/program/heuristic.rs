@@ -56,6 +56,9 @@ const LARGE: TileShape = TileShape::new(256, 192, 64);
 /// Operations of a rank from which on a call is long: some 3 ms of an H200. Where calls of half of that come with pauses, at higher clocks, it is up to 2 % slower.
 const LONG: u64 = 2_000_000_000_000;
 
+/// Row blocks of a raster group: their tiles are worked on side by side.
+pub(super) const ROW_GROUP: u32 = 8;
+
 fn waves(items: u64) -> u64 {
     items.div_ceil(u64::from(WORKERS))
 }
@@ -109,7 +112,7 @@ impl Schedule {
             }
             _ => 1,
         };
-        Self { chunk, raster: Raster::RowGroups(8), band, k_chunks, ..Self::of(tile) }
+        Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, k_chunks, ..Self::of(tile) }
     }
 
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
@@ -156,7 +159,7 @@ impl Schedule {
             })
         });
         let (tile, splits) = ways.min_by_key(|way| way.0).map_or((TILES[0].0, 1), |(_, tile, splits)| (tile, splits));
-        Self { stack: true, splits, raster: Raster::RowGroups(8), ..Self::of(tile) }
+        Self { stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
     }
 }
 

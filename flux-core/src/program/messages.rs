@@ -23,12 +23,6 @@ impl Channels {
     /// Of messages that take no multiprocessor and may be of any size.
     pub const FREE: Self = Self { all: 0, each: 0, part_bytes: u64::MAX, least_bytes: 0 };
 
-    /// The largest message that takes [`each`](Self::each).
-    pub const fn most_bytes(&self) -> u64 {
-        let each = if self.each == 0 { 1 } else { self.each as u64 };
-        self.part_bytes.saturating_mul(each)
-    }
-
     /// Multiprocessors of a message of so many bytes.
     ///
     /// ```

@@ -36,6 +36,15 @@ struct InCall {
     turn: Turn,
     /// Whether side streams have a part in it.
     carried: bool,
+    /// Whether the caller's stream is ordered after all of their part.
+    joined: bool,
+}
+
+impl InCall {
+    /// Whether side streams may have work of it that the caller's stream is not ordered after.
+    const fn is_to_be_joined(self) -> bool {
+        self.carried && !self.joined
+    }
 }
 
 impl Captures {
@@ -93,7 +102,7 @@ impl Calls {
         let turn = self.order.begin(caller)?;
         self.captures.note(turn)?;
         fork(caller)?;
-        self.call = Some(InCall { turn, carried: false });
+        self.call = Some(InCall { turn, carried: false, joined: false });
         Ok(())
     }
 
@@ -120,12 +129,19 @@ impl Calls {
         }
     }
 
+    /// The caller's stream is ordered after all that side streams are given in the call in progress.
+    pub(crate) const fn joined(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.joined = true;
+        }
+    }
+
     /// Ends the call in progress as if it had not begun, but that `join` orders the caller's stream after side streams that have a part in it: what they
     /// were given still reads the caller's rows.
     pub(crate) fn abandon(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         match self.call.take() {
-            Some(call) if call.carried => Ok(join(caller)?),
+            Some(call) if call.is_to_be_joined() => Ok(join(caller)?),
             _ => Ok(()),
         }
     }
@@ -139,7 +155,7 @@ impl Calls {
             self.epoch = self.epoch.next();
         }
         let _current = self.device.enter()?;
-        if call.carried {
+        if call.is_to_be_joined() {
             join(caller)?;
         }
         Ok(self.order.finish(call.turn, caller)?)

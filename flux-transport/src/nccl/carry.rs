@@ -83,12 +83,12 @@ pub(crate) unsafe fn carry(
     let mut number = 0;
     for group in groups(rounds, sending.peers()) {
         if rows.is_none() {
-            for (index, round) in group.iter().enumerate() {
+            for round in group {
                 let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
                 // SAFETY: a flag of the outbox.
                 unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
-                stands(Step::Flag(number + index))?;
             }
+            stands(Step::Flag(number + group.len() - 1))?;
         }
         watched.link.group(stream, |messages| {
             group.iter().try_for_each(|Round { offset, bytes, sent: to, received: from, .. }| {
@@ -109,9 +109,6 @@ pub(crate) unsafe fn carry(
             })
         })?;
         number += group.len();
-        if !alone {
-            stands(Step::Messages(number - 1))?;
-        }
         for words in words_of(group) {
             let (from, to) = (outbox.word(words.signal), pad + signal_offset(words.signal, epoch.half()));
             let pitch = signal_offset(words.apart, 0) - signal_offset(0, 0);
@@ -126,10 +123,11 @@ pub(crate) unsafe fn carry(
             }?;
         }
         group.iter().try_for_each(&mut arrived)?;
+        // Once, after the words: the kernel waits for them, and they would wait for each write before.
         match number == rounds.len() {
             true => stands(Step::Ended)?,
             false if alone => {}
-            false => stands(Step::Word(number - 1))?,
+            false => stands(Step::Messages(number - 1))?,
         }
     }
     Ok(())

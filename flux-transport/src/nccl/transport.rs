@@ -161,6 +161,7 @@ impl Transport for NcclTransport {
         unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) }?;
         if exchange.sending == Sending::Before {
             lane.join(caller)?;
+            calls.joined();
         }
         Ok(generation.view_of(exchange, epoch))
     }

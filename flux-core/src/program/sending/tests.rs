@@ -1,0 +1,122 @@
+use super::*;
+use crate::program::TileProgram;
+use crate::{DType, Rank, WorldSize};
+
+const AG: OpKind = OpKind::AllGatherGemm;
+const RS: OpKind = OpKind::GemmReduceScatter;
+const OPS: [OpKind; 2] = [AG, RS];
+/// Columns and depth of the AllGather-GEMM; the other's are these exchanged.
+const GPT3: (usize, usize) = (49152, 12288);
+const LLAMA: (usize, usize) = (28672, 8192);
+
+fn problem(world: u32, op: OpKind, model: (usize, usize), m: usize) -> Problem {
+    let (n, k) = if op == AG { model } else { (model.1, model.0) };
+    Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap()).unwrap()
+}
+
+fn channels(world: u32, each: u32) -> Channels {
+    Channels { all: each * world.next_power_of_two(), each, part_bytes: 4 << 20, least_bytes: 4 << 20 }
+}
+
+fn chosen(problem: &Problem, each: u32) -> (u64, Sending) {
+    let (channels, peers) = (channels(problem.world().get(), each), problem.world().peers());
+    let sending = Sending::heuristic(problem, &channels, peers);
+    (Call::fastest(problem, &channels, sending, peers).0, sending)
+}
+
+/// Op, model, rows, peers at once, columns of a tile, chunks of a shard, us.
+type Row = (OpKind, (usize, usize), usize, u32, u32, u64, u64);
+const BEFORE: u32 = 0;
+// results/tuning/nccl-sending.txt: four ranks, 4 multiprocessors for a message.
+#[rustfmt::skip]
+const FOUR: [Row; 16] = [
+    (AG, GPT3, 1024, BEFORE, 256, 1, 528), (AG, LLAMA, 1024, BEFORE, 224, 1, 267), (RS, GPT3, 1024, 3, 224, 2, 467), (RS, LLAMA, 1024, 3, 224, 1, 261),
+    (AG, GPT3, 4096, 1, 256, 4, 1981), (AG, LLAMA, 4096, 2, 192, 2, 850), (RS, GPT3, 4096, 1, 256, 2, 1798), (RS, LLAMA, 4096, 3, 224, 4, 722),
+    (AG, GPT3, 8192, 1, 256, 4, 3224), (AG, LLAMA, 8192, 2, 128, 4, 1583), (RS, GPT3, 8192, 1, 256, 4, 3277), (RS, LLAMA, 8192, 3, 192, 4, 1393),
+    (AG, GPT3, 8192, 3, 256, 4, 3375), (AG, LLAMA, 8192, 3, 256, 4, 1506), (RS, GPT3, 8192, 3, 256, 4, 3404), (RS, LLAMA, 8192, 3, 192, 4, 1392),
+];
+// 8 of them.
+#[rustfmt::skip]
+const FOUR_BY_8: [Row; 10] = [
+    (AG, GPT3, 1024, BEFORE, 256, 1, 521), (AG, LLAMA, 1024, BEFORE, 224, 1, 256), (AG, GPT3, 1024, 3, 192, 1, 580), (AG, LLAMA, 1024, 3, 192, 1, 282),
+    (RS, GPT3, 1024, 3, 192, 2, 512), (RS, LLAMA, 1024, 3, 128, 1, 306), (AG, GPT3, 8192, 3, 192, 4, 3675), (AG, LLAMA, 8192, 3, 224, 4, 1451),
+    (RS, GPT3, 8192, 3, 192, 4, 3782), (RS, LLAMA, 8192, 3, 256, 4, 1450),
+];
+// Two ranks, 4.
+#[rustfmt::skip]
+const TWO: [Row; 12] = [
+    (AG, GPT3, 1024, 1, 256, 2, 801), (AG, LLAMA, 1024, 1, 224, 2, 363), (RS, GPT3, 1024, 1, 256, 3, 798), (RS, LLAMA, 1024, 1, 256, 1, 342),
+    (AG, GPT3, 4096, 1, 256, 4, 3099), (AG, LLAMA, 4096, 1, 224, 4, 1248), (RS, GPT3, 4096, 1, 256, 4, 3103), (RS, LLAMA, 4096, 1, 256, 4, 1220),
+    (AG, GPT3, 8192, 1, 256, 7, 6273), (AG, LLAMA, 8192, 1, 224, 4, 2499), (RS, GPT3, 8192, 1, 256, 6, 6687), (RS, LLAMA, 8192, 1, 256, 4, 2444),
+];
+
+fn measured() -> impl Iterator<Item = (u32, u32, Row)> {
+    let of = |world, each, rows: &'static [Row]| rows.iter().map(move |&row| (world, each, row));
+    of(4, 4, &FOUR).chain(of(4, 8, &FOUR_BY_8)).chain(of(2, 4, &TWO))
+}
+
+#[test]
+fn estimates_are_near_what_was_measured() {
+    for (world, each, row) in measured() {
+        let (op, model, m, peers, columns, chunks, us) = row;
+        let problem = problem(world, op, model, m);
+        let sending = if peers == BEFORE { Sending::Before } else { Sending::Beside { peers } };
+        let &tile = TILES.iter().find(|tile| tile.0.n == columns).unwrap();
+        let (call, _) = Call::new(&problem, &channels(world, each), (sending, world - 1), tile, chunks);
+        let off = (call.estimate() as f64 / 1e3 / us as f64 - 1.0) * 100.0;
+        assert_eq!(call.chunks, chunks, "{row:?}");
+        assert!(off.abs() < 7.5, "{world} ranks, {each} for a message, {row:?}: {off:.1} %");
+    }
+}
+
+/// Nor by more than the estimates may be off.
+#[test]
+fn nothing_that_was_measured_beats_the_choice() {
+    for (world, each, row) in measured() {
+        let (op, model, m, .., us) = row;
+        let (ns, sending) = chosen(&problem(world, op, model, m), each);
+        assert!(ns < us * 1050, "{world} ranks, {each} for a message, {row:?}: {sending}, {} us", ns / 1000);
+    }
+}
+
+#[test]
+fn no_more_peers_at_once_than_the_gemm_hides() {
+    for (op, m) in OPS.into_iter().flat_map(|op| [1024, 4096, 8192].map(|m| (op, m))) {
+        for model in [GPT3, LLAMA] {
+            assert_eq!(chosen(&problem(2, op, model, m), 4).1, Sending::Beside { peers: 1 }, "{op}");
+        }
+    }
+    for op in OPS {
+        assert_eq!(chosen(&problem(4, op, GPT3, 8192), 4).1, Sending::Beside { peers: 1 }, "{op}");
+    }
+    assert_eq!(chosen(&problem(4, RS, LLAMA, 8192), 4).1, Sending::Beside { peers: 3 }, "100 MB take longer than the GEMM");
+    for model in [GPT3, LLAMA] {
+        assert_eq!(chosen(&problem(4, AG, model, 1024), 4).1, Sending::Before);
+    }
+}
+
+#[test]
+fn messages_are_large_and_take_what_the_estimate_leaves() {
+    for (world, op) in [2, 4, 8].into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
+        let channels = channels(world, 4);
+        for problem in [64, 512, 1024, 8192].into_iter().flat_map(|m| [GPT3, LLAMA].map(|model| problem(world, op, model, m))) {
+            for peers in 1..world {
+                let sending = Sending::Beside { peers };
+                for chunks in [1, 4] {
+                    let (call, schedule) = Call::new(&problem, &channels, (sending, world - 1), TILES[0], chunks);
+                    let rounds = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap().rounds().unwrap();
+                    let largest = rounds.iter().map(|round| round.bytes).max();
+                    assert!(largest >= Some(channels.least_bytes.min(call.place_bytes)), "{problem:?}: {largest:?}");
+                    let taken = channels.of(&sending.ordered(rounds, op == AG), peers);
+                    assert_eq!(taken + call.workers, MULTIPROCESSORS, "{problem:?}, {chunks} chunks to {peers} peers");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_comes_first_is_whole_shards() {
+    let problem = problem(4, AG, GPT3, 8192);
+    assert_eq!(Schedule::in_messages(&problem, &channels(4, 4), Sending::Before).chunk, Chunk::Shard);
+}
