@@ -17,17 +17,19 @@ pub struct Channels {
     pub part_bytes: u64,
     /// Least bytes that are worth a message of their own.
     pub least_bytes: u64,
+    /// Whether they cross a network: there small messages overlap on the way, and larger ones than are worth it take longer.
+    pub network: bool,
 }
 
 impl Channels {
     /// Of messages that take no multiprocessor and may be of any size.
-    pub const FREE: Self = Self { all: 0, each: 0, part_bytes: u64::MAX, least_bytes: 0 };
+    pub const FREE: Self = Self { all: 0, each: 0, part_bytes: u64::MAX, least_bytes: 0, network: false };
 
     /// Multiprocessors of a message of so many bytes.
     ///
     /// ```
     /// use flux_core::program::Channels;
-    /// let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20 };
+    /// let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false };
     /// assert_eq!([16, 17, 33, 200].map(|mib| channels.of_message(mib << 20)), [4, 8, 16, 16]);
     /// ```
     pub fn of_message(&self, bytes: u64) -> u32 {

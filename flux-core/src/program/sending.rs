@@ -31,11 +31,13 @@ const BEFORE_NS: u64 = 13_000;
 const FLAG_NS: u64 = 20_000;
 /// Chunks of a shard to choose from; of equals the first: fine ones leave more time until they are waited for, many more calls of NCCL.
 const CHUNKS: [u64; 8] = [4, 3, 2, 1, 5, 6, 7, 8];
+/// Over a network as many as are worth a message each: whole shards take 9 to 15 % longer there (results/tuning/nccl-sending.txt). The times above are not for it.
+const NETWORK_CHUNKS: [u64; 1] = [u64::MAX];
 
 impl Schedule {
     /// The heuristic's schedule for a transport whose chunks are messages, sent so: whole rows and tiles of one shard each.
     ///
-    /// A message costs the same to begin whatever its size, so small problems are sent as whole shards, and none as more than eight chunks of a shard. Tiles that
+    /// A message costs the same to begin whatever its size, so small problems are sent as whole shards, and none, but over a network, as more than eight chunks of a shard. Tiles that
     /// span shards have no one reader, so the shards of small problems are taken side by side instead: they still share one pass over `w`. Those of a
     /// GEMM-ReduceScatter that go together always are, so that they are finished at about the same time.
     pub fn in_messages(problem: &Problem, channels: &Channels, sending: Sending) -> Self {
@@ -47,7 +49,8 @@ impl Sending {
     /// The sending with which a call takes the least time, of `peers` peers to whom messages go. A heuristic: the more peers at once, the more is carried and the
     /// fewer multiprocessors are left.
     pub fn heuristic(problem: &Problem, channels: &Channels, peers: u32) -> Self {
-        let before = (problem.op() == OpKind::AllGatherGemm && peers == problem.world().peers()).then_some(Self::Before);
+        let whole = problem.op() == OpKind::AllGatherGemm && peers == problem.world().peers() && !channels.network;
+        let before = whole.then_some(Self::Before);
         let beside = (1..=peers.max(1)).map(|peers| Self::Beside { peers });
         beside.chain(before).min_by_key(|&sending| Call::fastest(problem, channels, sending, peers).0).unwrap_or(Self::ALL)
     }
@@ -79,7 +82,8 @@ impl<'a> Call<'a> {
     fn fastest(problem: &'a Problem, channels: &Channels, sending: Sending, peers: u32) -> (u64, Schedule) {
         let own = Schedule::heuristic(problem);
         let tiles = if own.stack { vec![(own.tile, 100)] } else { TILES.to_vec() };
-        let ways = tiles.into_iter().flat_map(|tile| CHUNKS.map(|chunks| (tile, chunks)));
+        let counts = if channels.network { NETWORK_CHUNKS.as_slice() } else { &CHUNKS };
+        let ways = tiles.into_iter().flat_map(|tile| counts.iter().map(move |&chunks| (tile, chunks)));
         let ways = ways.map(|(tile, chunks)| {
             let (call, schedule) = Self::new(problem, channels, (sending, peers), tile, chunks);
             (call.estimate(), schedule)

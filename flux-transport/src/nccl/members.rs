@@ -104,7 +104,7 @@ impl Members {
 
     /// What a transport can do whose messages they carry.
     pub(crate) const fn capabilities(&self) -> Capabilities {
-        let mover = Mover::Messages { channels: self.sharing.channels() };
+        let mover = Mover::Messages { channels: self.sharing.channels(self.hosts) };
         Capabilities { peer_stores: false, mover, graphs: false, processes: true }
     }
 

@@ -61,9 +61,9 @@ impl Sharing {
         Self { lanes, asked, all, each, part_bytes: (PART_CHUNKS * chunk).max(1) }
     }
 
-    /// As the ops see it.
-    pub(super) const fn channels(&self) -> Channels {
-        Channels { all: self.all, each: self.each, part_bytes: self.part_bytes, least_bytes: MESSAGE_BYTES }
+    /// As the ops see it, of so many hosts.
+    pub(super) const fn channels(&self, hosts: u32) -> Channels {
+        Channels { all: self.all, each: self.each, part_bytes: self.part_bytes, least_bytes: MESSAGE_BYTES, network: hosts > 1 }
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
         ) {
             let sharing = Sharing::new(1 << lanes, ranks, 1, version, |_| None);
             let taken = taken(sharing.all, 1 << of_a_peer, ranks, bytes, PART_CHUNKS << chunk);
-            prop_assert!(taken <= sharing.channels().of_message(bytes), "{} of {:?}", taken, sharing);
+            prop_assert!(taken <= sharing.channels(1).of_message(bytes), "{} of {:?}", taken, sharing);
         }
     }
 

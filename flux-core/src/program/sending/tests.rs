@@ -15,7 +15,7 @@ fn problem(world: u32, op: OpKind, model: (usize, usize), m: usize) -> Problem {
 }
 
 fn channels(world: u32, each: u32) -> Channels {
-    Channels { all: each * world.next_power_of_two(), each, part_bytes: 4 << 20, least_bytes: 4 << 20 }
+    Channels { all: each * world.next_power_of_two(), each, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false }
 }
 
 fn chosen(problem: &Problem, each: u32) -> (u64, Sending) {
@@ -111,6 +111,20 @@ fn messages_are_large_and_take_what_the_estimate_leaves() {
                     assert_eq!(taken + call.workers, MULTIPROCESSORS, "{problem:?}, {chunks} chunks to {peers} peers");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn over_a_network_messages_are_no_larger_than_is_worth_it() {
+    for (world, op) in [(2, AG), (2, OPS[1]), (4, AG)] {
+        let over = Channels { network: true, ..channels(world, 4) };
+        for problem in [GPT3, LLAMA].map(|model| problem(world, op, model, 1024)) {
+            let sending = Sending::heuristic(&problem, &over, world - 1);
+            assert_ne!(sending, Sending::Before, "{problem:?}: that is one message to each");
+            let program = TileProgram::build(&problem, Rank::new(1), &Schedule::in_messages(&problem, &over, sending)).unwrap();
+            // A row block of GPT-3 is 3 MiB.
+            assert!(program.rounds().unwrap().iter().all(|round| round.bytes <= 6 << 20), "{problem:?}");
         }
     }
 }
