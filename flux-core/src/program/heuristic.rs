@@ -51,7 +51,7 @@ pub(super) const TILES: [(TileShape, u64); 4] = [
     (TileShape::new(128, 128, 64), 101),
 ];
 /// Tile for long calls, where it makes no more of them. The card is then at its power limit, and time is energy: this tile moves an eighth less through L2 than 128x256 and
-/// a quarter less from memory, and takes 2 to 3 % less time back to back (results/tuning/tile-256x192.txt). Of short calls the ends of a tile, which are longer, count for more.
+/// a quarter less from memory, and takes 2 to 4 % less time back to back (results/tuning/back-to-back.txt). Of short calls the ends of a tile, which are longer, count for more.
 const LARGE: TileShape = TileShape::new(256, 192, 64);
 /// Operations of a rank from which on a call is long: some 3 ms of an H200. Where calls of half of that come with pauses, at higher clocks, it is up to 2 % slower.
 const LONG: u64 = 2_000_000_000_000;

@@ -37,9 +37,9 @@ const NETWORK_CHUNKS: [u64; 1] = [u64::MAX];
 impl Schedule {
     /// The heuristic's schedule for a transport whose chunks are messages, sent so: whole rows and tiles of one shard each.
     ///
-    /// A message costs the same to begin whatever its size, so small problems are sent as whole shards, and none, but over a network, as more than eight chunks of a shard. Tiles that
-    /// span shards have no one reader, so the shards of small problems are taken side by side instead: they still share one pass over `w`. Those of a
-    /// GEMM-ReduceScatter that go together always are, so that they are finished at about the same time.
+    /// A message costs the same to begin whatever its size, so small problems are sent as whole shards, and none, but over a network, as more than eight chunks of
+    /// a shard. Tiles that span shards have no one reader, so the shards of small problems are taken side by side instead: they still share one pass over `w`.
+    /// Those of a GEMM-ReduceScatter that go together always are, so that they are finished at about the same time.
     pub fn in_messages(problem: &Problem, channels: &Channels, sending: Sending) -> Self {
         Call::fastest(problem, channels, sending, problem.world().peers()).1
     }
@@ -85,21 +85,20 @@ impl<'a> Call<'a> {
         let counts = if channels.network { NETWORK_CHUNKS.as_slice() } else { &CHUNKS };
         let ways = tiles.into_iter().flat_map(|tile| counts.iter().map(move |&chunks| (tile, chunks)));
         let ways = ways.map(|(tile, chunks)| {
-            let (call, schedule) = Self::new(problem, channels, (sending, peers), tile, chunks);
+            let (call, schedule) = Self::new(problem, channels, (sending, peers), &own, (tile, chunks));
             (call.estimate(), schedule)
         });
         ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, own))
     }
 
-    /// With this tile, whose steps cost so many percent, and a shard in so many chunks, if none is smaller than is worth a message.
+    /// As `own` but with this tile, whose steps cost so many percent, and a shard in so many chunks, if none is smaller than is worth a message.
     fn new(
         problem: &'a Problem,
         channels: &Channels,
         (sending, peers): (Sending, u32),
-        (tile, cost): (TileShape, u64),
-        chunks: u64,
+        own: &Schedule,
+        ((tile, cost), chunks): ((TileShape, u64), u64),
     ) -> (Self, Schedule) {
-        let own = Schedule::heuristic(problem);
         let world = problem.world().get();
         let band = match problem.op() {
             _ if own.stack => world,
@@ -133,7 +132,7 @@ impl<'a> Call<'a> {
             band,
         };
         let chunk = if together == available { Chunk::Shard } else { Chunk::Tiles(together as u32) };
-        (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, ..own })
+        (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, ..*own })
     }
 
     /// Nanoseconds after which so many tiles are finished.

@@ -15,7 +15,7 @@ use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Channels, Schedule, Sending, TileProgram};
-use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
+use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_transport::route::Route;
 use flux_transport::{Communicator, Failure, Fault, Stream};
@@ -40,19 +40,21 @@ impl Request {
         Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, sending: None, hands: Hands::default() }
     }
 
-    /// The program of `rank`, with the problem and the schedule that it is of: `own`'s where the caller names none.
-    fn program(&self, rank: Rank, nodes: Nodes, own: impl Fn(&Problem) -> Schedule) -> Result<(TileProgram, Schedule), BuildError> {
-        let problem = Problem::new(self.op, self.m, self.n, self.k, self.dtype, nodes.world())?;
-        let schedule = self.schedule.unwrap_or_else(|| own(&problem));
-        Ok((TileProgram::build_across(&problem, rank, &schedule, nodes)?, schedule))
+    fn problem(&self, world: WorldSize) -> Result<Problem, BuildError> {
+        Ok(Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?)
     }
 
-    /// What covers the op on any transport, however ranks are grouped: the size does not depend on it.
+    /// What covers the op, however ranks are grouped, as the size does not depend on it. Where messages carry chunks, a schedule that the caller leaves open is chosen
+    /// by what the communicator says of them, and may need another size.
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
-        let size = |own: fn(&Problem) -> Schedule| Ok::<_, BuildError>(self.program(Rank::new(0), Nodes::apart(world), own)?.0.workspace());
-        // Of the smallest messages, which are the most.
-        let in_messages = |problem: &Problem| Schedule::in_messages(problem, &Channels::FREE, Sending::ALL);
-        Ok(size(Schedule::heuristic)?.max(size(Schedule::staged)?).max(size(in_messages)?))
+        let problem = self.problem(world)?;
+        // Of peer memory in one node or several, and of copies through the host.
+        let across = Schedule::in_messages(&problem, &Channels::FREE, Sending::ALL);
+        let own = [Schedule::heuristic(&problem), across, Schedule::staged(&problem)];
+        own.into_iter().try_fold(WorkspaceSize::default(), |size, own| {
+            let program = TileProgram::build(&problem, Rank::new(0), &self.schedule.unwrap_or(own))?;
+            Ok(size.max(program.workspace()))
+        })
     }
 }
 
@@ -99,10 +101,11 @@ impl<T: Element> FusedOp<T> {
     }
 
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
-        let sending = |problem: &Problem| request.sending.unwrap_or_else(|| own_sending(comm, problem));
-        let own = |problem: &Problem| own_schedule(comm, problem, sending(problem));
-        let (program, schedule) = request.program(comm.rank(), comm.nodes(), own)?;
-        let (problem, size) = (program.problem, program.workspace());
+        let problem = request.problem(comm.world_size())?;
+        let sending = request.sending.unwrap_or_else(|| own_sending(comm, &problem));
+        let schedule = request.schedule.unwrap_or_else(|| own_schedule(comm, &problem, sending));
+        let program = TileProgram::build_across(&problem, comm.rank(), &schedule, comm.nodes())?;
+        let size = program.workspace();
         let route = if carried(comm) {
             let of = |rank| TileProgram::build_across(&problem, rank, &schedule, comm.nodes());
             let of_all = comm.world_size().ranks().map(of).collect::<Result<Vec<_>, _>>()?;
@@ -111,7 +114,6 @@ impl<T: Element> FusedOp<T> {
             None
         };
         let (finish, chosen) = (request.finish, request.schedule.is_some());
-        let sending = sending(&problem);
         let executor = Executor::prepare(comm, program, route, (&schedule, sending), request.hands)?;
         Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
     }

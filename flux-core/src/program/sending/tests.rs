@@ -62,14 +62,42 @@ fn estimates_are_near_what_was_measured() {
         let problem = problem(world, op, model, m);
         let sending = if peers == BEFORE { Sending::Before } else { Sending::Beside { peers } };
         let &tile = TILES.iter().find(|tile| tile.0.n == columns).unwrap();
-        let (call, _) = Call::new(&problem, &channels(world, each), (sending, world - 1), tile, chunks);
+        let (call, _) = Call::new(&problem, &channels(world, each), (sending, world - 1), &Schedule::heuristic(&problem), (tile, chunks));
         let off = (call.estimate() as f64 / 1e3 / us as f64 - 1.0) * 100.0;
         assert_eq!(call.chunks, chunks, "{row:?}");
         assert!(off.abs() < 7.5, "{world} ranks, {each} for a message, {row:?}: {off:.1} %");
     }
 }
 
-/// Nor by more than the estimates may be off.
+/// What the choices took, measured after the constants were fitted to the rows above: op, model, us at 1024, 4096 and 8192 rows
+/// (results/h200-x4-nccl.json, h200-x2-nccl.json).
+type Chosen = (OpKind, (usize, usize), [u64; 3]);
+#[rustfmt::skip]
+const CHOSEN_BY_FOUR: [Chosen; 4] = [
+    (AG, GPT3, [518, 1827, 3151]), (AG, LLAMA, [260, 802, 1432]),
+    (RS, GPT3, [461, 1687, 3152]), (RS, LLAMA, [252, 725, 1369]),
+];
+#[rustfmt::skip]
+const CHOSEN_BY_TWO: [Chosen; 4] = [
+    (AG, GPT3, [822, 3095, 6963]), (AG, LLAMA, [331, 1218, 2433]),
+    (RS, GPT3, [796, 3089, 6321]), (RS, LLAMA, [334, 1216, 2433]),
+];
+
+/// The furthest off are RS of Llama at 1024 rows, 8 % too long, and AG of GPT-3 at 8192 of two ranks, 8 % too short, whose rounds took 6.2 to 7.1 ms.
+#[test]
+fn choices_took_about_what_was_estimated() {
+    for (world, rows) in [(4, CHOSEN_BY_FOUR), (2, CHOSEN_BY_TWO)] {
+        for (op, model, m, us) in
+            rows.into_iter().flat_map(|(op, model, us)| [1024, 4096, 8192].into_iter().zip(us).map(move |(m, us)| (op, model, m, us)))
+        {
+            let (ns, sending) = chosen(&problem(world, op, model, m), 4);
+            let off = (ns as f64 / 1e3 / us as f64 - 1.0) * 100.0;
+            assert!(off.abs() < 10.0, "{world} ranks, {op} {model:?} m={m}, {sending}: {off:.1} %");
+        }
+    }
+}
+
+/// But for what the estimates may be off.
 #[test]
 fn nothing_that_was_measured_beats_the_choice() {
     for (world, each, row) in measured() {
@@ -103,7 +131,8 @@ fn messages_are_large_and_take_what_the_estimate_leaves() {
             for peers in 1..world {
                 let sending = Sending::Beside { peers };
                 for chunks in [1, 4] {
-                    let (call, schedule) = Call::new(&problem, &channels, (sending, world - 1), TILES[0], chunks);
+                    let (call, schedule) =
+                        Call::new(&problem, &channels, (sending, world - 1), &Schedule::heuristic(&problem), (TILES[0], chunks));
                     let rounds = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap().rounds().unwrap();
                     let largest = rounds.iter().map(|round| round.bytes).max();
                     assert!(largest >= Some(channels.least_bytes.min(call.place_bytes)), "{problem:?}: {largest:?}");
@@ -117,7 +146,7 @@ fn messages_are_large_and_take_what_the_estimate_leaves() {
 
 #[test]
 fn over_a_network_messages_are_no_larger_than_is_worth_it() {
-    for (world, op) in [(2, AG), (2, OPS[1]), (4, AG)] {
+    for (world, op) in [(2, AG), (2, RS), (4, AG)] {
         let over = Channels { network: true, ..channels(world, 4) };
         for problem in [GPT3, LLAMA].map(|model| problem(world, op, model, 1024)) {
             let sending = Sending::heuristic(&problem, &over, world - 1);
