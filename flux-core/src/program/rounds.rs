@@ -324,7 +324,7 @@ mod tests {
 
     /// In the schedules that ops have by themselves.
     #[test]
-    fn a_chunk_goes_to_all_peers_at_once() {
+    fn a_chunk_goes_to_as_many_peers_at_once_as_is_said() {
         for (op, world) in
             [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].into_iter().flat_map(|op| (2..=8).map(move |world| (op, world)))
         {
