@@ -29,6 +29,9 @@ pub struct ScheduleArgs {
     /// Items that share a tile's k
     #[arg(long, value_name = "ITEMS", help_heading = "Plan")]
     pub splits: Option<u32>,
+    /// Partial tiles that are added while a tile is multiplied (gemm_rs)
+    #[arg(long, value_name = "TILES", help_heading = "Plan")]
+    pub early: Option<u32>,
     /// Tiles span shards
     #[arg(long, overrides_with = "no_stack", help_heading = "Plan")]
     pub stack: bool,
@@ -83,7 +86,7 @@ fn sending(word: &str) -> Result<Sending, String> {
 impl ScheduleArgs {
     /// The op's own schedule with what is not left out.
     pub fn over(&self, own: Schedule) -> Schedule {
-        let Self { tile, chunk, group, band, k_chunks, splits, stack, no_stack } = *self;
+        let Self { tile, chunk, group, band, k_chunks, splits, early, stack, no_stack } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
             tile: tile.unwrap_or(own.tile),
@@ -92,6 +95,7 @@ impl ScheduleArgs {
             band: band.unwrap_or(own.band),
             k_chunks: k_chunks.unwrap_or(own.k_chunks),
             splits: splits.unwrap_or(own.splits),
+            early: early.unwrap_or(own.early),
             stack: (own.stack || stack) && !no_stack,
         }
     }

@@ -131,8 +131,10 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
     // of a row within its shard
     let scattered = |row: u32| row * col_blocks + item.col / p.tile.n;
     if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 {
-        let own_shard = (item.sink == sink::REDUCE).then(|| p.nodes.rail(p.rank));
-        let sources = p.nodes.mates(p.rank).chain(own_shard.into_iter().flatten());
+        // As they are sent: around the own node, and for the own shard around the others.
+        let (per_node, nodes) = (p.nodes.per_node(), if item.sink == sink::REDUCE { p.nodes.count() } else { 1 });
+        let steps = (1..per_node).chain((1..nodes).map(|distance| distance * per_node));
+        let sources = steps.map(|step| p.nodes.before(p.rank, step));
         for (place, source) in (0..item.partials).zip(sources) {
             let slot = place * p.slots_per_source + item.partial_slot;
             assert_eq!(own.read(slot), stamp(epoch, source.get(), slot % p.slots_per_source), "{item:?}");

@@ -101,6 +101,9 @@ struct Params {
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
     u32 activation;        // after the bias; AllGather-GEMM only
     u32 push_together;     // the first transfers are what every tile waits for
+    u32 early;             // partial tiles that are added along k, of an item that adds any
+    u32 early_first;       // the step along k before which the first of them is added
+    u32 early_gap;         // steps from one to the next
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces
@@ -115,6 +118,11 @@ __device__ __forceinline__ u32* consumed_word(u64 pad, u32 rank) {
 // for one that is awaited now.
 __device__ __forceinline__ u32* signal_word(u64 pad, u32 index, u32 epoch) {
     return reinterpret_cast<u32*>(pad + (static_cast<u64>(kMaxWorld) + 2 * static_cast<u64>(index) + (epoch & 1)) * kLine);
+}
+
+// Partial tiles that the item adds while it multiplies, between steps along k; it adds the others after.
+__device__ __forceinline__ u32 early_of(const Params& p, const WorkItem& item) {
+    return item.partials != 0 ? p.early : 0;
 }
 
 // How far ahead of what its reader expects a word can be: `Epoch::MAX_LEAD`.

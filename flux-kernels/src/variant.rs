@@ -158,7 +158,7 @@ impl Variant {
         let out = rows * boxes * self.box_cols() * 2;
         // 16 bytes between rows that are scattered
         let gaps = if matches!(self.op, OpKind::GemmReduceScatter) && self.strips == 1 { self.tile.m * 16 } else { 0 };
-        let (out, barriers) = (out + gaps, 2 * self.stages + 2 * Self::CONSUMERS + 2);
+        let (out, barriers) = (out + gaps, 2 * self.stages + 2 * Self::CONSUMERS + 6);
         self.stages * stage + out + barriers * 8 + 8 + 1024
     }
 

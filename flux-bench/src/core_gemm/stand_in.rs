@@ -54,13 +54,13 @@ pub(super) fn gathered(program: &TileProgram) -> Window {
     Window { row0, col0: 0, rows: problem.m() - row0, cols: problem.k_local() }
 }
 
-/// Every rank's data region as rank 0 sees it: `own`, and at each peer a part of `elsewhere`, which is as large. Rank 0 has the first place at every peer, so these
-/// parts do not overlap, and as many bytes of memory are written as at the peers.
+/// Every rank's data region as rank 0 sees it: `own`, and at each peer a part of `elsewhere`, which is as large. These parts do not overlap, so as many bytes of
+/// memory are written as at the peers: of a GEMM-ReduceScatter's slots rank 0 has another place at every peer, else the first at all of them.
 pub(super) fn data_of_first(program: &TileProgram, own: u64, elsewhere: u64) -> Vec<u64> {
     let place = match program.problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(&program.problem),
         OpKind::GemmReduceScatter if program.stacked => scatter_place_bytes(&program.problem),
-        OpKind::GemmReduceScatter => program.place_bytes(),
+        OpKind::GemmReduceScatter => 0,
     };
     let peers = (0..program.problem.world().peers()).map(|peer| elsewhere + u64::from(peer) * place);
     std::iter::once(own).chain(peers).collect()

@@ -67,6 +67,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         transfers,
         forwards,
         slots_per_source: 0,
+        early: 0,
         counters: 0,
         stacked: false,
         nodes,

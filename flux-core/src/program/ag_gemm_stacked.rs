@@ -66,6 +66,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         transfers: transfers(&arrivals, problem, rank),
         forwards: Vec::new(),
         slots_per_source: 0,
+        early: 0,
         counters: 0,
         stacked: true,
         nodes,

@@ -5,8 +5,9 @@
 //! around the own one last, and end in each at the rank of the own rail.
 //!
 //! A partial tile for an owner of another node goes to the mate on the owner's rail, the **relay**: its own item for that tile adds those of its mates and
-//! sends the sum, so `per_node` times less crosses nodes. What is added to a tile is, in this order: the own product, the mates' in rank order, the
-//! other nodes' sums in node order, each rounded once where it was sent.
+//! sends the sum, so `per_node` times less crosses nodes. What is added to a tile is, in this order: the own product, the mates', the other nodes' sums, each
+//! rounded once where it was sent; both as they are sent, so rank `r` adds those of `r - 1`, `r - 2`, ... The first of them may be added before the own product is
+//! whole, at steps along `k` that are the same in every run.
 //!
 //! ```text
 //! places at a rank   [ mates, for the own shard ][ other nodes' sums, for the own shard ][ mates, for the rail's rank in each other node, in turn ]
@@ -14,7 +15,7 @@
 
 use super::along_k::AlongK;
 use super::items::Items;
-use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
+use super::{Await, NONE, Schedule, TileProgram, WorkItem, early_steps, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
@@ -48,10 +49,11 @@ impl Places {
         first..first + mates
     }
 
-    /// Who fills those places, in order.
+    /// Who fills those places, in order: as they work for the owner.
     pub(super) fn sources(self, rank: Rank, owner: Rank) -> impl Iterator<Item = Rank> {
-        let rail = (rank == owner).then(|| self.nodes.rail(rank));
-        self.nodes.mates(rank).chain(rail.into_iter().flatten())
+        let nodes = self.nodes;
+        let others = if rank == owner { nodes.others() } else { 0 };
+        (1..nodes.per_node()).chain((1..=others).map(move |distance| distance * nodes.per_node())).map(move |step| nodes.before(rank, step))
     }
 
     /// To whom `rank` sends what it has of a tile of `owner`'s shard, and its place there; `None` for the own shard.
@@ -59,12 +61,15 @@ impl Places {
         let nodes = self.nodes;
         let dest = match (nodes.together(rank, owner), nodes.on_one_rail(rank, owner)) {
             (true, true) => return None,
-            (false, true) => return Some((owner, nodes.per_node() - 1 + self.other(rank, owner))),
+            (false, true) => {
+                let distance = (nodes.node_of(owner) + nodes.count() - nodes.node_of(rank)) % nodes.count();
+                return Some((owner, nodes.per_node() - 1 + distance - 1));
+            }
             (true, false) => owner,
             (false, false) => nodes.rank(nodes.node_of(rank), nodes.local_of(owner)),
         };
-        let among_mates = nodes.local_of(rank) - u32::from(rank > dest);
-        Some((dest, self.added(dest, owner).start + among_mates))
+        let turn = (nodes.local_of(dest) + nodes.per_node() - nodes.local_of(rank)) % nodes.per_node();
+        Some((dest, self.added(dest, owner).start + turn - 1))
     }
 }
 
@@ -84,6 +89,17 @@ fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     (0..nodes.count()).map(|node| node * per_node + per_node).flat_map(|relay| [relay + 1 - per_node..relay, relay..relay + 1]).collect()
 }
 
+/// Least steps along `k` from one partial tile that is added early to the next: a kernel takes one in up to so many pieces, with steps between them.
+const LEAST_GAP: u32 = 4;
+
+/// How many of the `added` partial tiles of an own tile are added while it is multiplied.
+fn early(schedule: &Schedule, along_k: AlongK, nodes: Nodes, added: u32) -> u32 {
+    if schedule.splits > 1 || nodes.are_mixed() {
+        return 0;
+    }
+    schedule.early.min(added).min(along_k.steps() / (2 * LEAST_GAP))
+}
+
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
@@ -92,15 +108,20 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let chunks = tiles.div_ceil(tiles_per_chunk);
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
-    let places = Places::new(nodes);
-    let mut list = Items::new(rank, world.get() * tiles, AlongK::new(problem, schedule), schedule, world.peers() * chunks);
-    // By owner: the first entry of what is awaited before its first chunk's partial tiles are added.
+    let (places, along_k) = (Places::new(nodes), AlongK::new(problem, schedule));
+    let early = early(schedule, along_k, nodes, world.peers());
+    let (first_step, gap) = early_steps(along_k.steps(), early);
+    let mut list = Items::new(rank, world.get() * tiles, along_k, schedule, world.peers() * chunks);
+    // By owner: the first entry of what is awaited for the partial tiles of its first chunk.
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {
         first_await[owner.index()] = list.next_await();
         for chunk in 0..chunks {
-            let entries = places.added(rank, owner).zip(places.sources(rank, owner));
-            list.awaits.extend(entries.map(|(place, peer)| Await { signal: place * chunks + chunk, peer: peer.get(), k_step: 0 }));
+            let entries = (0..).zip(places.added(rank, owner)).zip(places.sources(rank, owner));
+            list.awaits.extend(entries.map(|((number, place), peer)| {
+                let k_step = if number < early { first_step + number * gap } else { 0 };
+                Await { signal: place * chunks + chunk, peer: peer.get(), k_step }
+            }));
         }
     }
 
@@ -111,7 +132,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         taken[owner.index()] += 1;
         let chunk = index / tiles_per_chunk;
         let added = if nodes.on_one_rail(rank, owner) { places.added(rank, owner) } else { 0..0 };
-        let (partials, late_count) = (added.end - added.start, added.end - added.start);
+        let partials = added.end - added.start;
+        let first = first_await[owner.index()] + chunk * partials;
+        let early = early.min(partials);
         let item = WorkItem {
             a_source: source::CALLER,
             a_outer: owner.get(),
@@ -121,8 +144,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             cols: tile.cols,
             partials,
             partial_slot: if partials > 0 { added.start * tiles + index } else { NONE },
-            late_first: if partials > 0 { first_await[owner.index()] + chunk * partials } else { 0 },
-            late_count,
+            late_first: if partials > early { first + early } else { 0 },
+            late_count: partials - early,
             ..WorkItem::default()
         };
         let item = match (places.destination(rank, owner), owner.place_at(rank)) {
@@ -137,7 +160,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             },
             _ => WorkItem { sink: if world.peers() == 0 { sink::STORE } else { sink::REDUCE }, dest: rank.get(), ..item },
         };
-        list.tile(item, |_| (0, 0, 0));
+        list.tile(item, |_| if early > 0 { (first, early, 1) } else { (0, 0, 0) });
     }
     TileProgram {
         problem: *problem,
@@ -150,6 +173,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         transfers: Vec::new(),
         forwards: Vec::new(),
         slots_per_source: tiles,
+        early,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
         stacked: false,
         nodes,

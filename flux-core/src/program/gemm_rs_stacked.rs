@@ -91,6 +91,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         transfers: Vec::new(),
         forwards: Vec::new(),
         slots_per_source: 0,
+        early: 0,
         counters: 0,
         stacked: true,
         nodes,

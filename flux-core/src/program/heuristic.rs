@@ -42,6 +42,8 @@ const SLICE_BYTES: u64 = 1 << 20;
 const MOST_SLICES: u32 = 12;
 /// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
 pub(super) const WORKERS: u32 = 128;
+/// SMs of an H200, and so the workers of a call: what is in one wave of tiles is finished at nearly the same time.
+pub(super) const MULTIPROCESSORS: u32 = WORKERS + 4;
 /// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
 /// its work, so it has to gain something in waves.
 pub(super) const TILES: [(TileShape, u64); 4] = [
@@ -112,7 +114,26 @@ impl Schedule {
             }
             _ => 1,
         };
-        Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, k_chunks, ..Self::of(tile) }
+        let schedule = Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, k_chunks, ..Self::of(tile) };
+        Self { early: schedule.sent_a_wave_before(problem), ..schedule }
+    }
+
+    /// Of the partial tiles that a GEMM-ReduceScatter adds to an own one, how many were multiplied in an earlier wave, counted from the first to be sent: they are there
+    /// when the own tile is half done at the latest. A few tiles, at the border of two waves, may be of the same and wait.
+    fn sent_a_wave_before(&self, problem: &Problem) -> u32 {
+        if problem.op() == OpKind::AllGatherGemm {
+            return 0;
+        }
+        let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, self.tile).tiles());
+        let wave = |position: u64| position / u64::from(MULTIPROCESSORS);
+        let before = |step: u64| {
+            // Of the band that the step is in: its first step, and how many there are.
+            let first = step - (step - 1) % u64::from(self.band);
+            let steps = u64::from(self.band).min(world - first);
+            let earlier = |&tile: &u64| wave((first - 1) * tiles + tile * steps + step - first) < wave((world - 1) * tiles + tile);
+            (0..tiles).filter(earlier).count() as u64 >= tiles - tiles / 16
+        };
+        (1..world).take_while(|&step| before(step)).count() as u32
     }
 
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so

@@ -57,6 +57,9 @@ pub struct TileProgram {
     pub forwards: Vec<Forward>,
     /// Slots that each source has at this rank: tiles of a shard (GEMM-ReduceScatter).
     pub slots_per_source: u32,
+    /// Of the partial tiles that a tile adds, how many it adds while it is multiplied: those of the first slots, at [`early_steps`](Self::early_steps)
+    /// (GEMM-ReduceScatter).
+    pub early: u32,
     /// Signals used on this rank's pad.
     pub signals: u32,
     /// Local counters used.
@@ -156,6 +159,14 @@ impl TileProgram {
         self.problem.k_local().div_ceil(self.tile.k)
     }
 
+    /// The step along `k` before which the first partial tile that is early is added, and the steps from one to the next.
+    ///
+    /// # Panics
+    /// If the tile has no extent along `k`, which [`check::verify`] rules out.
+    pub const fn early_steps(&self) -> (u32, u32) {
+        early_steps(self.k_steps(), self.early)
+    }
+
     /// The ranks on whose pads `item` raises its signal: those that own rows of a [`sink::SCATTER`], else `dest`.
     pub fn heard_by(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
         let ranks = if item.sink == sink::SCATTER {
@@ -182,6 +193,13 @@ impl TileProgram {
     pub fn late_awaits_of(&self, item: &WorkItem) -> &[Await] {
         &self.awaits[item.late_first as usize..][..item.late_count as usize]
     }
+}
+
+/// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps from one to the next: over the second half of a tile, as the worker's
+/// tile before may be on its way for the first.
+const fn early_steps(k_steps: u32, early: u32) -> (u32, u32) {
+    let first = k_steps / 2;
+    (first, if early == 0 { 0 } else { (k_steps - first) / early })
 }
 
 /// Refuses what would be too many records.

@@ -21,7 +21,8 @@ pub mod sink {
     pub const STORE: u32 = 0;
     /// Rounded and stored as a partial tile into a slot of rank `dest`; where the item has partials, after they were added, in order and in fp32.
     pub const SEND: u32 = 1;
-    /// The partial tiles of others are added in the order of their slots, in fp32; the sum is rounded once and stored to the caller's `y`.
+    /// The partial tiles of others are added in the order of their slots, in fp32, the [early](super::TileProgram::early) ones during the multiplication; the sum is
+    /// rounded once and stored to the caller's `y`.
     pub const REDUCE: u32 = 2;
     /// Left in fp32 in a part slot of this rank's own workspace, for the item that finishes the tile.
     pub const LEND: u32 = 3;
@@ -68,9 +69,10 @@ pub struct WorkItem {
     pub counter: u32,
     /// Items of the chunk; the one that completes the count raises.
     pub raise_after: u32,
-    /// First entry of the await list that is awaited before rows of A are read, in ascending order of [`Await::k_step`].
+    /// First entry of the await list that is awaited during the multiplication, in ascending order of [`Await::k_step`]: before rows of A are read, or before
+    /// partial tiles are added on the way.
     pub await_first: u32,
-    /// Entries awaited before rows of A are read.
+    /// Entries awaited so.
     pub await_count: u32,
     /// First entry of the await list that is awaited after the multiplication, before parts, partial tiles or scattered rows are read.
     pub late_first: u32,

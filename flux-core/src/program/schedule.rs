@@ -1,7 +1,7 @@
 //! The tuning knobs of a tile program.
 //!
-//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, and `stack` for GEMM-ReduceScatter, also where
-//! it is rounded.
+//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, and `early` and `stack` for GEMM-ReduceScatter, also
+//! where it is rounded.
 
 use super::ScheduleError;
 use crate::problem::MAX_EXTENT;
@@ -59,6 +59,13 @@ pub struct Schedule {
     ///
     /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is then rounded before all are added.
     pub stack: bool,
+    /// Partial tiles that a GEMM-ReduceScatter adds to a tile of the own shard while it is multiplied, those that were sent first, at even distances along `k`; the
+    /// others are added after. More than there are, or than `k` has room for, are as many as there can be; there are none where `k` is split, where tiles span
+    /// shards, and where only some ranks share a node.
+    ///
+    /// What is awaited in the midst of a tile should be there by then. The order of the sum follows from it: the same bits in every run, but others than those
+    /// of another number.
+    pub early: u32,
 }
 
 impl Schedule {
@@ -68,15 +75,15 @@ impl Schedule {
     /// use flux_core::TileShape;
     /// use flux_core::program::{Chunk, Schedule};
     /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
-    /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.stack), (1, 1, 1, false));
+    /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.stack, schedule.early), (1, 1, 1, false, 0));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
-        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, k_chunks: 1, splits: 1, stack: false }
+        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, k_chunks: 1, splits: 1, stack: false, early: 0 }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, k_chunks, splits, stack: _ } = *self;
+        let Self { tile, chunk, raster, band, k_chunks, splits, stack: _, early: _ } = *self;
         for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -124,13 +131,16 @@ impl Schedule {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, k_chunks, splits, stack } = self;
+        let Self { tile, chunk, raster, band, k_chunks, splits, stack, early } = self;
         write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
         if *k_chunks > 1 {
             write!(f, ", {k_chunks} slices of k")?;
         }
         if *splits > 1 {
             write!(f, ", {splits} splits")?;
+        }
+        if *early > 0 {
+            write!(f, ", {early} partial tiles early")?;
         }
         f.write_str(if *stack { ", stacked" } else { "" })
     }

@@ -3,15 +3,13 @@
 //! Invariant: both depend on the problem and on what all ranks know of the transport alone, so all ranks choose the same. Times are estimates for an H200: only the
 //! choice depends on them.
 
-use super::heuristic::{ROW_GROUP, TILES, WORKERS};
+use super::heuristic::{MULTIPROCESSORS, ROW_GROUP, TILES};
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
-/// SMs of an H200.
-const MULTIPROCESSORS: u32 = WORKERS + 4;
 /// Operations of a multiprocessor in a nanosecond: 4096 a cycle at 1.5 GHz, of a card at its power limit.
 const OPERATIONS: u64 = 6144;
 /// What a tile takes besides.
@@ -132,7 +130,7 @@ impl<'a> Call<'a> {
             band,
         };
         let chunk = if together == available { Chunk::Shard } else { Chunk::Tiles(together as u32) };
-        (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, ..*own })
+        (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own })
     }
 
     /// Nanoseconds after which so many tiles are finished.

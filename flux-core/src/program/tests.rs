@@ -49,9 +49,9 @@ fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
     let program = build(&p, 1, Chunk::Tiles(3));
     let owners: Vec<u32> = program.items.iter().map(|item| item.dest).collect();
     assert_eq!(owners, [2, 2, 2, 2, 0, 0, 0, 0, 1, 1, 1, 1]);
-    // at rank 2, rank 1 has place 1: slots 4..8 and signals 2, 3; the second chunk is one tile and needs no counter
+    // rank 1 works for rank 2 first, and has its first place: slots 0..4 and signals 0, 1; the second chunk is one tile and needs no counter
     let sends: Vec<_> = program.items[..4].iter().map(|i| (i.slot, i.raise, i.counter, i.raise_after)).collect();
-    assert_eq!(sends, [(4, 2, 2, 3), (5, 2, 2, 3), (6, 2, 2, 3), (7, 3, NONE, 1)]);
+    assert_eq!(sends, [(0, 0, 2, 3), (1, 0, 2, 3), (2, 0, 2, 3), (3, 1, NONE, 1)]);
     let own = program.items[11];
     assert_eq!((own.sink, own.partial_slot, own.partials, own.raise), (sink::REDUCE, 3, 2, NONE));
     assert_eq!(program.late_awaits_of(&own), [Await { signal: 1, peer: 0, k_step: 0 }, Await { signal: 3, peer: 2, k_step: 0 }]);

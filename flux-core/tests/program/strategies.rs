@@ -80,11 +80,12 @@ pub(crate) struct Knobs {
     pub(crate) k_chunks: u32,
     pub(crate) splits: u32,
     pub(crate) stack: bool,
+    pub(crate) early: u32,
 }
 
 /// All of them.
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
-    (1..=6_u32, 1..=4_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack })
+    (1..=6_u32, 1..=4_u32, any::<bool>(), 0..=6_u32).prop_map(|(k_chunks, splits, stack, early)| Knobs { k_chunks, splits, stack, early })
 }
 
 /// Calls of `op` with `k_blocks` steps along `k`, and shards of less than a tile as often as of several.
@@ -107,8 +108,8 @@ pub(crate) fn knob_calls(
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_chunks, splits, stack } = knobs;
-            build(&problem, &Schedule { tile, chunk, raster, band, k_chunks, splits, stack })
+            let Knobs { k_chunks, splits, stack, early } = knobs;
+            build(&problem, &Schedule { tile, chunk, raster, band, k_chunks, splits, stack, early })
         },
     )
 }

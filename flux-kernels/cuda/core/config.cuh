@@ -61,7 +61,10 @@ struct Config {
     static constexpr u32 kPieceVectors = kVectors / kPieces;
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
-    // So do the fp32 accumulators of another range of k, in more of them.
+    // Pieces of one that is added during the multiplication come into the output room, which is idle then: as many as it holds, two at most.
+    static constexpr u32 kEarlyPieces = kOutRoomPerConsumer >= 2 * kPieceBytesPerConsumer ? 2 : 1;
+    static_assert(kOutRoomPerConsumer >= kPieceBytesPerConsumer && kPieces <= 4, "early pieces");
+    // Through the ring go the fp32 accumulators of another range of k, too, in more of them.
     static constexpr u32 kPartPieces = 2 * kPieces;
     static constexpr u32 kPartPieceVectors = 2 * kVectors / kPartPieces;
     static constexpr u32 kPartPieceBytesPerConsumer = kPartPieceVectors * 128 * 16;
@@ -74,7 +77,7 @@ struct Config {
     // Dynamic shared memory: stages, output buffers, barriers; from a 1024-byte border, as the swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 2;
+    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 6;
     static constexpr u32 kRowsOffset = kBarrierOffset + kBarriers * 8;
     static constexpr u32 kSharedBytes = kRowsOffset + 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
@@ -100,6 +103,10 @@ struct Shared {
     __device__ __forceinline__ u32 fold_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
     // Completed when a strip that was laid aside is back.
     __device__ __forceinline__ u32 strip_back() const { return full(2 * C::kStages + 2 * C::kConsumers + 1); }
+    // Completed when an early piece is there, of both consumers.
+    __device__ __forceinline__ u32 early_full(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 2 + piece); }
+    // Completed when every consumer has added it.
+    __device__ __forceinline__ u32 early_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
     // How far the watcher has seen rows of A (`progress`).
     __device__ __forceinline__ u32 rows() const { return base + C::kRowsOffset; }
     // Completed when the storer's copies have read it.

@@ -27,6 +27,7 @@ struct Consumer {
     const u32 index;   // which consumer
     const u32 thread;  // 0..128
     RingState<C::kStages> ring;
+    RingState<C::kEarlyPieces> early;  // of pieces that the storer brings
     u32 out_phase = 0;
     // Descriptors of the first stage's operands. A lane's value is known to be the warp's: what follows from it is computed once a warp, not in every thread.
     u32 first_a = ptx::from_lane(ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA), 0);
@@ -54,46 +55,91 @@ struct Consumer {
         for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
     }
 
-    // At least one step. At the card's power limit each instruction of this loop costs time, wherever it finds room to be issued.
-    __device__ __forceinline__ void multiply(u32 k_steps, float (&acc)[C::kBlocksM][kAccumulators]) {
-        issue_stage<true>(acc);
-        u32 read = smem.empty(ring.stage);
+    // Issues the products of the next stage and gives the ring's next position; the stage's own `empty` barrier, for when they are done.
+    template <bool First>
+    __device__ __forceinline__ u32 take_stage(float (&acc)[C::kBlocksM][kAccumulators]) {
+        issue_stage<First>(acc);
+        const u32 read = smem.empty(ring.stage);
         ring.advance();
-#pragma unroll 1
-        for (u32 step = 1; step < k_steps; ++step) {
-            issue_stage<false>(acc);
-            // One group stays in flight: when this one is issued, the one before has read its stage.
-            ptx::wgmma_wait<1>();
-            if (thread == 0) ptx::mbarrier_arrive(read);
-            read = smem.empty(ring.stage);
-            ring.advance();
-        }
+        return read;
+    }
+
+    // The sums are whole up to here, and in registers; gives the last stage back.
+    __device__ __forceinline__ void settle(u32 read, float (&acc)[C::kBlocksM][kAccumulators]) const {
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
         if (thread == 0) ptx::mbarrier_arrive(read);
     }
 
-    // Adds the partial tiles of others in the order of their slots, each element in the place where this thread's own accumulator has it.
+    // At least one step. At the card's power limit each instruction of the inner loop costs time, wherever it finds room to be issued. Partial tiles that are early
+    // are added on the way, piece by piece: while one consumer adds, the other multiplies.
+    __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocksM][kAccumulators]) {
+        const u32 k_steps = ptx::from_lane(item.k_steps, 0);
+        u32 read = take_stage<true>(acc);
+        u32 step = 1;
+        if constexpr (C::kReduceScatter) {
+            const u32 early = ptx::from_lane(early_of(p, item), 0);
+#pragma unroll 1
+            for (u32 source = 0; source < early; ++source) {
+#pragma unroll
+                for (u32 piece = 0; piece < C::kPieces; ++piece) {
+                    read = multiply_until(p.early_first + source * p.early_gap + piece * (p.early_gap / C::kPieces), step, read, acc);
+                    settle(read, acc);
+                    add_early_piece(piece, acc);
+                    read = take_stage<false>(acc);
+                    ++step;
+                }
+            }
+        }
+        settle(multiply_until(k_steps, step, read, acc), acc);
+    }
+
+    __device__ __forceinline__ u32 multiply_until(u32 end, u32& step, u32 read, float (&acc)[C::kBlocksM][kAccumulators]) {
+#pragma unroll 1
+        for (; step < end; ++step) {
+            const u32 now = take_stage<false>(acc);
+            // One group stays in flight: when this one is issued, the one before has read its stage.
+            ptx::wgmma_wait<1>();
+            if (thread == 0) ptx::mbarrier_arrive(read);
+            read = now;
+        }
+        return read;
+    }
+
+    // Adds a piece of another rank's partial tile, each element in the place where this thread's own accumulator has it.
+    __device__ __forceinline__ void add_piece(u32 from, u32 piece, float (&acc)[C::kBlocksM][kAccumulators]) const {
+#pragma unroll
+        for (u32 v = 0; v < C::kPieceVectors; ++v) {
+            const uint4 four = ptx::load_shared_16(from + v * 128 * 16 + thread * 16);
+            const u32 pairs[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const u32 at = (piece * C::kPieceVectors + v) * 8 + 2 * i;
+                float lo, hi;
+                ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
+                acc[at / kAccumulators][at % kAccumulators] += lo;
+                acc[at / kAccumulators][at % kAccumulators + 1] += hi;
+            }
+        }
+    }
+
+    // The next piece, that the storer has brought into the output room.
+    __device__ __forceinline__ void add_early_piece(u32 piece, float (&acc)[C::kBlocksM][kAccumulators]) {
+        ptx::mbarrier_wait(smem.early_full(early.stage), early.phase);
+        add_piece(smem.out(index) + early.stage * C::kPieceBytesPerConsumer, piece, acc);
+        sync_consumer();
+        if (thread == 0) ptx::mbarrier_arrive(smem.early_empty(early.stage));
+        early.advance();
+    }
+
+    // Adds the partial tiles that were not added on the way, in the order of their slots, as the ring of stages brings them.
     __device__ __forceinline__ void add_partials(const WorkItem& item, float (&acc)[C::kBlocksM][kAccumulators]) {
-        for (u32 source = 0; source < item.partials; ++source) {
+        for (u32 source = early_of(p, item); source < item.partials; ++source) {
 #pragma unroll
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-                const u32 src = smem.a(ring.stage) + index * C::kPieceBytesPerConsumer + thread * 16;
-#pragma unroll
-                for (u32 v = 0; v < C::kPieceVectors; ++v) {
-                    const uint4 four = ptx::load_shared_16(src + v * 128 * 16);
-                    const u32 pairs[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-                    for (u32 i = 0; i < 4; ++i) {
-                        const u32 at = (piece * C::kPieceVectors + v) * 8 + 2 * i;
-                        float lo, hi;
-                        ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
-                        acc[at / kAccumulators][at % kAccumulators] += lo;
-                        acc[at / kAccumulators][at % kAccumulators + 1] += hi;
-                    }
-                }
+                add_piece(smem.a(ring.stage) + index * C::kPieceBytesPerConsumer, piece, acc);
                 give_stage_back();
             }
         }
@@ -194,7 +240,7 @@ struct Consumer {
 
     // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector.
     __device__ __forceinline__ void lend(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
-        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        const u64 half = p.data[p.rank] + (ptx::copied_here(epoch) & 1) * p.half_stride;
         const u64 dst = half + p.parts_offset + static_cast<u64>(item.part) * C::kPartBytes + index * (C::kPartBytes / C::kConsumers) + thread * 16;
 #pragma unroll
         for (u32 v = 0; v < 2 * C::kVectors; ++v) {
@@ -276,7 +322,7 @@ struct Consumer {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
             }
             float acc[C::kBlocksM][kAccumulators];
-            multiply(ptx::from_lane(item.k_steps, 0), acc);
+            multiply(item, acc);
             mark(i, &ItemStamps::multiplied);
             if (item.parts != 0) add_parts(item.parts, acc);
             if constexpr (C::kReduceScatter) {

@@ -34,6 +34,10 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         }
         ptx::mbarrier_init(smem.fold_ready(), 1);
         ptx::mbarrier_init(smem.strip_back(), 1);
+        for (u32 piece = 0; piece < C::kEarlyPieces; ++piece) {
+            ptx::mbarrier_init(smem.early_full(piece), 1);
+            ptx::mbarrier_init(smem.early_empty(piece), C::kConsumers);
+        }
         ptx::store_release_cta_shared(smem.rows(), 0);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);

@@ -97,7 +97,7 @@ struct Producer {
         // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
         ptx::fence_proxy_async();
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
-        for (u32 source = 0; source < item.partials; ++source) {
+        for (u32 source = early_of(p, item); source < item.partials; ++source) {
             const u64 slot = half + static_cast<u64>(item.partial_slot + source * p.slots_per_source) * C::kOutBytes;
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 open_stage(C::kConsumers * C::kPieceBytesPerConsumer);

@@ -16,6 +16,7 @@ struct Storer {
     const u32 epoch;
     const u32 lane;
     u32 phase = 0;
+    RingState<C::kEarlyPieces> early;
 
     __device__ __forceinline__ void store(const WorkItem& item, u32 consumer, u32 strip) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
@@ -109,6 +110,7 @@ struct Storer {
             const bool sends = C::kReduceScatter && item.sink == static_cast<u32>(Sink::kSend);
             if (lane == 0) {
                 const bool last = i + walk.stride >= walk.count;
+                if constexpr (C::kReduceScatter) bring_early(item);
                 if (!sends) {
                     store_or_lend(item);
                 } else if constexpr (C::kStrips == 2) {
@@ -125,6 +127,28 @@ struct Storer {
             if (i < walk.count) await_folds<C>(p, smem, epoch, walk, i);
         }
         ptx::bulk_wait<0>();
+    }
+
+    // Brings the partial tiles that are added during the multiplication, one after another, into the room that the CTA's item before has left. They take no stage of
+    // the ring, and whoever waits for them here waits beside the loads.
+    __device__ __forceinline__ void bring_early(const WorkItem& item) {
+        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        for (u32 source = 0; source < early_of(p, item); ++source) {
+            if (item.await_count != 0) wait_for(p, epoch, await_target(p, epoch, item.await_first + source));
+            // Orders the acquired signal before the bulk loads of the partial tile that it announces.
+            ptx::fence_proxy_async();
+            const u64 slot = half + static_cast<u64>(item.partial_slot + source * p.slots_per_source) * C::kOutBytes;
+            for (u32 piece = 0; piece < C::kPieces; ++piece) {
+                ptx::mbarrier_wait(smem.early_empty(early.stage), early.phase ^ 1);
+                ptx::mbarrier_arrive_expect_tx(smem.early_full(early.stage), C::kConsumers * C::kPieceBytesPerConsumer);
+                for (u32 c = 0; c < C::kConsumers; ++c) {
+                    ptx::bulk_load(smem.out(c) + early.stage * C::kPieceBytesPerConsumer,
+                                   slot + c * C::kOutBytesPerConsumer + piece * C::kPieceBytesPerConsumer, C::kPieceBytesPerConsumer,
+                                   smem.early_full(early.stage));
+                }
+                early.advance();
+            }
+        }
     }
 
     __device__ __forceinline__ void stamp_sent(u32 item) const {

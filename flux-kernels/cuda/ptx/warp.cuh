@@ -18,6 +18,13 @@ __device__ __forceinline__ u32 copied_bits(float accumulator) {
     return v;
 }
 
+// A copy made at its place: what follows from it is not computed before a loop, to be kept in a register or memory through it.
+__device__ __forceinline__ u32 copied_here(u32 value) {
+    u32 v;
+    asm volatile("mov.b32 %0, %1;" : "=r"(v) : "r"(value));
+    return v;
+}
+
 // shfl.sync.idx: a lane's value, in all lanes of the (converged) warp
 __device__ __forceinline__ u32 from_lane(u32 v, u32 lane) {
     return __shfl_sync(0xFFFFFFFFu, v, lane);

@@ -240,6 +240,9 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
         push_together: u32::from(args.push && p.stacked && !p.transfers.is_empty()),
+        early: p.early,
+        early_first: p.early_steps().0,
+        early_gap: p.early_steps().1,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

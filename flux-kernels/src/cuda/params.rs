@@ -42,6 +42,9 @@ pub(super) struct Params {
     pub(super) source_row_bytes: u32,
     pub(super) activation: u32,
     pub(super) push_together: u32,
+    pub(super) early: u32,
+    pub(super) early_first: u32,
+    pub(super) early_gap: u32,
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }

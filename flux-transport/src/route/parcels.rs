@@ -5,7 +5,7 @@
 
 use super::{Block, Origin, Parcel, Reader};
 use flux_core::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
-use flux_core::program::{TileProgram, WorkItem, sink};
+use flux_core::program::{Places, TileProgram, WorkItem, sink};
 use flux_core::{OpKind, Rank};
 use std::collections::BTreeMap;
 
@@ -24,10 +24,13 @@ pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
     let (at_peer, in_outbox) = match program.problem.op() {
         OpKind::AllGatherGemm => return 0,
         OpKind::GemmReduceScatter if program.stacked => (rank.get(), peer.get()),
-        OpKind::GemmReduceScatter => match (rank.place_at(peer), peer.place_at(rank)) {
-            (Some(at_peer), Some(in_outbox)) => (at_peer, in_outbox),
-            _ => return 0,
-        },
+        OpKind::GemmReduceScatter => {
+            let places = Places::new(program.nodes);
+            match (places.destination(rank, peer), places.destination(peer, rank)) {
+                (Some((_, at_peer)), Some((_, in_outbox))) => (at_peer, in_outbox),
+                _ => return 0,
+            }
+        }
     };
     u64::from(in_outbox).wrapping_sub(u64::from(at_peer)).wrapping_mul(place_bytes(program))
 }

@@ -92,7 +92,9 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (rows, late) = (p.awaits_of(item), p.late_awaits_of(item));
     let reads_late = item.parts > 0 || item.partials > 0;
     match p.problem.op() {
-        OpKind::GemmReduceScatter if !rows.is_empty() => Some("there is nothing to await for rows of the caller's x"),
+        OpKind::GemmReduceScatter if !early_awaits(p, item) => {
+            Some("during the multiplication the signals of early partial tiles are awaited, each before its step, and nothing else")
+        }
         _ if !late.is_empty() && !reads_late => Some("there is nothing to await after the multiplication"),
         _ if !rows.is_sorted_by_key(|entry| entry.k_step) => Some("rows are awaited in the order of steps along k"),
         _ if rows.iter().any(|entry| entry.k_step >= item.k_first + item.k_steps) => Some("a step is awaited that is not multiplied"),
@@ -100,6 +102,14 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         _ if !in_groups(rows, item.await_group) => Some("entries that stand together have one step"),
         _ => None,
     }
+}
+
+/// Whether there is an entry for each partial tile that is added during the multiplication, at its step.
+fn early_awaits(p: &TileProgram, item: &WorkItem) -> bool {
+    let early = if matches!(item.sink, sink::SEND | sink::REDUCE) { p.early.min(item.partials) } else { 0 };
+    let (first, gap) = p.early_steps();
+    let steps = (0..early).map(|number| first + number * gap);
+    p.awaits_of(item).iter().map(|entry| entry.k_step).eq(steps)
 }
 
 /// Whether `rows` are whole groups of so many entries, each with one step.
