@@ -94,11 +94,13 @@ fn libraries() {
 /// Each transport's words, and what `auto` would take.
 fn transports(proof: Option<&Proof>) {
     println!();
-    let kinds = [(Select::NvLink, nvlink(proof)), (Select::Pcie, pcie()), (Select::Nccl, nccl())];
+    let (nvlink, nccl) = (nvlink(proof), nccl());
+    let kinds = [(Select::NvLink, nvlink.clone()), (Select::Mixed, mixed(nvlink, &nccl)), (Select::Pcie, pcie()), (Select::Nccl, nccl)];
     let how = [
         "one a GPU",
+        "one a GPU, and as many on each of several hosts where peer access works too; NCCL decides when it connects; no CUDA graphs",
         "one a GPU, through pinned memory of the host; no CUDA graphs",
-        "one a GPU, and more on other hosts; NCCL decides when it connects",
+        "one a GPU, and more on other hosts; NCCL decides when it connects; no CUDA graphs",
     ];
     line("auto", auto(&kinds));
     for ((select, found), how) in kinds.iter().zip(how) {
@@ -112,9 +114,15 @@ fn transports(proof: Option<&Proof>) {
 
 /// What `auto` takes for a rank on every GPU of this machine, or what it says.
 fn auto(kinds: &[(Select, Result<u32, String>)]) -> String {
-    let works = kinds.iter().find(|(_, found)| found.is_ok());
-    match works {
-        Some((select, Ok(ranks))) => format!("takes {select} for {ranks} ranks on this host, and nccl for ranks on several"),
+    let works = |select: &Select| kinds.iter().any(|(kind, found)| kind == select && found.is_ok());
+    let on_several = match [Select::Mixed, Select::Nccl].map(|select| works(&select)) {
+        [true, _] => "mixed for as many on each of several, or nccl where that does not work on all",
+        [_, true] => "nccl for ranks on several",
+        _ => "nothing for ranks on several",
+    };
+    let here = kinds.iter().find(|(select, found)| *select != Select::Mixed && found.is_ok());
+    match here {
+        Some((select, Ok(ranks))) => format!("takes {select} for {ranks} ranks on this host, and {on_several}"),
         _ if machine::gpu_count() == 0 && !broken() => "takes host, as this process sees no GPU".to_owned(),
         _ => "fails: there are GPUs, and no transport works on them; the host transport has to be asked for by name".to_owned(),
     }
@@ -123,6 +131,14 @@ fn auto(kinds: &[(Select, Result<u32, String>)]) -> String {
 /// Whether there are GPUs, and a driver that does not work.
 fn broken() -> bool {
     cuda::available().is_err_and(|why| why.is_fault()) && !topology::nvidia_gpus(Path::new("/")).is_empty()
+}
+
+/// How many devices there are, if this host's part of `mixed` works: peer memory among two or more, and messages.
+fn mixed(nvlink: Result<u32, String>, nccl: &Result<u32, String>) -> Result<u32, String> {
+    match nvlink? {
+        1 => Err("one GPU has no peers on this host: ranks on several hosts take nccl".to_owned()),
+        count => nccl.clone().map(|_| count),
+    }
 }
 
 fn nccl() -> Result<u32, String> {
@@ -171,7 +187,11 @@ mod tests {
     fn auto_takes_the_first_that_works() {
         let no = || Err("no".to_owned());
         let kinds = [(Select::NvLink, no()), (Select::Pcie, Ok(4)), (Select::Nccl, Ok(4))];
-        assert!(auto(&kinds).starts_with("takes pcie for 4 ranks"));
+        assert_eq!(auto(&kinds), "takes pcie for 4 ranks on this host, and nccl for ranks on several");
+        let kinds = [(Select::NvLink, Ok(4)), (Select::Mixed, Ok(4)), (Select::Nccl, Ok(4))];
+        assert!(auto(&kinds).starts_with("takes nvlink for 4 ranks on this host, and mixed for as many on each of several"));
+        let kinds = [(Select::NvLink, Ok(4)), (Select::Mixed, no()), (Select::Nccl, no())];
+        assert!(auto(&kinds).ends_with("nothing for ranks on several"));
         let none = auto(&[(Select::NvLink, no())]);
         assert_eq!(none.starts_with("takes host"), machine::gpu_count() == 0, "{none}");
     }
@@ -180,6 +200,13 @@ mod tests {
     fn a_proof_that_peers_are_not_reached_rules_nvlink_out() {
         let proof = Proof { verdict: Verdict::Fails, how: "killed".to_owned(), report: None };
         assert!(nvlink(Some(&proof)).is_err());
+    }
+
+    #[test]
+    fn mixed_needs_peers_here_and_messages() {
+        let no = || Err("no".to_owned());
+        assert_eq!(mixed(Ok(4), &Ok(4)), Ok(4));
+        assert!([mixed(no(), &Ok(4)), mixed(Ok(4), &no()), mixed(Ok(1), &Ok(1))].iter().all(Result::is_err));
     }
 
     #[test]

@@ -10,8 +10,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Select {
-    /// What `FLUX_TRANSPORT` names; else the first of nvlink (peer access that was proven by data), pcie (one host) and nccl that works on the GPUs of
-    /// all ranks; host where no rank has a GPU. Where GPUs are there and none of these works, connecting fails. All ranks take the same.
+    /// What `FLUX_TRANSPORT` names; else the first of nvlink (one node, peer access that was proven by data), mixed (several nodes, the same within each), pcie (one
+    /// host) and nccl that works on the GPUs of all ranks; host where no rank has a GPU. Where GPUs are there and none of these works, connecting fails. All ranks
+    /// take the same.
     #[default]
     Auto,
     /// Threads of this process, or processes of this machine, in host memory.
@@ -77,7 +78,8 @@ pub struct Options {
     /// ranks' kernels have to push.
     pub shared_device: bool,
     /// Nodes that the ranks are dealt to, in order: rank `node * ranks of a node + local`. What crosses nodes does so once for all ranks of a node. Where it is
-    /// `None`, `FLUX_NODES` says, and where that is not set every host is a node. For [`Select::Mixed`]; on the host it changes programs only, for tests of them.
+    /// `None`, `FLUX_NODES` says, and where that is not set every host is a node. For [`Select::Mixed`], and [`Select::Auto`], which then passes over nvlink and pcie if there are
+    /// several; on the host it changes programs only, for tests of them.
     pub nodes: Option<u32>,
     /// Workspace to take at once.
     pub reserve: WorkspaceSize,

@@ -51,7 +51,7 @@ pub struct Args {
     /// Ranks on each GPU, to check large worlds on few GPUs; needs threads
     #[arg(long, default_value_t = 1, value_name = "RANKS")]
     pub ranks_per_gpu: u32,
-    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports mixed and host
+    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,
     /// Only the cases whose names contain this

@@ -61,7 +61,7 @@ pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transpo
     Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, Reach::Peers)?)?))
 }
 
-fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     peer_access(world, options, Select::Mixed)?;
     Ok(Box::new(Mixed::connect(world, options, mixed::Members::meet(world, options)?)?))
 }
@@ -232,6 +232,23 @@ mod tests {
             let text = refused.unwrap_err().to_string();
             assert!(text.contains("driver"), "{text}");
         }
+    }
+
+    #[test]
+    fn auto_without_gpus_takes_the_nodes_that_are_asked_for() {
+        if crate::cuda::available().is_ok() {
+            return; // GPUs are there; their own tests say
+        }
+        let options = Options { nodes: Some(2), ..Options::default() };
+        let worlds = World::local(4).unwrap();
+        std::thread::scope(|scope| {
+            for world in &worlds {
+                scope.spawn(move || {
+                    let comm = connect(world, &options).unwrap();
+                    assert_eq!((comm.transport(), comm.nodes()), (crate::TransportKind::Host, Nodes::new(world.size(), 2).unwrap()));
+                });
+            }
+        });
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub use call::Call;
 pub use error::ConnectError;
 pub use failure::{Doing, Failure, RankReport};
 pub use flight::{CallRecord, CallState, Label};
-pub(crate) use nodes::{by_host, dealt};
+pub(crate) use nodes::{dealt, grouped};
 pub use rebuild::Rebuild;
 
 use crate::control::{Answerer, Notice, Watcher, agree};

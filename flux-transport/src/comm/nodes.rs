@@ -18,15 +18,23 @@ pub(super) fn asked(select: Select, option: Option<u32>, variable: Option<&str>)
         },
     };
     match count {
-        Some(count) if !matches!(select, Select::Host | Select::Mixed) => {
+        Some(count) if !matches!(select, Select::Auto | Select::Host | Select::Mixed) => {
             unusable(format!("it does not group ranks in {count} nodes: leave Options::nodes and FLUX_NODES out"))
         }
         count => Ok(count),
     }
 }
 
+/// The ranks in as many nodes as all of them ask for, or in a node for each host.
+pub(crate) fn grouped(world: WorldSize, asked: Option<u32>, hosts: &Hosts) -> Result<Nodes, String> {
+    match asked {
+        Some(count) => dealt(world, count, hosts),
+        None => by_host(world, hosts),
+    }
+}
+
 /// A node for each host.
-pub(crate) fn by_host(world: WorldSize, hosts: &Hosts) -> Result<Nodes, String> {
+fn by_host(world: WorldSize, hosts: &Hosts) -> Result<Nodes, String> {
     let ranks = |host| hosts.ranks(host).count();
     if let Some(host) = (1..hosts.count()).find(|&host| ranks(host) != ranks(0)) {
         return Err(format!(
@@ -57,6 +65,7 @@ mod tests {
         let asked = |select, option, variable| asked(select, option, variable).map_err(|error| error.to_string());
         assert_eq!(asked(Select::Host, None, Some("2")), Ok(Some(2)));
         assert_eq!(asked(Select::Host, Some(4), Some("2")), Ok(Some(4)));
+        assert_eq!(asked(Select::Auto, None, Some("2")), Ok(Some(2)));
         assert_eq!(asked(Select::NvLink, None, Some("")), Ok(None));
         assert!(asked(Select::Host, None, Some("two")).unwrap_err().contains("FLUX_NODES = \"two\""));
         assert!(asked(Select::NvLink, None, Some("2")).unwrap_err().contains("leave Options::nodes and FLUX_NODES out"));
@@ -76,10 +85,15 @@ mod tests {
     #[test]
     fn hosts_are_nodes_where_they_have_as_many_ranks_in_order() {
         let world = WorldSize::new(4).unwrap();
-        let by_host = |names: [u8; 4]| by_host(world, &Hosts::group(&names));
+        let by_host = |names: [u8; 4]| grouped(world, None, &Hosts::group(&names));
         assert_eq!(by_host([7, 7, 3, 3]), Ok(Nodes::new(world, 2).unwrap()));
         assert_eq!(by_host([0; 4]), Ok(Nodes::of_all(world)));
         assert!(by_host([0, 0, 0, 1]).unwrap_err().starts_with("host 0 has 3 ranks, host 1 has 1: "));
         assert!(by_host([0, 1, 0, 1]).unwrap_err().ends_with("number the ranks host by host"));
+        // Where they do not, a number of nodes may.
+        let hosts = Hosts::group(&[0, 0, 0, 0, 1, 1]);
+        let world = WorldSize::new(6).unwrap();
+        assert_eq!(grouped(world, Some(3), &hosts), Ok(Nodes::new(world, 3).unwrap()));
+        assert!(grouped(world, None, &hosts).is_err() && grouped(world, Some(2), &hosts).is_err());
     }
 }

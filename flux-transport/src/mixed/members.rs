@@ -2,7 +2,7 @@
 //!
 //! Invariant: all ranks group themselves alike, and where meeting fails it fails on all of them.
 
-use crate::comm::{by_host, dealt};
+use crate::comm::grouped;
 use crate::nvlink::Reach;
 use crate::{ConnectError, Options, Select, World};
 use crate::{nccl, nvlink};
@@ -24,13 +24,8 @@ impl Members {
     /// communicator.
     pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, ConnectError> {
         let unusable = |why| ConnectError::Unusable { select: Select::Mixed, why };
-        let hosts = world.hosts();
         // By what all ranks know: refused on all or on none.
-        let nodes = match options.nodes {
-            Some(count) => dealt(world.size(), count, hosts),
-            None => by_host(world.size(), hosts),
-        };
-        let nodes = nodes.map_err(unusable)?;
+        let nodes = grouped(world.size(), options.nodes, world.hosts()).map_err(unusable)?;
         if nodes.others() == 0 {
             let why = "all ranks are of one node: take nvlink, or say how many nodes they are to be taken for (Options::nodes, FLUX_NODES)";
             return Err(unusable(why.to_owned()));

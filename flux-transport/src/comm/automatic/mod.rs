@@ -1,35 +1,30 @@
-//! The transport that `auto` takes: nvlink, pcie, nccl, in this order, the first that all ranks can use; host where no rank has a GPU.
+//! The transport that `auto` takes: nvlink, mixed, pcie, nccl, in this order, the first that all ranks can use; host where no rank has a GPU.
 //!
-//! Invariant: every rank takes the same steps, for each decision is a pure function of what all ranks were told, or one rank's word that all take. GPUs are never
-//! left idle in silence: ranks that have some and can use none of the transports get an error. Once peer access is proven, nvlink is chosen, and what
-//! fails then is an error too.
+//! Invariant: every rank takes the same steps, for each decision is a pure function of what all ranks were told. GPUs are never left idle in silence: ranks that have
+//! some and can use none of the transports get an error. Once peer access is proven, nvlink or mixed is chosen, and what fails then is an error too.
 //!
 //! ```text
-//! facts of all ranks -> candidates (verdict.rs) -> rank 0 has peer access proven (probe), tells the verdict -> nvlink | pcie | nccl | why none
+//! facts of all ranks -> candidates (verdict.rs) -> the first rank of each node has peer access proven there, tells its verdict (peers.rs)
+//!                                               -> nvlink on one node | mixed on several | pcie | nccl | why none
 //! ```
 
 mod facts;
+mod peers;
 mod verdict;
 
 pub(super) use facts::Facts;
 
 use super::ConnectError;
-use super::connect::{host, nccl, nvlink, pcie};
+use super::connect::{host, mixed, nccl, nvlink, pcie};
 use crate::control::agree;
-use crate::cuda::DeviceUuid;
-use crate::probe::{self, Verdict};
+use crate::probe::Verdict;
 use crate::{ControlError, Options, Select, Transport, World};
-use facts::Gpu;
-use flux_core::Rank;
+use flux_core::{Nodes, Rank};
+use peers::proven;
 use std::fmt::Display;
 use std::sync::Once;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use verdict::{Candidates, Ground, judge};
-
-/// How long a probe's end may take beyond its limit.
-const SLACK: Duration = Duration::from_secs(5);
-
-type Connect = fn(&World, &Options) -> Result<Box<dyn Transport>, ConnectError>;
 
 /// What was passed over, and why.
 #[derive(Debug, Default)]
@@ -64,7 +59,7 @@ impl Rejected {
 /// The first transport that all ranks can use, and why.
 pub(super) fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Transport>, String), ConnectError> {
     let facts = exchange(world, options)?;
-    let Candidates { nvlink: peers, pcie: staged, nccl: messages } = match judge(&facts, world.hosts(), options.shared_device) {
+    let candidates = match judge(&facts, world.size(), world.hosts(), options) {
         Ground::Gpus(candidates) => candidates,
         Ground::Host(why) => {
             static SAID: Once = Once::new();
@@ -73,25 +68,45 @@ pub(super) fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Tra
         }
         Ground::Uneven(why) => return Err(none(&why)),
     };
+    let connect = |select| match select {
+        Select::NvLink => nvlink(world, options),
+        Select::Mixed => mixed(world, options),
+        Select::Pcie => pcie(world, options),
+        _ => nccl(world, options),
+    };
+    take(candidates, |nodes| proven(world, options, &facts, nodes), connect)
+}
+
+/// The first of the candidates that `proven` and `connect` leave, and why.
+fn take<T>(
+    candidates: Candidates,
+    proven: impl Fn(Nodes) -> Result<(Verdict, String), ConnectError>,
+    connect: impl Fn(Select) -> Result<T, ConnectError>,
+) -> Result<(T, String), ConnectError> {
+    let Candidates { nvlink, mixed, pcie, nccl } = candidates;
     let mut rejected = Rejected::default();
-    match peers {
-        Err(why) => rejected.add(Select::NvLink, why),
-        Ok(()) => match proven(world, options, &facts)? {
-            (Verdict::Works, words) => return Ok((nvlink(world, options)?, rejected.chosen(&words))),
-            (Verdict::Fails, words) => rejected.add(Select::NvLink, words),
-            // What was not asked beforehand is shown when ranks connect: each reads what every other wrote.
-            (Verdict::Unknown, words) => match nvlink(world, options) {
+    for (select, candidate) in [(Select::NvLink, nvlink), (Select::Mixed, mixed)] {
+        let nodes = match candidate {
+            Ok(nodes) => nodes,
+            Err(why) => {
+                rejected.add(select, why);
+                continue;
+            }
+        };
+        match proven(nodes)? {
+            (Verdict::Works, words) => return Ok((connect(select)?, rejected.chosen(&words))),
+            (Verdict::Fails, words) => rejected.add(select, words),
+            // What was not asked beforehand is shown when ranks connect: each reads what every other of its node wrote.
+            (Verdict::Unknown, words) => match connect(select) {
                 Ok(transport) => return Ok((transport, rejected.chosen(&words))),
-                Err(error) => rejected.failed(Select::NvLink, error)?,
+                Err(error) => rejected.failed(select, error)?,
             },
-        },
+        }
     }
-    let others: [(Select, Result<(), String>, Connect, &str); 2] = [
-        (Select::Pcie, staged, pcie, "all ranks are on one host, with a GPU each"),
-        (Select::Nccl, messages, nccl, "every rank has a GPU of its own"),
-    ];
-    for (select, candidate, connect, why) in others {
-        match candidate.map(|()| connect(world, options)) {
+    let others =
+        [(Select::Pcie, pcie, "all ranks are on one host, with a GPU each"), (Select::Nccl, nccl, "every rank has a GPU of its own")];
+    for (select, candidate, why) in others {
+        match candidate.map(|()| connect(select)) {
             Ok(Ok(transport)) => return Ok((transport, rejected.chosen(why))),
             Ok(Err(error)) => rejected.failed(select, error)?,
             Err(why) => rejected.add(select, why),
@@ -118,66 +133,48 @@ fn exchange(world: &World, options: &Options) -> Result<Vec<Facts>, ConnectError
     Ok((0..).zip(&answers).map(decode).collect::<Result<_, _>>()?)
 }
 
-/// Whether the ranks' devices reach each other: rank 0 asks, for all. Collective.
-fn proven(world: &World, options: &Options, facts: &[Facts]) -> Result<(Verdict, String), ConnectError> {
-    let until = Instant::now() + options.deadline + probe::LIMIT + SLACK;
-    let own = if world.rank().get() == 0 {
-        let devices: Vec<DeviceUuid> =
-            facts.iter().filter_map(|facts| if let Gpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
-        let proof = probe::prove(&devices, facts.iter().any(|facts| facts.veto), probe::LIMIT);
-        encode(proof.verdict, &proof.words())
-    } else {
-        Vec::new()
-    };
-    let answers = agree(world.control(), &Ok::<_, &str>(own), until)?;
-    let unknown = || ControlError::Protocol { rank: Rank::new(0), detail: "its verdict is not of this version".to_owned() };
-    Ok(answers.first().and_then(|answer| decode(answer)).ok_or_else(unknown)?)
-}
-
-const VERDICTS: [(u8, Verdict); 3] = [(b'w', Verdict::Works), (b'f', Verdict::Fails), (b'u', Verdict::Unknown)];
-
-fn encode(verdict: Verdict, words: &str) -> Vec<u8> {
-    let tag = VERDICTS.iter().find(|(_, known)| *known == verdict).map_or(b'f', |(tag, _)| *tag);
-    [&[tag], words.as_bytes()].concat()
-}
-
-fn decode(message: &[u8]) -> Option<(Verdict, String)> {
-    let (tag, words) = message.split_first()?;
-    let (_, verdict) = VERDICTS.iter().find(|(known, _)| known == tag)?;
-    Some((*verdict, std::str::from_utf8(words).ok()?.to_owned()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::WorldSize;
 
-    #[test]
-    fn a_verdict_comes_back() {
-        for (_, verdict) in VERDICTS {
-            assert_eq!(decode(&encode(verdict, "words")), Some((verdict, "words".to_owned())));
-        }
-        assert_eq!((decode(b""), decode(b"x")), (None, None));
+    /// What ranks of two nodes take: peer access is found to be so, and what is among `broken` does not connect.
+    fn taken(verdict: Verdict, broken: &[Select]) -> Result<(Select, String), ConnectError> {
+        let no = || Err("no".to_owned());
+        let nodes = Nodes::new(WorldSize::new(4).unwrap(), 2).unwrap();
+        let candidates = Candidates { nvlink: Err("two hosts".to_owned()), mixed: Ok(nodes), pcie: no(), nccl: Ok(()) };
+        let proven = |asked| {
+            assert_eq!(asked, nodes);
+            Ok((verdict, "the proof".to_owned()))
+        };
+        let connect = |select| match select {
+            select if broken.contains(&select) => Err(ConnectError::Unusable { select, why: "it breaks".to_owned() }),
+            select => Ok(select),
+        };
+        take(candidates, proven, connect)
     }
 
     #[test]
-    fn rank_0_asks_and_every_rank_takes_its_word() {
-        // No machine has these devices, so nobody can say anything about them.
-        let on = |device| Facts {
-            gpu: Gpu::Found(DeviceUuid([device; 16])),
-            p2p_disabled: false,
-            veto: false,
-            boot: String::new(),
-            visible: String::new(),
-        };
-        let facts = [on(0), on(1), on(2)];
-        let worlds = World::local(3).unwrap();
-        let options = Options { deadline: Duration::from_secs(20), ..Options::default() };
-        let told: Vec<(Verdict, String)> = std::thread::scope(|scope| {
-            let ranks: Vec<_> = worlds.iter().map(|world| scope.spawn(|| proven(world, &options, &facts).unwrap())).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        });
-        assert!(told[0].0 == Verdict::Unknown && told[0].1.contains("not proven"), "{told:?}");
-        assert!(told.iter().all(|verdict| *verdict == told[0]), "{told:?}");
+    fn several_nodes_take_mixed_unless_peer_access_is_refuted() {
+        for verdict in [Verdict::Works, Verdict::Unknown] {
+            let words = "chosen by auto: the proof; not nvlink: two hosts".to_owned();
+            assert_eq!(taken(verdict, &[]).unwrap(), (Select::Mixed, words));
+        }
+        let (select, words) = taken(Verdict::Fails, &[]).unwrap();
+        assert!(select == Select::Nccl && words.contains("; not mixed: the proof; not pcie: no"), "{words}");
+    }
+
+    #[test]
+    fn what_fails_after_the_proof_is_an_error_and_without_one_the_next_is_tried() {
+        let error = taken(Verdict::Works, &[Select::Mixed]).unwrap_err();
+        assert!(matches!(error, ConnectError::Unusable { select: Select::Mixed, .. }), "{error}");
+        let (select, words) = taken(Verdict::Unknown, &[Select::Mixed]).unwrap();
+        assert!(select == Select::Nccl && words.contains("; not mixed: it breaks"), "{words}");
+        let error = taken(Verdict::Fails, &[Select::Nccl]).unwrap_err().to_string();
+        assert!(
+            error.contains("no transport works on all ranks: nvlink: two hosts; mixed: the proof; pcie: no; nccl: it breaks"),
+            "{error}"
+        );
     }
 
     #[test]
