@@ -190,12 +190,35 @@ fn tiles_that_span_shards_and_split_k_are_right() {
     }
 }
 
+/// Every variant: partial tiles that are added while their tile is multiplied, with and without later ones, of whole and ragged tiles, several to a CTA.
+#[test]
+fn partial_tiles_that_are_early_are_right() {
+    let Some(context) = device("partial_tiles_that_are_early_are_right") else { return };
+    for dtype in [DType::Bf16, DType::F16] {
+        for tile in TILES {
+            for (m, n, k, world, chunk, early) in [
+                (256, 512, 512, 2, Chunk::Tiles(1), 1),
+                (1160, 1800, 1048, 3, Chunk::Tiles(2), 2),
+                (264, 520, 2056, 4, Chunk::Tiles(1), 2),
+                (129, 328, 3592, 8, Chunk::Shard, 7),
+            ] {
+                let p = problem(OpKind::GemmReduceScatter, m, n, k, dtype, world);
+                let schedule = Schedule { early, ..schedule(tile, chunk) };
+                assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].early, early, "{p}");
+                check(&context, p, &schedule);
+            }
+        }
+    }
+}
+
 #[test]
 fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
     let Some(context) = device("results_are_the_same_bits_in_every_run_whatever_rank_is_late") else { return };
-    for op in OPS {
-        let p = problem(op, 384, 768, 512, DType::Bf16, 4);
-        let mut w = World::new(&context, p, &schedule(TILES[0], Chunk::Tiles(1)), Epoch::new(u32::MAX - 5));
+    for (op, k, early) in [(OPS[0], 512, 0), (OPS[1], 512, 0), (OPS[1], 1536, 2), (OPS[1], 1536, 3)] {
+        let p = problem(op, 384, 768, k, DType::Bf16, 4);
+        let schedule = Schedule { early, ..schedule(TILES[0], Chunk::Tiles(1)) };
+        assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].early, early, "{p}");
+        let mut w = World::new(&context, p, &schedule, Epoch::new(u32::MAX - 5));
         let seeds = Seeds { x: 3, w: 4 };
         w.prepare(seeds, Fill::Uniform);
         w.call();
@@ -206,7 +229,7 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
             w.delay(late % 4, 300_000);
             w.call();
             for (rank, bits) in first.iter().enumerate() {
-                assert!(w.result(rank) == *bits, "{op} rank {rank} differs with rank {} late", late % 4);
+                assert!(w.result(rank) == *bits, "{op}, {early} early, rank {rank} differs with rank {} late", late % 4);
             }
         }
         // Thirteen calls from six before the wrap.

@@ -28,7 +28,7 @@ fn on_gpus(test: impl FnOnce(Machine)) {
 
 tests_of_messages!(on_gpus);
 
-/// The sum is in rank order whoever brings its parts.
+/// The sum is in one order whoever brings its parts.
 #[test]
 fn messages_give_the_bits_of_peer_memory() {
     on_gpus(|machine| {
@@ -57,6 +57,14 @@ fn messages_give_the_bits_of_peer_memory() {
                 }
             }
         }
+    });
+}
+
+#[test]
+fn early_partial_tiles_have_the_same_bits() {
+    on_gpus(|machine| {
+        let Machine::Messages(count) = machine else { unreachable!("as found above") };
+        suite::early_partial_tiles_have_the_same_bits_whoever_brings_them(Machine::Gpus(count), machine);
     });
 }
 

@@ -51,6 +51,14 @@ fn the_way_through_the_host_changes_no_bit() {
 }
 
 #[test]
+fn early_partial_tiles_have_the_same_bits() {
+    on_gpus(|staged| {
+        let Machine::Staged(count) = staged else { unreachable!("as made above") };
+        suite::early_partial_tiles_have_the_same_bits_whoever_brings_them(Machine::Gpus(count), staged);
+    });
+}
+
+#[test]
 fn a_capture_is_refused_and_the_communicator_works_on() {
     on_gpus(|machine| {
         for op in OPS {

@@ -155,14 +155,8 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1u32..20, 1u32..20, 1u32..10).prop_map(|(m, n, k)| TileShape::new(m, n, k));
     let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
-    (tile, chunk, raster, 1..5u32, (1..4u32, 1..4u32, 0..3u32)).prop_map(|(tile, chunk, raster, band, (k_chunks, splits, early))| Schedule {
-        chunk,
-        raster,
-        band,
-        k_chunks,
-        splits,
-        early,
-        ..Schedule::of(tile)
+    (tile, chunk, raster, 1..5u32, (1..4u32, 1..4u32, 0..3u32)).prop_map(|(tile, chunk, raster, band, (k_chunks, splits, early))| {
+        Schedule { chunk, raster, band, k_chunks, splits, early, ..Schedule::of(tile) }
     })
 }
 

@@ -15,7 +15,7 @@
 
 use super::along_k::AlongK;
 use super::items::Items;
-use super::{Await, NONE, Schedule, TileProgram, WorkItem, early_steps, sink, source};
+use super::{Await, EARLY_GAP, NONE, Schedule, TileProgram, WorkItem, early_steps, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
@@ -89,15 +89,12 @@ fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     (0..nodes.count()).map(|node| node * per_node + per_node).flat_map(|relay| [relay + 1 - per_node..relay, relay..relay + 1]).collect()
 }
 
-/// Least steps along `k` from one partial tile that is added early to the next: a kernel takes one in up to so many pieces, with steps between them.
-const LEAST_GAP: u32 = 4;
-
 /// How many of the `added` partial tiles of an own tile are added while it is multiplied.
 fn early(schedule: &Schedule, along_k: AlongK, nodes: Nodes, added: u32) -> u32 {
     if schedule.splits > 1 || nodes.are_mixed() {
         return 0;
     }
-    schedule.early.min(added).min(along_k.steps() / (2 * LEAST_GAP))
+    schedule.early.min(added).min(along_k.steps() / (2 * EARLY_GAP))
 }
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {

@@ -58,6 +58,10 @@ const LARGE: TileShape = TileShape::new(256, 192, 64);
 /// Operations of a rank from which on a call is long: some 3 ms of an H200. Where calls of half of that come with pauses, at higher clocks, it is up to 2 % slower.
 const LONG: u64 = 2_000_000_000_000;
 
+/// Tiles of the own shard from which on partial tiles are added while they are multiplied. With fewer, most workers have no own tile in the last wave, and those that do get
+/// on faster when the others have ended: at TP 8 and m = 1024 early ones cost 2 % (results/tuning/early.txt).
+const OWN_TILES: u64 = 64;
+
 /// Row blocks of a raster group: their tiles are worked on side by side.
 pub(super) const ROW_GROUP: u32 = 8;
 
@@ -76,6 +80,7 @@ impl Schedule {
     ///   rank has at least 2 T operations and its waves take no longer.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows.
+    /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the tile that they are added to; with at least 64 own tiles.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
     /// - Shards of fewer than 128 rows, and of at most 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
     ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time.
@@ -121,10 +126,10 @@ impl Schedule {
     /// Of the partial tiles that a GEMM-ReduceScatter adds to an own one, how many were multiplied in an earlier wave, counted from the first to be sent: they are there
     /// when the own tile is half done at the latest. A few tiles, at the border of two waves, may be of the same and wait.
     fn sent_a_wave_before(&self, problem: &Problem) -> u32 {
-        if problem.op() == OpKind::AllGatherGemm {
+        let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, self.tile).tiles());
+        if problem.op() == OpKind::AllGatherGemm || tiles < OWN_TILES {
             return 0;
         }
-        let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, self.tile).tiles());
         let wave = |position: u64| position / u64::from(MULTIPROCESSORS);
         let before = |step: u64| {
             // Of the band that the step is in: its first step, and how many there are.
@@ -248,6 +253,24 @@ mod tests {
         assert_eq!(chosen(8, ag, 256, 28672, 8192), (128, 128, 2, true), "small ones would read x too often");
         assert_eq!(chosen(8, ag, 256, 49152, 12288), (128, 192, 2, true), "halves of 64");
         assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
+    }
+
+    #[test]
+    fn partial_tiles_are_early_where_they_were_multiplied_a_wave_before() {
+        let early = |world, op, m, n, k| {
+            let world = WorldSize::new(world).expect("a world size");
+            Schedule::heuristic(&Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem")).early
+        };
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        assert_eq!(early(4, rs, 8192, 12288, 49152), 3, "a shard is four waves");
+        assert_eq!(early(4, rs, 2048, 12288, 49152), 3, "192 tiles of a shard are one and a half");
+        assert_eq!(early(4, rs, 1024, 12288, 49152), 2, "the last shard is in the own one's wave");
+        assert_eq!(early(4, rs, 1024, 8192, 28672), 2, "two shards fill the first of two waves");
+        assert_eq!(early(4, rs, 512, 8192, 28672), 0, "one wave");
+        assert_eq!(early(8, rs, 2048, 12288, 49152), 6);
+        assert_eq!(early(8, rs, 1024, 12288, 49152), 0, "48 own tiles");
+        assert_eq!(early(2, rs, 8192, 12288, 49152), 1);
+        assert_eq!((early(8, rs, 256, 12288, 49152), early(4, ag, 8192, 49152, 12288)), (0, 0), "nothing is added to tiles");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod mutations;
 mod mutations_along_k;
+mod mutations_early;
 mod mutations_stacked;
 mod nodes;
 mod properties;

@@ -15,14 +15,20 @@ fn split_calls() -> impl Strategy<Value = Call> {
 
 /// The same, with at most so many slices.
 fn split_calls_in_slices(most: u32) -> impl Strategy<Value = Call> {
-    let knobs = move || (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack, early: 0 });
+    let knobs =
+        move || (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack, early: 0 });
     let of = move |op: OpKind| knob_calls(op, 1..=5, 3..=5, knobs());
     prop_oneof![of(AllGatherGemm), of(GemmReduceScatter)]
 }
 
 /// Calls of AllGather-GEMM that announce slices, with shards in places of their own or stacked.
 fn sliced_calls(stack: bool) -> impl Strategy<Value = Call> {
-    knob_calls(AllGatherGemm, 2..=5, 4..=6, (2..=3_u32, 1..=2_u32).prop_map(move |(k_chunks, splits)| Knobs { k_chunks, splits, stack, early: 0 }))
+    knob_calls(
+        AllGatherGemm,
+        2..=5,
+        4..=6,
+        (2..=3_u32, 1..=2_u32).prop_map(move |(k_chunks, splits)| Knobs { k_chunks, splits, stack, early: 0 }),
+    )
 }
 
 fn lends(item: &WorkItem) -> bool {

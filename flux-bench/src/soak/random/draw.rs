@@ -100,6 +100,7 @@ impl RandomCase {
             shared.band = Some(1 + draw.below(world.get() + 1));
             shared.k_chunks = Some(draw.of(&[1, 1, 2, 3, 6]));
             shared.splits = Some(draw.of(&[1, 1, 2, 3]));
+            shared.early = Some(draw.below(world.get() + 1));
             let scatters = op == OpKind::GemmReduceScatter;
             shared.stack = draw.below(2) > 0 && !(scatters && (rows, cols) == LARGE);
             shared.no_stack = !shared.stack;
@@ -149,9 +150,13 @@ impl fmt::Display for RandomCase {
         let ScheduleArgs { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
             return f.write_str("default schedule");
         };
-        let (slices, splits) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1));
+        let (slices, splits, early) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1), shared.early.unwrap_or(0));
         let stack = if shared.stack { ", stacked" } else { "" };
-        write!(f, "tile {}x{}, chunk {chunk}, group {group}, band {band}, {slices} slices, {splits} splits{stack}", tile.m, tile.n)
+        write!(
+            f,
+            "tile {}x{}, chunk {chunk}, group {group}, band {band}, {slices} slices, {splits} splits, {early} early{stack}",
+            tile.m, tile.n
+        )
     }
 }
 

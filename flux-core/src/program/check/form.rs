@@ -1,7 +1,7 @@
 //! Rule: each item multiplies the rows that it stores, and each record is of the form that its operation has.
 
 use super::{Record, Violation};
-use crate::program::{Await, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::{Await, EARLY_GAP, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
@@ -92,6 +92,9 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (rows, late) = (p.awaits_of(item), p.late_awaits_of(item));
     let reads_late = item.parts > 0 || item.partials > 0;
     match p.problem.op() {
+        OpKind::GemmReduceScatter if p.early > 0 && p.early_steps().1 < EARLY_GAP => {
+            Some("early partial tiles leave too few steps to each other")
+        }
         OpKind::GemmReduceScatter if !early_awaits(p, item) => {
             Some("during the multiplication the signals of early partial tiles are awaited, each before its step, and nothing else")
         }

@@ -102,7 +102,8 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
             Some((_, sent)) if (Rect::of_item(sent), sent.a_outer) != (Rect::of_item(item), item.a_outer) => {
                 return Err(Violation::WrongPartial { rank: p.rank, item: index, slot, peer });
             }
-            Some((_, sent)) if place < p.early && p.awaits_of(item).get(place as usize).is_some_and(|entry| entry.signal == sent.raise) => {}
+            Some((_, sent)) if place < p.early && p.awaits_of(item).get(place as usize).is_some_and(|entry| entry.signal == sent.raise) => {
+            }
             Some((_, sent)) if place >= p.early && awaits(p.late_awaits_of(item), sent.raise) => {}
             _ => return Err(Violation::Unguarded { rank: p.rank, item: index, what: "slot", index: slot, peer }),
         }

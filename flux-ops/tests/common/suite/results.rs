@@ -2,6 +2,7 @@
 
 use super::{AnyOp, Case, Machine, Number, call, defaults, ragged};
 use crate::common::{OPS, Plan, Values};
+use flux_core::TileShape;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::tile::Raster;
 use half::{bf16, f16};
@@ -52,16 +53,18 @@ pub fn random_numbers_stay_within_the_derived_bound(machine: Machine) {
 /// Chunks, rasters and bands, on shards of three by three tiles, the last ones ragged.
 pub fn no_schedule_changes_a_bit(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3, 5]) {
-        for (op, tile) in OPS.into_iter().flat_map(|op| machine.tiles().into_iter().map(move |tile| (op, tile))) {
+        let ops = [(OPS[0], 0), (OPS[1], 0), (OPS[1], 2)];
+        for ((op, early), tile) in ops.into_iter().flat_map(|op| machine.tiles().into_iter().map(move |tile| (op, tile))) {
             let (w, m, n) = (world as usize, 2 * tile.m as usize + 1, 2 * tile.n as usize + 8);
-            let shape = if op == OPS[0] { [m * w, n * w, 72] } else { [m * w, n, 40 * w] };
+            let shape = if op == OPS[0] { [m * w, n * w, 72] } else { [m * w, n, (40 + room_for(early, tile)) * w] };
             let case = Case::<bf16>::new(op, shape, world, Values::Reals, 11);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let mut first: Option<Vec<bf16>> = None;
                 for chunk in [Chunk::Shard, Chunk::Tiles(1), Chunk::Tiles(2), Chunk::Tiles(4)] {
                     for (raster, band) in [(Raster::RowsFastest, 1), (Raster::ColumnsFastest, 2), (Raster::RowGroups(2), 3)] {
-                        let plan = Plan { schedule: Some(Schedule { chunk, raster, band, ..Schedule::of(tile) }), ..Plan::default() };
+                        let schedule = Schedule { chunk, raster, band, early, ..Schedule::of(tile) };
+                        let plan = Plan { schedule: Some(schedule), ..Plan::default() };
                         let op = AnyOp::of(&case, plan, node);
                         let y = call(&op, &case, node).unwrap();
                         case.assert_close(&expected, node.rank, &y, &op.explain());
@@ -71,6 +74,30 @@ pub fn no_schedule_changes_a_bit(machine: Machine) {
                 }
             });
         }
+    }
+}
+
+/// Elements along `k` of a rank that so many partial tiles take to be added early.
+fn room_for(early: u32, tile: TileShape) -> usize {
+    (8 * early * tile.k) as usize
+}
+
+/// The sum has one order whoever brings its parts: on `mapped` ranks reach each other's memory, on `carried` they do not.
+pub fn early_partial_tiles_have_the_same_bits_whoever_brings_them(mapped: Machine, carried: Machine) {
+    let tile = carried.tiles()[0];
+    for world in carried.worlds(&[2, 3, 4, 8]) {
+        let early = (world - 1).min(3);
+        let (w, m, n) = (world as usize, 2 * tile.m as usize + 1, 2 * tile.n as usize + 8);
+        let case = Case::<bf16>::new(OPS[1], [m * w, n, (40 + room_for(early, tile)) * w], world, Values::Reals, 61);
+        let plan = Plan { schedule: Some(Schedule { early, chunk: Chunk::Tiles(2), ..Schedule::of(tile) }), ..Plan::default() };
+        let results = |machine: Machine| {
+            machine.run(world, defaults, |node| {
+                let op = AnyOp::of(&case, plan, node);
+                assert!(op.explain().contains(&format!("{early} partial tiles early")), "{}", op.explain());
+                call(&op, &case, node).unwrap()
+            })
+        };
+        assert!(results(mapped) == results(carried), "{}: the bits depend on who brings partial tiles", case.problem);
     }
 }
 

@@ -1,0 +1,69 @@
+//! The rules of partial tiles that are added while their tile is multiplied, broken on purpose; and their order.
+
+use crate::mutations::{assert_violates, pick, pick_item};
+use crate::strategies::{Call, Knobs, knob_calls};
+use flux_core::OpKind::GemmReduceScatter;
+use flux_core::program::check::{Violation, verify};
+use flux_core::program::{WorkItem, sink};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+/// Calls with room along `k` for two early partial tiles and more.
+fn early_calls() -> impl Strategy<Value = Call> {
+    let knobs = (2..=7_u32).prop_map(|early| Knobs { k_chunks: 1, splits: 1, stack: false, early });
+    knob_calls(GemmReduceScatter, 3..=8, 16..=40, knobs)
+}
+
+fn reduces(item: &WorkItem) -> bool {
+    item.sink == sink::REDUCE
+}
+
+proptest! {
+    #[test]
+    fn partial_tiles_are_added_as_they_are_sent(call in early_calls()) {
+        prop_assert_eq!(verify(&call.0), Ok(()));
+        for p in &call.0 {
+            let world = p.problem.world();
+            prop_assert!(p.early >= 2 && p.early <= world.peers());
+            let (first, gap) = p.early_steps();
+            prop_assert!(first >= 1 && gap >= 4 && first + p.early * gap <= p.k_steps());
+            for item in p.items.iter().filter(|item| reduces(item)) {
+                let entries = p.awaits_of(item).iter().chain(p.late_awaits_of(item));
+                let sources: Vec<u32> = entries.map(|entry| entry.peer).collect();
+                // The rank before works for this one first.
+                let expected: Vec<u32> = (1..world.get()).map(|step| p.rank.before(step, world).get()).collect();
+                prop_assert_eq!(sources, expected);
+                prop_assert!(p.awaits_of(item).iter().all(|entry| entry.k_step >= first && entry.k_step < p.k_steps()));
+            }
+        }
+    }
+
+    #[test]
+    fn form_of_early_partial_tiles(call in early_calls(), rank: Index, item: Index, kind in 0..5) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let index = pick_item(&p.items, item, reduces);
+        let entry = p.items[index].await_first as usize;
+        match kind {
+            0 => p.awaits[entry].k_step -= 1,
+            1 => p.items[index].await_count -= 1,
+            2 => p.early -= 1,
+            3 => p.early = p.k_steps(),
+            _ => p.awaits[entry + 1].k_step = p.awaits[entry].k_step,
+        }
+        assert_violates!(call, Violation::Form { .. });
+    }
+
+    #[test]
+    fn early_partial_tiles_that_are_not_awaited(call in early_calls(), rank: Index, item: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let index = pick_item(&p.items, item, reduces);
+        // Both are awaited, each by the entry of the other.
+        let entry = p.items[index].await_first as usize;
+        let [first, second] = [p.awaits[entry], p.awaits[entry + 1]];
+        (p.awaits[entry].signal, p.awaits[entry].peer) = (second.signal, second.peer);
+        (p.awaits[entry + 1].signal, p.awaits[entry + 1].peer) = (first.signal, first.peer);
+        assert_violates!(call, Violation::Unguarded { what: "slot", .. });
+    }
+}
