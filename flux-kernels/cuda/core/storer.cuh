@@ -113,10 +113,10 @@ struct Storer {
                 if constexpr (C::kReduceScatter) bring_early(item);
                 if (!sends) {
                     store_or_lend(item);
-                } else if constexpr (C::kStrips == 2) {
-                    send_strips(item, last, sent);
+                } else if (C::kStrips == 1 || last) {
+                    send_in_order(item, last);
                 } else {
-                    send_whole(item, last);
+                    send_strips(item, sent);
                 }
             }
             if (sends) ++sent;
@@ -192,21 +192,26 @@ struct Storer {
     // more where it is a sum of partial tiles that it has itself awaited: whoever gave up waiting for them set the poison before they were loaded.
     __device__ __forceinline__ bool may_send(const WorkItem& item, bool before) const { return before && (item.partials == 0 || !poisoned(p)); }
 
-    __device__ __forceinline__ void send_whole(const WorkItem& item, bool last) const {
+    // Strip after strip: a whole tile, or the strips of one that the consumers have no other after.
+    __device__ __forceinline__ void send_in_order(const WorkItem& item, bool last) const {
         bool live = !poisoned(p);
 #pragma unroll
-        for (u32 c = 0; c < C::kConsumers; ++c) {
-            await_strip(c, 0);
-            if (c == 0) live = may_send(item, live);
-            if (live) send(item, c, 0, last);
-            ptx::bulk_commit();
+        for (u32 strip = 0; strip < C::kStrips; ++strip) {
+#pragma unroll
+            for (u32 c = 0; c < C::kConsumers; ++c) {
+                await_strip(c, strip);
+                if (strip == 0 && c == 0) live = may_send(item, live);
+                if (live) send(item, c, strip, last);
+                ptx::bulk_commit();
+            }
+            ptx::bulk_wait_read<0>();
+            release();
         }
-        ptx::bulk_wait_read<0>();
-        release();
         announce(item, live);
     }
 
-    __device__ __forceinline__ void send_strips(const WorkItem& item, bool last, u32 number) const {
+    // The first strip is laid aside, so that the consumers can leave the second and go on.
+    __device__ __forceinline__ void send_strips(const WorkItem& item, u32 number) const {
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) {
             await_strip(c, 0);
@@ -223,14 +228,14 @@ struct Storer {
         ptx::bulk_wait<0>();
         if (live) {
 #pragma unroll
-            for (u32 c = 0; c < C::kConsumers; ++c) send(item, c, 1, last);
+            for (u32 c = 0; c < C::kConsumers; ++c) send(item, c, 1, false);
             ptx::bulk_commit();
             ptx::bulk_wait_read<0>();
             // Orders the bulk stores to where it was laid, which have completed, before the bulk loads from there.
             ptx::fence_proxy_async();
             fetch_aside(number);
 #pragma unroll
-            for (u32 c = 0; c < C::kConsumers; ++c) send(item, c, 0, last);
+            for (u32 c = 0; c < C::kConsumers; ++c) send(item, c, 0, false);
             ptx::bulk_commit();
             ptx::bulk_wait_read<0>();
         }
