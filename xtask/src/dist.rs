@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What may be carried to a GPU host at once.
-const LIMIT_MIB: u64 = 56;
+const LIMIT_MIB: u64 = 60;
 
 const RUNNER: &str = r#"#!/bin/sh
 # Doctor, GPU tests, soak and a quick bench, with one summary and gpu-ci.json beside this file.
