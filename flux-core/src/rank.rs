@@ -39,7 +39,7 @@ impl Rank {
         Self((self.0 + world.get() - steps % world.get()) % world.get())
     }
 
-    /// Position of this rank among the ranks other than `owner`, in rank order: the index of its place in `owner`'s buffers.
+    /// Position of this rank among the ranks other than `owner`, in rank order: the index of its place in `owner`'s gather buffer.
     ///
     /// `None` for `owner` itself, which keeps nothing of its own there.
     pub const fn place_at(self, owner: Self) -> Option<u32> {

@@ -240,9 +240,10 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
 #[test]
 fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
     let Some(context) = device("missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable") else { return };
-    for op in OPS {
-        let p = problem(op, 256, 512, 256, DType::Bf16, 2);
-        let mut w = World::new(&context, p, &schedule(TILES[0], Chunk::Shard), Epoch::FIRST);
+    for (op, k, early) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
+        let p = problem(op, 256, 512, k, DType::Bf16, 2);
+        let schedule = Schedule { early, ..schedule(TILES[0], Chunk::Shard) };
+        let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
         w.deadline_ns = 50_000_000;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
         w.enqueue(0);
@@ -251,7 +252,7 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
         assert_eq!((record.state, record.code, record.wait, record.rank, record.peer), (1, fault::TIMEOUT, fault::SIGNAL, 0, 1), "{op}");
         assert_eq!(w.epoch(0), 1, "a failed call does not advance the epoch");
         // The context still works: a new world, complete, is right.
-        let mut w = World::new(&context, p, &schedule(TILES[0], Chunk::Shard), Epoch::FIRST);
+        let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
         let seeds = Seeds { x: 5, w: 6 };
         w.prepare(seeds, Fill::SmallInts);
         w.call();
