@@ -120,7 +120,7 @@ impl Seat {
             deadline_ns: DEADLINE_NS,
             await_pushed: false,
             workers: self.workers,
-            push: false,
+            push: 0,
             pace: self.pace,
             trace: None,
             stream: gpu.raw_stream(),

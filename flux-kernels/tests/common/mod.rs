@@ -204,7 +204,7 @@ impl World {
             deadline_ns: self.deadline_ns,
             await_pushed: false,
             workers: self.workers,
-            push: true,
+            push: usize::MAX,
             pace: self.pace,
             trace: None,
             stream: self.raw(i),
