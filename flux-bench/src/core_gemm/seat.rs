@@ -120,7 +120,7 @@ impl Seat {
             deadline_ns: DEADLINE_NS,
             await_pushed: false,
             workers: self.workers,
-            push: 0,
+            push: false,
             pace: self.pace,
             trace: None,
             stream: gpu.raw_stream(),

@@ -178,14 +178,6 @@ impl TileProgram {
         ranks.map(Rank::new)
     }
 
-    /// Of the transfers how many, the first, bring what readers await before their first step: the first slice, where bands of shards are begun together
-    /// (AllGather-GEMM). Else none, as readers have their own shard to begin with.
-    pub fn urgent_transfers(&self) -> usize {
-        let awaited = self.items.first().is_some_and(|item| item.await_count > 0);
-        let slice = |transfer: &&Transfer| transfer.col == 0 && transfer.cols < self.problem.k_local();
-        if awaited && !self.stacked { self.transfers.iter().take_while(slice).count() } else { 0 }
-    }
-
     /// What `item` awaits before it reads rows of A.
     ///
     /// # Panics

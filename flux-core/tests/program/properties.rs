@@ -1,10 +1,9 @@
 //! What holds for every program that is built.
 
-use crate::strategies::{Knobs, any_calls, build, calls, chunks, knob_calls, knobs, plain_calls};
+use crate::strategies::{any_calls, build, calls, chunks, plain_calls};
 use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check};
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
 
 /// The shard whose rows an item computes.
 fn shard_of(program: &TileProgram, item: &WorkItem) -> u32 {
@@ -12,11 +11,6 @@ fn shard_of(program: &TileProgram, item: &WorkItem) -> u32 {
         OpKind::AllGatherGemm => item.out_outer,
         OpKind::GemmReduceScatter => item.dest,
     }
-}
-
-/// Without tiles that share their `k`.
-fn whole_tiles() -> impl Strategy<Value = Knobs> {
-    knobs().prop_map(|knobs| Knobs { splits: 1, ..knobs })
 }
 
 proptest! {
@@ -61,18 +55,6 @@ proptest! {
                 prop_assert_eq!(begun[transfer.step as usize], program.rank.get(), "{:?}", transfer);
             }
         }
-    }
-
-    #[test]
-    fn urgent_transfers_are_what_first_tiles_await(call in knob_calls(OpKind::AllGatherGemm, 2..=6, 4..=8, whole_tiles())) {
-        let urgent: BTreeSet<(u32, u32)> =
-            call.0.iter().flat_map(|p| p.transfers[..p.urgent_transfers()].iter().map(|t| (t.dest, t.raise))).collect();
-        // Of what first tiles await, the first slice, where there are several.
-        let sliced = |p: &TileProgram| p.transfers.iter().any(|t| t.col > 0) && !p.stacked;
-        let awaited: BTreeSet<(u32, u32)> = call.0.iter().filter(|p| sliced(p)).flat_map(|p| {
-            p.awaits_of(&p.items[0]).iter().filter(|entry| entry.k_step == 0).map(|entry| (p.rank.get(), entry.signal))
-        }).collect();
-        prop_assert_eq!(urgent, awaited);
     }
 
     #[test]

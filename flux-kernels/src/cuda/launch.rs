@@ -108,8 +108,8 @@ pub struct LaunchArgs<'a> {
     pub await_pushed: bool,
     /// CTAs.
     pub workers: u32,
-    /// How many of the program's transfers, the first, the kernel itself pushes; the others are another mover's.
-    pub push: usize,
+    /// Whether the kernel itself pushes the caller's shard to the peers; not where another mover does.
+    pub push: bool,
     /// How traffic is spread.
     pub pace: Pace,
     /// Where a traced kernel records the call; given exactly where the kernel is one.
@@ -231,7 +231,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         rank: p.rank.get(),
         world: world.get(),
         item_count: p.items.len() as u32,
-        transfer_count: args.push.min(p.transfers.len()) as u32,
+        transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),
         push_gap_ns: args.pace.push_gap_ns,
@@ -239,7 +239,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         m_shard,
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
-        push_together: u32::from(args.push > 0 && !p.transfers.is_empty() && (p.stacked || args.push < p.transfers.len())),
+        push_together: u32::from(args.push && p.stacked && !p.transfers.is_empty()),
         early: p.early,
         early_first: p.early_steps().0,
         early_gap: p.early_steps().1,

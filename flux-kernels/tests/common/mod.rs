@@ -204,7 +204,7 @@ impl World {
             deadline_ns: self.deadline_ns,
             await_pushed: false,
             workers: self.workers,
-            push: usize::MAX,
+            push: true,
             pace: self.pace,
             trace: None,
             stream: self.raw(i),

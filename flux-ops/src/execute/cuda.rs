@@ -46,8 +46,7 @@ pub(crate) struct CudaExecutor {
     kernel: ManuallyDrop<Arc<Kernel>>,
     program: ManuallyDrop<DeviceProgram>,
     trace: ManuallyDrop<Option<TraceBuffer>>,
-    // How many of the transfers, the first, the kernel pushes where copy engines can push the others.
-    by_kernel: usize,
+    push_by_kernel: bool,
     // What messages carry, where the transport has no other mover.
     rounds: Option<Vec<Round>>,
     sending: Sending,
@@ -118,15 +117,13 @@ impl CudaExecutor {
         // What is stored for messages goes to this device's memory, and with several ranks in a node most does not.
         let spread = if rounds.is_some() && !program.nodes.are_mixed() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT).min(100) };
         let pace = pace(&program, workers, spread);
-        let by_kernel = match hands.push {
-            _ if rounds.is_some() || route.is_some() => 0,
+        let push_by_kernel = match hands.push {
+            _ if rounds.is_some() || route.is_some() => false,
             // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
-            _ if program.stacked => program.transfers.len(),
-            Push::Auto if gather_place_bytes(&program.problem) < COPY_ENGINE_BYTES => program.transfers.len(),
-            // Copy engines begin later, and no tile can begin before these rows are there.
-            Push::Auto => program.urgent_transfers(),
-            Push::Kernel => program.transfers.len(),
-            Push::CopyEngine => 0,
+            _ if program.stacked => true,
+            Push::Auto => gather_place_bytes(&program.problem) < COPY_ENGINE_BYTES,
+            Push::Kernel => true,
+            Push::CopyEngine => false,
         };
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
         let program = ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?);
@@ -135,7 +132,7 @@ impl CudaExecutor {
             kernel: ManuallyDrop::new(kernel),
             program,
             trace: ManuallyDrop::new(trace),
-            by_kernel,
+            push_by_kernel,
             rounds,
             sending,
             route,
@@ -160,12 +157,7 @@ impl CudaExecutor {
         }
         let program = self.program.program();
         let mut call = comm.begin_as(stream, Some(label(&program.problem)))?;
-        let transfers = program.transfers.len();
-        let by_kernel = match (&self.rounds, &self.route) {
-            (None, None) if call.copy_engine_usable() => self.by_kernel,
-            (None, None) => transfers,
-            _ => 0,
-        };
+        let by_kernel = self.rounds.is_none() && self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
         let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route });
         if let Some(rounds) = &self.rounds {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
@@ -175,10 +167,10 @@ impl CudaExecutor {
                 comm.abort(LAUNCH_REFUSED);
                 return Err(error.into());
             }
-        } else if carry.is_none() && by_kernel < transfers {
+        } else if carry.is_none() && !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
-            unsafe { call.push(&super::push_of::<T>(&operands.x, program, by_kernel..)) }?;
+            unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
         }
         let matrix = |view: &View| Matrix { address: view.address, row_bytes: view.row_bytes::<T>() };
         let memory = call.memory();
@@ -255,16 +247,15 @@ impl CudaExecutor {
 
     pub(super) fn explain(&self) -> String {
         let carried = format!(", NCCL carries the chunks: {}", self.sending);
-        let mover = match self.by_kernel {
+        let mover = match self.push_by_kernel {
             _ if self.rounds.is_some() && self.program.program().nodes.are_mixed() => {
                 ", NCCL carries the chunks that cross nodes, copy engines pass rows on"
             }
             _ if self.rounds.is_some() => &carried,
             _ if self.route.is_some() => ", copy engines carry everything through the host",
             _ if self.program.program().transfers.is_empty() => "",
-            all if all == self.program.program().transfers.len() => ", which push the shard",
-            0 => ", copy engines push the shard (the CTAs once a call was captured)",
-            _ => ", which push the first slice, copy engines the rest (the CTAs once a call was captured)",
+            true => ", which push the shard",
+            false => ", copy engines push the shard (the CTAs once a call was captured)",
         };
         let Pace { push_gap_ns, send_gap_ns } = self.pace;
         let gaps = match self.program.program().problem.op() {

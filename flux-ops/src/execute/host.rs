@@ -48,7 +48,7 @@ impl<T: Element> HostExecutor<T> {
         let mut call = comm.begin_as(stream, Some(label(&executor.program().problem)))?;
         let program = executor.program();
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
-        unsafe { call.push(&super::push_of::<T>(&operands.x, program, 0..)) }?;
+        unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
         let memory = call.memory();
         let deadline = Duration::from_nanos(memory.deadline_ns);
         // SAFETY: the communicator owns this workspace for as long as the call lives, gives every rank of it this layout, and only lets calls

@@ -18,7 +18,6 @@ use flux_kernels::{Activation, Element};
 use flux_transport::route::Route;
 use flux_transport::{Capabilities, Communicator, Exchange, Label, Mover, Source, Stream};
 use host::HostExecutor;
-use std::ops::RangeFrom;
 
 /// How many hands do the work, where the caller has a wish.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,10 +35,10 @@ pub(crate) struct Hands {
 /// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
-    /// The copy engines for shards of 5 MiB and more, but for rows that the first tiles wait for: those, and smaller shards, the kernel.
+    /// The copy engines for shards of 5 MiB and more, the kernel for smaller ones.
     #[default]
     Auto,
-    /// The kernel: a warp or two of every CTA. No launch, stream or copy stands between the call and the first byte, and a graph can
+    /// The kernel: a thread of every CTA, with bulk copies. No launch, stream or copy stands between the call and the first byte, and a graph can
     /// capture it.
     Kernel,
     /// The copy engines, on a stream of the communicator's own. A captured call, and every later one on its communicator, uses the kernel all
@@ -54,8 +53,8 @@ pub(crate) enum Executor<T> {
     Cuda(CudaExecutor),
 }
 
-/// What a mover is given of a call's `x`, to carry these of the transfers: a row's elements are as many as the problem says, wherever the rows start.
-pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram, transfers: RangeFrom<usize>) -> flux_transport::Push<'p> {
+/// What a mover is given of a call's `x`: a row's elements are as many as the problem says, wherever the rows start.
+pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::Push<'p> {
     let element_bytes = size_of::<T>() as u64;
     flux_transport::Push {
         x: x.address,
@@ -63,7 +62,7 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram, transf
         row_bytes: u64::from(program.problem.k_local()) * element_bytes,
         element_bytes,
         place_bytes: gather_place_bytes(&program.problem),
-        transfers: &program.transfers[transfers],
+        transfers: &program.transfers,
         forwards: &program.forwards,
     }
 }
@@ -71,7 +70,7 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram, transf
 /// What messages carry of a call.
 pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &'p TileProgram, rounds: &'p [Round], sending: Sending) -> Exchange<'p> {
     let source = match program.problem.op() {
-        OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program, 0..)),
+        OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
         OpKind::GemmReduceScatter => Source::Stored,
     };
     Exchange { source, place_bytes: program.place_bytes(), rounds, sending }
