@@ -149,9 +149,10 @@ pub fn command_line() -> String {
 
 /// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.
 fn counts((name, value): &(String, String)) -> bool {
-    const OURS: [&str; 6] = [
+    const OURS: [&str; 7] = [
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "CUDA_DEVICE_MAX_COPY_CONNECTIONS",
+        "CUDA_VISIBLE_DEVICES",
         "FLUX_NCCL_CTAS",
         "FLUX_NODES",
         "FLUX_TRANSPORT",

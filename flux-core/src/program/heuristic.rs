@@ -59,7 +59,7 @@ const LARGE: TileShape = TileShape::new(256, 192, 64);
 const LONG: u64 = 2_000_000_000_000;
 
 /// Tiles of the own shard from which on partial tiles are added while they are multiplied. With fewer, most workers have no own tile in the last wave, and those that do get
-/// on faster when the others have ended: at TP 8 and m = 1024 early ones cost 2 % (results/tuning/early.txt).
+/// on faster when the others have ended: at TP 8 and m = 1024 early ones cost 2 to 5 % (results/tuning/early.txt).
 const OWN_TILES: u64 = 64;
 
 /// Row blocks of a raster group: their tiles are worked on side by side.

@@ -38,7 +38,7 @@ pub enum Push {
     /// The copy engines for shards of 5 MiB and more, the kernel for smaller ones.
     #[default]
     Auto,
-    /// The kernel: a thread of every CTA, with bulk copies. No launch, stream or copy stands between the call and the first byte, and a graph can
+    /// The kernel: a warp of every CTA, two where all tiles wait for the first rows. No launch, stream or copy stands between the call and the first byte, and a graph can
     /// capture it.
     Kernel,
     /// The copy engines, on a stream of the communicator's own. A captured call, and every later one on its communicator, uses the kernel all
