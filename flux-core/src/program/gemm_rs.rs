@@ -15,7 +15,7 @@
 
 use super::along_k::AlongK;
 use super::items::Items;
-use super::{Await, EARLY_GAP, NONE, Schedule, TileProgram, WorkItem, early_steps, sink, source};
+use super::{Await, NONE, Schedule, TileProgram, WorkItem, early_steps, most_early, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
@@ -94,7 +94,7 @@ fn early(schedule: &Schedule, along_k: AlongK, nodes: Nodes, added: u32) -> u32 
     if schedule.splits > 1 || nodes.are_mixed() {
         return 0;
     }
-    schedule.early.min(added).min(along_k.steps() / (2 * EARLY_GAP))
+    schedule.early.min(added).min(most_early(along_k.steps()))
 }
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a schedule depends on the problem alone, so all ranks choose the same.
 
+use super::most_early;
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::{Raster, TileGrid};
@@ -138,7 +139,8 @@ impl Schedule {
             let earlier = |&tile: &u64| wave((first - 1) * tiles + tile * steps + step - first) < wave((world - 1) * tiles + tile);
             (0..tiles).filter(earlier).count() as u64 >= tiles - tiles / 16
         };
-        (1..world).take_while(|&step| before(step)).count() as u32
+        let there = (1..world).take_while(|&step| before(step)).count() as u32;
+        there.min(most_early(problem.k_local().div_ceil(self.tile.k)))
     }
 
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
@@ -270,6 +272,7 @@ mod tests {
         assert_eq!(early(8, rs, 2048, 12288, 49152), 6);
         assert_eq!(early(8, rs, 1024, 12288, 49152), 0, "48 own tiles");
         assert_eq!(early(2, rs, 8192, 12288, 49152), 1);
+        assert_eq!(early(4, rs, 8192, 12288, 4 * 1088), 2, "17 steps along k, of which two have four each behind the eighth");
         assert_eq!((early(8, rs, 256, 12288, 49152), early(4, ag, 8192, 49152, 12288)), (0, 0), "nothing is added to tiles");
     }
 

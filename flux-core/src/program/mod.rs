@@ -198,6 +198,11 @@ impl TileProgram {
 /// Least steps along `k` from one partial tile that is added early to the next: a kernel takes one in up to so many pieces, with steps between them.
 const EARLY_GAP: u32 = 4;
 
+/// Most partial tiles that there is room for along `k`.
+const fn most_early(k_steps: u32) -> u32 {
+    k_steps / (2 * EARLY_GAP)
+}
+
 /// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps from one to the next: over the second half of a tile, as the worker's
 /// tile before may be on its way for the first.
 const fn early_steps(k_steps: u32, early: u32) -> (u32, u32) {

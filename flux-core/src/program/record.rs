@@ -21,7 +21,7 @@ pub mod sink {
     pub const STORE: u32 = 0;
     /// Rounded and stored as a partial tile into a slot of rank `dest`; where the item has partials, after they were added, in order and in fp32.
     pub const SEND: u32 = 1;
-    /// The partial tiles of others are added in the order of their slots, in fp32, the [early](super::TileProgram::early) ones during the multiplication; the sum is
+    /// The partial tiles of others are added in the order of their slots, in fp32, the [early](crate::program::TileProgram::early) ones during the multiplication; the sum is
     /// rounded once and stored to the caller's `y`.
     pub const REDUCE: u32 = 2;
     /// Left in fp32 in a part slot of this rank's own workspace, for the item that finishes the tile.

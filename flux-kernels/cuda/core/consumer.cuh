@@ -55,7 +55,7 @@ struct Consumer {
         for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
     }
 
-    // Issues the products of the next stage and gives the ring's next position; the stage's own `empty` barrier, for when they are done.
+    // Issues the products of the next stage and goes on to the one after. Returns the barrier at which to arrive when they are done.
     template <bool First>
     __device__ __forceinline__ u32 take_stage(float (&acc)[C::kBlocksM][kAccumulators]) {
         issue_stage<First>(acc);
