@@ -24,6 +24,7 @@ headers![
     "core/fold.cuh",
     "core/fused_gemm.cuh",
     "core/mover.cuh",
+    "core/partials.cuh",
     "core/producer.cuh",
     "core/storer.cuh",
     "core/trace.cuh",

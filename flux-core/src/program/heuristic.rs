@@ -59,8 +59,8 @@ const LARGE: TileShape = TileShape::new(256, 192, 64);
 /// Operations of a rank from which on a call is long: some 3 ms of an H200. Where calls of half of that come with pauses, at higher clocks, it is up to 2 % slower.
 const LONG: u64 = 2_000_000_000_000;
 
-/// Tiles of the own shard from which on partial tiles are added while they are multiplied. With fewer, most workers have no own tile in the last wave, and those that do get
-/// on faster when the others have ended: at TP 8 and m = 1024 early ones cost 2 to 5 % (results/tuning/early.txt).
+/// Tiles of the own shard from which on partial tiles are added while they are multiplied. With fewer, at TP 8 and m = 1024, early ones cost 2 to 5 % (results/tuning/early.txt),
+/// perhaps because most workers have no own tile in the last wave, and the others get on faster when these have ended.
 const OWN_TILES: u64 = 64;
 
 /// Row blocks of a raster group: their tiles are worked on side by side.

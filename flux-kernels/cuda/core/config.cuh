@@ -63,7 +63,7 @@ struct Config {
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
     // Pieces of one that is added during the multiplication come into the output room, which is idle then: as many as it holds, two at most.
     static constexpr u32 kEarlyPieces = kOutRoomPerConsumer >= 2 * kPieceBytesPerConsumer ? 2 : 1;
-    static_assert(kOutRoomPerConsumer >= kPieceBytesPerConsumer && kPieces <= 4, "early pieces");
+    static_assert(kOutRoomPerConsumer >= kPieceBytesPerConsumer && kPieces <= 4, "early pieces, at most EARLY_GAP of flux-core/src/program");
     // Through the ring go the fp32 accumulators of another range of k, too, in more of them.
     static constexpr u32 kPartPieces = 2 * kPieces;
     static constexpr u32 kPartPieceVectors = 2 * kVectors / kPartPieces;

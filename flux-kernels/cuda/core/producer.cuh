@@ -1,6 +1,7 @@
 // The producer: one thread that keeps the ring of stages full. Rows of other ranks the watcher awaits for it, partial sums it awaits itself.
 #pragma once
 #include "core/config.cuh"
+#include "core/partials.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "core/trace.cuh"
@@ -98,14 +99,10 @@ struct Producer {
         ptx::fence_proxy_async();
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         for (u32 source = early_of(p, item); source < item.partials; ++source) {
-            const u64 slot = half + static_cast<u64>(item.partial_slot + source * p.slots_per_source) * C::kOutBytes;
+            const u64 slot = partial_slot<C>(p, half, item, source);
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 open_stage(C::kConsumers * C::kPieceBytesPerConsumer);
-                for (u32 c = 0; c < C::kConsumers; ++c) {
-                    ptx::bulk_load(smem.a(ring.stage) + c * C::kPieceBytesPerConsumer,
-                                   slot + c * C::kOutBytesPerConsumer + piece * C::kPieceBytesPerConsumer,
-                                   C::kPieceBytesPerConsumer, smem.full(ring.stage));
-                }
+                load_piece<C>(slot, piece, smem.a(ring.stage), C::kPieceBytesPerConsumer, smem.full(ring.stage));
                 ring.advance();
             }
         }

@@ -2,6 +2,7 @@
 #pragma once
 #include "core/config.cuh"
 #include "core/fold.cuh"
+#include "core/partials.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "core/trace.cuh"
@@ -137,15 +138,12 @@ struct Storer {
             if (item.await_count != 0) wait_for(p, epoch, await_target(p, epoch, item.await_first + source));
             // Orders the acquired signal before the bulk loads of the partial tile that it announces.
             ptx::fence_proxy_async();
-            const u64 slot = half + static_cast<u64>(item.partial_slot + source * p.slots_per_source) * C::kOutBytes;
+            const u64 slot = partial_slot<C>(p, half, item, source);
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 ptx::mbarrier_wait(smem.early_empty(early.stage), early.phase ^ 1);
                 ptx::mbarrier_arrive_expect_tx(smem.early_full(early.stage), C::kConsumers * C::kPieceBytesPerConsumer);
-                for (u32 c = 0; c < C::kConsumers; ++c) {
-                    ptx::bulk_load(smem.out(c) + early.stage * C::kPieceBytesPerConsumer,
-                                   slot + c * C::kOutBytesPerConsumer + piece * C::kPieceBytesPerConsumer, C::kPieceBytesPerConsumer,
-                                   smem.early_full(early.stage));
-                }
+                load_piece<C>(slot, piece, smem.out(0) + early.stage * C::kPieceBytesPerConsumer, C::kOutRoomPerConsumer,
+                              smem.early_full(early.stage));
                 early.advance();
             }
         }

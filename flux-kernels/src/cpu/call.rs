@@ -84,7 +84,7 @@ impl<T: Element> Call<'_, T> {
         self.protocol.leave(workers, self.await_pushed, pause::until(self.memory.deadline()))
     }
 
-    /// The item's product into the accumulators, once its rows of A are there.
+    /// The item's product into the accumulators, once its rows of A are there, and the partial tiles that a GPU would add on the way.
     fn multiply(&self, item: &WorkItem, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
         self.await_all(self.program.awaits_of(item))?;
         let (row, rows) = (item.row as usize, item.rows as usize);

@@ -212,14 +212,23 @@ mod tests {
         })
     }
 
+    /// Whether this machine has GPUs, whose own tests say what ranks take there.
+    fn gpus(test: &str) -> bool {
+        let there = crate::cuda::available().is_ok();
+        if there {
+            eprintln!("{test}: skipped, there are GPUs");
+        }
+        there
+    }
+
     #[test]
     fn processes_without_gpus_share_files_and_are_told_why() {
         for explained in in_processes(Select::Host) {
             let text = explained.unwrap();
             assert!(text.starts_with("host: 2 ranks are processes of this machine") && text.ends_with("(asked for)"), "{text}");
         }
-        if crate::cuda::available().is_ok() {
-            return; // GPUs are there; their own tests say
+        if gpus("processes_without_gpus_share_files_and_are_told_why: what auto and nvlink say") {
+            return;
         }
         for explained in in_processes(Select::Auto) {
             let text = explained.unwrap();
@@ -236,8 +245,8 @@ mod tests {
 
     #[test]
     fn auto_without_gpus_takes_the_nodes_that_are_asked_for() {
-        if crate::cuda::available().is_ok() {
-            return; // GPUs are there; their own tests say
+        if gpus("auto_without_gpus_takes_the_nodes_that_are_asked_for") {
+            return;
         }
         let options = Options { nodes: Some(2), ..Options::default() };
         let worlds = World::local(4).unwrap();
@@ -259,8 +268,8 @@ mod tests {
                 assert!(text.contains("different hosts"), "{select}: {text}");
             }
         }
-        if crate::cuda::available().is_ok() {
-            return; // their devices are the same, or NCCL carries between them
+        if gpus("ranks_of_two_hosts_share_no_memory_and_are_two_nodes: what mixed says") {
+            return;
         }
         // They are grouped, and only then found to have no devices.
         for refused in on_two_hosts(Select::Mixed) {
