@@ -55,21 +55,6 @@ struct Consumer {
         for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
     }
 
-    // Those of one block alone, as a group. A pin is a read to the compiler: of a block that is multiplied while the other leaves it would serialise the products, so there is
-    // none after them.
-    template <u32 Block, bool First>
-    __device__ __forceinline__ void issue_block(float (&acc)[C::kBlocksM][kAccumulators]) const {
-        const u32 a = ptx::advance_descriptor(first_a, ring.stage * C::kStageBytes + Block * 64 * 128);
-        const u32 b = ptx::advance_descriptor(first_b, ring.stage * C::kStageBytes);
-        ptx::pin_registers(acc[Block]);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (u32 k = 0; k < C::kTileK / 16; ++k) {
-            ptx::Wgmma<C::kCols, C::kBf16>::mma(acc[Block], ptx::advance_descriptor(a, k * 32), ptx::advance_descriptor(b, k * 32), !First || k != 0);
-        }
-        ptx::wgmma_commit();
-    }
-
     // Issues the products of the next stage and goes on to the one after. Returns the barrier at which to arrive when they are done.
     template <bool First>
     __device__ __forceinline__ u32 take_stage(float (&acc)[C::kBlocksM][kAccumulators]) {
@@ -87,17 +72,12 @@ struct Consumer {
         if (thread == 0) ptx::mbarrier_arrive(read);
     }
 
-    // At least one step. At the card's power limit each instruction of the inner loop costs time, wherever it finds room to be issued.
+    // At least one step. At the card's power limit each instruction of the inner loop costs time, wherever it finds room to be issued. Partial tiles that are early
+    // are added on the way, piece by piece: while one consumer adds, the other multiplies.
     __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocksM][kAccumulators]) {
         const u32 k_steps = ptx::from_lane(item.k_steps, 0);
         u32 read = take_stage<true>(acc);
         u32 step = 1;
-        multiply_between(item, step, read, acc);
-        settle(multiply_until(k_steps, step, read, acc), acc);
-    }
-
-    // Up to the step at which the last of the partial tiles that are early is added, which are, piece by piece: while one consumer adds, the other multiplies.
-    __device__ __forceinline__ void multiply_between(const WorkItem& item, u32& step, u32& read, float (&acc)[C::kBlocksM][kAccumulators]) {
         if constexpr (C::kReduceScatter) {
             const u32 early = ptx::from_lane(early_of(p, item), 0);
 #pragma unroll 1
@@ -112,6 +92,7 @@ struct Consumer {
                 }
             }
         }
+        settle(multiply_until(k_steps, step, read, acc), acc);
     }
 
     __device__ __forceinline__ u32 multiply_until(u32 end, u32& step, u32 read, float (&acc)[C::kBlocksM][kAccumulators]) {
@@ -334,15 +315,7 @@ struct Consumer {
 
     __device__ __forceinline__ void run(const Walk& walk) {
         // Not the walk's, which would have to live through the change of registers, in memory.
-        const u32 i = ptx::from_lane(ptx::cta_of_grid(), 0);
-        if constexpr (C::kStripIsBlock) {
-            run_overlapped(i, walk);
-        } else {
-            run_in_turn(i, walk);
-        }
-    }
-
-    __device__ __forceinline__ void run_in_turn(u32 i, const Walk& walk) {
+        u32 i = ptx::from_lane(ptx::cta_of_grid(), 0);
         for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {
             const WorkItem item = load_item(p, i);
             if constexpr (C::kScatters) {
@@ -350,72 +323,17 @@ struct Consumer {
             }
             float acc[C::kBlocksM][kAccumulators];
             multiply(item, acc);
-            complete(item, i, acc);
+            mark(i, &ItemStamps::multiplied);
+            if (item.parts != 0) add_parts(item.parts, acc);
+            if constexpr (C::kReduceScatter) {
+                if (item.partials != 0) add_partials(item, acc);
+            }
+            mark(i, &ItemStamps::summed);
+            if (finishes(item)) finish_tile<C>(p, i, index, thread, acc);
+            hand_over<0>(item, i, acc);
+            if constexpr (C::kStrips > 1) hand_over<1>(item, i, acc);
         }
         if constexpr (C::kScatters) fold_rows(i, walk);
-    }
-
-    // All that is left to do of a tile that is multiplied.
-    __device__ __forceinline__ void complete(const WorkItem& item, u32 i, float (&acc)[C::kBlocksM][kAccumulators]) {
-        mark(i, &ItemStamps::multiplied);
-        if (item.parts != 0) add_parts(item.parts, acc);
-        if constexpr (C::kReduceScatter) {
-            if (item.partials != 0) add_partials(item, acc);
-        }
-        mark(i, &ItemStamps::summed);
-        if (finishes(item)) finish_tile<C>(p, i, index, thread, acc);
-        hand_over<0>(item, i, acc);
-        if constexpr (C::kStrips > 1) hand_over<1>(item, i, acc);
-    }
-
-    // Where a strip is a block, tiles overlap at their ends: the first block leaves while the second is multiplied, and the second while the next tile's first is.
-    __device__ __forceinline__ void run_overlapped(u32 i, const Walk& walk) {
-        float acc[C::kBlocksM][kAccumulators];
-        bool trails = false;
-        u32 before = 0, read = 0;
-        for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {
-            ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-            issue_block<0, true>(acc);
-            if (trails) {
-                ptx::wgmma_wait<1>();
-                ptx::pin_registers(acc[1]);
-                if (thread == 0) ptx::mbarrier_arrive(read);
-                hand_over<1>(load_item(p, before), before, acc);
-            }
-            const WorkItem item = load_item(p, i);
-            issue_block<1, true>(acc);
-            read = smem.empty(ring.stage);
-            u32 step = 1;
-            ring.advance();
-            multiply_between(item, step, read, acc);
-            const u32 k_steps = ptx::from_lane(item.k_steps, 0);
-            trails = k_steps > 1 && i + walk.stride < walk.count && leaves_as_multiplied(item);
-            before = i;
-            if (trails) {
-                read = multiply_until(k_steps - 1, step, read, acc);
-                ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-                issue_block<0, false>(acc);
-                issue_block<1, false>(acc);
-                ptx::wgmma_wait<2>();
-                if (thread == 0) ptx::mbarrier_arrive(read);
-                read = smem.empty(ring.stage);
-                ring.advance();
-                ptx::wgmma_wait<1>();
-                ptx::pin_registers(acc[0]);
-                mark(i, &ItemStamps::multiplied);
-                mark(i, &ItemStamps::summed);
-                hand_over<0>(item, i, acc);
-            } else {
-                settle(multiply_until(k_steps, step, read, acc), acc);
-                complete(item, i, acc);
-            }
-        }
-    }
-
-    // Whether the sums of a block are the tile's when the block is multiplied.
-    __device__ __forceinline__ bool leaves_as_multiplied(const WorkItem& item) const {
-        if (item.parts != 0 || item.partials != early_of(p, item) || item.sink == static_cast<u32>(Sink::kLend)) return false;
-        return !finishes(item) || (p.bias == 0 && p.activation == 0);
     }
 
     // Folds come after all tiles.

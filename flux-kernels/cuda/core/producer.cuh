@@ -52,8 +52,8 @@ struct Producer {
 
     // Rows of A that peers send are missing: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
     __device__ __forceinline__ u32 load_awaited(const WorkItem& item, u32 number, u32 step, u32 end) {
-        // The consumers give a stage back when they have the next one: within an item, and where tiles overlap, one stage is theirs until A has come too.
-        const u32 free = step == item.k_first && !C::kStripIsBlock ? C::kStages : C::kStages - 1;
+        // The consumers give a stage back when they have the next one: within an item, one stage is theirs until A has come too.
+        const u32 free = step == item.k_first ? C::kStages : C::kStages - 1;
         const u32 ahead = end - step < free ? end - step : free;
         RingState<C::kStages> start = ring;
         for (u32 s = step; s < step + ahead; ++s) {
