@@ -198,16 +198,25 @@ impl TileProgram {
 /// Least steps along `k` from one partial tile that is added early to the next: a kernel takes one in up to so many pieces, with steps between them.
 const EARLY_GAP: u32 = 4;
 
-/// Most partial tiles that there is room for along `k`.
-const fn most_early(k_steps: u32) -> u32 {
-    k_steps / (2 * EARLY_GAP)
+/// Steps by which a kernel's consumers are apart when they add, so that one multiplies meanwhile.
+const EARLY_LAG: u32 = 2;
+
+/// The steps along `k` in which partial tiles are added by the consumer that is ahead, as first and count: the second half of a tile, as the worker's tile before may be on
+/// its way for the first.
+const fn steps_for_early(k_steps: u32) -> (u32, u32) {
+    let first = k_steps / 2;
+    (first, (k_steps - first).saturating_sub(EARLY_LAG))
 }
 
-/// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps from one to the next: over the second half of a tile, as the worker's
-/// tile before may be on its way for the first.
+/// Most partial tiles that there is room for along `k`.
+const fn most_early(k_steps: u32) -> u32 {
+    steps_for_early(k_steps).1 / EARLY_GAP
+}
+
+/// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps from one to the next.
 const fn early_steps(k_steps: u32, early: u32) -> (u32, u32) {
-    let first = k_steps / 2;
-    let Some(gap) = (k_steps - first).checked_div(early) else { return (first, 0) };
+    let (first, steps) = steps_for_early(k_steps);
+    let Some(gap) = steps.checked_div(early) else { return (first, 0) };
     (first, gap)
 }
 

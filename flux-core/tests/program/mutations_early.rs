@@ -10,8 +10,8 @@ use proptest::sample::Index;
 
 /// Calls with room along `k` for two early partial tiles and more.
 fn early_calls() -> impl Strategy<Value = Call> {
-    let knobs = (2..=7_u32).prop_map(|early| Knobs { k_chunks: 1, splits: 1, stack: false, early });
-    knob_calls(GemmReduceScatter, 3..=8, 16..=40, knobs)
+    let knobs = (2..=7_u32).prop_map(|early| Knobs { early, ..Knobs::PLAIN });
+    knob_calls(GemmReduceScatter, 3..=8, 19..=40, knobs)
 }
 
 fn reduces(item: &WorkItem) -> bool {
@@ -26,7 +26,7 @@ proptest! {
             let world = p.problem.world();
             prop_assert!(p.early >= 2 && p.early <= world.peers());
             let (first, gap) = p.early_steps();
-            prop_assert!(first >= 1 && gap >= 4 && first + p.early * gap <= p.k_steps());
+            prop_assert!(first >= 1 && gap >= 4 && first + p.early * gap + 2 <= p.k_steps(), "two steps for the consumer that is behind");
             for item in p.items.iter().filter(|item| reduces(item)) {
                 let entries = p.awaits_of(item).iter().chain(p.late_awaits_of(item));
                 let sources: Vec<u32> = entries.map(|entry| entry.peer).collect();

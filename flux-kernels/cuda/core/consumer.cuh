@@ -17,6 +17,8 @@ namespace flux {
 template <class C>
 struct Consumer {
     static constexpr u32 kAccumulators = C::kCols / 2;  // of one m64 block, in one thread
+    // Steps by which the second consumer adds later than the first, which multiplies meanwhile: EARLY_LAG of flux-core/src/program leaves room for them.
+    static constexpr u32 kEarlyLag = 2;
     // This consumer's rows of A and rows of B in a stage.
     static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
     static constexpr u32 kOffsetB = C::kSplitColumns ? C::kCols * C::kTileK * 2 : 0;
@@ -73,7 +75,7 @@ struct Consumer {
     }
 
     // At least one step. At the card's power limit each instruction of the inner loop costs time, wherever it finds room to be issued. Partial tiles that are early
-    // are added on the way, piece by piece: while one consumer adds, the other multiplies.
+    // are added on the way, piece by piece, by one consumer some steps before the other: while one adds, the other multiplies.
     __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocksM][kAccumulators]) {
         const u32 k_steps = ptx::from_lane(item.k_steps, 0);
         u32 read = take_stage<true>(acc);
@@ -82,9 +84,10 @@ struct Consumer {
             const u32 early = ptx::from_lane(early_of(p, item), 0);
 #pragma unroll 1
             for (u32 source = 0; source < early; ++source) {
+                const u32 first = p.early_first + index * kEarlyLag + source * p.early_gap;
 #pragma unroll
                 for (u32 piece = 0; piece < C::kPieces; ++piece) {
-                    read = multiply_until(p.early_first + source * p.early_gap + piece * (p.early_gap / C::kPieces), step, read, acc);
+                    read = multiply_until(first + piece * (p.early_gap / C::kPieces), step, read, acc);
                     settle(read, acc);
                     add_early_piece(piece, acc);
                     read = take_stage<false>(acc);
