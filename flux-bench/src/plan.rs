@@ -23,6 +23,9 @@ pub struct ScheduleArgs {
     /// Shards that are worked on side by side
     #[arg(long, value_name = "SHARDS", help_heading = "Plan")]
     pub band: Option<u32>,
+    /// Shards that are worked on one by one before the first of these bands (ag_gemm)
+    #[arg(long, value_name = "SHARDS", help_heading = "Plan")]
+    pub alone: Option<u32>,
     /// Most slices that k is announced in (ag_gemm)
     #[arg(long, value_name = "SLICES", help_heading = "Plan")]
     pub k_chunks: Option<u32>,
@@ -86,13 +89,14 @@ fn sending(word: &str) -> Result<Sending, String> {
 impl ScheduleArgs {
     /// The op's own schedule with what is not left out.
     pub fn over(&self, own: Schedule) -> Schedule {
-        let Self { tile, chunk, group, band, k_chunks, splits, early, stack, no_stack } = *self;
+        let Self { tile, chunk, group, band, alone, k_chunks, splits, early, stack, no_stack } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
             tile: tile.unwrap_or(own.tile),
             chunk: chunk.unwrap_or(own.chunk),
             raster: group.map_or(own.raster, Raster::RowGroups),
             band: band.unwrap_or(own.band),
+            alone: alone.unwrap_or(own.alone),
             k_chunks: k_chunks.unwrap_or(own.k_chunks),
             splits: splits.unwrap_or(own.splits),
             early: early.unwrap_or(own.early),

@@ -26,12 +26,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     );
     awaits(&mut list, &arrivals, rank, schedule, nodes);
 
-    for (tile, step) in schedule.in_bands(grid, 0..world.get()) {
+    for (band, tile, step) in
+        schedule.bands(world).flat_map(|band| schedule.in_band(grid, band.clone()).map(move |(tile, step)| (band.clone(), tile, step)))
+    {
         let shard = nodes.after(rank, step);
         let place = shard.place_at(rank);
         // The await list is in the order of bands, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
         // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band.
-        let band = schedule.band_of(step, world);
         let first_step = band.start.max(1);
         let before_band = (first_step - 1) * chunks * slices;
         let (first, per_slice) = if band.len() > 1 {
@@ -76,9 +77,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
 
 /// What is awaited of each band: of one shard chunk by chunk, of several slice by slice.
 fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) {
-    let world = nodes.world();
-    for first in (0..world.get()).step_by(schedule.band as usize) {
-        let band = schedule.band_of(first, world);
+    for band in schedule.bands(nodes.world()) {
         let pieces = band.clone().filter_map(|step| {
             let shard = nodes.after(rank, step);
             Some((shard.place_at(rank)?, brought_by(shard, rank, nodes)))
@@ -113,8 +112,7 @@ fn moves(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) -> 
     let chunks = || 0..arrivals.chunks();
     let slices = || 0..arrivals.slices();
     let mut pieces = Vec::with_capacity(direct().count() * (arrivals.chunks() * arrivals.slices()) as usize);
-    for first in (0..world.get()).step_by(schedule.band as usize) {
-        let band = schedule.band_of(first, world);
+    for band in schedule.bands(world) {
         let steps = || direct().filter(|step| band.contains(step));
         if band.len() == 1 {
             pieces.extend(steps().flat_map(|step| chunks().flat_map(move |chunk| slices().map(move |slice| (step, chunk, slice)))));

@@ -15,6 +15,7 @@
 
 use super::along_k::AlongK;
 use super::items::Items;
+use super::schedule::bands_of;
 use super::{Await, NONE, Schedule, TileProgram, WorkItem, early_steps, most_early, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
@@ -123,7 +124,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
 
     let mut taken = vec![0; world.index()];
-    for (tile, step) in runs(nodes).into_iter().flat_map(|run| schedule.in_bands(grid, run)) {
+    for (tile, step) in runs(nodes).into_iter().flat_map(|run| bands_of(run, schedule.band)).flat_map(|band| schedule.in_band(grid, band)) {
         let owner = owner_at(rank, step, nodes);
         let index = taken[owner.index()];
         taken[owner.index()] += 1;

@@ -46,6 +46,9 @@ pub struct Schedule {
     /// a time, though for AllGather-GEMM the band then begins when its last rows are there. For GEMM-ReduceScatter the own shard is always a band of
     /// its own.
     pub band: u32,
+    /// Shards that are bands of their own before those of `band` shards begin, the own one first (AllGather-GEMM): with 1, the own shard is worked on while the rows
+    /// of the first band come.
+    pub alone: u32,
     /// Most slices that the columns of a shard, its `k`, are cut into, each with signals of its own (AllGather-GEMM): 1 and whole rows are announced.
     ///
     /// An item waits for a slice only when it comes to it, so that with several it begins when the first is there. Slices end at steps of `tile.k`.
@@ -75,15 +78,15 @@ impl Schedule {
     /// use flux_core::TileShape;
     /// use flux_core::program::{Chunk, Schedule};
     /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
-    /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.stack, schedule.early), (1, 1, 1, false, 0));
+    /// assert_eq!((schedule.band, schedule.alone, schedule.k_chunks, schedule.splits, schedule.stack, schedule.early), (1, 0, 1, 1, false, 0));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
-        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, k_chunks: 1, splits: 1, stack: false, early: 0 }
+        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, alone: 0, k_chunks: 1, splits: 1, stack: false, early: 0 }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, k_chunks, splits, stack: _, early: _ } = *self;
+        let Self { tile, chunk, raster, band, alone: _, k_chunks, splits, stack: _, early: _ } = *self;
         for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -104,20 +107,15 @@ impl Schedule {
         }
     }
 
-    /// The tiles of the shards at `steps`, band by band, with their step; each shard's in the order of the raster.
-    pub(super) fn in_bands(&self, grid: TileGrid, steps: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
-        let (raster, band) = (self.raster, self.band);
-        let bands = steps.clone().step_by(band as usize);
-        bands.flat_map(move |first| {
-            let shards = first..steps.end.min(first.saturating_add(band));
-            grid.order(raster).flat_map(move |tile| shards.clone().map(move |step| (tile, step)))
-        })
+    /// The bands of an AllGather-GEMM: the steps, counted from 0, whose shards are taken side by side.
+    pub(super) fn bands(&self, world: WorldSize) -> impl Iterator<Item = Range<u32>> + use<> {
+        let (alone, band) = (self.alone.min(world.get()), self.band);
+        (0..alone).map(|step| step..step + 1).chain(bands_of(alone..world.get(), band))
     }
 
-    /// The steps whose shards share a band with that of `step`, counted from 0 (AllGather-GEMM).
-    pub(super) fn band_of(&self, step: u32, world: WorldSize) -> Range<u32> {
-        let first = step - step % self.band;
-        first..first.saturating_add(self.band).min(world.get())
+    /// The tiles of the shards at the steps of a band, with their step; each shard's in the order of the raster.
+    pub(super) fn in_band(&self, grid: TileGrid, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+        grid.order(self.raster).flat_map(move |tile| band.clone().map(move |step| (tile, step)))
     }
 
     /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the `available` ones of a shard.
@@ -129,10 +127,18 @@ impl Schedule {
     }
 }
 
+/// These steps, `band` at a time.
+pub(super) fn bands_of(steps: Range<u32>, band: u32) -> impl Iterator<Item = Range<u32>> {
+    steps.clone().step_by(band as usize).map(move |first| first..steps.end.min(first.saturating_add(band)))
+}
+
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, k_chunks, splits, stack, early } = self;
+        let Self { tile, chunk, raster, band, alone, k_chunks, splits, stack, early } = self;
         write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
+        if *alone > 0 {
+            write!(f, " after {alone} of one")?;
+        }
         if *k_chunks > 1 {
             write!(f, ", {k_chunks} slices of k")?;
         }

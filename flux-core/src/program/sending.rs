@@ -3,15 +3,13 @@
 //! Invariant: both depend on the problem and on what all ranks know of the transport alone, so all ranks choose the same. Times are estimates for an H200: only the
 //! choice depends on them.
 
-use super::heuristic::{MULTIPROCESSORS, ROW_GROUP, TILES};
+use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, TILES};
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
-/// Operations of a multiprocessor in a nanosecond: 4096 a cycle at 1.5 GHz, of a card at its power limit.
-const OPERATIONS: u64 = 6144;
 /// What a tile takes besides.
 const TILE_NS: u64 = 2000;
 /// What it takes to begin and end a kernel.
@@ -78,7 +76,7 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     /// The fastest schedule of this sending, and the nanoseconds that it takes.
     fn fastest(problem: &'a Problem, channels: &Channels, sending: Sending, peers: u32) -> (u64, Schedule) {
-        let own = Schedule::heuristic(problem);
+        let own = Schedule::shard_by_shard(problem);
         let tiles = if own.stack { vec![(own.tile, 100)] } else { TILES.to_vec() };
         let counts = if channels.network { NETWORK_CHUNKS.as_slice() } else { &CHUNKS };
         let ways = tiles.into_iter().flat_map(|tile| counts.iter().map(move |&chunks| (tile, chunks)));
@@ -130,7 +128,7 @@ impl<'a> Call<'a> {
             band,
         };
         let chunk = if together == available { Chunk::Shard } else { Chunk::Tiles(together as u32) };
-        (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own })
+        (call, Schedule { tile, chunk, band, alone: 0, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own })
     }
 
     /// Nanoseconds after which so many tiles are finished.

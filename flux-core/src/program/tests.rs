@@ -86,6 +86,15 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
     let banded = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { band: 3, ..schedule });
     let order: Vec<_> = banded.expect("a valid schedule").transfers.iter().map(|t| (t.col > 0, t.step)).collect();
     assert_eq!(order, [(false, 1), (false, 2), (true, 1), (true, 2)], "the first slices of all shards come first");
+    let schedule = Schedule { splits: 1, band: 3, alone: 2, ..schedule };
+    let apart = TileProgram::build(&problem(OpKind::AllGatherGemm, 4, 100), Rank::new(0), &schedule).expect("a valid schedule");
+    let shards: Vec<_> = apart.items.iter().map(|item| (item.out_outer, item.await_count)).collect();
+    let first = shards.iter().position(|&(shard, _)| shard > 1).expect("a band");
+    assert!(
+        shards[..first / 2].iter().all(|&own| own == (0, 0)) && shards[first / 2..first].iter().all(|&next| next == (1, 2)),
+        "{shards:?}"
+    );
+    assert!(shards[first..].iter().all(|&(shard, awaits)| shard > 1 && awaits == 4), "two slices of each of two shards: {shards:?}");
 }
 
 #[test]

@@ -15,8 +15,9 @@ fn split_calls() -> impl Strategy<Value = Call> {
 
 /// The same, with at most so many slices.
 fn split_calls_in_slices(most: u32) -> impl Strategy<Value = Call> {
-    let knobs =
-        move || (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack, early: 0 });
+    let knobs = move || {
+        (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack, ..Knobs::PLAIN })
+    };
     let of = move |op: OpKind| knob_calls(op, 1..=5, 3..=5, knobs());
     prop_oneof![of(AllGatherGemm), of(GemmReduceScatter)]
 }
@@ -27,7 +28,7 @@ fn sliced_calls(stack: bool) -> impl Strategy<Value = Call> {
         AllGatherGemm,
         2..=5,
         4..=6,
-        (2..=3_u32, 1..=2_u32).prop_map(move |(k_chunks, splits)| Knobs { k_chunks, splits, stack, early: 0 }),
+        (2..=3_u32, 1..=2_u32).prop_map(move |(k_chunks, splits)| Knobs { k_chunks, splits, stack, ..Knobs::PLAIN }),
     )
 }
 

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 fn stacked() -> impl Strategy<Value = Knobs> {
-    (1..=2_u32, 1..=2_u32).prop_map(|(k_chunks, splits)| Knobs { k_chunks, splits, stack: true, early: 0 })
+    (1..=2_u32, 1..=2_u32).prop_map(|(k_chunks, splits)| Knobs { k_chunks, splits, stack: true, ..Knobs::PLAIN })
 }
 
 fn gathering() -> impl Strategy<Value = Call> {

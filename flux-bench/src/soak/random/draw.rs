@@ -98,6 +98,7 @@ impl RandomCase {
             shared.chunk = Some(draw.below(6));
             shared.group = Some(draw.of(&[1, 2, 3, 8, 1 << 20]));
             shared.band = Some(1 + draw.below(world.get() + 1));
+            shared.alone = Some(draw.below(3));
             shared.k_chunks = Some(draw.of(&[1, 1, 2, 3, 6]));
             shared.splits = Some(draw.of(&[1, 1, 2, 3]));
             shared.early = Some(draw.below(world.get() + 1));
@@ -150,11 +151,12 @@ impl fmt::Display for RandomCase {
         let ScheduleArgs { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
             return f.write_str("default schedule");
         };
-        let (slices, splits, early) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1), shared.early.unwrap_or(0));
+        let (alone, early) = (shared.alone.unwrap_or(0), shared.early.unwrap_or(0));
+        let (slices, splits) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1));
         let stack = if shared.stack { ", stacked" } else { "" };
         write!(
             f,
-            "tile {}x{}, chunk {chunk}, group {group}, band {band}, {slices} slices, {splits} splits, {early} early{stack}",
+            "tile {}x{}, chunk {chunk}, group {group}, band {band} after {alone} of one, {slices} slices, {splits} splits, {early} early{stack}",
             tile.m, tile.n
         )
     }

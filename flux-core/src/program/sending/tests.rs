@@ -62,7 +62,7 @@ fn estimates_are_near_what_was_measured() {
         let problem = problem(world, op, model, m);
         let sending = if peers == BEFORE { Sending::Before } else { Sending::Beside { peers } };
         let &tile = TILES.iter().find(|tile| tile.0.n == columns).unwrap();
-        let (call, _) = Call::new(&problem, &channels(world, each), (sending, world - 1), &Schedule::heuristic(&problem), (tile, chunks));
+        let (call, _) = Call::new(&problem, &channels(world, each), (sending, world - 1), &Schedule::shard_by_shard(&problem), (tile, chunks));
         let off = (call.estimate() as f64 / 1e3 / us as f64 - 1.0) * 100.0;
         assert_eq!(call.chunks, chunks, "{row:?}");
         assert!(off.abs() < 7.5, "{world} ranks, {each} for a message, {row:?}: {off:.1} %");
@@ -132,7 +132,7 @@ fn messages_are_large_and_take_what_the_estimate_leaves() {
                 let sending = Sending::Beside { peers };
                 for chunks in [1, 4] {
                     let (call, schedule) =
-                        Call::new(&problem, &channels, (sending, world - 1), &Schedule::heuristic(&problem), (TILES[0], chunks));
+                        Call::new(&problem, &channels, (sending, world - 1), &Schedule::shard_by_shard(&problem), (TILES[0], chunks));
                     let rounds = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap().rounds().unwrap();
                     let largest = rounds.iter().map(|round| round.bytes).max();
                     assert!(largest >= Some(channels.least_bytes.min(call.place_bytes)), "{problem:?}: {largest:?}");

@@ -1,0 +1,78 @@
+//! Few rows: tiles that span shards.
+//!
+//! Invariant: such a call is bound by reading `w`; what matters is that all workers do, to the end.
+
+use super::{ROW_GROUP, Schedule, TILES, WORKERS, area, waves};
+use crate::tile::{Raster, TileGrid};
+use crate::{Problem, TileShape};
+
+/// Tiles for at most 64 rows, as [`TILES`]: small ones read `x` more often (results/tuning/slim-tiles.txt).
+const THIN: [(TileShape, u64); 5] = [
+    (TileShape::new(64, 256, 64), 100),
+    (TileShape::new(64, 192, 64), 100),
+    (TileShape::new(64, 128, 64), 100),
+    (TileShape::new(64, 96, 64), 102),
+    (TileShape::new(64, 64, 64), 105),
+];
+/// Tiles besides [`TILES`] for at most 128 rows: more SMs read `w`. With more rows they read `x` too often.
+const SLIM: [(TileShape, u64); 2] = [(TileShape::new(128, 96, 64), 102), (TileShape::new(128, 64, 64), 105)];
+/// What it costs to share a tile, in elements along k: what the others have summed is written, announced, fetched and added. For GEMM-ReduceScatter of GPT-3 at
+/// m = 128, 64 tiles of 128x192 in two parts take 14 % more time than 96 of 128x128 with k = 6144 (results/tuning/few-rows-tp8.txt), and less with 24576; for
+/// AllGather-GEMM at m = 256 with 12288, 14 % less.
+const SHARED: u64 = 2000;
+/// Most items that share a tile: a fourth brought nothing.
+const MOST_SPLITS: u64 = 3;
+
+impl Schedule {
+    /// Of the tiles that there are for so many rows, and of the ways to share them, the one whose waves take the least time.
+    pub(super) fn stacked(problem: &Problem) -> Self {
+        let candidates = match problem.m() {
+            ..=64 => [THIN.as_slice(), &[]],
+            65..=128 => [TILES.as_slice(), &SLIM],
+            _ => [TILES.as_slice(), &[]],
+        };
+        let ways = candidates.into_iter().flatten().flat_map(|&(tile, cost)| {
+            let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
+            let most = (u64::from(WORKERS) / tiles).clamp(1, MOST_SPLITS);
+            (1..=most).map(move |splits| {
+                let along_k = u64::from(problem.k_local()) / splits + if splits > 1 { SHARED } else { 0 };
+                let time = u128::from(waves(tiles * splits)) * u128::from(area(tile) * cost) * u128::from(along_k);
+                (time, tile, splits as u32)
+            })
+        });
+        let (tile, splits) = ways.min_by_key(|way| way.0).map_or((TILES[0].0, 1), |(_, tile, splits)| (tile, splits));
+        Self { stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::chosen;
+    use crate::OpKind;
+
+    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
+    #[test]
+    fn few_rows_are_read_by_all_workers() {
+        let chosen = |op, m, n, k| chosen(2, op, m, n, k);
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        assert_eq!(chosen(ag, 64, 49152, 12288), (64, 192, 1, true), "128 of them");
+        assert_eq!(chosen(ag, 64, 28672, 8192), (64, 128, 1, true), "112 narrow ones");
+        assert_eq!(chosen(rs, 64, 12288, 49152), (64, 96, 1, true), "128 narrow ones");
+        assert_eq!(chosen(rs, 64, 8192, 28672), (64, 64, 1, true), "128 of the smallest, rather than two halves of 64");
+        assert_eq!(chosen(rs, 128, 8192, 28672), (128, 64, 1, true), "as many");
+        assert_eq!(chosen(ag, 128, 28672, 8192), (128, 128, 1, true), "112 small ones rather than halves of 56 large ones");
+        assert_eq!(chosen(rs, 256, 12288, 49152), (128, 192, 1, true), "one pass over w");
+        assert!(!chosen(rs, 512, 12288, 49152).3 && !chosen(rs, 512, 8192, 28672).3 && !chosen(ag, 256, 49152, 12288).3);
+    }
+
+    /// The same of 8 ranks, one H200 at their shapes (results/tuning/few-rows-tp8.txt, slim-tiles.txt).
+    #[test]
+    fn small_tiles_come_before_shared_ones() {
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        assert_eq!(chosen(8, rs, 128, 12288, 49152), (128, 96, 1, true), "128 tiles, rather than halves of 64");
+        assert_eq!(chosen(8, ag, 64, 28672, 8192), (64, 64, 2, true), "halves of 56");
+        assert_eq!(chosen(8, ag, 256, 28672, 8192), (128, 128, 2, true), "small ones would read x too often");
+        assert_eq!(chosen(8, ag, 256, 49152, 12288), (128, 192, 2, true), "halves of 64");
+        assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
+    }
+}
