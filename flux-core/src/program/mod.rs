@@ -201,23 +201,23 @@ const EARLY_GAP: u32 = 4;
 /// Steps by which a kernel's consumers are apart when they add, so that one multiplies meanwhile.
 const EARLY_LAG: u32 = 2;
 
-/// Steps along `k` in which the consumer that is ahead may add: the second half of a tile, as the worker's tile before may be on its way for the first.
-const fn steps_for_early(k_steps: u32) -> u32 {
-    (k_steps - k_steps / 2).saturating_sub(EARLY_LAG)
+/// The steps along `k` in which partial tiles are added by the consumer that is ahead, as first and count: the second half of a tile, as the worker's tile before may be on
+/// its way for the first.
+const fn steps_for_early(k_steps: u32) -> (u32, u32) {
+    let first = k_steps / 2;
+    (first, (k_steps - first).saturating_sub(EARLY_LAG))
 }
 
 /// Most partial tiles that there is room for along `k`.
 const fn most_early(k_steps: u32) -> u32 {
-    steps_for_early(k_steps) / EARLY_GAP
+    steps_for_early(k_steps).1 / EARLY_GAP
 }
 
-/// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps from one to the next: the later, the sooner it is there, and an eighth of the
-/// tile is far enough apart.
+/// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps from one to the next.
 const fn early_steps(k_steps: u32, early: u32) -> (u32, u32) {
-    let Some(most) = steps_for_early(k_steps).checked_div(early) else { return (k_steps, 0) };
-    let far = if k_steps / 8 > EARLY_GAP { k_steps / 8 } else { EARLY_GAP };
-    let gap = if most < far { most } else { far };
-    (k_steps - (early * gap + EARLY_LAG), gap)
+    let (first, steps) = steps_for_early(k_steps);
+    let Some(gap) = steps.checked_div(early) else { return (first, 0) };
+    (first, gap)
 }
 
 /// Refuses what would be too many records.
