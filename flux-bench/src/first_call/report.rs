@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Version of the file's form.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// First calls, with what is needed to judge and repeat them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,8 +32,10 @@ pub struct FirstCall {
     pub head: Head,
     /// The first call after the op was built.
     pub first_call_ms: f64,
-    /// Later calls, timed alike.
+    /// Later calls, timed alike: after as long a rest.
     pub warm_ms: Times,
+    /// Calls without a rest before them.
+    pub busy_ms: Times,
     /// On the host, until the first call was enqueued.
     pub first_enqueue_ms: f64,
     /// The same of later calls.
@@ -68,18 +70,19 @@ impl FirstCallReport {
 pub fn table(report: &FirstCallReport) -> String {
     let tp = report.rows.first().map_or(0, |r| r.head.tp);
     let mut text = format!(
-        "{}, TP {tp}\nfirst call after build, a process each; ms, slowest rank; at most {} times a warm call\n\n\
-         {}    first     warm  ratio   enqueue first     warm\n",
+        "{}, TP {tp}\nfirst call after build, a process each; ms, slowest rank; at most {} times a warm call\n\
+         warm: after as long a rest as the first; busy: right after another\n\n\
+         {}    first     warm  ratio     busy   enqueue first     warm\n",
         report.origin.device,
         report.at_most,
         Head::ABOVE
     );
     for r in &report.rows {
         let (line, ratio) = (r.head.line(), r.ratio());
-        let [first, warm, enqueue, warm_enqueue] =
-            [r.first_call_ms, r.warm_ms.median, r.first_enqueue_ms, r.warm_enqueue_ms.median].map(ms);
+        let [first, warm, busy, enqueue, warm_enqueue] =
+            [r.first_call_ms, r.warm_ms.median, r.busy_ms.median, r.first_enqueue_ms, r.warm_enqueue_ms.median].map(ms);
         let word = if report.keeps(r) { "" } else { "  TOO SLOW" };
-        let _ = writeln!(text, "{line} {first:>8} {warm:>8} {ratio:>6.2} {enqueue:>15} {warm_enqueue:>8}{word}");
+        let _ = writeln!(text, "{line} {first:>8} {warm:>8} {ratio:>6.2} {busy:>8} {enqueue:>15} {warm_enqueue:>8}{word}");
     }
     text
 }

@@ -6,7 +6,14 @@ use flux_core::{DType, Problem};
 fn row(first_call_ms: f64) -> FirstCall {
     let warm = Times { p10: 0.9, median: 1.0, p90: 1.1 };
     let problem = Problem::new(OpKind::AllGatherGemm, 512, 48, 16, DType::Bf16, shapes::world(2).unwrap()).unwrap();
-    FirstCall { head: Head::new("gpt3", &problem), first_call_ms, warm_ms: warm, first_enqueue_ms: 0.1, warm_enqueue_ms: warm }
+    FirstCall {
+        head: Head::new("gpt3", &problem),
+        first_call_ms,
+        warm_ms: warm,
+        busy_ms: warm,
+        first_enqueue_ms: 0.1,
+        warm_enqueue_ms: warm,
+    }
 }
 
 fn report(rows: Vec<FirstCall>) -> FirstCallReport {
@@ -31,7 +38,7 @@ fn a_first_call_is_timed_on_the_host_too() {
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         let problem = Problem::new(op, 16, 32, 32, DType::Bf16, world).unwrap();
         let row = timing::first_call("none", &problem, Select::Host).unwrap();
-        assert!(row.first_call_ms > 0.0 && row.warm_ms.median > 0.0, "{row:?}");
+        assert!(row.first_call_ms > 0.0 && row.warm_ms.median > 0.0 && row.busy_ms.median > 0.0, "{row:?}");
         assert_eq!((row.head.op.as_str(), row.head.m, row.head.tp), (op.name(), 16, 2));
     }
 }

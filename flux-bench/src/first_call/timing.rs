@@ -1,7 +1,8 @@
 //! The first call and those after it, in this process.
 //!
-//! Invariant: both are timed alike: the ranks agree on an instant, hold their streams until then, and time the call between two events. The
-//! hold is too short to hide a module's loading or a compilation.
+//! Invariant: both are timed alike: the device rests, the ranks agree on an instant, hold their streams until then, and time the call between two events. The
+//! hold is too short to hide a module's loading or a compilation. The rest matters: NVLink sleeps after 50 ms without traffic (`nvidia-smi nvlink -gLowPwrInfo`, H200), and
+//! whoever uses it first waits until it is awake.
 
 use super::FirstCall;
 use crate::data::Fill;
@@ -17,15 +18,17 @@ use anyhow::Context;
 use flux_core::Problem;
 use flux_transport::{Communicator, Select, World};
 use half::bf16;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// From the ranks' agreement to the call: enough to enqueue a call that has nothing to load, as the spinning kernel of the benchmark.
 const LEAD: Duration = Duration::from_micros(300);
-/// For which the streams are held before the first call, so that the clocks are those of a machine at work.
-const WAKE: Duration = Duration::from_millis(100);
-/// Calls after the first that are thrown away, and those that are kept.
-const SETTLING: usize = 4;
-const WARM: usize = 21;
+/// For which the streams are held before a call, so that the clocks are those of a machine at work, and the links those of one that has just built an op.
+const REST: Duration = Duration::from_millis(100);
+/// Calls after the first that are thrown away, those that are kept, and those after them that come without rest.
+const SETTLING: usize = 2;
+const WARM: usize = 9;
+const BUSY: usize = 21;
 
 /// What a call took: on the rank's stream, and on the host until it was enqueued. Milliseconds.
 #[derive(Clone, Copy)]
@@ -43,24 +46,30 @@ pub(super) fn first_call(model: &str, problem: &Problem, transport: Select) -> a
         let mut set = site.operand_set::<bf16>(problem)?;
         site.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
         let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan::default())?;
-        if site.gpu().is_some() {
-            site.delay(WAKE)?;
+        let mut calls = Vec::new();
+        for number in 0..1 + SETTLING + WARM + BUSY {
+            if site.gpu().is_some() && number <= SETTLING + WARM {
+                site.delay(REST)?;
+            }
+            calls.push(call(&site, &op, &mut set, origin)?);
         }
-        (0..=SETTLING + WARM).map(|_| call(&site, &op, &mut set, origin)).collect::<anyhow::Result<Vec<_>>>()
+        anyhow::Ok(calls)
     };
     let ranks = ranks::on_threads(World::local(problem.world().get())?, body)?;
 
     let longest = |of: fn(&Call) -> f64| ranks.iter().map(|calls| of(&calls[0])).fold(0.0, f64::max);
-    let warm = |of: fn(&Call) -> f64| {
-        let spans = |calls: &Vec<Call>| calls[1 + SETTLING..].iter().map(|c| Span { start: 0.0, end: of(c) }).collect();
+    let times = |numbers: Range<usize>, of: fn(&Call) -> f64| {
+        let spans = |calls: &Vec<Call>| calls[numbers.clone()].iter().map(|c| Span { start: 0.0, end: of(c) }).collect();
         Times::of_slowest(&ranks.iter().map(spans).collect::<Vec<_>>()).context("no calls")
     };
+    let warm = 1 + SETTLING..1 + SETTLING + WARM;
     Ok(FirstCall {
         head: Head::new(model, problem),
         first_call_ms: longest(|c| c.time),
-        warm_ms: warm(|c| c.time)?,
+        warm_ms: times(warm.clone(), |c| c.time)?,
+        busy_ms: times(warm.end..warm.end + BUSY, |c| c.time)?,
         first_enqueue_ms: longest(|c| c.enqueue),
-        warm_enqueue_ms: warm(|c| c.enqueue)?,
+        warm_enqueue_ms: times(warm, |c| c.enqueue)?,
     })
 }
 

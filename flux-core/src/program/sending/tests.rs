@@ -62,7 +62,8 @@ fn estimates_are_near_what_was_measured() {
         let problem = problem(world, op, model, m);
         let sending = if peers == BEFORE { Sending::Before } else { Sending::Beside { peers } };
         let &tile = TILES.iter().find(|tile| tile.0.n == columns).unwrap();
-        let (call, _) = Call::new(&problem, &channels(world, each), (sending, world - 1), &Schedule::shard_by_shard(&problem), (tile, chunks));
+        let (call, _) =
+            Call::new(&problem, &channels(world, each), (sending, world - 1), &Schedule::shard_by_shard(&problem), (tile, chunks));
         let off = (call.estimate() as f64 / 1e3 / us as f64 - 1.0) * 100.0;
         assert_eq!(call.chunks, chunks, "{row:?}");
         assert!(off.abs() < 7.5, "{world} ranks, {each} for a message, {row:?}: {off:.1} %");
