@@ -40,7 +40,8 @@ fn every_committed_row_is_read_and_would_be_written_as_it_is() {
         let name = path.file_stem().unwrap().to_str().unwrap();
         // The name's last word, but for the ranks.
         let words = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches("-tp");
-        let kind = ["core", "first-call", "peers", "nvlink", "pcie", "nccl", "sustained"].into_iter().find(|kind| words.ends_with(kind));
+        let kind =
+            ["core", "first-call", "peers", "nvlink", "pcie", "nccl", "mixed", "sustained"].into_iter().find(|kind| words.ends_with(kind));
         let kind = kind.filter(|_| path.extension().is_some_and(|extension| extension == "json"));
         let Some(kind) = kind else { continue };
         let text = fs::read_to_string(&path).unwrap();
