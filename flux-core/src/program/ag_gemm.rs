@@ -26,35 +26,35 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     );
     awaits(&mut list, &arrivals, rank, schedule, nodes);
 
-    for (band, tile, step) in
-        schedule.bands(world).flat_map(|band| schedule.in_band(grid, band.clone()).map(move |(tile, step)| (band.clone(), tile, step)))
-    {
-        let shard = nodes.after(rank, step);
-        let place = shard.place_at(rank);
-        // The await list is in the order of bands, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
-        // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band.
-        let first_step = band.start.max(1);
-        let before_band = (first_step - 1) * chunks * slices;
-        let (first, per_slice) = if band.len() > 1 {
-            (before_band, (band.end - first_step) * chunks)
-        } else if place.is_some() {
-            (before_band + arrivals.chunks_of(tile.row..tile.row + tile.rows).start * slices, 1)
-        } else {
-            (0, 0)
-        };
-        let item = WorkItem {
-            a_source: if place.is_some() { source::GATHER } else { source::CALLER },
-            a_outer: place.unwrap_or(0),
-            row: tile.row,
-            rows: tile.rows,
-            col: tile.col,
-            cols: tile.cols,
-            sink: sink::STORE,
-            out_outer: shard.get(),
-            dest: rank.get(),
-            ..WorkItem::default()
-        };
-        list.tile(item, |k| arrivals.awaits_of(first, per_slice, k));
+    for band in schedule.bands(world) {
+        for (tile, step) in schedule.in_band(grid, band.clone()) {
+            let shard = nodes.after(rank, step);
+            let place = shard.place_at(rank);
+            // The await list is in the order of bands, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
+            // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band.
+            let first_step = band.start.max(1);
+            let before_band = (first_step - 1) * chunks * slices;
+            let (first, per_slice) = if band.len() > 1 {
+                (before_band, (band.end - first_step) * chunks)
+            } else if place.is_some() {
+                (before_band + arrivals.chunks_of(tile.row..tile.row + tile.rows).start * slices, 1)
+            } else {
+                (0, 0)
+            };
+            let item = WorkItem {
+                a_source: if place.is_some() { source::GATHER } else { source::CALLER },
+                a_outer: place.unwrap_or(0),
+                row: tile.row,
+                rows: tile.rows,
+                col: tile.col,
+                cols: tile.cols,
+                sink: sink::STORE,
+                out_outer: shard.get(),
+                dest: rank.get(),
+                ..WorkItem::default()
+            };
+            list.tile(item, |k| arrivals.awaits_of(first, per_slice, k));
+        }
     }
     let (transfers, forwards) = moves(&arrivals, rank, schedule, nodes);
     TileProgram {

@@ -128,7 +128,7 @@ impl<'a> Call<'a> {
             band,
         };
         let chunk = if together == available { Chunk::Shard } else { Chunk::Tiles(together as u32) };
-        (call, Schedule { tile, chunk, band, alone: 0, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own })
+        (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own })
     }
 
     /// Nanoseconds after which so many tiles are finished.

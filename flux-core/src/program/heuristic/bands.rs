@@ -28,7 +28,7 @@ impl Schedule {
     /// (results/tuning/wide-bands.txt).
     fn two_at_a_time(self, problem: &Problem) -> Self {
         let (world, row_blocks) = (problem.world().get(), TileGrid::of_shard(problem, self.tile).row_blocks());
-        if self.band > 1 || row_blocks >= ROW_GROUP {
+        if self.stack || self.band > 1 || row_blocks >= ROW_GROUP {
             return self;
         }
         // Of one shard, by its rows and k: two bytes on the link, and two operations for each column.
@@ -118,5 +118,6 @@ mod tests {
         assert_eq!((bands(2, ag, 1024, 49152, 12288), bands(4, rs, 2048, 8192, 28672)), ((0, 1), (0, 3)), "one peer, and all three");
         assert_eq!((bands(4, rs, 1024, 12288, 49152), bands(8, rs, 2048, 12288, 49152)), ((0, 2), (0, 7)), "three would leave none early");
         assert_eq!(bands(4, rs, 8192, 12288, 49152), (0, 1), "2048 rows are enough");
+        assert_eq!(bands(4, ag, 256, 49152, 12288), (0, 1), "tiles span shards");
     }
 }

@@ -68,11 +68,12 @@ fn usual_tile(problem: &Problem) -> TileShape {
     let of_shard = |tile| TileGrid::of_shard(problem, tile).tiles();
     let tiles = |tile| u64::from(problem.world().get()) * of_shard(tile);
     let time = |tile| waves(tiles(tile)) * area(tile);
-    let multiplied = |tile, cost| time(tile) * cost * 2 * u64::from(problem.k_local()) / (100 * OPERATIONS);
+    let multiplied =
+        |tile, cost: u64| u128::from(time(tile)) * u128::from(cost * 2 * u64::from(problem.k_local())) / u128::from(100 * OPERATIONS);
     // Nanoseconds of the link for the peers' tiles of the last wave.
     let sent = |tile| {
         let last_wave = (tiles(tile) - 1) / u64::from(MULTIPROCESSORS) * u64::from(MULTIPROCESSORS);
-        (tiles(tile) - of_shard(tile)).saturating_sub(last_wave) * slot_bytes(problem, tile) / LINK
+        u128::from((tiles(tile) - of_shard(tile)).saturating_sub(last_wave) * slot_bytes(problem, tile) / LINK)
     };
     let candidates = TILES.into_iter().zip(TO_SEND);
     let fastest = match problem.op() {
@@ -86,8 +87,8 @@ fn usual_tile(problem: &Problem) -> TileShape {
 impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
     ///
-    /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the last, take the least time, the largest of equals; 256x192x64 where a
-    ///   rank has at least 2 T operations and its waves take no longer.
+    /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the last, take the least
+    ///   time, the largest of equals; 256x192x64 where a rank has at least 2 T operations and its waves take no longer.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait.
     /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the tile that they are added to; with at least 64 own tiles.
