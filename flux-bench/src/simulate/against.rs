@@ -74,3 +74,38 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
     });
     format!("{}\n{}{summary}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(m: u32, measured: f64, simulated: f64, same_schedule: bool) -> Compared {
+        let problem = Problem::new(flux_core::OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, shapes::world(2).unwrap()).unwrap();
+        Compared { head: Head::new("gpt3", &problem), measured, simulated, same_schedule }
+    }
+
+    #[test]
+    fn a_table_says_that_it_is_simulated_and_counts_only_what_the_model_is_for() {
+        let rows = [row(256, 1.0, 2.0, true), row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, false)];
+        let text = table(&rows, &Machine::H200);
+        assert!(
+            text.starts_with("SIMULATED, not measured: a model of H200 over NVLink (flux_core::simulate)\nrows with m < 512"),
+            "{text}"
+        );
+        assert!(text.contains("-5.0\n") && text.contains("+3.0  other schedule\n"), "{text}");
+        assert!(text.ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n"), "{text}");
+        let known = table(&rows[1..2], &Machine::H800);
+        assert!(known.starts_with("SIMULATED, not measured: a model of H800 over NVLink, which nothing measured has confirmed"), "{known}");
+        assert!(!known.contains("m < 512"), "{known}");
+    }
+
+    #[test]
+    fn a_head_is_the_problem_that_it_was_made_from() {
+        let head = row(512, 1.0, 1.0, true).head;
+        assert_eq!(Head::new("gpt3", &problem(&head).unwrap()), head);
+        assert!(
+            problem(&Head { dtype: "fp8".to_owned(), ..head.clone() }).is_err()
+                && problem(&Head { op: "gemm".to_owned(), ..head }).is_err()
+        );
+    }
+}
