@@ -6,6 +6,7 @@ use flux_bench::plan::ScheduleArgs;
 use flux_bench::shapes::{self, parse_op};
 use flux_bench::show;
 use flux_bench::simulate::{LEAST_ROWS, Simulation, compare};
+use flux_core::TileShape;
 use flux_core::simulate::Machine;
 use std::path::Path;
 
@@ -40,7 +41,7 @@ fn committed_rows_are_met_within_the_tolerance() {
 }
 
 /// Op, model, m, schedule, and T_op of the two runs in results/tuning/wide-bands.txt, at TP 4.
-const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 12] = [
+const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 14] = [
     ("ag_gemm", "gpt3", 2048, bands(1, 3, None), [0.826, 0.828]),
     ("ag_gemm", "llama70b", 2048, bands(1, 3, None), [0.336, 0.333]),
     ("ag_gemm", "gpt3", 2048, bands(1, 3, Some(4)), [0.914, 0.915]),
@@ -53,11 +54,29 @@ const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 12] = [
     ("ag_gemm", "llama70b", 4096, bands(1, 3, None), [0.765, 0.743]),
     ("gemm_rs", "gpt3", 1024, bands(0, 3, None), [0.464, 0.463]),
     ("gemm_rs", "llama70b", 1024, bands(0, 3, None), [0.208, 0.209]),
+    ("gemm_rs", "llama70b", 512, tiles(128), [0.113, 0.113]),
+    ("gemm_rs", "llama70b", 512, tiles(256), [0.116, 0.116]),
 ];
 
+const OWN: ScheduleArgs = ScheduleArgs {
+    tile: None,
+    chunk: None,
+    group: None,
+    band: None,
+    alone: None,
+    k_chunks: None,
+    splits: None,
+    early: None,
+    stack: false,
+    no_stack: false,
+};
+
 const fn bands(alone: u32, band: u32, k_chunks: Option<u32>) -> ScheduleArgs {
-    let (alone, band, no_stack) = (Some(alone), Some(band), false);
-    ScheduleArgs { tile: None, chunk: None, group: None, band, alone, k_chunks, splits: None, early: None, stack: false, no_stack }
+    ScheduleArgs { alone: Some(alone), band: Some(band), k_chunks, ..OWN }
+}
+
+const fn tiles(cols: u32) -> ScheduleArgs {
+    ScheduleArgs { tile: Some(TileShape::new(128, cols, 64)), ..OWN }
 }
 
 #[test]
