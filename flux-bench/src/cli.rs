@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, peers, run, show, soak, trace};
+use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, peers, run, show, simulate, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -26,6 +26,8 @@ enum Command {
     Peers(peers::Args),
     /// Time the first call of an op in a process that has just built it, beside the calls after it
     FirstCall(first_call::Args),
+    /// Predict what both ops take, by a model of a machine that need not be there
+    Simulate(simulate::Args),
     /// Run an op on operands from a safetensors file
     Run(run::Args),
     /// Start a program once for every rank, as processes of this machine
@@ -66,6 +68,7 @@ fn act(command: Command) -> anyhow::Result<u8> {
         Command::Trace(args) => trace::run(&args).map(|()| 0),
         Command::Peers(args) => peers::run(&args).map(status),
         Command::FirstCall(args) => first_call::run(&args).map(status),
+        Command::Simulate(args) => simulate::run(&args).map(|()| 0),
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
         Command::Soak(args) => soak::run(&args).map(status),
@@ -108,6 +111,17 @@ mod tests {
         let words = "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --tile 128x192 --band 2 --output a.json --summary";
         let Command::Trace(args) = parse(words).unwrap().command else { panic!("not a trace") };
         assert_eq!((args.ms, args.calls, args.plan.schedule.band), (512, 20, Some(2)));
+    }
+
+    #[test]
+    fn simulate_takes_shapes_or_a_file_and_a_machine_that_is_known() {
+        let parse = |words: &str| Cli::try_parse_from(["flux-bench", "simulate"].into_iter().chain(words.split(' ')));
+        for words in ["--against a.json --ms 512", "--against a.json --tp 4", "--machine a100"] {
+            assert!(parse(words).is_err(), "{words}");
+        }
+        let Command::Simulate(args) = parse("--ms 512 --machine h800 --band 2").unwrap().command else { panic!("not a simulation") };
+        assert_eq!((args.machine.name, args.tp, args.schedule.band), ("H800", 8, Some(2)));
+        assert!(parse("--against a.json --splits 2").is_ok());
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub mod report;
 pub mod run;
 pub mod shapes;
 pub mod show;
+pub mod simulate;
 pub mod site;
 pub mod soak;
 pub mod stats;

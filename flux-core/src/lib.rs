@@ -12,6 +12,7 @@ pub mod problem;
 pub mod program;
 pub mod rank;
 pub mod signal;
+pub mod simulate;
 pub mod tile;
 
 pub use dtype::DType;

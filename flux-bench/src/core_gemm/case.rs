@@ -12,33 +12,37 @@ pub(super) const FIRST: Rank = Rank::new(0);
 
 /// One row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Case {
+pub(crate) struct Case {
     /// Whose layer the shape is.
-    pub(super) model: String,
+    pub(crate) model: String,
     /// The problem of the world.
-    pub(super) problem: Problem,
+    pub(crate) problem: Problem,
     /// What one rank of it multiplies, as a problem of a world of 1.
-    pub(super) alone: Problem,
+    pub(crate) alone: Problem,
     /// The op's own schedule in that world, where ranks reach each other's memory, unless another was asked for.
-    pub(super) schedule: Schedule,
+    pub(crate) schedule: Schedule,
 }
 
 impl Case {
-    pub(super) fn new(layer: &Layer, args: ScheduleArgs) -> anyhow::Result<Self> {
-        let problem = layer.problem;
+    pub(crate) fn new(layer: &Layer, args: ScheduleArgs) -> anyhow::Result<Self> {
+        Self::of(layer.model.name().to_owned(), layer.problem, args)
+    }
+
+    /// Of a problem that is called a layer of `model`.
+    pub(crate) fn of(model: String, problem: Problem, args: ScheduleArgs) -> anyhow::Result<Self> {
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
-        Ok(Self { model: layer.model.name().to_owned(), problem, alone, schedule: args.over(Schedule::heuristic(&problem)) })
+        Ok(Self { model, problem, alone, schedule: args.over(Schedule::heuristic(&problem)) })
     }
 
     /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the raster gives all rows together.
-    pub(super) fn core(&self) -> Result<TileProgram, ScheduleError> {
+    pub(crate) fn core(&self) -> Result<TileProgram, ScheduleError> {
         let schedule = Schedule { chunk: Chunk::Shard, band: 1, k_chunks: 1, stack: false, ..self.schedule };
         TileProgram::build(&self.alone, FIRST, &schedule)
     }
 
     /// The program of a rank of the world.
-    pub(super) fn program(&self, rank: Rank) -> Result<TileProgram, ScheduleError> {
+    pub(crate) fn program(&self, rank: Rank) -> Result<TileProgram, ScheduleError> {
         TileProgram::build(&self.problem, rank, &self.schedule)
     }
 

@@ -37,7 +37,7 @@ use crate::plan::ScheduleArgs;
 use crate::shapes::{self, Model, parse_op};
 use crate::{atomic_file, machine, report as bench_report};
 use anyhow::{Context, ensure};
-use case::Case;
+pub(crate) use case::Case;
 use flux_core::OpKind;
 use flux_transport::cuda::{self, CudaDevice};
 use lane::Lane;

@@ -9,4 +9,5 @@ mod mutations_early;
 mod mutations_stacked;
 mod nodes;
 mod properties;
+mod simulated;
 mod strategies;

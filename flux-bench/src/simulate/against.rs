@@ -1,0 +1,111 @@
+//! Simulated times beside measured ones.
+//!
+//! Invariant: both are of one problem; a row whose plan in the file is not the schedule that was simulated says so.
+
+use super::LEAST_ROWS;
+use super::row::{Simulation, heading, millis};
+use crate::core_gemm::Case;
+use crate::plan::ScheduleArgs;
+use crate::report::{Head, Report, Row, aligned, ms};
+use crate::shapes::{self, parse_op};
+use crate::stats::Times;
+use anyhow::{Context, ensure};
+use flux_core::simulate::Machine;
+use flux_core::{DType, Problem};
+
+/// One row of a file, and what the simulation says of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compared {
+    /// What it is of.
+    pub head: Head,
+    /// Milliseconds of the op, the median.
+    pub measured: f64,
+    /// Milliseconds of the op by simulation.
+    pub simulated: f64,
+    /// Whether what was measured had the schedule that is simulated.
+    pub same_schedule: bool,
+}
+
+impl Compared {
+    fn of(row: &Row, args: ScheduleArgs, machine: &Machine) -> anyhow::Result<Self> {
+        let case = Case::of(row.head.model.clone(), problem(&row.head)?, args)?;
+        let simulated = millis(Simulation::of(&case, machine)?.op);
+        let same_schedule = row.plan.starts_with(&case.schedule.to_string());
+        Ok(Self { head: row.head.clone(), measured: row.t_op_ms.median, simulated, same_schedule })
+    }
+
+    /// By how many percent of what was measured the simulation is above it.
+    pub fn off(&self) -> f64 {
+        (self.simulated / self.measured - 1.0) * 100.0
+    }
+}
+
+fn problem(head: &Head) -> anyhow::Result<Problem> {
+    let [m, n, k] = [head.m, head.n, head.k].map(|extent| extent as usize);
+    let op = parse_op(&head.op).map_err(anyhow::Error::msg)?;
+    let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == head.dtype);
+    Ok(Problem::new(op, m, n, k, dtype.with_context(|| format!("unknown type {:?}", head.dtype))?, shapes::world(head.tp)?)?)
+}
+
+/// Simulates every row of `report`.
+///
+/// # Errors
+/// Where it was measured on other GPUs, or over another transport.
+pub fn compare(report: &Report, args: ScheduleArgs, machine: &Machine) -> anyhow::Result<Vec<Compared>> {
+    let device = &report.origin.device;
+    ensure!(device.ends_with(machine.name), "measured on {device}, and {} would be simulated", machine.name);
+    ensure!(report.transport == "nvlink", "measured over {}, and only nvlink is simulated", report.transport);
+    report.rows.iter().map(|row| Compared::of(row, args, machine).with_context(|| row.head.to_string())).collect()
+}
+
+/// The rows as text, and how far the simulation is off where the model is meant to hold.
+pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
+    let head = ["op", "model", "m", "n", "k", "tp", "measured ms", "simulated", "off %", ""];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().map(|row| {
+        let other = if row.same_schedule { "" } else { "other schedule" };
+        let figures = [ms(row.measured), ms(row.simulated), format!("{:+.1}", row.off()), other.to_owned()];
+        row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(figures).collect()
+    }));
+    let off: Vec<f64> = rows.iter().filter(|row| row.head.m >= LEAST_ROWS).map(|row| row.off().abs()).collect();
+    let summary = Times::of(&off).map_or_else(String::new, |times| {
+        let most = off.iter().copied().fold(0.0, f64::max);
+        format!("\nm >= {LEAST_ROWS}: {} rows, off by {:.1} % (median), {most:.1} % at most\n", off.len(), times.median)
+    });
+    format!("{}\n{}{summary}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(m: u32, measured: f64, simulated: f64, same_schedule: bool) -> Compared {
+        let problem = Problem::new(flux_core::OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, shapes::world(2).unwrap()).unwrap();
+        Compared { head: Head::new("gpt3", &problem), measured, simulated, same_schedule }
+    }
+
+    #[test]
+    fn a_table_says_that_it_is_simulated_and_counts_only_what_the_model_is_for() {
+        let rows = [row(256, 1.0, 2.0, true), row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, false)];
+        let text = table(&rows, &Machine::H200);
+        assert!(
+            text.starts_with("SIMULATED, not measured: a model of H200 over NVLink (flux_core::simulate)\nrows with m < 512"),
+            "{text}"
+        );
+        assert!(text.contains("-5.0\n") && text.contains("+3.0  other schedule\n"), "{text}");
+        assert!(text.ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n"), "{text}");
+        let known = table(&rows[1..2], &Machine::H800);
+        assert!(known.starts_with("SIMULATED, not measured: a model of H800 over NVLink, which nothing measured has confirmed"), "{known}");
+        assert!(!known.contains("m < 512"), "{known}");
+    }
+
+    #[test]
+    fn a_head_is_the_problem_that_it_was_made_from() {
+        let head = row(512, 1.0, 1.0, true).head;
+        assert_eq!(Head::new("gpt3", &problem(&head).unwrap()), head);
+        assert!(
+            problem(&Head { dtype: "fp8".to_owned(), ..head.clone() }).is_err()
+                && problem(&Head { op: "gemm".to_owned(), ..head }).is_err()
+        );
+    }
+}

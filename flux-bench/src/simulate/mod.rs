@@ -1,0 +1,70 @@
+//! `flux-bench simulate`: what calls would take on a machine that need not be there.
+//!
+//! Invariant: what is printed says first that it was simulated, and for which machine; nothing of it is written to a file of results.
+
+mod against;
+mod row;
+
+pub use against::{Compared, compare};
+pub use row::{Simulation, table};
+
+use crate::plan::ScheduleArgs;
+use crate::shapes::{self, Model, parse_op};
+use crate::show;
+use anyhow::{Context, ensure};
+use flux_core::OpKind;
+use flux_core::simulate::Machine;
+use std::path::PathBuf;
+
+/// Rows from which on the model is meant to hold.
+pub const LEAST_ROWS: u32 = 512;
+
+/// Arguments of `flux-bench simulate`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Global rows
+    #[arg(long, value_delimiter = ',', value_name = "M,...", default_value = "512,1024,2048,4096,8192")]
+    pub ms: Vec<usize>,
+    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16
+    #[arg(long, value_delimiter = ',', value_name = "MODEL,...", default_value = "gpt3,llama70b")]
+    pub shapes: Vec<Model>,
+    /// Ranks of the world
+    #[arg(long, value_name = "RANKS", default_value_t = 8)]
+    pub tp: u32,
+    /// Ops
+    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
+    pub ops: Vec<OpKind>,
+    /// GPUs of the machine: h200, or h800 (never measured)
+    #[arg(long, default_value = "h200", value_parser = machine)]
+    pub machine: Machine,
+    /// Simulate the rows of this file of `bench --json` and show both times of each
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
+    pub against: Option<PathBuf>,
+    /// In place of the op's own
+    #[command(flatten)]
+    pub schedule: ScheduleArgs,
+}
+
+/// The machine of a `--machine` word.
+fn machine(word: &str) -> Result<Machine, String> {
+    let found = Machine::ALL.into_iter().find(|machine| machine.name.eq_ignore_ascii_case(word));
+    found.ok_or_else(|| format!("{word:?} is none of {}", Machine::ALL.map(|machine| machine.name.to_lowercase()).join(", ")))
+}
+
+/// Simulates every shape, or every row of the file, and prints the table.
+///
+/// # Errors
+/// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such report or of another machine.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(path) = &args.against {
+        let compared = compare(&show::read(path)?, args.schedule, &args.machine).with_context(|| path.display().to_string())?;
+        print!("{}", against::table(&compared, &args.machine));
+        return Ok(());
+    }
+    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(args.tp)?)?;
+    ensure!(!layers.is_empty(), "there is nothing to simulate");
+    let simulated = |layer| Simulation::of_layer(layer, args.schedule, &args.machine);
+    let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
+    print!("{}", table(&rows, &args.machine));
+    Ok(())
+}

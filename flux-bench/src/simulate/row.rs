@@ -1,0 +1,71 @@
+//! One shape, simulated, and the table of many.
+//!
+//! Invariant: the op and the GEMM alone are simulated on the same machine with the same tiles.
+
+use super::LEAST_ROWS;
+use crate::core_gemm::Case;
+use crate::plan::ScheduleArgs;
+use crate::report::{Head, aligned, ms};
+use crate::shapes::Layer;
+use anyhow::Context;
+use flux_core::program::TileProgram;
+use flux_core::simulate::{Machine, simulate};
+use std::time::Duration;
+
+/// What one op takes at one shape by simulation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulation {
+    /// What it is of.
+    pub head: Head,
+    /// The fused op, until the last rank is done.
+    pub op: Duration,
+    /// What one rank multiplies, as a world of 1 with the same tiles.
+    pub gemm: Duration,
+    /// What the op's bytes alone take on the busiest link.
+    pub links: Duration,
+}
+
+impl Simulation {
+    /// Simulates `layer` with the op's own schedule, but for what `args` say.
+    ///
+    /// # Errors
+    /// A schedule that cannot be built.
+    pub fn of_layer(layer: &Layer, args: ScheduleArgs, machine: &Machine) -> anyhow::Result<Self> {
+        let case = Case::new(layer, args)?;
+        Self::of(&case, machine).with_context(|| case.problem.to_string())
+    }
+
+    pub(super) fn of(case: &Case, machine: &Machine) -> anyhow::Result<Self> {
+        let programs = case.problem.world().ranks().map(|rank| case.program(rank)).collect::<Result<Vec<TileProgram>, _>>()?;
+        let op = simulate(&programs, machine)?;
+        let gemm = simulate(&[case.core()?], machine)?;
+        Ok(Self { head: Head::new(&case.model, &case.problem), op: op.time, gemm: gemm.time, links: op.on_links(machine) })
+    }
+}
+
+/// What stands above all that is simulated.
+pub(super) fn heading(machine: &Machine, rows: impl Iterator<Item = u32>) -> String {
+    let few = if rows.min().is_some_and(|m| m < LEAST_ROWS) {
+        format!("rows with m < {LEAST_ROWS} are outside of what the model is meant for\n")
+    } else {
+        String::new()
+    };
+    let unseen = if *machine == Machine::H200 { "" } else { ", which nothing measured has confirmed" };
+    format!("SIMULATED, not measured: a model of {} over NVLink{unseen} (flux_core::simulate)\n{few}", machine.name)
+}
+
+/// The rows as text.
+pub fn table(rows: &[Simulation], machine: &Machine) -> String {
+    let head = ["op", "model", "m", "n", "k", "tp", "T_op ms", "T_gemm", "on links", "lost ms"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().map(|row| {
+        let lost = millis(row.op) - millis(row.gemm);
+        let times = [millis(row.op), millis(row.gemm), millis(row.links), lost].map(ms);
+        row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(times).collect()
+    }));
+    format!("{}\n{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
+}
+
+pub(super) fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

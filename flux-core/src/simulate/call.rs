@@ -1,0 +1,205 @@
+//! One call, event by event.
+//!
+//! Invariant: what an event changes is of its own moment; whatever it causes is planned for that moment or a later one.
+
+use super::clock::Clock;
+use super::links::{Left, Links, Message, Then};
+use super::phases::Phase;
+use super::seat::{Seat, rows_of};
+use super::worker::Worker;
+use super::{Machine, RankTotals, SimulateError};
+use crate::Rank;
+use crate::layout::slot_bytes;
+use crate::program::{NONE, TileProgram, sink};
+use std::time::Duration;
+
+#[derive(Debug)]
+enum Event {
+    /// A worker has finished a phase, or what it waited for is there.
+    Goes(Rank, usize),
+    /// The link out of a rank is free.
+    LinkFree(Rank),
+    /// A message is at its reader.
+    Come(Message),
+    /// Workers of a rank see a signal.
+    Raised(Rank, u32),
+    /// A rank's mover begins a transfer.
+    Moves(Rank, usize),
+}
+
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    machine: &'a Machine,
+    clock: Clock<Event>,
+    links: Links,
+    seats: Vec<Seat<'a>>,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn new(programs: &'a [TileProgram], machine: &'a Machine) -> Self {
+        let seats = programs.iter().map(|program| Seat::new(program, machine));
+        Self { machine, clock: Clock::new(), links: Links::new(programs.len(), machine), seats: seats.collect() }
+    }
+
+    /// Goes through all events.
+    pub(super) fn run(mut self) -> Result<Vec<RankTotals>, SimulateError> {
+        for (rank, seat) in (0..).map(Rank::new).zip(&self.seats) {
+            for worker in 0..seat.workers.len() {
+                self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::Goes(rank, worker));
+            }
+            // A kernel's CTAs ask for all transfers in order, a copy engine for the next when the last is there.
+            let (begins, asked) = match (seat.copied, seat.program.transfers.len()) {
+                (true, all) => (self.machine.copy_begins_ns, all.min(1)),
+                (false, all) => (self.machine.push_begins_ns, all),
+            };
+            for index in 0..asked {
+                self.clock.at(Duration::from_nanos(begins), Event::Moves(rank, index));
+            }
+        }
+        while let Some(event) = self.clock.next() {
+            match event {
+                Event::Goes(rank, worker) => self.go(rank, worker),
+                Event::LinkFree(rank) => {
+                    if let Some(left) = self.links.free(rank, self.clock.now()) {
+                        self.leave(left);
+                    }
+                }
+                Event::Come(message) => self.come(&message),
+                Event::Raised(rank, signal) => {
+                    for worker in self.seats[rank.index()].pad.raise(signal) {
+                        self.go(rank, worker);
+                    }
+                }
+                Event::Moves(rank, index) => self.transfer(rank, index),
+            }
+        }
+        self.all_done()?;
+        Ok(self.seats.into_iter().map(|seat| seat.totals).collect())
+    }
+
+    fn all_done(&self) -> Result<(), SimulateError> {
+        for (rank, seat) in (0..).map(Rank::new).zip(&self.seats) {
+            if let Some(worker) = seat.pad.first_waiting(&seat.workers)
+                && let Some(what) = worker.waits_for()
+            {
+                return Err(SimulateError::Stuck { rank, item: worker.item(), signal: what.signal, peer: Rank::new(what.peer) });
+            }
+        }
+        Ok(())
+    }
+
+    /// A worker goes on until something takes time.
+    fn go(&mut self, rank: Rank, index: usize) {
+        let now = self.clock.now();
+        let seat = &mut self.seats[rank.index()];
+        let waited = seat.workers[index].waited(now);
+        seat.totals.waiting = seat.totals.waiting.saturating_add(waited);
+        loop {
+            let seat = &mut self.seats[rank.index()];
+            let worker = &mut seat.workers[index];
+            let totals = &mut seat.totals;
+            let takes = match worker.next_phase() {
+                Some(Phase::Await(what)) => {
+                    if seat.pad.is_raised(what.signal) {
+                        continue;
+                    }
+                    worker.wait(what, now);
+                    seat.pad.wait(what.signal, index);
+                    return;
+                }
+                Some(Phase::Multiply(time)) => {
+                    totals.multiplying = totals.multiplying.saturating_add(time);
+                    totals.multiplied = totals.multiplied.max(now.saturating_add(time));
+                    time
+                }
+                Some(Phase::Add(time)) => {
+                    totals.adding = totals.adding.saturating_add(time);
+                    time
+                }
+                Some(Phase::Finish(time)) => time,
+                None => {
+                    totals.done = totals.done.max(now);
+                    let item = worker.item();
+                    let next = item + seat.workers.len();
+                    let of_next = (next < seat.program.items.len()).then(|| seat.phases(next, self.machine));
+                    self.finished(rank, item);
+                    let Some(phases) = of_next else { return };
+                    self.seats[rank.index()].workers[index] = Worker::new(next, phases);
+                    continue;
+                }
+            };
+            self.clock.after(takes, Event::Goes(rank, index));
+            return;
+        }
+    }
+
+    /// What a finished item gives to others.
+    fn finished(&mut self, rank: Rank, index: usize) {
+        let program = self.seats[rank.index()].program;
+        let item = &program.items[index];
+        match item.sink {
+            sink::LEND => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
+            sink::SEND => {
+                self.send(rank, Rank::new(item.dest), slot_bytes(&program.problem, program.tile), Then::Tile(index));
+            }
+            sink::SCATTER => {
+                for owner in program.heard_by(item) {
+                    let rows = rows_of(program, item, owner) * u64::from(item.cols);
+                    self.send(rank, owner, rows * program.problem.dtype().bytes() as u64, Then::Tile(index));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A mover begins a transfer.
+    fn transfer(&mut self, rank: Rank, index: usize) {
+        let program = self.seats[rank.index()].program;
+        let transfer = &program.transfers[index];
+        let bytes = u64::from(transfer.rows) * u64::from(transfer.cols) * program.problem.dtype().bytes() as u64;
+        self.send(rank, Rank::new(transfer.dest), bytes, Then::Transfer(index));
+    }
+
+    /// Bytes for `to`. What is for the own rank is there at once: memory is an order faster than a link.
+    fn send(&mut self, from: Rank, to: Rank, bytes: u64, then: Then) {
+        let message = Message { from, to, bytes, then };
+        if from == to {
+            self.clock.after(Duration::ZERO, Event::Come(message));
+            return;
+        }
+        self.seats[from.index()].totals.sent += bytes;
+        self.seats[to.index()].totals.received += bytes;
+        if let Some(left) = self.links.send(message, self.clock.now()) {
+            self.leave(left);
+        }
+    }
+
+    /// A message has begun to leave.
+    fn leave(&mut self, Left { message, out, come }: Left) {
+        self.clock.at(out, Event::LinkFree(message.from));
+        self.clock.at(come, Event::Come(message));
+    }
+
+    /// A message is there: it may complete what a signal announces, and a copy engine goes on.
+    fn come(&mut self, message: &Message) {
+        let now = self.clock.now();
+        let seat = &mut self.seats[message.from.index()];
+        seat.totals.done = seat.totals.done.max(now);
+        let signal = match message.then {
+            Then::Tile(index) => {
+                let item = &seat.program.items[index];
+                (item.raise != NONE && seat.completes(item)).then_some(item.raise)
+            }
+            Then::Transfer(index) => {
+                if seat.copied && index + 1 < seat.program.transfers.len() {
+                    self.clock.after(Duration::from_nanos(self.machine.copy_ns), Event::Moves(message.from, index + 1));
+                }
+                Some(seat.program.transfers[index].raise)
+            }
+        };
+        if let Some(signal) = signal {
+            let way = if message.from == message.to { Duration::ZERO } else { Duration::from_nanos(self.machine.signal_ns) };
+            self.clock.after(way, Event::Raised(message.to, signal));
+        }
+    }
+}

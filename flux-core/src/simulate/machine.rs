@@ -1,0 +1,120 @@
+//! What a machine does in how much time, as far as a call over peer memory depends on it.
+//!
+//! Invariant: every amount takes a time that is rounded up to a nanosecond, so no rate is ever exceeded.
+
+use std::time::Duration;
+
+/// A host of equal GPUs that reach each other's memory through a switch.
+///
+/// Rates are whole numbers, so that a simulation is the same on every computer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// What its maker calls the GPU.
+    pub name: &'static str,
+    /// Multiprocessors, each of which is one worker.
+    pub multiprocessors: u32,
+    /// Operations of a multiprocessor in a cycle: a multiplication and an addition are two.
+    pub ops_per_cycle: u64,
+    /// Millions of cycles in a second while tiles are multiplied.
+    pub clock_mhz: u64,
+    /// Bytes that all workers of a rank together read of its memory in a microsecond.
+    pub memory_bytes_per_us: u64,
+    /// Bytes that a rank's link carries in a microsecond, out and in alike.
+    pub link_bytes_per_us: u64,
+    /// Nanoseconds from the last byte of a message to a worker that has seen its signal.
+    pub signal_ns: u64,
+    /// Nanoseconds from the begin of a call until its workers begin.
+    pub begin_ns: u64,
+    /// Nanoseconds from when a rank has done its part of the call until the call has ended there.
+    pub end_ns: u64,
+    /// Nanoseconds that a tile takes besides its steps: filling the pipeline and leaving the result.
+    pub tile_ns: u64,
+    /// Bytes of partial results that a worker adds in a microsecond.
+    pub add_bytes_per_us: u64,
+    /// Nanoseconds from the begin of a call until the kernel pushes its first rows.
+    pub push_begins_ns: u64,
+    /// Nanoseconds from the begin of a call until a copy engine does.
+    pub copy_begins_ns: u64,
+    /// Nanoseconds that each copy of a copy engine takes besides its bytes.
+    pub copy_ns: u64,
+    /// Bytes of a shard from which on copy engines push it, if its tiles do not span shards.
+    pub copy_from_bytes: u64,
+}
+
+impl Machine {
+    /// H200 on one switch.
+    ///
+    /// | field | from |
+    /// |---|---|
+    /// | `multiprocessors`, `ops_per_cycle` | the GPU, with 16-bit operands and no sparsity |
+    /// | `link_bytes_per_us` | results/h200-x4-links.txt: 364 to 378 GB/s where all ranks send at once |
+    /// | `signal_ns` | the same: half of a round trip |
+    /// | `copy_ns` | fitted to AllGather-GEMM in slices of k, which is many copies, in results/tuning/wide-bands.txt; 64 KiB to 4 MiB by themselves take 5 us besides their bytes |
+    /// | `push_begins_ns`, `copy_begins_ns` | docs/performance.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
+    /// | `copy_from_bytes` | the ops' own choice (`flux_ops::Push`) |
+    /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json |
+    pub const H200: Self = Self {
+        name: "H200",
+        multiprocessors: 132,
+        ops_per_cycle: 4096,
+        clock_mhz: 1460,
+        memory_bytes_per_us: 4_250_000,
+        link_bytes_per_us: 370_000,
+        signal_ns: 1140,
+        begin_ns: 3500,
+        end_ns: 7500,
+        tile_ns: 2000,
+        add_bytes_per_us: 80_000,
+        push_begins_ns: 6000,
+        copy_begins_ns: 15_000,
+        copy_ns: 4400,
+        copy_from_bytes: 5 << 20,
+    };
+
+    /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet says, 400 GB/s where an H200's says 900, and 3.35 TB/s where it says 4.8, both
+    /// scaled by what is reached of the H200's. All else is as of [`H200`](Self::H200).
+    pub const H800: Self = Self { name: "H800", link_bytes_per_us: 164_000, memory_bytes_per_us: 2_966_000, ..Self::H200 };
+
+    /// The machines that are known.
+    pub const ALL: [Self; 2] = [Self::H200, Self::H800];
+
+    /// Of so many operations of one worker.
+    pub(super) fn multiplying(&self, ops: u128) -> Duration {
+        time(ops, self.ops_per_cycle.saturating_mul(self.clock_mhz))
+    }
+
+    /// Of so many bytes that all workers of a rank read.
+    pub(super) fn reading(&self, bytes: u128) -> Duration {
+        time(bytes, self.memory_bytes_per_us)
+    }
+
+    /// Of so many bytes that a worker adds.
+    pub(super) fn adding(&self, bytes: u64) -> Duration {
+        time(bytes.into(), self.add_bytes_per_us)
+    }
+
+    /// Of so many bytes on a link.
+    pub fn carrying(&self, bytes: u64) -> Duration {
+        time(bytes.into(), self.link_bytes_per_us)
+    }
+}
+
+/// Of an `amount` of which so much is done in a microsecond; with a rate of 0, of 1.
+fn time(amount: u128, per_us: u64) -> Duration {
+    let nanoseconds = amount.saturating_mul(1000).div_ceil(u128::from(per_us.max(1)));
+    // A century is as long as forever, and leaves room for sums.
+    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX).min(1 << 61))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rounded_up() {
+        let machine = Machine { link_bytes_per_us: 1_000_000, ops_per_cycle: 2, clock_mhz: 500, ..Machine::H200 };
+        assert_eq!([0, 1, 1000, 1001].map(|bytes| machine.carrying(bytes).as_nanos()), [0, 1, 1, 2]);
+        assert_eq!(machine.multiplying(5), Duration::from_nanos(5));
+        assert_eq!(Machine { link_bytes_per_us: 0, ..machine }.carrying(2), Duration::from_micros(2), "slow, but it ends");
+    }
+}

@@ -1,0 +1,63 @@
+//! What a worker does for an item, in order.
+//!
+//! Invariant: each step of the item is multiplied once, none before what the program awaits for it; and each partial result is added once, after its signal.
+
+use super::Machine;
+use crate::program::{Await, TileProgram, WorkItem, sink};
+use std::time::Duration;
+
+/// One thing after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Until the signal is raised.
+    Await(Await),
+    /// Steps along `k`.
+    Multiply(Duration),
+    /// Partial tiles, parts of `k`, or scattered rows.
+    Add(Duration),
+    /// What a tile takes besides.
+    Finish(Duration),
+}
+
+/// The phases of `item`, whose wave reads so many bytes at a step.
+pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Machine) -> Vec<Phase> {
+    let tile = program.tile;
+    let multiply = |steps: u32| {
+        let ops = 2 * u128::from(tile.m) * u128::from(tile.n) * u128::from(tile.k);
+        // Loads run ahead of the multiplication: the slower of the two takes the time.
+        Phase::Multiply(machine.multiplying(ops * u128::from(steps)).max(machine.reading(u128::from(read) * u128::from(steps))))
+    };
+    let elements = u64::from(item.rows) * u64::from(item.cols);
+    let partial = machine.adding(elements * program.problem.dtype().bytes() as u64);
+    let part = machine.adding(elements * size_of::<f32>() as u64);
+
+    let (mut phases, mut step, end) = (Vec::new(), item.k_first, item.k_first + item.k_steps);
+    for early in program.awaits_of(item) {
+        let before = early.k_step.clamp(step, end);
+        if before > step {
+            phases.push(multiply(before - step));
+        }
+        step = before;
+        phases.push(Phase::Await(*early));
+        if item.partials > 0 {
+            // One of the two consumers adds while the other multiplies.
+            phases.push(Phase::Add(partial / 2));
+        }
+    }
+    if end > step {
+        phases.push(multiply(end - step));
+    }
+    for (number, late) in (0..).zip(program.late_awaits_of(item)) {
+        phases.push(Phase::Await(*late));
+        match item.sink {
+            sink::FOLD => {}
+            _ if number < item.parts => phases.push(Phase::Add(part)),
+            _ => phases.push(Phase::Add(partial)),
+        }
+    }
+    if item.sink == sink::FOLD {
+        phases.push(Phase::Add(partial.saturating_mul(item.partials)));
+    }
+    phases.push(Phase::Finish(Duration::from_nanos(machine.tile_ns)));
+    phases
+}

@@ -1,0 +1,40 @@
+//! What the workers of a rank read of its memory together.
+//!
+//! Invariant: of what the items of a wave read, rows of `x` and of `w`, each block is read once a step: its workers keep in step, and find in L2 what another has read.
+
+use crate::program::{TileProgram, WorkItem, sink};
+use std::collections::BTreeSet;
+
+/// By item: the bytes that the workers of its wave read together at a step along `k`.
+pub(super) fn read_by_step(program: &TileProgram, workers: usize) -> Vec<u64> {
+    let waves = program.items.chunks(workers.max(1));
+    waves.flat_map(|wave| std::iter::repeat_n(of_wave(program, wave), wave.len())).collect()
+}
+
+fn of_wave(program: &TileProgram, wave: &[WorkItem]) -> u64 {
+    let tiles = || wave.iter().filter(|item| item.sink != sink::FOLD);
+    // Items that share a tile's k read other parts of the same rows.
+    let x: BTreeSet<_> = tiles().map(|item| (item.k_first, item.a_source, item.a_outer, item.row, item.rows)).collect();
+    let w: BTreeSet<_> = tiles().map(|item| (item.k_first, item.col, item.cols)).collect();
+    let rows = x.iter().map(|&(.., rows)| u64::from(rows)).chain(w.iter().map(|&(.., cols)| u64::from(cols))).sum::<u64>();
+    rows.saturating_mul(u64::from(program.tile.k)).saturating_mul(program.problem.dtype().bytes() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::Schedule;
+    use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+
+    #[test]
+    fn a_block_that_two_tiles_of_a_wave_read_is_read_once() {
+        let problem = Problem::new(OpKind::AllGatherGemm, 256, 384, 128, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+        let schedule = Schedule::of(TileShape::new(128, 128, 64));
+        let read = |schedule, workers| read_by_step(&TileProgram::build(&problem, Rank::new(0), schedule).unwrap(), workers);
+        let block = 128 * 64 * 2;
+        // Rows fastest: both row blocks of a column, then those of the next.
+        assert_eq!(read(&schedule, 4), [4 * block, 4 * block, 4 * block, 4 * block, 3 * block, 3 * block]);
+        assert_eq!(read(&schedule, 1), [2 * block; 6]);
+        assert_eq!(read(&Schedule { splits: 2, ..schedule }, 2), [4 * block; 12], "the halves of a tile have nothing in common");
+    }
+}

@@ -1,0 +1,95 @@
+//! What holds of every simulated call, whatever its schedule and machine.
+//!
+//! A slower machine is not always a slower call: with three ranks and more, a message that comes to a reader's link a little later may then be ahead of one
+//! that it was behind. With one peer each link has one sender, whose messages keep their order.
+
+use crate::strategies::{Call, any_calls, plain_calls};
+use flux_core::OpKind;
+use flux_core::layout::{gather_place_bytes, slot_bytes};
+use flux_core::program::{check, sink};
+use flux_core::simulate::{Machine, RankTotals, simulate};
+use proptest::prelude::*;
+use std::time::Duration;
+
+/// Machines on which each of computing, memory, links, and what comes besides, is sometimes what takes longest.
+fn machines() -> impl Strategy<Value = Machine> {
+    let rates = (1..=40_u32, 1..=5000_u64, 1..=5000_u64, 1..=5000_u64, 1..=5000_u64);
+    let times = (0..=5000_u64, 0..=5000_u64, 0..=5000_u64, 0..=5000_u64, prop_oneof![Just(0), Just(u64::MAX)]);
+    (rates, times).prop_map(|((multiprocessors, clock_mhz, memory, link, add), (signal_ns, tile_ns, begins, copy_ns, copy_from_bytes))| {
+        Machine {
+            multiprocessors,
+            ops_per_cycle: 64,
+            clock_mhz,
+            memory_bytes_per_us: memory,
+            link_bytes_per_us: link,
+            add_bytes_per_us: add,
+            signal_ns,
+            tile_ns,
+            push_begins_ns: begins,
+            copy_begins_ns: begins,
+            copy_ns,
+            copy_from_bytes,
+            ..Machine::H200
+        }
+    })
+}
+
+/// What a rank sends at least: its shard, or its partial tiles, to every peer.
+fn least_sent(call: &Call) -> u64 {
+    let program = &call.0[0];
+    let (problem, peers) = (&program.problem, u64::from(program.problem.world().peers()));
+    match problem.op() {
+        OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
+        OpKind::GemmReduceScatter if program.stacked => peers * u64::from(problem.m_shard()) * u64::from(problem.n_local()) * 2,
+        OpKind::GemmReduceScatter => peers * u64::from(program.slots_per_source) * slot_bytes(problem, program.tile),
+    }
+}
+
+/// Workers of a rank.
+fn workers(call: &Call, machine: &Machine) -> u32 {
+    let tiles = call.0[0].items.iter().filter(|item| item.sink != sink::FOLD).count();
+    machine.multiprocessors.min(tiles as u32)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn every_verified_call_ends_and_takes_no_less_than_its_parts(call in any_calls(1..=6), machine in machines()) {
+        check::verify(&call.0).unwrap();
+        let simulated = simulate(&call.0, &machine).unwrap();
+        let workers = workers(&call, &machine);
+        for (rank, program) in simulated.ranks.iter().zip(&call.0) {
+            let RankTotals { done, multiplied, multiplying, waiting, adding, sent, received } = *rank;
+            prop_assert!(multiplied <= done && done <= simulated.time);
+            // All that its workers did has room between the begin and the end.
+            let finishing = Duration::from_nanos(machine.tile_ns) * program.items.len() as u32;
+            let room = done.checked_sub(Duration::from_nanos(machine.begin_ns)).unwrap() * workers;
+            prop_assert!(multiplying + waiting + adding + finishing <= room, "{rank:?} on {workers} workers");
+            let steps: u64 = program.items.iter().map(|item| u64::from(item.k_steps)).sum();
+            let ops = 2 * u64::from(program.tile.m) * u64::from(program.tile.n) * u64::from(program.tile.k) * steps;
+            prop_assert!(multiplying >= Duration::from_micros(ops / (machine.ops_per_cycle * machine.clock_mhz)));
+            prop_assert_eq!((sent, received), (least_sent(&call), least_sent(&call)));
+        }
+        prop_assert!(simulated.time >= simulated.on_links(&machine));
+        prop_assert_eq!(simulate(&call.0, &machine).unwrap(), simulated, "the same again");
+    }
+
+    #[test]
+    fn with_one_peer_slower_links_never_make_it_faster(call in any_calls(2..=2), machine in machines(), percent in 1..100_u64) {
+        let slower = Machine { link_bytes_per_us: machine.link_bytes_per_us * percent / 100, ..machine };
+        let [fast, slow] = [machine, slower].map(|machine| simulate(&call.0, &machine).unwrap().time);
+        prop_assert!(slow >= fast, "{slow:?} instead of {fast:?}");
+    }
+
+    #[test]
+    fn without_waits_and_links_it_is_the_busiest_worker_that_counts(call in plain_calls(1..=1), machine in machines()) {
+        let simulated = simulate(&call.0, &machine).unwrap();
+        let items = call.0[0].items.len() as u64;
+        let most = items.div_ceil(u64::from(workers(&call, &machine)));
+        let [rank] = simulated.ranks[..] else { panic!("one rank") };
+        prop_assert_eq!((rank.waiting, rank.adding, rank.sent), (Duration::ZERO, Duration::ZERO, 0));
+        prop_assert!(rank.done >= Duration::from_nanos(machine.begin_ns + most * machine.tile_ns));
+        prop_assert_eq!(simulated.time, rank.done + Duration::from_nanos(machine.end_ns));
+    }
+}
