@@ -68,7 +68,8 @@ fn tile(word: &str) -> Result<TileShape, String> {
     parsed.ok_or_else(|| format!("{word:?} is not of the form 128x256"))
 }
 
-fn push(word: &str) -> Result<Push, String> {
+/// Who pushes, by its word.
+pub(crate) fn push(word: &str) -> Result<Push, String> {
     match word {
         "auto" => Ok(Push::Auto),
         "kernel" => Ok(Push::Kernel),

@@ -10,7 +10,7 @@ use crate::report::{Head, Report, Row, aligned, ms};
 use crate::shapes::{self, parse_op};
 use crate::stats::Times;
 use anyhow::{Context, ensure};
-use flux_core::simulate::Machine;
+use flux_core::simulate::{Machine, Pushes};
 use flux_core::{DType, Problem};
 
 /// One row of a file, and what the simulation says of it.
@@ -27,9 +27,9 @@ pub struct Compared {
 }
 
 impl Compared {
-    fn of(row: &Row, args: ScheduleArgs, machine: &Machine) -> anyhow::Result<Self> {
+    fn of(row: &Row, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
         let case = Case::of(row.head.model.clone(), problem(&row.head)?, args)?;
-        let simulated = millis(Simulation::of(&case, machine)?.op);
+        let simulated = millis(Simulation::of(&case, pushes, machine)?.op);
         let same_schedule = row.plan.starts_with(&case.schedule.to_string());
         Ok(Self { head: row.head.clone(), measured: row.t_op_ms.median, simulated, same_schedule })
     }
@@ -51,11 +51,11 @@ fn problem(head: &Head) -> anyhow::Result<Problem> {
 ///
 /// # Errors
 /// Where it was measured on other GPUs, or over another transport.
-pub fn compare(report: &Report, args: ScheduleArgs, machine: &Machine) -> anyhow::Result<Vec<Compared>> {
+pub fn compare(report: &Report, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Vec<Compared>> {
     let device = &report.origin.device;
     ensure!(device.ends_with(machine.name), "measured on {device}, and {} would be simulated", machine.name);
     ensure!(report.transport == "nvlink", "measured over {}, and only nvlink is simulated", report.transport);
-    report.rows.iter().map(|row| Compared::of(row, args, machine).with_context(|| row.head.to_string())).collect()
+    report.rows.iter().map(|row| Compared::of(row, args, pushes, machine).with_context(|| row.head.to_string())).collect()
 }
 
 /// The rows as text, and how far the simulation is off where the model is meant to hold.

@@ -8,12 +8,13 @@ mod row;
 pub use against::{Compared, compare};
 pub use row::{Simulation, table};
 
-use crate::plan::ScheduleArgs;
+use crate::plan::{ScheduleArgs, push};
 use crate::shapes::{self, Model, parse_op};
 use crate::show;
 use anyhow::{Context, ensure};
 use flux_core::OpKind;
-use flux_core::simulate::Machine;
+use flux_core::simulate::{Machine, Pushes};
+use flux_ops::Push;
 use std::path::PathBuf;
 
 /// Rows from which on the model is meant to hold.
@@ -40,6 +41,9 @@ pub struct Args {
     /// Simulate the rows of this file of `bench --json` and show both times of each
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
     pub against: Option<PathBuf>,
+    /// Who pushes the shard of ag_gemm: auto, kernel or copy-engine
+    #[arg(long, value_parser = push, default_value = "auto", help_heading = "Plan")]
+    pub push: Push,
     /// In place of the op's own
     #[command(flatten)]
     pub schedule: ScheduleArgs,
@@ -56,14 +60,19 @@ fn machine(word: &str) -> Result<Machine, String> {
 /// # Errors
 /// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such report or of another machine.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    let pushes = match args.push {
+        Push::Auto => Pushes::AsByDefault,
+        Push::Kernel => Pushes::Kernel,
+        Push::CopyEngine => Pushes::CopyEngines,
+    };
     if let Some(path) = &args.against {
-        let compared = compare(&show::read(path)?, args.schedule, &args.machine).with_context(|| path.display().to_string())?;
+        let compared = compare(&show::read(path)?, args.schedule, pushes, &args.machine).with_context(|| path.display().to_string())?;
         print!("{}", against::table(&compared, &args.machine));
         return Ok(());
     }
     let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(args.tp)?)?;
     ensure!(!layers.is_empty(), "there is nothing to simulate");
-    let simulated = |layer| Simulation::of_layer(layer, args.schedule, &args.machine);
+    let simulated = |layer| Simulation::of_layer(layer, args.schedule, pushes, &args.machine);
     let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
     print!("{}", table(&rows, &args.machine));
     Ok(())

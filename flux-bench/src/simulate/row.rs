@@ -9,7 +9,7 @@ use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;
 use anyhow::Context;
 use flux_core::program::TileProgram;
-use flux_core::simulate::{Machine, simulate};
+use flux_core::simulate::{Machine, Pushes, simulate};
 use std::time::Duration;
 
 /// What one op takes at one shape by simulation.
@@ -30,15 +30,15 @@ impl Simulation {
     ///
     /// # Errors
     /// A schedule that cannot be built.
-    pub fn of_layer(layer: &Layer, args: ScheduleArgs, machine: &Machine) -> anyhow::Result<Self> {
+    pub fn of_layer(layer: &Layer, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
         let case = Case::new(layer, args)?;
-        Self::of(&case, machine).with_context(|| case.problem.to_string())
+        Self::of(&case, pushes, machine).with_context(|| case.problem.to_string())
     }
 
-    pub(super) fn of(case: &Case, machine: &Machine) -> anyhow::Result<Self> {
+    pub(super) fn of(case: &Case, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
         let programs = case.problem.world().ranks().map(|rank| case.program(rank)).collect::<Result<Vec<TileProgram>, _>>()?;
-        let op = simulate(&programs, machine)?;
-        let gemm = simulate(&[case.core()?], machine)?;
+        let op = simulate(&programs, machine, pushes)?;
+        let gemm = simulate(&[case.core()?], machine, pushes)?;
         Ok(Self { head: Head::new(&case.model, &case.problem), op: op.time, gemm: gemm.time, links: op.on_links(machine) })
     }
 }

@@ -16,6 +16,7 @@ mod gemm_rs_stacked;
 mod heuristic;
 mod items;
 mod messages;
+mod pushing;
 mod record;
 mod rounds;
 mod schedule;

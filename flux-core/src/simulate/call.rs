@@ -7,7 +7,7 @@ use super::links::{Left, Links, Message, Then};
 use super::phases::Phase;
 use super::seat::{Seat, rows_of};
 use super::worker::Worker;
-use super::{Machine, RankTotals, SimulateError};
+use super::{Machine, Pushes, RankTotals, SimulateError};
 use crate::Rank;
 use crate::layout::slot_bytes;
 use crate::program::{NONE, TileProgram, sink};
@@ -36,8 +36,8 @@ pub(super) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(programs: &'a [TileProgram], machine: &'a Machine) -> Self {
-        let seats = programs.iter().map(|program| Seat::new(program, machine));
+    pub(super) fn new(programs: &'a [TileProgram], machine: &'a Machine, pushes: Pushes) -> Self {
+        let seats = programs.iter().map(|program| Seat::new(program, machine, pushes));
         Self { machine, clock: Clock::new(), links: Links::new(programs.len(), machine), seats: seats.collect() }
     }
 

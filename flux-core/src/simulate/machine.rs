@@ -37,8 +37,6 @@ pub struct Machine {
     pub copy_begins_ns: u64,
     /// Nanoseconds that each copy of a copy engine takes besides its bytes.
     pub copy_ns: u64,
-    /// Bytes of a shard from which on copy engines push it, if its tiles do not span shards.
-    pub copy_from_bytes: u64,
 }
 
 impl Machine {
@@ -51,7 +49,6 @@ impl Machine {
     /// | `signal_ns` | the same: half of a round trip |
     /// | `copy_ns` | fitted to AllGather-GEMM in slices of k, which is many copies, in results/tuning/wide-bands.txt; 64 KiB to 4 MiB by themselves take 5 us besides their bytes |
     /// | `push_begins_ns`, `copy_begins_ns` | docs/performance.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
-    /// | `copy_from_bytes` | the ops' own choice (`flux_ops::Push`) |
     /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json |
     pub const H200: Self = Self {
         name: "H200",
@@ -68,7 +65,6 @@ impl Machine {
         push_begins_ns: 6000,
         copy_begins_ns: 15_000,
         copy_ns: 4400,
-        copy_from_bytes: 5 << 20,
     };
 
     /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet says, 400 GB/s where an H200's says 900, and 3.35 TB/s where it says 4.8, both
@@ -91,6 +87,11 @@ impl Machine {
     /// Of so many bytes that a worker adds.
     pub(super) fn adding(&self, bytes: u64) -> Duration {
         time(bytes.into(), self.add_bytes_per_us)
+    }
+
+    /// Of so many bytes by a copy engine.
+    pub(crate) fn copying(&self, bytes: u64) -> Duration {
+        self.carrying(bytes).saturating_add(Duration::from_nanos(self.copy_ns))
     }
 
     /// Of so many bytes on a link.

@@ -73,6 +73,18 @@ pub enum SimulateError {
     },
 }
 
+/// Who pushes the shards of an AllGather-GEMM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pushes {
+    /// Whoever does by default: [`TileProgram::is_for_copy_engines`].
+    #[default]
+    AsByDefault,
+    /// The kernel.
+    Kernel,
+    /// Copy engines, but where tiles span shards.
+    CopyEngines,
+}
+
 /// What one rank did. Times are sums over its workers, moments are counted from the begin of the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankTotals {
@@ -116,7 +128,7 @@ impl Simulated {
 ///
 /// # Panics
 /// If an index of a record points outside of its list, which [`check::verify`](crate::program::check::verify) rules out.
-pub fn simulate(programs: &[TileProgram], machine: &Machine) -> Result<Simulated, SimulateError> {
+pub fn simulate(programs: &[TileProgram], machine: &Machine, pushes: Pushes) -> Result<Simulated, SimulateError> {
     let world = programs.first().map_or(0, |program| program.problem.world().get());
     if programs.len() != world as usize || programs.is_empty() {
         return Err(SimulateError::Programs { programs: programs.len(), world });
@@ -124,7 +136,7 @@ pub fn simulate(programs: &[TileProgram], machine: &Machine) -> Result<Simulated
     if programs.iter().any(|program| program.nodes.are_mixed()) {
         return Err(SimulateError::Nodes);
     }
-    let ranks = call::Call::new(programs, machine).run()?;
+    let ranks = call::Call::new(programs, machine, pushes).run()?;
     let done = ranks.iter().map(|rank| rank.done).max().unwrap_or_default();
     Ok(Simulated { time: done.saturating_add(Duration::from_nanos(machine.end_ns)), ranks })
 }

@@ -5,9 +5,8 @@
 use super::pad::Pad;
 use super::phases::{self, Phase};
 use super::worker::Worker;
-use super::{Machine, RankTotals, waves};
+use super::{Machine, Pushes, RankTotals, waves};
 use crate::Rank;
-use crate::layout::gather_place_bytes;
 use crate::program::{NONE, TileProgram, WorkItem, sink};
 
 #[derive(Debug)]
@@ -26,14 +25,18 @@ pub(super) struct Seat<'a> {
 
 impl<'a> Seat<'a> {
     /// Each worker at the beginning of its first item.
-    pub(super) fn new(program: &'a TileProgram, machine: &Machine) -> Self {
+    pub(super) fn new(program: &'a TileProgram, machine: &Machine, pushes: Pushes) -> Self {
         let tiles = program.items.iter().filter(|item| item.sink != sink::FOLD).count();
         let workers = tiles.min(machine.multiprocessors.max(1) as usize);
         let mut seat = Self {
             program,
             workers: Vec::with_capacity(workers),
             pad: Pad::new(program.signals),
-            copied: !program.stacked && gather_place_bytes(&program.problem) >= machine.copy_from_bytes,
+            copied: match pushes {
+                Pushes::AsByDefault => program.is_for_copy_engines(),
+                Pushes::Kernel => false,
+                Pushes::CopyEngines => !program.stacked,
+            },
             totals: RankTotals::default(),
             counters: vec![0; program.counters as usize],
             read: waves::read_by_step(program, workers),

@@ -7,31 +7,32 @@ use crate::strategies::{Call, any_calls, plain_calls};
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{check, sink};
-use flux_core::simulate::{Machine, RankTotals, simulate};
+use flux_core::simulate::{Machine, Pushes, RankTotals, simulate};
 use proptest::prelude::*;
 use std::time::Duration;
 
 /// Machines on which each of computing, memory, links, and what comes besides, is sometimes what takes longest.
 fn machines() -> impl Strategy<Value = Machine> {
     let rates = (1..=40_u32, 1..=5000_u64, 1..=5000_u64, 1..=5000_u64, 1..=5000_u64);
-    let times = (0..=5000_u64, 0..=5000_u64, 0..=5000_u64, 0..=5000_u64, prop_oneof![Just(0), Just(u64::MAX)]);
-    (rates, times).prop_map(|((multiprocessors, clock_mhz, memory, link, add), (signal_ns, tile_ns, begins, copy_ns, copy_from_bytes))| {
-        Machine {
-            multiprocessors,
-            ops_per_cycle: 64,
-            clock_mhz,
-            memory_bytes_per_us: memory,
-            link_bytes_per_us: link,
-            add_bytes_per_us: add,
-            signal_ns,
-            tile_ns,
-            push_begins_ns: begins,
-            copy_begins_ns: begins,
-            copy_ns,
-            copy_from_bytes,
-            ..Machine::H200
-        }
+    let times = (0..=5000_u64, 0..=5000_u64, 0..=5000_u64, 0..=5000_u64);
+    (rates, times).prop_map(|((multiprocessors, clock_mhz, memory, link, add), (signal_ns, tile_ns, begins, copy_ns))| Machine {
+        multiprocessors,
+        ops_per_cycle: 64,
+        clock_mhz,
+        memory_bytes_per_us: memory,
+        link_bytes_per_us: link,
+        add_bytes_per_us: add,
+        signal_ns,
+        tile_ns,
+        push_begins_ns: begins,
+        copy_begins_ns: begins,
+        copy_ns,
+        ..Machine::H200
     })
+}
+
+fn pushes() -> impl Strategy<Value = Pushes> {
+    prop_oneof![Just(Pushes::AsByDefault), Just(Pushes::Kernel), Just(Pushes::CopyEngines)]
 }
 
 /// What a rank sends at least: its shard, or its partial tiles, to every peer.
@@ -55,9 +56,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn every_verified_call_ends_and_takes_no_less_than_its_parts(call in any_calls(1..=6), machine in machines()) {
+    fn every_verified_call_ends_and_takes_no_less_than_its_parts(call in any_calls(1..=6), machine in machines(), pushes in pushes()) {
         check::verify(&call.0).unwrap();
-        let simulated = simulate(&call.0, &machine).unwrap();
+        let simulated = simulate(&call.0, &machine, pushes).unwrap();
         let workers = workers(&call, &machine);
         for (rank, program) in simulated.ranks.iter().zip(&call.0) {
             let RankTotals { done, multiplied, multiplying, waiting, adding, sent, received } = *rank;
@@ -72,19 +73,19 @@ proptest! {
             prop_assert_eq!((sent, received), (least_sent(&call), least_sent(&call)));
         }
         prop_assert!(simulated.time >= simulated.on_links(&machine));
-        prop_assert_eq!(simulate(&call.0, &machine).unwrap(), simulated, "the same again");
+        prop_assert_eq!(simulate(&call.0, &machine, pushes).unwrap(), simulated, "the same again");
     }
 
     #[test]
-    fn with_one_peer_slower_links_never_make_it_faster(call in any_calls(2..=2), machine in machines(), percent in 1..100_u64) {
+    fn with_one_peer_slower_links_never_make_it_faster(call in any_calls(2..=2), machine in machines(), pushes in pushes(), percent in 1..100_u64) {
         let slower = Machine { link_bytes_per_us: machine.link_bytes_per_us * percent / 100, ..machine };
-        let [fast, slow] = [machine, slower].map(|machine| simulate(&call.0, &machine).unwrap().time);
+        let [fast, slow] = [machine, slower].map(|machine| simulate(&call.0, &machine, pushes).unwrap().time);
         prop_assert!(slow >= fast, "{slow:?} instead of {fast:?}");
     }
 
     #[test]
     fn without_waits_and_links_it_is_the_busiest_worker_that_counts(call in plain_calls(1..=1), machine in machines()) {
-        let simulated = simulate(&call.0, &machine).unwrap();
+        let simulated = simulate(&call.0, &machine, Pushes::AsByDefault).unwrap();
         let items = call.0[0].items.len() as u64;
         let most = items.div_ceil(u64::from(workers(&call, &machine)));
         let [rank] = simulated.ranks[..] else { panic!("one rank") };

@@ -24,10 +24,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// How much of the time that there is a paced transfer may take.
 const SPREAD_PERCENT: u32 = 40;
 
-/// Shards of this size and more are left to the copy engines by default: they disturb the GEMM less, but take longer to begin. On 4 H200 and GPT-3's
-/// shapes the kernel is faster with shards of 3 MB and the copy engines are from 6 MB on (results/tuning/push-*.json).
-const COPY_ENGINE_BYTES: u64 = 5 << 20;
-
 /// The compute capability that the kernels are compiled for.
 const COMPUTE: (u32, u32) = (9, 0);
 
@@ -121,7 +117,7 @@ impl CudaExecutor {
             _ if rounds.is_some() || route.is_some() => false,
             // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
             _ if program.stacked => true,
-            Push::Auto => gather_place_bytes(&program.problem) < COPY_ENGINE_BYTES,
+            Push::Auto => !program.is_for_copy_engines(),
             Push::Kernel => true,
             Push::CopyEngine => false,
         };

@@ -39,29 +39,32 @@ impl Schedule {
 
     /// In the widest bands in which as many partial tiles are early.
     fn as_many_at_a_time_as_may_be_early(self, problem: &Problem) -> Self {
-        let early = |band| Self { band, ..self }.sent_a_wave_before(problem);
         if self.early == 0 {
             return self;
         }
+        let in_bands_of = |band| Self { early: Self { band, ..self }.sent_a_wave_before(problem), band, ..self };
         let most = (WIDE_ROWS / problem.m_shard()).min(problem.world().peers());
-        let band = (self.band..=most).rev().find(|&band| early(band) >= self.early).unwrap_or(self.band);
-        Self { band, ..self }
+        (self.band..=most).rev().map(in_bands_of).find(|wide| wide.early >= self.early).unwrap_or(self)
     }
 
     /// Of the partial tiles that a GEMM-ReduceScatter adds to an own one, how many were multiplied in an earlier wave, counted from the first to be sent: they are there
-    /// when the own tile is half done at the latest. A few tiles, at the border of two waves, may be of the same and wait.
+    /// when the own tile is half done at the latest. An own tile whose worker has nothing to do in the last wave may wait.
     pub(super) fn sent_a_wave_before(&self, problem: &Problem) -> u32 {
         let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, self.tile).tiles());
         if problem.op() == OpKind::AllGatherGemm || tiles < OWN_TILES {
             return 0;
         }
-        let wave = |position: u64| position / u64::from(MULTIPROCESSORS);
+        let workers = u64::from(MULTIPROCESSORS);
         let before = |step: u64| {
             // Of the band that the step is in: its first step, and how many there are.
             let first = step - (step - 1) % u64::from(self.band);
             let steps = u64::from(self.band).min(world - first);
-            let earlier = |&tile: &u64| wave((first - 1) * tiles + tile * steps + step - first) < wave((world - 1) * tiles + tile);
-            (0..tiles).filter(earlier).count() as u64 >= tiles - tiles / 16
+            let in_time = |tile: u64| {
+                let (sent, own) = ((first - 1) * tiles + tile * steps + step - first, (world - 1) * tiles + tile);
+                let last = own + workers >= world * tiles;
+                sent / workers < own / workers || last && own / workers < (world * tiles - 1) / workers
+            };
+            (0..tiles).all(in_time)
         };
         let there = (1..world).take_while(|&step| before(step)).count() as u32;
         there.min(most_early(problem.k_local().div_ceil(self.tile.k)))
@@ -116,7 +119,11 @@ mod tests {
             "of 8 ranks each has less to do meanwhile"
         );
         assert_eq!((bands(2, ag, 1024, 49152, 12288), bands(4, rs, 2048, 8192, 28672)), ((0, 1), (0, 3)), "one peer, and all three");
-        assert_eq!((bands(4, rs, 1024, 12288, 49152), bands(8, rs, 2048, 12288, 49152)), ((0, 2), (0, 7)), "three would leave none early");
+        assert_eq!(
+            (bands(4, rs, 1024, 12288, 49152), bands(8, rs, 2048, 12288, 49152)),
+            ((0, 2), (0, 6)),
+            "the last would share a wave with the own shard"
+        );
         assert_eq!(bands(4, rs, 8192, 12288, 49152), (0, 1), "2048 rows are enough");
         assert_eq!(bands(4, ag, 256, 49152, 12288), (0, 1), "tiles span shards");
     }
