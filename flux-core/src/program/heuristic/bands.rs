@@ -2,9 +2,12 @@
 //!
 //! Invariant: what a band waits for has come, by estimate, when it is begun, and what is early was sent a wave before.
 
-use super::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, Schedule, most_early};
+use super::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, Schedule, WORKERS, area, most_early, slices};
+use crate::layout::gather_place_bytes;
+use crate::simulate::Machine;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem};
+use std::time::Duration;
 
 /// Bytes that a link carries in a nanosecond.
 pub(super) const LINK: u64 = 370;
@@ -18,23 +21,34 @@ impl Schedule {
     /// As this schedule, whose shards come or go one after another, where they do so as they like.
     pub(super) fn in_wider_bands(self, problem: &Problem) -> Self {
         match problem.op() {
+            OpKind::AllGatherGemm if self.band > 1 => self.a_wave_at_a_time(problem),
             OpKind::AllGatherGemm => self.two_at_a_time(problem),
             OpKind::GemmReduceScatter => self.as_many_at_a_time_as_may_be_early(problem),
         }
     }
 
-    /// Shards of few row blocks, each of which would read `w` once more, two at a time from when they will have come: what is to be done until then takes 8/5 of the time that
-    /// their rows take on the link. At TP 4 and m = 2048 that is after the own one; three at a time, of which the last may just be late, are slower
-    /// (results/tuning/wide-bands.txt).
+    /// As many thin shards as make a wave of tiles: whoever had none of the first band would wait until all of it has come, and then for a band of its own.
+    fn a_wave_at_a_time(self, problem: &Problem) -> Self {
+        let of_a_wave = u64::from(WORKERS).div_ceil(TileGrid::of_shard(problem, self.tile).tiles()) as u32;
+        let band = self.band.max(of_a_wave).min(problem.world().get());
+        Self { band, k_chunks: slices(problem, band), ..self }
+    }
+
+    /// After the own shard two at a time, where shards have few row blocks, each of which would read `w` once more by itself, and where the first two will have come by the wave
+    /// that begins them. At TP 4 and m = 2048 they have; three at a time, of which the last may just be late, are slower (results/tuning/wide-bands.txt).
     fn two_at_a_time(self, problem: &Problem) -> Self {
-        let (world, row_blocks) = (problem.world().get(), TileGrid::of_shard(problem, self.tile).row_blocks());
-        if self.stack || self.band > 1 || row_blocks >= ROW_GROUP {
+        let grid = TileGrid::of_shard(problem, self.tile);
+        if self.stack || grid.row_blocks() >= ROW_GROUP || problem.world().peers() < 2 {
             return self;
         }
-        // Of one shard, by its rows and k: two bytes on the link, and two operations for each column.
-        let (comes, takes) = (OPERATIONS * u64::from(MULTIPROCESSORS) / LINK, u64::from(problem.n_local()));
-        let have_come = |&alone: &u32| 8 * u64::from(alone + 1) * comes <= 5 * u64::from(alone) * takes;
-        (1..world.saturating_sub(1)).find(have_come).map_or(self, |alone| Self { alone, band: 2, ..self })
+        let chunks = grid.row_blocks().div_ceil(self.chunk_of(grid.row_blocks()));
+        let chunk = Machine::H200.copying(gather_place_bytes(problem) / u64::from(chunks));
+        let come = Duration::from_nanos(Machine::H200.copy_begins_ns) + 2 * chunks * chunk;
+        // Of the first wave a few workers may wait, that of a shard which is a little less.
+        let workers = u64::from(MULTIPROCESSORS);
+        let waves = (grid.tiles() + workers / 16) / workers;
+        let tile_ns = 2 * area(self.tile) * u64::from(problem.k_local()) / OPERATIONS + Machine::H200.tile_ns;
+        if come <= Duration::from_nanos(waves.saturating_mul(tile_ns)) { Self { alone: 1, band: 2, ..self } } else { self }
     }
 
     /// In the widest bands in which as many partial tiles are early.
@@ -115,8 +129,8 @@ mod tests {
         );
         assert_eq!(
             (bands(8, ag, 4096, 49152, 12288), bands(8, ag, 4096, 28672, 8192)),
-            ((2, 2), (0, 1)),
-            "of 8 ranks each has less to do meanwhile"
+            ((0, 1), (0, 1)),
+            "of 8 ranks the own shard is less than a wave"
         );
         assert_eq!((bands(2, ag, 1024, 49152, 12288), bands(4, rs, 2048, 8192, 28672)), ((0, 1), (0, 3)), "one peer, and all three");
         assert_eq!(
@@ -126,5 +140,6 @@ mod tests {
         );
         assert_eq!(bands(4, rs, 8192, 12288, 49152), (0, 1), "2048 rows are enough");
         assert_eq!(bands(4, ag, 256, 49152, 12288), (0, 1), "tiles span shards");
+        assert_eq!((bands(8, ag, 1024, 28672, 8192), bands(8, ag, 1024, 49152, 12288)), ((0, 8), (0, 4)), "shards of 16 tiles, and of 32");
     }
 }

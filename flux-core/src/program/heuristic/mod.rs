@@ -63,6 +63,12 @@ fn area(tile: TileShape) -> u64 {
     u64::from(tile.m) * u64::from(tile.n)
 }
 
+/// Slices of k of an AllGather-GEMM in such bands.
+fn slices(problem: &Problem, band: u32) -> u32 {
+    let sent = gather_place_bytes(problem) * u64::from(band - 1);
+    u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES)
+}
+
 /// The tile of a problem whose tiles do not span shards.
 fn usual_tile(problem: &Problem) -> TileShape {
     let of_shard = |tile| TileGrid::of_shard(problem, tile).tiles();
@@ -90,7 +96,8 @@ impl Schedule {
     /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the last, take the least
     ///   time, the largest of equals; 256x192x64 where a rank has at least 2 T operations and its waves take no longer.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
-    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait.
+    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
+    ///   AllGather-GEMM's of a wave of tiles.
     /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the tile that they are added to; with at least 64 own tiles.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
     /// - Shards of fewer than 128 rows, and than 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
@@ -125,13 +132,7 @@ impl Schedule {
             OpKind::GemmReduceScatter => Chunk::Tiles(1),
         };
         let band = BAND_ROWS.div_ceil(problem.m_shard().next_multiple_of(tile.m)).min(problem.world().get());
-        let k_chunks = match problem.op() {
-            OpKind::AllGatherGemm if band > 1 => {
-                let sent = gather_place_bytes(problem) * u64::from(band - 1);
-                u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES)
-            }
-            _ => 1,
-        };
+        let k_chunks = if problem.op() == OpKind::AllGatherGemm { slices(problem, band) } else { 1 };
         let schedule = Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, k_chunks, ..Self::of(tile) };
         Self { early: schedule.sent_a_wave_before(problem), ..schedule }
     }
