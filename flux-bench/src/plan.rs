@@ -26,6 +26,9 @@ pub struct ScheduleArgs {
     /// Shards that are worked on one by one before the first of these bands (ag_gemm)
     #[arg(long, value_name = "SHARDS", help_heading = "Plan")]
     pub alone: Option<u32>,
+    /// Peers' shards that are worked on chunk by chunk, the first to come first (ag_gemm)
+    #[arg(long, value_name = "SHARDS", help_heading = "Plan")]
+    pub by_chunk: Option<u32>,
     /// Most slices that k is announced in (ag_gemm)
     #[arg(long, value_name = "SLICES", help_heading = "Plan")]
     pub k_chunks: Option<u32>,
@@ -90,7 +93,7 @@ fn sending(word: &str) -> Result<Sending, String> {
 impl ScheduleArgs {
     /// The op's own schedule with what is not left out.
     pub fn over(&self, own: Schedule) -> Schedule {
-        let Self { tile, chunk, group, band, alone, k_chunks, splits, early, stack, no_stack } = *self;
+        let Self { tile, chunk, group, band, alone, by_chunk, k_chunks, splits, early, stack, no_stack } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
             tile: tile.unwrap_or(own.tile),
@@ -98,6 +101,7 @@ impl ScheduleArgs {
             raster: group.map_or(own.raster, Raster::RowGroups),
             band: band.unwrap_or(own.band),
             alone: alone.unwrap_or(own.alone),
+            by_chunk: by_chunk.unwrap_or(own.by_chunk),
             k_chunks: k_chunks.unwrap_or(own.k_chunks),
             splits: splits.unwrap_or(own.splits),
             early: early.unwrap_or(own.early),

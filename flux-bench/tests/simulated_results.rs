@@ -65,6 +65,7 @@ const OWN: ScheduleArgs = ScheduleArgs {
     group: None,
     band: None,
     alone: None,
+    by_chunk: None,
     k_chunks: None,
     splits: None,
     early: None,

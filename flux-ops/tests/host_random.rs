@@ -16,9 +16,20 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
     let along_k = (1..5u32, 1..5u32, any::<bool>(), 0..4u32);
-    (tile, chunk, raster, (1..4u32, 0..3u32), along_k).prop_map(|(tile, chunk, raster, (band, alone), (k_chunks, splits, stack, early))| {
-        Schedule { tile, chunk, raster, band, alone, k_chunks, splits, stack, early }
-    })
+    (tile, chunk, raster, (1..4u32, 0..3u32, 0..3u32), along_k).prop_map(
+        |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, stack, early))| Schedule {
+            tile,
+            chunk,
+            raster,
+            band,
+            alone,
+            by_chunk,
+            k_chunks,
+            splits,
+            stack,
+            early,
+        },
+    )
 }
 
 proptest! {

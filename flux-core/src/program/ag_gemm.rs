@@ -27,7 +27,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     awaits(&mut list, &arrivals, rank, schedule, nodes);
 
     for band in schedule.bands(world) {
-        for (tile, step) in schedule.in_band(grid, band.clone()) {
+        for (tile, step) in schedule.as_they_come(grid, band.clone()) {
             let shard = nodes.after(rank, step);
             let place = shard.place_at(rank);
             // The await list is in the order of bands, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the

@@ -49,6 +49,9 @@ pub struct Schedule {
     /// Shards that are bands of their own before those of `band` shards begin, the own one first (AllGather-GEMM): with 1, the own shard is worked on while the rows
     /// of the first band come.
     pub alone: u32,
+    /// Peers' shards that are worked on chunk by chunk, as they come, the first to come first; the others in the order of the raster (AllGather-GEMM). Every chunk reads
+    /// all of `w`, but none waits for another. Means nothing in bands of several shards.
+    pub by_chunk: u32,
     /// Most slices that the columns of a shard, its `k`, are cut into, each with signals of its own (AllGather-GEMM): 1 and whole rows are announced.
     ///
     /// An item waits for a slice only when it comes to it, so that with several it begins when the first is there. Slices end at steps of `tile.k`.
@@ -78,15 +81,26 @@ impl Schedule {
     /// use flux_core::TileShape;
     /// use flux_core::program::{Chunk, Schedule};
     /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
-    /// assert_eq!((schedule.band, schedule.alone, schedule.k_chunks, schedule.splits, schedule.stack, schedule.early), (1, 0, 1, 1, false, 0));
+    /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.stack), (1, 1, 1, false));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
-        Self { tile, chunk: Chunk::Shard, raster: Raster::RowsFastest, band: 1, alone: 0, k_chunks: 1, splits: 1, stack: false, early: 0 }
+        Self {
+            tile,
+            chunk: Chunk::Shard,
+            raster: Raster::RowsFastest,
+            band: 1,
+            alone: 0,
+            by_chunk: 0,
+            k_chunks: 1,
+            splits: 1,
+            stack: false,
+            early: 0,
+        }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, alone: _, k_chunks, splits, stack: _, early: _ } = *self;
+        let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_chunks, splits, stack: _, early: _ } = *self;
         for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -115,7 +129,17 @@ impl Schedule {
 
     /// The tiles of the shards at the steps of a band, with their step; each shard's in the order of the raster.
     pub(super) fn in_band(&self, grid: TileGrid, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
-        grid.order(self.raster).flat_map(move |tile| band.clone().map(move |step| (tile, step)))
+        Self::in_order(grid, self.raster, band)
+    }
+
+    /// The same of an AllGather-GEMM, whose first shards to come are taken chunk by chunk.
+    pub(super) fn as_they_come(&self, grid: TileGrid, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+        let comes = band.len() == 1 && (1..=self.by_chunk).contains(&band.start);
+        Self::in_order(grid, if comes { Raster::RowGroups(self.chunk_of(grid.row_blocks())) } else { self.raster }, band)
+    }
+
+    fn in_order(grid: TileGrid, raster: Raster, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
+        grid.order(raster).flat_map(move |tile| band.clone().map(move |step| (tile, step)))
     }
 
     /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the `available` ones of a shard.
@@ -134,10 +158,13 @@ pub(super) fn bands_of(steps: Range<u32>, band: u32) -> impl Iterator<Item = Ran
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, alone, k_chunks, splits, stack, early } = self;
+        let Self { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, stack, early } = self;
         write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
         if *alone > 0 {
             write!(f, " after {alone} of one")?;
+        }
+        if *by_chunk > 0 {
+            write!(f, ", {by_chunk} by chunk")?;
         }
         if *k_chunks > 1 {
             write!(f, ", {k_chunks} slices of k")?;

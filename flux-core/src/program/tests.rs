@@ -95,6 +95,14 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
         "{shards:?}"
     );
     assert!(shards[first..].iter().all(|&(shard, awaits)| shard > 1 && awaits == 4), "two slices of each of two shards: {shards:?}");
+    let by_chunk = Schedule { chunk: Chunk::Tiles(1), by_chunk: 1, ..Schedule::of(TileShape::new(32, 16, 32)) };
+    let program = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &by_chunk).expect("a valid schedule");
+    let rows = |shard| program.items.iter().filter(move |item| item.out_outer == shard).map(|item| item.row).collect::<Vec<_>>();
+    assert!(
+        rows(1).is_sorted() && !rows(2).is_sorted() && !rows(0).is_sorted(),
+        "the first peer's row blocks one after another: {:?}",
+        rows(1)
+    );
 }
 
 #[test]

@@ -15,13 +15,13 @@ use std::ops::RangeInclusive;
 /// Calls of `op` on `counts` nodes of `per_node` ranks each, with shards of several tiles.
 fn across(op: OpKind, counts: RangeInclusive<u32>, per_node: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..=6_u32).prop_map(Raster::RowGroups)];
-    let cut = (chunks(), raster, (1..=5_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
+    let cut = (chunks(), raster, (1..=5_u32, 0..=3_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
     (counts, per_node, 1..=40_usize, 1..=5_usize, 1..=4_usize, cut).prop_map(
-        move |(count, per_node, rows, n8, k8, (chunk, raster, (band, alone), k_chunks, splits))| {
+        move |(count, per_node, rows, n8, k8, (chunk, raster, (band, alone, by_chunk), k_chunks, splits))| {
             let world = WorldSize::new(count * per_node).unwrap();
             let (n, k) = if op == AllGatherGemm { (8 * n8 * world.index(), 8 * k8) } else { (8 * n8, 8 * k8 * world.index()) };
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).unwrap();
-            let schedule = Schedule { chunk, raster, band, alone, k_chunks, splits, ..Schedule::of(TileShape::new(16, 16, 8)) };
+            let schedule = Schedule { chunk, raster, band, alone, by_chunk, k_chunks, splits, ..Schedule::of(TileShape::new(16, 16, 8)) };
             build(&problem, &schedule, count)
         },
     )

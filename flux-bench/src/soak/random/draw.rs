@@ -99,6 +99,7 @@ impl RandomCase {
             shared.group = Some(draw.of(&[1, 2, 3, 8, 1 << 20]));
             shared.band = Some(1 + draw.below(world.get() + 1));
             shared.alone = Some(draw.below(3));
+            shared.by_chunk = Some(draw.below(3));
             shared.k_chunks = Some(draw.of(&[1, 1, 2, 3, 6]));
             shared.splits = Some(draw.of(&[1, 1, 2, 3]));
             shared.early = Some(draw.below(world.get() + 1));
@@ -151,12 +152,12 @@ impl fmt::Display for RandomCase {
         let ScheduleArgs { tile: Some(tile), chunk: Some(chunk), group: Some(group), band: Some(band), .. } = shared else {
             return f.write_str("default schedule");
         };
-        let (alone, early) = (shared.alone.unwrap_or(0), shared.early.unwrap_or(0));
+        let (alone, by_chunk, early) = (shared.alone.unwrap_or(0), shared.by_chunk.unwrap_or(0), shared.early.unwrap_or(0));
         let (slices, splits) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1));
         let stack = if shared.stack { ", stacked" } else { "" };
         write!(
             f,
-            "tile {}x{}, chunk {chunk}, group {group}, band {band} after {alone} of one, {slices} slices, {splits} splits, {early} early{stack}",
+            "tile {}x{}, chunk {chunk}, group {group}, band {band} after {alone} of one, {by_chunk} by chunk, {slices} slices, {splits} splits, {early} early{stack}",
             tile.m, tile.n
         )
     }

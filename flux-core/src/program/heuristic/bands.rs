@@ -22,7 +22,7 @@ impl Schedule {
     pub(super) fn in_wider_bands(self, problem: &Problem) -> Self {
         match problem.op() {
             OpKind::AllGatherGemm if self.band > 1 => self.a_wave_at_a_time(problem),
-            OpKind::AllGatherGemm => self.two_at_a_time(problem),
+            OpKind::AllGatherGemm => self.one_or_two_at_a_time(problem),
             OpKind::GemmReduceScatter => self.as_many_at_a_time_as_may_be_early(problem),
         }
     }
@@ -35,20 +35,28 @@ impl Schedule {
     }
 
     /// After the own shard two at a time, where shards have few row blocks, each of which would read `w` once more by itself, and where the first two will have come by the wave
-    /// that begins them. At TP 4 and m = 2048 they have; three at a time, of which the last may just be late, are slower (results/tuning/wide-bands.txt).
-    fn two_at_a_time(self, problem: &Problem) -> Self {
-        let grid = TileGrid::of_shard(problem, self.tile);
-        if self.stack || grid.row_blocks() >= ROW_GROUP || problem.world().peers() < 2 {
+    /// that begins them. At TP 4 and m = 2048 they have; three at a time, of which the last may just be late, are slower (results/tuning/wide-bands.txt). Otherwise one at a time,
+    /// and chunk by chunk those that will not have come by the wave that begins them: at TP 8, where the own shard is less than a wave.
+    fn one_or_two_at_a_time(self, problem: &Problem) -> Self {
+        let (grid, peers) = (TileGrid::of_shard(problem, self.tile), problem.world().peers());
+        if self.stack {
             return self;
         }
         let chunks = grid.row_blocks().div_ceil(self.chunk_of(grid.row_blocks()));
         let chunk = Machine::H200.copying(gather_place_bytes(problem) / u64::from(chunks));
-        let come = Duration::from_nanos(Machine::H200.copy_begins_ns) + 2 * chunks * chunk;
+        let come = |shards: u32| {
+            Duration::from_nanos(Machine::H200.copy_begins_ns).saturating_add(chunk.saturating_mul(shards.saturating_mul(chunks)))
+        };
         // Of the first wave a few workers may wait, that of a shard which is a little less.
         let workers = u64::from(MULTIPROCESSORS);
-        let waves = (grid.tiles() + workers / 16) / workers;
-        let tile_ns = 2 * area(self.tile) * u64::from(problem.k_local()) / OPERATIONS + Machine::H200.tile_ns;
-        if come <= Duration::from_nanos(waves.saturating_mul(tile_ns)) { Self { alone: 1, band: 2, ..self } } else { self }
+        let tile_ns =
+            2 * u128::from(area(self.tile)) * u128::from(problem.k_local()) / u128::from(OPERATIONS) + u128::from(Machine::H200.tile_ns);
+        let begun = |shards: u32| u128::from((u64::from(shards) * grid.tiles() + workers / 16) / workers) * tile_ns;
+        if grid.row_blocks() < ROW_GROUP && peers > 1 && come(2).as_nanos() <= begun(1) {
+            return Self { alone: 1, band: 2, ..self };
+        }
+        let late = (1..=peers).take_while(|&shard| chunks > 1 && come(shard).as_nanos() > begun(shard)).count();
+        Self { by_chunk: late as u32, ..self }
     }
 
     /// In the widest bands in which as many partial tiles are early.
@@ -140,6 +148,9 @@ mod tests {
         );
         assert_eq!(bands(4, rs, 8192, 12288, 49152), (0, 1), "2048 rows are enough");
         assert_eq!(bands(4, ag, 256, 49152, 12288), (0, 1), "tiles span shards");
+        let by_chunk = |world, m, n, k| own(world, ag, m, n, k).by_chunk;
+        assert_eq!([by_chunk(8, 4096, 49152, 12288), by_chunk(8, 8192, 28672, 8192)], [1, 3], "what comes after these has come by then");
+        assert_eq!([by_chunk(4, 8192, 49152, 12288), by_chunk(2, 1024, 28672, 8192)], [0, 0], "the own shard is a wave and more");
         assert_eq!((bands(8, ag, 1024, 28672, 8192), bands(8, ag, 1024, 49152, 12288)), ((0, 8), (0, 4)), "shards of 16 tiles, and of 32");
     }
 }
