@@ -8,7 +8,8 @@ use flux_bench::show;
 use flux_bench::simulate::{LEAST_ROWS, Simulation, compare};
 use flux_core::TileShape;
 use flux_core::layout::gather_place_bytes;
-use flux_core::simulate::{Machine, Pushes};
+use flux_core::machine::Machine;
+use flux_core::simulate::Pushes;
 use std::path::Path;
 
 /// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x4-nvlink.json and results/h200-x1-core-tp4.json), and

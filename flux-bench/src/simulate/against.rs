@@ -10,7 +10,8 @@ use crate::report::{Head, Report, Row, aligned, ms};
 use crate::shapes::{self, parse_op};
 use crate::stats::Times;
 use anyhow::{Context, ensure};
-use flux_core::simulate::{Machine, Pushes};
+use flux_core::machine::Machine;
+use flux_core::simulate::Pushes;
 use flux_core::{DType, Problem};
 
 /// One row of a file, and what the simulation says of it.

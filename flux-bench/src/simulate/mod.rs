@@ -13,7 +13,8 @@ use crate::shapes::{self, Model, parse_op};
 use crate::show;
 use anyhow::{Context, ensure};
 use flux_core::OpKind;
-use flux_core::simulate::{Machine, Pushes};
+use flux_core::machine::Machine;
+use flux_core::simulate::Pushes;
 use flux_ops::Push;
 use std::path::PathBuf;
 

@@ -8,8 +8,9 @@ use crate::plan::ScheduleArgs;
 use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;
 use anyhow::Context;
+use flux_core::machine::Machine;
 use flux_core::program::TileProgram;
-use flux_core::simulate::{Machine, Pushes, simulate};
+use flux_core::simulate::{Pushes, simulate};
 use std::time::Duration;
 
 /// What one op takes at one shape by simulation.

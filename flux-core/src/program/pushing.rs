@@ -5,7 +5,7 @@
 use super::TileProgram;
 use super::heuristic::{MULTIPROCESSORS, OPERATIONS};
 use crate::layout::gather_place_bytes;
-use crate::simulate::Machine;
+use crate::machine::Machine;
 use std::time::Duration;
 
 /// Shards of this size and more are left to copy engines: they disturb the GEMM less than the kernel's own stores do, but take longer to begin. On 4 H200 and GPT-3's

@@ -28,7 +28,6 @@
 mod call;
 mod clock;
 mod links;
-mod machine;
 mod pad;
 mod phases;
 mod seat;
@@ -38,9 +37,8 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use machine::Machine;
-
 use crate::Rank;
+use crate::machine::Machine;
 use crate::program::TileProgram;
 use std::time::Duration;
 

@@ -6,8 +6,9 @@
 use crate::strategies::{Call, any_calls, plain_calls};
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
+use flux_core::machine::Machine;
 use flux_core::program::{check, sink};
-use flux_core::simulate::{Machine, Pushes, RankTotals, simulate};
+use flux_core::simulate::{Pushes, RankTotals, simulate};
 use proptest::prelude::*;
 use std::time::Duration;
 

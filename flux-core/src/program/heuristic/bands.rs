@@ -4,7 +4,7 @@
 
 use super::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, Schedule, WORKERS, area, most_early, slices};
 use crate::layout::gather_place_bytes;
-use crate::simulate::Machine;
+use crate::machine::Machine;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem};
 use std::time::Duration;

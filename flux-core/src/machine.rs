@@ -75,17 +75,17 @@ impl Machine {
     pub const ALL: [Self; 2] = [Self::H200, Self::H800];
 
     /// Of so many operations of one worker.
-    pub(super) fn multiplying(&self, ops: u128) -> Duration {
+    pub(crate) fn multiplying(&self, ops: u128) -> Duration {
         time(ops, self.ops_per_cycle.saturating_mul(self.clock_mhz))
     }
 
     /// Of so many bytes that all workers of a rank read.
-    pub(super) fn reading(&self, bytes: u128) -> Duration {
+    pub(crate) fn reading(&self, bytes: u128) -> Duration {
         time(bytes, self.memory_bytes_per_us)
     }
 
     /// Of so many bytes that a worker adds.
-    pub(super) fn adding(&self, bytes: u64) -> Duration {
+    pub(crate) fn adding(&self, bytes: u64) -> Duration {
         time(bytes.into(), self.add_bytes_per_us)
     }
 
