@@ -94,7 +94,9 @@ fn choices_took_about_what_was_estimated() {
         {
             let (ns, sending) = chosen(&problem(world, op, model, m), 4);
             let off = (ns as f64 / 1e3 / us as f64 - 1.0) * 100.0;
-            assert!(off.abs() < 12.0, "{world} ranks, {op} {model:?} m={m}, {sending}: {off:.1} %");
+            // Where rounds differ by a tenth, as the card slows down, the median says less.
+            let most = if (world, model, m) == (2, GPT3, 8192) { 12.0 } else { 10.0 };
+            assert!(off.abs() < most, "{world} ranks, {op} {model:?} m={m}, {sending}: {off:.1} %");
         }
     }
 }
