@@ -35,6 +35,9 @@ pub struct ScheduleArgs {
     /// Items that share a tile's k
     #[arg(long, value_name = "ITEMS", help_heading = "Plan")]
     pub splits: Option<u32>,
+    /// Workers by groups of whom the tiles that whole waves leave are shared; 1 for none
+    #[arg(long, value_name = "WORKERS")]
+    pub shares: Option<u32>,
     /// Partial tiles that are added while a tile is multiplied (gemm_rs)
     #[arg(long, value_name = "TILES", help_heading = "Plan")]
     pub early: Option<u32>,
@@ -93,7 +96,7 @@ fn sending(word: &str) -> Result<Sending, String> {
 impl ScheduleArgs {
     /// The op's own schedule with what is not left out.
     pub fn over(&self, own: Schedule) -> Schedule {
-        let Self { tile, chunk, group, band, alone, by_chunk, k_chunks, splits, early, stack, no_stack } = *self;
+        let Self { tile, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
             tile: tile.unwrap_or(own.tile),
@@ -104,6 +107,7 @@ impl ScheduleArgs {
             by_chunk: by_chunk.unwrap_or(own.by_chunk),
             k_chunks: k_chunks.unwrap_or(own.k_chunks),
             splits: splits.unwrap_or(own.splits),
+            shares: shares.unwrap_or(own.shares),
             early: early.unwrap_or(own.early),
             stack: (own.stack || stack) && !no_stack,
         }

@@ -69,6 +69,8 @@ const OWN: ScheduleArgs = ScheduleArgs {
     by_chunk: None,
     k_chunks: None,
     splits: None,
+    // Those of the records have none.
+    shares: Some(1),
     early: None,
     stack: false,
     no_stack: false,

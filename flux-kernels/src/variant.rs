@@ -8,20 +8,20 @@ use flux_core::program::TileProgram;
 use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
-/// One instantiation: operation, element type, tile, in how many strips a tile leaves and how many stages of operands are in flight, and whether it records its
+/// One instantiation: operation, element type, tile, how many rooms a tile leaves through and how many stages of operands are in flight, and whether it records its
 /// time line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
     dtype: DType,
     tile: TileShape,
-    strips: u32,
+    rooms: u32,
     stages: u32,
     traced: bool,
 }
 
-/// Tiles that there are kernels for, with the stages that fit beside a private output buffer in 227 KiB of shared memory, and beside one of half a tile: where there are
-/// enough of the first, and where the second makes room for one more.
+/// Tiles that there are kernels for, with the stages that fit beside a room for each consumer's part in 227 KiB of shared memory, and beside one in which they take
+/// turns: where there are enough of the first, and where the second makes room for one more.
 const TILES: [(TileShape, Option<u32>, Option<u32>); 13] = [
     (TileShape::new(256, 192, 64), None, Some(3)),
     (TileShape::new(128, 256, 64), Some(3), Some(4)),
@@ -37,10 +37,6 @@ const TILES: [(TileShape, Option<u32>, Option<u32>); 13] = [
     (TileShape::new(64, 96, 64), Some(10), None),
     (TileShape::new(64, 64, 64), Some(12), None),
 ];
-
-/// Items of a program from which on its tiles leave as wholes: some six waves of an H200. A stage more covers more of the loads' latency, and a tile that leaves in
-/// two strips holds up the next for longer; of calls this long the clock is the card's power limit's, and only the second counts (results/tuning/stages.txt).
-const LONG: usize = 6 * 128;
 
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,20 +65,20 @@ impl Variant {
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
-    fn with_tile(op: OpKind, dtype: DType, (tile, whole, halves): (TileShape, Option<u32>, Option<u32>)) -> impl Iterator<Item = Self> {
-        let variant = move |strips, stages| Self { op, dtype, tile, strips, stages, traced: false };
-        [whole.map(|stages| variant(1, stages)), halves.map(|stages| variant(2, stages))].into_iter().flatten()
+    fn with_tile(op: OpKind, dtype: DType, (tile, two, one): (TileShape, Option<u32>, Option<u32>)) -> impl Iterator<Item = Self> {
+        let variant = move |rooms, stages| Self { op, dtype, tile, rooms, stages, traced: false };
+        // Rows that are scattered need room for the whole tile; without them a stage more is better.
+        let two = if op == OpKind::GemmReduceScatter { two } else { two.filter(|_| one.is_none()) };
+        [two.map(|stages| variant(2, stages)), one.map(|stages| variant(1, stages))].into_iter().flatten()
     }
 
-    /// The variant for a program.
+    /// The variant for a program: where there are two, the one with a stage more.
     ///
     /// # Errors
     /// As of [`Self::fitting`].
     pub fn of(program: &TileProgram) -> Result<Self, NoSuchTile> {
-        let strips = if program.items.len() < LONG { 2 } else { 1 };
-        let mut fitting = Self::fitting(program)?;
-        let best = fitting.iter().position(|variant| variant.strips == strips).unwrap_or(0);
-        Ok(fitting.swap_remove(best))
+        let fitting = Self::fitting(program)?;
+        fitting.into_iter().max_by_key(|variant| variant.stages).ok_or(NoSuchTile { tile: program.tile })
     }
 
     /// All variants that can execute a program, at least one: the results are the same, to the bit.
@@ -98,10 +94,10 @@ impl Variant {
 
     /// Whether it can execute a program.
     pub fn fits(&self, program: &TileProgram) -> bool {
-        // Rows that go to several owners leave from a buffer of the whole tile.
+        // Rows that go to several owners leave from a room of the whole tile.
         let scatters = self.op == OpKind::GemmReduceScatter && program.stacked;
         let of_program = (program.problem.op(), program.problem.dtype(), program.tile);
-        (self.op, self.dtype, self.tile) == of_program && (self.strips == 1 || !scatters)
+        (self.op, self.dtype, self.tile) == of_program && (self.rooms == Self::CONSUMERS || !scatters)
     }
 
     /// The same kernel, recording when each phase of each item ended: it takes a [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
@@ -143,21 +139,19 @@ impl Variant {
         }
     }
 
-    /// Device memory that each CTA of a launch needs to itself, in bytes: where a partial tile's first strip waits until the second has been sent.
+    /// Device memory that each CTA of a launch needs to itself, in bytes: where the first consumer's part of a partial tile waits until the
+    /// second's has been sent.
     pub const fn aside_bytes(&self) -> u64 {
-        let sends = matches!(self.op, OpKind::GemmReduceScatter) && self.strips == 2;
+        let sends = matches!(self.op, OpKind::GemmReduceScatter) && self.rooms == 1;
         if sends { (self.tile.m * self.tile.n) as u64 } else { 0 }
     }
 
     /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, a word, and room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
-        // A tile of 256 rows leaves block by block, others by boxes of columns.
-        let (rows, boxes) = (self.tile.m, self.tile.n / self.box_cols());
-        let (rows, boxes) = if self.tile.m == 256 { (rows / self.strips, boxes) } else { (rows, boxes.div_ceil(self.strips)) };
-        let out = rows * boxes * self.box_cols() * 2;
+        let out = self.tile.m * self.tile.n * 2 * self.rooms / Self::CONSUMERS;
         // 16 bytes between rows that are scattered
-        let gaps = if matches!(self.op, OpKind::GemmReduceScatter) && self.strips == 1 { self.tile.m * 16 } else { 0 };
+        let gaps = if matches!(self.op, OpKind::GemmReduceScatter) && self.rooms == Self::CONSUMERS { self.tile.m * 16 } else { 0 };
         let (out, barriers) = (out + gaps, 2 * self.stages + 2 * Self::CONSUMERS + 6);
         self.stages * stage + out + barriers * 8 + 8 + 1024
     }
@@ -171,11 +165,11 @@ impl Variant {
     pub fn source(&self) -> Source {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
-        let (strips, stages, traced) = (self.strips, self.stages, self.traced);
+        let (rooms, stages, traced) = (self.rooms, self.stages, self.traced);
         let TileShape { m, n, .. } = self.tile;
         let text = format!(
             "#include \"core/fused_gemm.cuh\"\n\
-             using C = flux::Config<{m}, {n}, {strips}, {stages}, {bf16}, {rs}, {traced}>;\n\
+             using C = flux::Config<{m}, {n}, {rooms}, {stages}, {bf16}, {rs}, {traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads}, \"variant.rs\");\n\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
              flux::fused_gemm<C>(p);\n}}\n",
@@ -205,21 +199,22 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_scattered_leave_as_whole_tiles() {
-        let strips = |op, stack| Variant::fitting(&program(op, 512, stack)).unwrap().iter().map(|v| v.strips).collect::<Vec<_>>();
-        assert_eq!(strips(OpKind::GemmReduceScatter, true), [1]);
-        assert_eq!(strips(OpKind::GemmReduceScatter, false), [1, 2]);
-        assert_eq!(strips(OpKind::AllGatherGemm, true), [1, 2]);
-        let [_, in_strips] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, false)).unwrap()[..] else { unreachable!() };
-        assert!(!in_strips.fits(&program(OpKind::GemmReduceScatter, 512, true)), "a launch refuses it");
-        assert!(!in_strips.fits(&program(OpKind::AllGatherGemm, 512, false)), "of another op");
+    fn rows_that_are_scattered_need_room_for_the_whole_tile() {
+        let rooms = |op, stack| Variant::fitting(&program(op, 512, stack)).unwrap().iter().map(|v| v.rooms).collect::<Vec<_>>();
+        assert_eq!(rooms(OpKind::GemmReduceScatter, true), [2]);
+        assert_eq!(rooms(OpKind::GemmReduceScatter, false), [2, 1]);
+        assert_eq!(rooms(OpKind::AllGatherGemm, true), [1]);
+        let [_, in_turns] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, false)).unwrap()[..] else { unreachable!() };
+        assert!(!in_turns.fits(&program(OpKind::GemmReduceScatter, 512, true)), "a launch refuses it");
+        assert!(!in_turns.fits(&program(OpKind::AllGatherGemm, 512, false)), "of another op");
     }
 
     #[test]
-    fn short_calls_have_a_stage_more_and_long_ones_whole_tiles() {
-        let chosen = |m| Variant::of(&program(OpKind::GemmReduceScatter, m, false)).unwrap();
-        assert_eq!((chosen(512).strips, chosen(512).stages), (2, 4));
-        assert_eq!((chosen(128 * 128).strips, chosen(128 * 128).stages), (1, 3));
-        assert!(chosen(512).aside_bytes() > 0 && chosen(128 * 128).aside_bytes() == 0);
+    fn a_stage_more_is_taken_where_it_can_be() {
+        let chosen = |op, stack| Variant::of(&program(op, 512, stack)).unwrap();
+        let (ag, rs, scatters) =
+            (chosen(OpKind::AllGatherGemm, false), chosen(OpKind::GemmReduceScatter, false), chosen(OpKind::GemmReduceScatter, true));
+        assert_eq!([ag.stages, rs.stages, scatters.stages], [4, 4, 3]);
+        assert!(rs.aside_bytes() > 0 && ag.aside_bytes() == 0 && scatters.aside_bytes() == 0);
     }
 }

@@ -76,7 +76,7 @@ fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Var
 }
 
 /// There is no room for the whole of one, which rows that are scattered leave from.
-fn leaves_in_strips_only(tile: TileShape) -> bool {
+fn leaves_by_turns_only(tile: TileShape) -> bool {
     tile == TileShape::new(256, 192, 64)
 }
 
@@ -176,7 +176,7 @@ fn tiles_that_span_shards_and_split_k_are_right() {
                 for (stack, splits, k_chunks) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
                     let schedule = Schedule { stack, splits, k_chunks, band: 2, ..Schedule::of(tile) };
                     let program = &programs(p, &schedule, Nodes::apart(p.world()))[0];
-                    if program.stacked && op == OpKind::GemmReduceScatter && leaves_in_strips_only(tile) {
+                    if program.stacked && op == OpKind::GemmReduceScatter && leaves_by_turns_only(tile) {
                         assert!(Variant::of(program).is_err(), "{p}, {schedule}");
                         continue;
                     }
@@ -186,6 +186,26 @@ fn tiles_that_span_shards_and_split_k_are_right() {
             for (m, splits) in [(8, 2), (136, 5)] {
                 check(&context, problem(op, m, 328, 1048, DType::F16, 1), &Schedule { splits, ..Schedule::of(tile) });
             }
+        }
+    }
+}
+
+/// Every variant: the first tiles shared by groups of workers, of as many as there are and of others, with whole tiles behind them and early partial tiles.
+#[test]
+fn first_tiles_that_groups_of_workers_share_are_right() {
+    let Some(context) = device("first_tiles_that_groups_of_workers_share_are_right") else { return };
+    for op in OPS {
+        for tile in TILES {
+            for (m_shard, n, k, world, shares, early) in [(136, 840, 2000, 2, 5, 0), (256, 1032, 1344, 3, 7, 2), (72, 776, 1600, 8, 33, 4)]
+            {
+                let schedule = Schedule { shares, early, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
+                check(&context, problem(op, m_shard, n, k, DType::Bf16, world), &schedule);
+            }
+            let p = problem(op, 1024, 2560, 2048, DType::F16, 2);
+            let schedule = Schedule { shares: 132, early: 1, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
+            let parts = programs(p, &schedule, Nodes::apart(p.world()))[0].part_slots;
+            assert!(tile != TileShape::new(128, 256, 64) || parts > 0, "28 of 160 tiles are shared");
+            check(&context, p, &schedule);
         }
     }
 }

@@ -17,13 +17,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let grid = TileGrid::of_shard(problem, schedule.tile);
     let arrivals = Arrivals::new(problem, schedule);
     let (chunks, slices) = (arrivals.chunks(), arrivals.slices());
-    let mut list = Items::new(
-        rank,
-        world.get() * grid.row_blocks() * grid.col_blocks(),
-        AlongK::new(problem, schedule),
-        schedule,
-        world.peers() * chunks * slices,
-    );
+    let (tiles, along_k) = (world.get() * grid.row_blocks() * grid.col_blocks(), AlongK::new(problem, schedule));
+    let shares = schedule.shared_first(problem).filter(|_| !nodes.are_mixed());
+    let mut list = Items::new(rank, tiles, along_k, schedule, world.peers() * chunks * slices).shared(shares);
     awaits(&mut list, &arrivals, rank, schedule, nodes);
 
     for band in schedule.bands(world) {
@@ -63,7 +59,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         tile: schedule.tile,
         signals: list.signals(),
         part_slots: list.part_slots,
-        items: list.all,
+        items: list.in_order(),
         awaits: list.awaits,
         transfers,
         forwards,

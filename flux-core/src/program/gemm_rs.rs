@@ -109,7 +109,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let (places, along_k) = (Places::new(nodes), AlongK::new(problem, schedule));
     let early = early(schedule, along_k, nodes, world.peers());
     let (first_step, gap) = early_steps(along_k.steps(), early);
-    let mut list = Items::new(rank, world.get() * tiles, along_k, schedule, world.peers() * chunks);
+    let shares = schedule.shared_first(problem).filter(|_| !nodes.are_mixed());
+    let mut list = Items::new(rank, world.get() * tiles, along_k, schedule, world.peers() * chunks).shared(shares);
     // By owner: the first entry of what is awaited for the partial tiles of its first chunk.
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {
@@ -166,7 +167,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         tile: schedule.tile,
         signals: list.signals(),
         part_slots: list.part_slots,
-        items: list.all,
+        items: list.in_order(),
         awaits: list.awaits,
         transfers: Vec::new(),
         forwards: Vec::new(),

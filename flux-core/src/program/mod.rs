@@ -21,6 +21,7 @@ mod record;
 mod rounds;
 mod schedule;
 mod sending;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -235,7 +236,7 @@ fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), S
         ),
         OpKind::GemmReduceScatter => (0, tiles),
     };
-    let items = tiles.saturating_mul(u64::from(schedule.splits.min(k_steps))).saturating_add(folds);
+    let items = tiles.saturating_mul(u64::from(schedule.splits.min(k_steps))).saturating_add(folds + 2 * u64::from(schedule.shares - 1));
     if items > MAX_ITEMS {
         return Err(ScheduleError::TooManyItems { tile, items });
     }

@@ -1,9 +1,9 @@
 //! The tuning knobs of a tile program.
 //!
-//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, and `early` and `stack` for GEMM-ReduceScatter, also
+//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, `shares`, and `early` and `stack` for GEMM-ReduceScatter, also
 //! where it is rounded.
 
-use super::ScheduleError;
+use super::{MAX_ITEMS, ScheduleError};
 use crate::problem::MAX_EXTENT;
 use crate::tile::{Raster, TileExtent, TileGrid};
 use crate::{TileShape, WorldSize};
@@ -61,6 +61,12 @@ pub struct Schedule {
     /// For problems with fewer tiles than there are workers. The parts are added in the order of `k`, in fp32: the same bits in every run, but others
     /// than those of another number of splits.
     pub splits: u32,
+    /// Workers whose last wave is to be a whole one, or 1: the tiles that whole waves leave come first, and are shared by groups of these workers so that all are done
+    /// after the same part of a tile.
+    ///
+    /// Means nothing where that gains nothing, where `splits` share every tile, where tiles span shards, where only some ranks share a node, and where tiles of the
+    /// own shard of a GEMM-ReduceScatter, which come last, would have to be shared. As with splits, the bits are others than those of another number.
+    pub shares: u32,
     /// Whether tiles span shards, for shards with fewer rows than a tile. Means nothing in a world of 1.
     ///
     /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is then rounded before all are added.
@@ -93,6 +99,7 @@ impl Schedule {
             by_chunk: 0,
             k_chunks: 1,
             splits: 1,
+            shares: 1,
             stack: false,
             early: 0,
         }
@@ -100,7 +107,7 @@ impl Schedule {
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_chunks, splits, stack: _, early: _ } = *self;
+        let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_chunks, splits, shares, stack: _, early: _ } = *self;
         for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -109,10 +116,13 @@ impl Schedule {
                 return Err(ScheduleError::TooLarge { name, value });
             }
         }
-        for (name, value) in [("band", band), ("k_chunks", k_chunks), ("splits", splits)] {
+        for (name, value) in [("band", band), ("k_chunks", k_chunks), ("splits", splits), ("shares", shares)] {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
             }
+        }
+        if u64::from(shares) > MAX_ITEMS {
+            return Err(ScheduleError::TooLarge { name: "shares", value: shares });
         }
         match (chunk, raster) {
             (Chunk::Tiles(0), _) => Err(ScheduleError::Zero { name: "chunk" }),
@@ -142,6 +152,11 @@ impl Schedule {
         grid.order(raster).flat_map(move |tile| band.clone().map(move |step| (tile, step)))
     }
 
+    /// Of so many tiles of a program, those that whole waves leave.
+    pub(super) fn unfinished(&self, tiles: u64) -> u64 {
+        if self.shares == 1 || self.splits > 1 || self.stack { 0 } else { tiles % u64::from(self.shares) }
+    }
+
     /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the `available` ones of a shard.
     pub(super) fn chunk_of(&self, available: u32) -> u32 {
         match self.chunk {
@@ -158,7 +173,7 @@ pub(super) fn bands_of(steps: Range<u32>, band: u32) -> impl Iterator<Item = Ran
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, stack, early } = self;
+        let Self { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, shares, stack, early } = self;
         write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
         if *alone > 0 {
             write!(f, " after {alone} of one")?;
@@ -171,6 +186,9 @@ impl fmt::Display for Schedule {
         }
         if *splits > 1 {
             write!(f, ", {splits} splits")?;
+        }
+        if *shares > 1 {
+            write!(f, ", {shares} workers share what whole waves leave")?;
         }
         if *early > 0 {
             write!(f, ", {early} partial tiles early")?;

@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Strips, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
+template <u32 TileM, u32 TileN, u32 Rooms, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -40,30 +40,27 @@ struct Config {
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
     static constexpr u32 kBoxBytes = 64 * kBoxRowBytes;
     static constexpr u32 kBoxes = kCols / kBoxCols;                 // of one block of one consumer
-    // A tile leaves as a whole, or in two strips, one after the other through the same room: what that spares is a stage more. They are halves of its columns or,
-    // where a consumer has two blocks, its blocks.
-    static constexpr u32 kStrips = Strips;
-    static constexpr bool kStripIsBlock = kStrips == 2 && kBlocksM == 2;
-    static constexpr u32 kStripBlocks = kStripIsBlock ? 1 : kBlocksM;
-    static constexpr u32 kStripBoxes = kStripIsBlock ? kBoxes : (kBoxes + kStrips - 1) / kStrips;
-    static constexpr u32 kOutRoomPerConsumer = kStripBlocks * kStripBoxes * kBoxBytes;
-    static constexpr u32 kStripVectors = kVectors / kStrips;        // of a partial tile
-    static constexpr u32 kStripBytesPerConsumer = kStripVectors * 128 * 16;
-    static_assert(kStrips == 1 || kStrips == 2 && kVectors % 2 == 0, "strips");
-    static_assert(kStripBytesPerConsumer <= kOutRoomPerConsumer, "strips of a partial tile");
-    // Rows that go to several owners leave as a whole, and lie with 16 bytes between them, so that the rows of a matrix store meet different banks.
-    static constexpr bool kScatters = ReduceScatter && kStrips == 1;
+    // Where a consumer leaves its part of a tile. Each has a room of its own, or they take turns in one: what that spares is a stage more, and whoever waits for the
+    // room falls behind the other, so that from then on one ends its part of a tile while the other multiplies. Not where a tile is of 256 rows, whose purpose is to take
+    // less energy: in step its consumers take less.
+    static constexpr u32 kRooms = Rooms;
+    static constexpr bool kInStep = kBlocksM > 1;
+    static constexpr u32 kRoomBytes = kBlocksM * kBoxes * kBoxBytes;
+    static_assert(kRooms == 1 || kRooms == kConsumers, "rooms");
+    static_assert(kRoomBytes == kOutBytesPerConsumer, "boxes of a consumer's part");
+    // Rows that go to several owners need the whole tile's room, and lie with 16 bytes between them, so that the rows of a matrix store meet different banks.
+    static constexpr bool kScatters = ReduceScatter && kRooms == kConsumers;
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
-    static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kConsumers * kOutRoomPerConsumer;
+    static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kRooms * kRoomBytes;
 
     // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers, no more than there are registers for.
     static constexpr u32 kPieces = kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
     static constexpr u32 kPieceVectors = kVectors / kPieces;
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
     static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
-    // Pieces of one that is added during the multiplication come into the output room, which is idle then: as many as it holds, two at most.
-    static constexpr u32 kEarlyPieces = kOutRoomPerConsumer >= 2 * kPieceBytesPerConsumer ? 2 : 1;
-    static_assert(kOutRoomPerConsumer >= kPieceBytesPerConsumer && kPieces <= 4, "early pieces, at most EARLY_GAP of flux-core/src/program");
+    // Pieces of one that is added during the multiplication come into the rooms, which are idle then: as many as they hold, two at most.
+    static constexpr u32 kEarlyPieces = kRooms * kRoomBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
+    static_assert(kRooms * kRoomBytes >= kConsumers * kPieceBytesPerConsumer && kPieces <= 4, "early pieces, at most EARLY_GAP of flux-core/src/program");
     // Through the ring go the fp32 accumulators of another range of k, too, in more of them.
     static constexpr u32 kPartPieces = 2 * kPieces;
     static constexpr u32 kPartPieceVectors = 2 * kVectors / kPartPieces;
@@ -90,26 +87,31 @@ struct Shared {
 
     __device__ __forceinline__ u32 a(u32 stage) const { return base + stage * C::kStageBytes; }
     __device__ __forceinline__ u32 b(u32 stage) const { return a(stage) + C::kBytesA; }
-    __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + consumer * C::kOutRoomPerConsumer; }
+    // The room into which a consumer leaves its part of a tile.
+    __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + (C::kRooms == 1 ? 0 : consumer) * C::kRoomBytes; }
+    // Where a consumer finds its part of a piece of a partial tile that is early.
+    __device__ __forceinline__ u32 early(u32 place, u32 consumer) const {
+        return base + C::kOutOffset + (place * C::kConsumers + consumer) * C::kPieceBytesPerConsumer;
+    }
     // A row of the whole tile, where rows go to several owners.
     __device__ __forceinline__ u32 out_row(u32 row) const { return base + C::kOutOffset + row * C::kOutRowBytes; }
     // Completed when a stage is filled, by one arrival and its bytes.
     __device__ __forceinline__ u32 full(u32 stage) const { return base + C::kBarrierOffset + stage * 8; }
     // Completed when every consumer has read a stage.
     __device__ __forceinline__ u32 empty(u32 stage) const { return full(C::kStages + stage); }
-    // Completed when a consumer's 128 threads have written its output buffer.
+    // Completed when a consumer's 128 threads have written its part of an item.
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
     // Completed when what a fold reads is there.
     __device__ __forceinline__ u32 fold_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
-    // Completed when a strip that was laid aside is back.
-    __device__ __forceinline__ u32 strip_back() const { return full(2 * C::kStages + 2 * C::kConsumers + 1); }
+    // Completed when a part that was laid aside is back.
+    __device__ __forceinline__ u32 part_back() const { return full(2 * C::kStages + 2 * C::kConsumers + 1); }
     // Completed when an early piece is there, of both consumers.
     __device__ __forceinline__ u32 early_full(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 2 + piece); }
     // Completed when every consumer has added it.
     __device__ __forceinline__ u32 early_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
     // How far the watcher has seen rows of A (`progress`).
     __device__ __forceinline__ u32 rows() const { return base + C::kRowsOffset; }
-    // Completed when the storer's copies have read it.
+    // Completed when a consumer may write its part of an item: nobody reads or writes its room any more.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };
 

@@ -35,14 +35,14 @@ struct Consumer {
     u32 first_a = ptx::from_lane(ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA), 0);
     u32 first_b = ptx::from_lane(ptx::k_major_128b_descriptor(smem.b(0) + index * kOffsetB), 0);
 
-    // The products of the next stage, added to the sums; of a tile's first stage they are the sums.
+    // Multiplies the next stage in two groups, added to the sums; of a tile's first stage they are the sums. Between them the stage before is given back, at the barrier
+    // `read`: its products are done when the first group begins. So a consumer keeps one stage and a half from the loads on average, and not two.
     template <bool First>
-    __device__ __forceinline__ void issue_stage(float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void issue_stage(u32 read, float (&acc)[C::kBlocksM][kAccumulators]) const {
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
         const u32 a = ptx::advance_descriptor(first_a, ring.stage * C::kStageBytes);
         const u32 b = ptx::advance_descriptor(first_b, ring.stage * C::kStageBytes);
-#pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
+        pin(acc);
         ptx::wgmma_fence();
 #pragma unroll
         for (u32 k = 0; k < C::kTileK / 16; ++k) {
@@ -51,34 +51,45 @@ struct Consumer {
                 ptx::Wgmma<C::kCols, C::kBf16>::mma(acc[block], ptx::advance_descriptor(a, block * 64 * 128 + k * 32),
                                                      ptx::advance_descriptor(b, k * 32), !First || k != 0);
             }
+            if (k == C::kTileK / 32 - 1) {
+                ptx::wgmma_commit();
+                pin(acc);
+                if (!First) {
+                    ptx::wgmma_wait<1>();
+                    if (thread == 0) ptx::mbarrier_arrive(read);
+                    pin(acc);
+                }
+            }
         }
         ptx::wgmma_commit();
-#pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
+        pin(acc);
     }
 
     // Issues the products of the next stage and goes on to the one after. Returns the barrier at which to arrive when they are done.
     template <bool First>
-    __device__ __forceinline__ u32 take_stage(float (&acc)[C::kBlocksM][kAccumulators]) {
-        issue_stage<First>(acc);
-        const u32 read = smem.empty(ring.stage);
+    __device__ __forceinline__ u32 take_stage(u32 read, float (&acc)[C::kBlocksM][kAccumulators]) {
+        issue_stage<First>(read, acc);
+        const u32 next = smem.empty(ring.stage);
         ring.advance();
-        return read;
+        return next;
     }
 
-    // The sums are whole up to here, and in registers; gives the last stage back.
-    __device__ __forceinline__ void settle(u32 read, float (&acc)[C::kBlocksM][kAccumulators]) const {
+    // The sums are whole up to here, and in registers.
+    __device__ __forceinline__ void settle(float (&acc)[C::kBlocksM][kAccumulators]) const {
         ptx::wgmma_wait<0>();
+        pin(acc);
+    }
+
+    __device__ __forceinline__ static void pin(float (&acc)[C::kBlocksM][kAccumulators]) {
 #pragma unroll
         for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
-        if (thread == 0) ptx::mbarrier_arrive(read);
     }
 
     // At least one step. At the card's power limit each instruction of the inner loop costs time, wherever it finds room to be issued. Partial tiles that are early
     // are added on the way, piece by piece, by one consumer some steps before the other: while one adds, the other multiplies.
     __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocksM][kAccumulators]) {
         const u32 k_steps = ptx::from_lane(item.k_steps, 0);
-        u32 read = take_stage<true>(acc);
+        u32 read = take_stage<true>(0, acc);
         u32 step = 1;
         if constexpr (C::kReduceScatter) {
             const u32 early = ptx::from_lane(early_of(p, item), 0);
@@ -88,24 +99,24 @@ struct Consumer {
 #pragma unroll
                 for (u32 piece = 0; piece < C::kPieces; ++piece) {
                     read = multiply_until(first + piece * (p.early_gap / C::kPieces), step, read, acc);
-                    settle(read, acc);
+                    settle(acc);
                     add_early_piece(piece, acc);
-                    read = take_stage<false>(acc);
+                    read = take_stage<false>(read, acc);
                     ++step;
                 }
             }
         }
-        settle(multiply_until(k_steps, step, read, acc), acc);
+        read = multiply_until(k_steps, step, read, acc);
+        settle(acc);
+        if (thread == 0) ptx::mbarrier_arrive(read);
     }
 
     __device__ __forceinline__ u32 multiply_until(u32 end, u32& step, u32 read, float (&acc)[C::kBlocksM][kAccumulators]) {
 #pragma unroll 1
         for (; step < end; ++step) {
-            const u32 now = take_stage<false>(acc);
-            // One group stays in flight: when this one is issued, the one before has read its stage.
+            read = take_stage<false>(read, acc);
+            // Of its two groups one stays in flight.
             ptx::wgmma_wait<1>();
-            if (thread == 0) ptx::mbarrier_arrive(read);
-            read = now;
         }
         return read;
     }
@@ -130,7 +141,7 @@ struct Consumer {
     // The next piece, that the storer has brought into the output room.
     __device__ __forceinline__ void add_early_piece(u32 piece, float (&acc)[C::kBlocksM][kAccumulators]) {
         ptx::mbarrier_wait(smem.early_full(early.stage), early.phase);
-        add_piece(smem.out(index) + early.stage * C::kPieceBytesPerConsumer, piece, acc);
+        add_piece(smem.early(early.stage, index), piece, acc);
         sync_consumer();
         if (thread == 0) ptx::mbarrier_arrive(smem.early_empty(early.stage));
         early.advance();
@@ -172,21 +183,18 @@ struct Consumer {
     }
 
     // Row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a row change places by the number of its 128-byte line.
-    template <u32 Strip>
     __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocksM][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 row = warp * 16 + lane % 16;  // the row whose 16 bytes this lane addresses: blocks 0, 2 are the upper eight rows
         const u32 half = lane / 16;             // blocks 2, 3 are the next eight columns
         constexpr u32 kChunks = C::kBoxRowBytes / 16;
 #pragma unroll
-        for (u32 block = 0; block < C::kStripBlocks; ++block) {
+        for (u32 block = 0; block < C::kBlocksM; ++block) {
 #pragma unroll
-            for (u32 j = 0; j < C::kStripBoxes * kChunks; j += 2) {
-                constexpr u32 kFirst = C::kStripIsBlock ? 0 : Strip * C::kStripBoxes * kChunks;
-                if (kFirst + j >= C::kCols / 8) break;
-                const u32 box = smem.out(index) + (block * C::kStripBoxes + j / kChunks) * C::kBoxBytes;
+            for (u32 j = 0; j < C::kCols / 8; j += 2) {
+                const u32 box = smem.out(index) + (block * C::kBoxes + j / kChunks) * C::kBoxBytes;
                 const u32 chunk = (j % kChunks + half) ^ (row * C::kBoxRowBytes / 128 % kChunks);
-                const float* d = &acc[C::kStripIsBlock ? Strip : block][(kFirst + j) * 4];
+                const float* d = &acc[block][j * 4];
                 ptx::store_matrix_x4(box + row * C::kBoxRowBytes + chunk * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
                                      ptx::pack_2<C::kBf16>(d[4], d[5]), ptx::pack_2<C::kBf16>(d[6], d[7]));
             }
@@ -195,11 +203,10 @@ struct Consumer {
 
     // A slot holds accumulators in the order in which threads hold them: vector v of thread t at (v * 128 + t) * 16. Writer and
     // reader are the same thread of two ranks, so nothing is transposed on the way and every access is contiguous.
-    template <u32 Strip>
     __device__ __forceinline__ void write_slot(const float (&acc)[C::kBlocksM][kAccumulators]) const {
 #pragma unroll
-        for (u32 v = 0; v < C::kStripVectors; ++v) {
-            const u32 at = (Strip * C::kStripVectors + v) * 8;
+        for (u32 v = 0; v < C::kVectors; ++v) {
+            const u32 at = v * 8;
             const float* d = &acc[at / kAccumulators][at % kAccumulators];
             const uint4 four = {ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]), ptx::pack_2<C::kBf16>(d[4], d[5]),
                                 ptx::pack_2<C::kBf16>(d[6], d[7])};
@@ -279,16 +286,15 @@ struct Consumer {
         return item.sink == static_cast<u32>(Sink::kStore) || (C::kReduceScatter && item.sink == static_cast<u32>(Sink::kReduce));
     }
 
-    // A strip into the output buffer, or all accumulators that are lent into their slot.
-    template <u32 Strip>
+    // Into the room, or where it is lent or scattered.
     __device__ __forceinline__ void write(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kLend)) {
-            if (Strip == 0) lend(item, acc);
+            lend(item, acc);
             return;
         }
         if constexpr (C::kReduceScatter) {
             if (item.sink == static_cast<u32>(Sink::kSend)) {
-                write_slot<Strip>(acc);
+                write_slot(acc);
                 return;
             }
         }
@@ -300,18 +306,17 @@ struct Consumer {
                 return;
             }
         }
-        write_boxes<Strip>(acc);
+        write_boxes(acc);
     }
 
-    // Leaves a strip to the storer.
-    template <u32 Strip>
+    // Leaves this consumer's part of the item to the storer.
     __device__ __forceinline__ void hand_over(const WorkItem& item, u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) {
-        ptx::mbarrier_wait(smem.out_empty(index), out_phase ^ 1);
-        write<Strip>(item, acc);
-        // Orders this thread's writes of the output buffer before the bulk store that reads it.
+        ptx::mbarrier_wait(smem.out_empty(index), out_phase);
+        write(item, acc);
+        // Orders this thread's writes of the room before the bulk store that reads it.
         ptx::fence_proxy_async_shared();
         // Before the arrival, so that it is never later than the storer's stamp.
-        if (Strip == C::kStrips - 1) mark(i, &ItemStamps::written);
+        mark(i, &ItemStamps::written);
         ptx::mbarrier_arrive(smem.out_full(index));
         out_phase ^= 1;
     }
@@ -333,8 +338,8 @@ struct Consumer {
             }
             mark(i, &ItemStamps::summed);
             if (finishes(item)) finish_tile<C>(p, i, index, thread, acc);
-            hand_over<0>(item, i, acc);
-            if constexpr (C::kStrips > 1) hand_over<1>(item, i, acc);
+            hand_over(item, i, acc);
+            if constexpr (C::kInStep) ptx::named_barrier_sync<3, 128 * C::kConsumers>();
         }
         if constexpr (C::kScatters) fold_rows(i, walk);
     }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
         ptx::mbarrier_init(smem.fold_ready(), 1);
-        ptx::mbarrier_init(smem.strip_back(), 1);
+        ptx::mbarrier_init(smem.part_back(), 1);
         for (u32 piece = 0; piece < C::kEarlyPieces; ++piece) {
             ptx::mbarrier_init(smem.early_full(piece), 1);
             ptx::mbarrier_init(smem.early_empty(piece), C::kConsumers);

@@ -19,52 +19,47 @@ struct Storer {
     u32 phase = 0;
     RingState<C::kEarlyPieces> early;
 
-    __device__ __forceinline__ void store(const WorkItem& item, u32 consumer, u32 strip) const {
+    __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
         const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
-        for (u32 block = 0; block < C::kStripBlocks; ++block) {
-            const u32 row = first_row + (C::kStripIsBlock ? strip : block) * 64;
+        for (u32 block = 0; block < C::kBlocksM; ++block) {
+            const u32 row = first_row + block * 64;
             if (row >= item.rows) break;
 #pragma unroll
-            for (u32 n = 0; n < C::kStripBoxes; ++n) {
-                const u32 box = (C::kStripIsBlock ? 0 : strip * C::kStripBoxes) + n;
+            for (u32 box = 0; box < C::kBoxes; ++box) {
                 const u32 col = first_col + box * C::kBoxCols;
-                if (box >= C::kBoxes || col >= item.cols) break;
-                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kStripBoxes + n) * C::kBoxBytes, item.col + col, item.row + row,
-                                     item.out_outer);
+                if (col >= item.cols) break;
+                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, item.out_outer);
             }
         }
     }
 
-    // A strip of a consumer's part of the slot, from its room. `last` of this CTA: what it sends nobody's loads come after, and its owner may be waiting for it.
-    __device__ __forceinline__ void send(const WorkItem& item, u32 consumer, u32 strip, bool last) const {
+    // A consumer's part of the slot, from its room. `last` of this CTA: what it sends nobody's loads come after, and its owner may be waiting for it.
+    __device__ __forceinline__ void send(const WorkItem& item, u32 consumer, bool last) const {
         const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * C::kOutBytes;
-        const u64 dst = slot + consumer * C::kOutBytesPerConsumer + strip * C::kStripBytesPerConsumer;
+        const u64 dst = slot + consumer * C::kOutBytesPerConsumer;
         if (p.send_gap_ns == 0 || last) {
-            ptx::bulk_store(dst, smem.out(consumer), C::kStripBytesPerConsumer);
+            ptx::bulk_store(dst, smem.out(consumer), C::kOutBytesPerConsumer);
             return;
         }
         // CTAs finish their tiles nearly together: in pieces with gaps the link stays free of bursts, which slow the GEMM's own loads.
-        for (u32 offset = 0; offset < C::kStripBytesPerConsumer; offset += C::kPieceBytes) {
-            const u32 left = C::kStripBytesPerConsumer - offset;
+        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += C::kPieceBytes) {
+            const u32 left = C::kOutBytesPerConsumer - offset;
             ptx::bulk_store(dst + offset, smem.out(consumer) + offset, left < C::kPieceBytes ? left : C::kPieceBytes);
             ptx::bulk_commit();
             ptx::sleep_ns(p.send_gap_ns);
         }
     }
 
-    // Where this CTA lays the first strip of a partial tile aside, in this GPU's memory. Sent at its pace it would hold up the consumers, who still have the second.
-    __device__ __forceinline__ u64 aside(u32 consumer) const {
-        return p.aside + (static_cast<u64>(blockIdx.x) * C::kConsumers + consumer) * C::kStripBytesPerConsumer;
-    }
+    // Where this CTA lays the first consumer's part of a partial tile aside, in this GPU's memory. Sent at its pace it would hold up the second.
+    __device__ __forceinline__ u64 aside() const { return p.aside + static_cast<u64>(blockIdx.x) * C::kOutBytesPerConsumer; }
 
-    // Brings it back into the room, which the second strip has left. By one lane.
+    // Brings it back into the room, which the second part has left. By one lane.
     __device__ __forceinline__ void fetch_aside(u32 number) const {
-        ptx::mbarrier_arrive_expect_tx(smem.strip_back(), C::kConsumers * C::kStripBytesPerConsumer);
-#pragma unroll
-        for (u32 c = 0; c < C::kConsumers; ++c) ptx::bulk_load(smem.out(c), aside(c), C::kStripBytesPerConsumer, smem.strip_back());
-        ptx::mbarrier_wait(smem.strip_back(), number & 1);
+        ptx::mbarrier_arrive_expect_tx(smem.part_back(), C::kOutBytesPerConsumer);
+        ptx::bulk_load(smem.out(0), aside(), C::kOutBytesPerConsumer, smem.part_back());
+        ptx::mbarrier_wait(smem.part_back(), number & 1);
     }
 
     // Announces the item to its owner, once its chunk is complete.
@@ -90,21 +85,20 @@ struct Storer {
 
     __device__ __forceinline__ void run(const Walk& walk) {
         u32 i = walk.first, sent = 0;
-        for (; i < walk.count; i += walk.stride) {
+        for (; i < walk.count; i += walk.stride, phase ^= 1) {
             const WorkItem item = load_item(p, i);
             if constexpr (C::kScatters) {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
                 if (item.sink == static_cast<u32>(Sink::kScatter)) {
-                    // The other lanes meet the one that did the items before, so the buffers' barriers are in this item's phase.
+                    if (lane == 0) open_rooms();
+                    // The other lanes meet the one that did the items before, so the barriers are in this item's phase.
                     __syncwarp();
 #pragma unroll
                     for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
                     // Rows that a consumer has left out are not announced: if it saw the poison, so does this load, which comes after its arrival.
                     if (!poisoned(p)) raise_scattered(item);
                     __syncwarp();
-                    if (lane == 0) release();
                     stamp_sent(i);
-                    phase ^= 1;
                     continue;
                 }
             }
@@ -112,16 +106,16 @@ struct Storer {
             if (lane == 0) {
                 const bool last = i + walk.stride >= walk.count;
                 if constexpr (C::kReduceScatter) bring_early(item);
+                open_rooms();
                 if (!sends) {
                     store_or_lend(item);
-                } else if (C::kStrips == 1 || last) {
+                } else if (C::kRooms > 1 || last) {
                     send_in_order(item, last);
                 } else {
-                    send_strips(item, sent);
+                    send_paced(item, sent);
                 }
             }
             if (sends) ++sent;
-            phase ^= C::kStrips & 1;
             stamp_sent(i);
         }
         if constexpr (C::kScatters) {
@@ -130,11 +124,13 @@ struct Storer {
         ptx::bulk_wait<0>();
     }
 
-    // Brings the partial tiles that are added during the multiplication, one after another, into the room that the CTA's item before has left. They take no stage of
+    // Brings the partial tiles that are added during the multiplication, one after another, into the rooms that the CTA's item before has left. They take no stage of
     // the ring, and whoever waits for them here waits beside the loads.
     __device__ __forceinline__ void bring_early(const WorkItem& item) {
+        const u32 count = early_of(p, item);
+        if (count == 0) return;
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
-        for (u32 source = 0; source < early_of(p, item); ++source) {
+        for (u32 source = 0; source < count; ++source) {
             if (item.await_count != 0) wait_for(p, epoch, await_target(p, epoch, item.await_first + source));
             // Orders the acquired signal before the bulk loads of the partial tile that it announces.
             ptx::fence_proxy_async();
@@ -142,10 +138,15 @@ struct Storer {
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 ptx::mbarrier_wait(smem.early_empty(early.stage), early.phase ^ 1);
                 ptx::mbarrier_arrive_expect_tx(smem.early_full(early.stage), C::kConsumers * C::kPieceBytesPerConsumer);
-                load_piece<C>(slot, piece, smem.out(0) + early.stage * C::kPieceBytesPerConsumer, C::kOutRoomPerConsumer,
-                              smem.early_full(early.stage));
+                load_piece<C>(slot, piece, smem.early(early.stage, 0), C::kPieceBytesPerConsumer, smem.early_full(early.stage));
                 early.advance();
             }
+        }
+        // Both consumers have added the last ones before either leaves its part there.
+        RingState<C::kEarlyPieces> last = early;
+        for (u32 place = 0; place < C::kEarlyPieces; ++place) {
+            ptx::mbarrier_wait(smem.early_empty(last.stage), last.phase ^ 1);
+            last.advance();
         }
     }
 
@@ -153,97 +154,87 @@ struct Storer {
         if (lane == 0) stamp<C>(p, item, &ItemStamps::sent);
     }
 
-    __device__ __forceinline__ void release() const {
+    // What follows is done by one lane.
+
+    // Lets the consumers leave their parts of an item; where they share a room, the first of them.
+    __device__ __forceinline__ void open_rooms() const {
 #pragma unroll
-        for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_arrive(smem.out_empty(c));
+        for (u32 c = 0; c < C::kRooms; ++c) ptx::mbarrier_arrive(smem.out_empty(c));
     }
 
-    // The rest by one lane, which takes every strip of an item: in two, the barriers are back in the phase that they began with.
-
-    __device__ __forceinline__ void await_strip(u32 consumer, u32 strip) const { ptx::mbarrier_wait(smem.out_full(consumer), phase ^ strip); }
+    // The first consumer's part has left the room: it is the second's turn.
+    __device__ __forceinline__ void pass_room() const {
+        if constexpr (C::kRooms == 1) {
+            ptx::bulk_wait_read<0>();
+            ptx::mbarrier_arrive(smem.out_empty(1));
+        }
+    }
 
     __device__ __forceinline__ void store_or_lend(const WorkItem& item) const {
         const bool lends = item.sink == static_cast<u32>(Sink::kLend);
+        static_assert(C::kConsumers == 2, "turns");
 #pragma unroll
-        for (u32 strip = 0; strip < C::kStrips; ++strip) {
-#pragma unroll
-            for (u32 c = 0; c < C::kConsumers; ++c) {
-                await_strip(c, strip);
-                if (!lends) store(item, c, strip);
-                ptx::bulk_commit();
-            }
-            // Each as soon as its own copies have read its room.
-            static_assert(C::kConsumers == 2, "groups of copies");
-            ptx::bulk_wait_read<1>();
-            ptx::mbarrier_arrive(smem.out_empty(0));
-            ptx::bulk_wait_read<0>();
-            ptx::mbarrier_arrive(smem.out_empty(1));
-            if (lends && strip == 0) {
-                // Orders the consumers' accumulators, acquired with their barriers, before the signal.
-                ptx::fence_acq_rel_gpu();
-                ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
-            }
+        for (u32 c = 0; c < C::kConsumers; ++c) {
+            ptx::mbarrier_wait(smem.out_full(c), phase);
+            if (!lends) store(item, c);
+            ptx::bulk_commit();
+            if (c == 0) pass_room();
         }
+        if (lends) {
+            // Orders the consumers' accumulators, acquired with their barriers, before the signal.
+            ptx::fence_acq_rel_gpu();
+            ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
+        }
+        ptx::bulk_wait_read<0>();
     }
 
     // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator. Asked before an item is there, which costs no time, and once
     // more where it is a sum of partial tiles that it has itself awaited: whoever gave up waiting for them set the poison before they were loaded.
     __device__ __forceinline__ bool may_send(const WorkItem& item, bool before) const { return before && (item.partials == 0 || !poisoned(p)); }
 
-    // Strip after strip: a whole tile, or the strips of one that the consumers have no other after.
+    // One part after the other, from rooms that nobody waits for.
     __device__ __forceinline__ void send_in_order(const WorkItem& item, bool last) const {
         bool live = !poisoned(p);
 #pragma unroll
-        for (u32 strip = 0; strip < C::kStrips; ++strip) {
-#pragma unroll
-            for (u32 c = 0; c < C::kConsumers; ++c) {
-                await_strip(c, strip);
-                if (strip == 0 && c == 0) live = may_send(item, live);
-                if (live) send(item, c, strip, last);
-                ptx::bulk_commit();
-            }
-            ptx::bulk_wait_read<0>();
-            release();
+        for (u32 c = 0; c < C::kConsumers; ++c) {
+            ptx::mbarrier_wait(smem.out_full(c), phase);
+            if (c == 0) live = may_send(item, live);
+            if (live) send(item, c, last);
+            ptx::bulk_commit();
+            if (c == 0) pass_room();
         }
+        ptx::bulk_wait_read<0>();
         announce(item, live);
     }
 
-    // The first strip is laid aside, so that the consumers can leave the second and go on.
-    __device__ __forceinline__ void send_strips(const WorkItem& item, u32 number) const {
-#pragma unroll
-        for (u32 c = 0; c < C::kConsumers; ++c) {
-            await_strip(c, 0);
-            ptx::bulk_store(aside(c), smem.out(c), C::kStripBytesPerConsumer);
-            ptx::bulk_commit();
-        }
-        ptx::bulk_wait_read<0>();
-        release();
+    // The first part is laid aside, so that the second consumer can leave its own and both go on; `number` counts the items so sent.
+    __device__ __forceinline__ void send_paced(const WorkItem& item, u32 number) const {
+        ptx::mbarrier_wait(smem.out_full(0), phase);
+        ptx::bulk_store(aside(), smem.out(0), C::kOutBytesPerConsumer);
+        ptx::bulk_commit();
+        pass_room();
         const bool before = !poisoned(p);
-        await_strip(0, 1);
-        await_strip(1, 1);
+        ptx::mbarrier_wait(smem.out_full(1), phase);
         const bool live = may_send(item, before);
-        // What was laid aside is there before it is fetched; it has had the time of the second strip for that.
+        // What was laid aside is there before it is fetched; it has had the time of the second part for that.
         ptx::bulk_wait<0>();
         if (live) {
-#pragma unroll
-            for (u32 c = 0; c < C::kConsumers; ++c) send(item, c, 1, false);
+            send(item, 1, false);
             ptx::bulk_commit();
             ptx::bulk_wait_read<0>();
             // Orders the bulk stores to where it was laid, which have completed, before the bulk loads from there.
             ptx::fence_proxy_async();
             fetch_aside(number);
-#pragma unroll
-            for (u32 c = 0; c < C::kConsumers; ++c) send(item, c, 0, false);
+            send(item, 0, false);
             ptx::bulk_commit();
             ptx::bulk_wait_read<0>();
         }
-        release();
         announce(item, live);
     }
 
     __device__ __forceinline__ void announce(const WorkItem& item, bool live) const {
         if (!live) return;
-        // The whole write, not only the read of the buffer: the signal follows it.
+        // The whole write, not only the read of the room: the signal follows it.
         ptx::bulk_wait<0>();
         raise(item);
     }

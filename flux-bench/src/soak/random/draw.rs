@@ -102,6 +102,8 @@ impl RandomCase {
             shared.by_chunk = Some(draw.below(3));
             shared.k_chunks = Some(draw.of(&[1, 1, 2, 3, 6]));
             shared.splits = Some(draw.of(&[1, 1, 2, 3]));
+            let any = 2 + draw.below(140);
+            shared.shares = Some(draw.of(&[1, any, 132]));
             shared.early = Some(draw.below(world.get() + 1));
             let scatters = op == OpKind::GemmReduceScatter;
             shared.stack = draw.below(2) > 0 && !(scatters && (rows, cols) == LARGE);
@@ -153,11 +155,11 @@ impl fmt::Display for RandomCase {
             return f.write_str("default schedule");
         };
         let (alone, by_chunk, early) = (shared.alone.unwrap_or(0), shared.by_chunk.unwrap_or(0), shared.early.unwrap_or(0));
-        let (slices, splits) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1));
+        let (slices, splits, shares) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1), shared.shares.unwrap_or(1));
         let stack = if shared.stack { ", stacked" } else { "" };
         write!(
             f,
-            "tile {}x{}, chunk {chunk}, group {group}, band {band} after {alone} of one, {by_chunk} by chunk, {slices} slices, {splits} splits, {early} early{stack}",
+            "tile {}x{}, chunk {chunk}, group {group}, band {band} after {alone} of one, {by_chunk} by chunk, {slices} slices, {splits} splits, {shares} shares, {early} early{stack}",
             tile.m, tile.n
         )
     }

@@ -51,8 +51,19 @@ impl Schedule {
         let workers = u64::from(MULTIPROCESSORS);
         let tile_ns =
             2 * u128::from(area(self.tile)) * u128::from(problem.k_local()) / u128::from(OPERATIONS) + u128::from(Machine::H200.tile_ns);
-        let begun = |shards: u32| u128::from((u64::from(shards) * grid.tiles() + workers / 16) / workers) * tile_ns;
-        if grid.row_blocks() < ROW_GROUP && peers > 1 && come(2).as_nanos() <= begun(1) {
+        let shares = self.shared_first(problem);
+        let begun = |shards: u32| {
+            let tile = u64::from(shards) * grid.tiles() + workers / 16;
+            match shares {
+                Some(shares) if shares.has(tile) => 0,
+                Some(shares) => {
+                    tile_ns * u128::from(shares.time()) / u128::from(shares.steps()) + u128::from(shares.wave(tile, workers) - 1) * tile_ns
+                }
+                None => u128::from(tile / workers) * tile_ns,
+            }
+        };
+        // A wait of a sixteenth of a tile is less than what the pass over `w` takes.
+        if grid.row_blocks() < ROW_GROUP && peers > 1 && come(2).as_nanos() <= begun(1) + tile_ns / 16 {
             return Self { alone: 1, band: 2, ..self };
         }
         let late = (1..=peers).take_while(|&shard| chunks > 1 && come(shard).as_nanos() > begun(shard)).count();
@@ -76,7 +87,8 @@ impl Schedule {
         if problem.op() == OpKind::AllGatherGemm || tiles < OWN_TILES {
             return 0;
         }
-        let workers = u64::from(MULTIPROCESSORS);
+        let (workers, shares) = (u64::from(MULTIPROCESSORS), self.shared_first(problem));
+        let wave = |tile| shares.map_or(tile / workers, |shares| shares.wave(tile, workers));
         let before = |step: u64| {
             // Of the band that the step is in: its first step, and how many there are.
             let first = step - (step - 1) % u64::from(self.band);
@@ -84,7 +96,7 @@ impl Schedule {
             let in_time = |tile: u64| {
                 let (sent, own) = ((first - 1) * tiles + tile * steps + step - first, (world - 1) * tiles + tile);
                 let last = own + workers >= world * tiles;
-                sent / workers < own / workers || last && own / workers < (world * tiles - 1) / workers
+                wave(sent) < wave(own) || last && wave(own) < wave(world * tiles - 1)
             };
             (0..tiles).all(in_time)
         };
@@ -149,7 +161,7 @@ mod tests {
         assert_eq!(bands(4, rs, 8192, 12288, 49152), (0, 1), "2048 rows are enough");
         assert_eq!(bands(4, ag, 256, 49152, 12288), (0, 1), "tiles span shards");
         let by_chunk = |world, m, n, k| own(world, ag, m, n, k).by_chunk;
-        assert_eq!([by_chunk(8, 4096, 49152, 12288), by_chunk(8, 8192, 28672, 8192)], [1, 3], "what comes after these has come by then");
+        assert_eq!([by_chunk(8, 4096, 49152, 12288), by_chunk(8, 8192, 28672, 8192)], [2, 4], "what comes after these has come by then");
         assert_eq!([by_chunk(4, 8192, 49152, 12288), by_chunk(2, 1024, 28672, 8192)], [0, 0], "the own shard is a wave and more");
         assert_eq!((bands(8, ag, 1024, 28672, 8192), bands(8, ag, 1024, 49152, 12288)), ((0, 8), (0, 4)), "shards of 16 tiles, and of 32");
     }

@@ -99,6 +99,7 @@ impl Schedule {
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
     ///   AllGather-GEMM's of a wave of tiles.
     /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the tile that they are added to; with at least 64 own tiles.
+    /// - What whole waves leave of the tiles is shared by groups of workers, where that gains time.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
     /// - Shards of fewer than 128 rows, and than 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
     ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time.
@@ -113,7 +114,20 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        Self::shard_by_shard(problem).in_wider_bands(problem)
+        Self::shard_by_shard(problem).in_whole_waves(problem).in_wider_bands(problem)
+    }
+
+    /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for the card's power limit, at which workers that have nothing to do cost
+    /// nothing, and tiles that are shared take 1 to 2 % more time back to back (results/tuning/shares-of-a-wave.txt).
+    fn in_whole_waves(self, problem: &Problem) -> Self {
+        if self.tile == LARGE {
+            return self;
+        }
+        let shared = Self { shares: MULTIPROCESSORS, ..self };
+        if shared.shared_first(problem).is_none() {
+            return self;
+        }
+        Self { early: shared.sent_a_wave_before(problem), ..shared }
     }
 
     /// The same for transports whose shards come and go one after another.

@@ -1,0 +1,186 @@
+//! Who multiplies which steps of the tiles that would leave a wave unfinished: the first tiles are shared, so that those behind them are whole waves.
+//!
+//! Groups of `b` workers have `a` tiles each, whose steps, laid end to end, they take in equal ranges (stream-K, Osama et al., arXiv 2301.03598, in each group): so all
+//! are done after `a / b` of a tile. Workers with the same place in their groups are at the same step along `k` at the same time, of neighbouring tiles, and find in L2
+//! what another has read; were the steps of all tiles laid end to end, each worker would be at another step, and read all of its operands from memory.
+//!
+//! Invariant: all lenders of a program precede all its leads. With as many workers as there are shares of, which take items strided, each has one range and as many whole
+//! tiles as any other, but for a few that have less.
+
+use super::Schedule;
+use super::along_k::AlongK;
+use crate::tile::TileGrid;
+use crate::{OpKind, Problem};
+use std::ops::Range;
+
+/// Most workers of a group.
+const MOST: u64 = 8;
+/// What a part costs its tile, in steps: its way through memory, and the addition.
+const PART: u64 = 4;
+
+/// The first tiles of a program, in groups.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shares {
+    /// Tiles that are shared.
+    shared: u64,
+    groups: u64,
+    /// Tiles of a group, of which some have one less.
+    tiles: u64,
+    /// Workers of a group.
+    workers: u64,
+    /// Steps of a tile.
+    steps: u64,
+}
+
+/// Where an item stands in the program: first what is worked on first, in the order in which later items find the workers that they belong to. With the place of its worker
+/// in the group, and the number of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Turn {
+    /// The first item, a lender, of a range that is of two tiles.
+    LendsThenLeads(u64, u64),
+    /// A lender that is the whole range.
+    Lends(u64, u64),
+    /// A lead that is the whole range.
+    Leads(u64, u64),
+    /// The second item of a range, a lead, whose first is the lender of the same place and group.
+    LeadsThen(u64, u64),
+}
+
+impl Schedule {
+    /// How a rank shares the first tiles, where all ranks reach each other alike.
+    pub(super) fn shared_first(&self, problem: &Problem) -> Option<Shares> {
+        let (world, of_shard) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, self.tile).tiles());
+        // Own tiles of a GEMM-ReduceScatter come last, and in a world of 1 there are no others.
+        let whole = if problem.op() == OpKind::GemmReduceScatter && world > 1 { of_shard } else { 0 };
+        Shares::of(self, AlongK::new(problem, self), world * of_shard, whole)
+    }
+}
+
+impl Shares {
+    /// Those of a program of so many tiles, the last `whole` of which stay whole; `None` where the schedule has none, where nothing is left of whole waves, and where it is
+    /// so much of a wave that sharing would gain nothing.
+    fn of(schedule: &Schedule, along_k: AlongK, tiles: u64, whole: u64) -> Option<Self> {
+        let (shared, steps) = (schedule.unfinished(tiles), u64::from(along_k.steps()));
+        if shared == 0 || shared + whole > tiles {
+            return None;
+        }
+        let ways = (2..=MOST).flat_map(|workers| (1..workers).map(move |tiles| (tiles, workers)));
+        let ways = ways.map(|(tiles, workers)| Self { shared, groups: shared.div_ceil(tiles), tiles, workers, steps });
+        let possible = ways.filter(|way| way.groups * way.workers <= u64::from(schedule.shares));
+        possible.min_by_key(Self::time).filter(|best| best.time() < steps)
+    }
+
+    /// Steps of a tile.
+    pub(super) const fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The wave that a tile of the program is in: what is shared is the first.
+    pub(super) const fn wave(&self, tile: u64, workers: u64) -> u64 {
+        if self.has(tile) { 0 } else { 1 + (tile - self.shared) / workers }
+    }
+
+    /// Steps until all are done.
+    pub(super) const fn time(&self) -> u64 {
+        (self.tiles * self.steps).div_ceil(self.workers) + self.workers.div_ceil(self.tiles) * PART
+    }
+
+    /// Whether this tile of the program, counted from 0, is shared.
+    pub(super) const fn has(&self, tile: u64) -> bool {
+        tile < self.shared
+    }
+
+    /// The first step of a range, counted through all tiles of the group.
+    const fn start(&self, place: u64) -> u64 {
+        place * self.tiles * self.steps / self.workers
+    }
+
+    /// The range that this step is in.
+    const fn at(&self, step: u64) -> u64 {
+        ((step + 1) * self.workers).div_ceil(self.tiles * self.steps) - 1
+    }
+
+    /// The parts of a tile in the order of `k`, the lead's first.
+    pub(super) fn parts(self, tile: u64) -> impl Iterator<Item = (Turn, Range<u32>)> {
+        let (group, first) = (tile % self.groups, tile / self.groups * self.steps);
+        let (end, is_last) = (first + self.steps, tile + self.groups >= self.shared);
+        (self.at(first)..=self.at(end - 1)).map(move |place| {
+            let range = self.start(place)..self.start(place + 1);
+            let steps = range.start.max(first)..range.end.min(end);
+            let turn = if steps.start > first {
+                if range.end > end && !is_last { Turn::LendsThenLeads(place, group) } else { Turn::Lends(place, group) }
+            } else if range.start < first {
+                Turn::LeadsThen(place, group)
+            } else {
+                Turn::Leads(place, group)
+            };
+            (turn, (steps.start - first) as u32..(steps.end - first) as u32)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::program::{Schedule, TileProgram, check, sink};
+    use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+    use proptest::prelude::*;
+
+    const TILE: TileShape = TileShape::new(16, 16, 8);
+
+    /// A program of so many tiles in each of two shards, of so many steps each, of the first of two ranks.
+    fn program(op: OpKind, tiles: u32, steps: u32, shares: u32) -> TileProgram {
+        let world = WorldSize::new(2).expect("a world size");
+        let (tiles, steps) = (16 * tiles as usize, 8 * steps as usize);
+        let (n, k) = if op == OpKind::AllGatherGemm { (tiles * 2, steps) } else { (tiles, steps * 2) };
+        let problem = Problem::new(op, 32, n, k, DType::Bf16, world).expect("a valid problem");
+        let schedule = Schedule { shares, ..Schedule::of(TILE) };
+        let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
+        let programs: Vec<_> = world.ranks().map(build).collect();
+        check::verify(&programs).expect("programs are right");
+        programs.into_iter().next().expect("one of each rank")
+    }
+
+    proptest! {
+        #[test]
+        fn no_worker_has_as_much_as_a_wave_more(gather: bool, tiles in 1..=20_u32, steps in 1..=40_u32, shares in 2..=24_u32) {
+            let op = if gather { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
+            let p = program(op, tiles, steps, shares);
+            let (whole, rest) = (2 * tiles / shares, 2 * tiles % shares);
+            if p.part_slots == 0 {
+                prop_assert_eq!(p.items.len() as u32, 2 * tiles);
+                let gains = rest > 0 && 2 * rest <= shares && steps > 18;
+                prop_assert!(!gains || !gather && rest > tiles, "half of a wave, and own tiles would not be shared");
+                return Ok(());
+            }
+            let leads = p.items.iter().position(|item| item.sink != sink::LEND).unwrap_or(p.items.len());
+            prop_assert!(p.items[leads..].iter().all(|item| item.sink != sink::LEND), "lenders come first");
+            let most = (0..shares as usize).map(|worker| p.items.iter().skip(worker).step_by(shares as usize).map(|item| item.k_steps).sum::<u32>()).max();
+            prop_assert!(most < Some((whole + 1) * steps), "{:?} steps", most);
+        }
+    }
+
+    #[test]
+    fn two_groups_of_three_workers_share_two_tiles_each_before_a_wave() {
+        let p = program(OpKind::AllGatherGemm, 5, 30, 6);
+        let items: Vec<_> = p
+            .items
+            .iter()
+            .map(|item| (item.out_outer * 5 + item.col / TILE.n, item.k_first, item.k_steps, item.sink == sink::LEND))
+            .collect();
+        // Tiles 0 and 2 are of the first group, 1 and 3 of the second.
+        let lenders = [(0, 20, 10, true), (1, 20, 10, true), (2, 10, 20, true), (3, 10, 20, true)];
+        let leads = [(0, 0, 20, false), (1, 0, 20, false), (2, 0, 10, false), (3, 0, 10, false)];
+        assert_eq!((&items[..4], &items[4..8]), (&lenders[..], &leads[..]), "the last two of those that lent first");
+        assert_eq!(items[8..], [4, 5, 6, 7, 8, 9].map(|tile| (tile, 0, 30, false)), "a whole wave");
+        assert_eq!(p.part_slots, 4, "those of lenders");
+    }
+
+    #[test]
+    fn tiles_that_are_split_or_span_shards_are_not_shared() {
+        let problem = program(OpKind::AllGatherGemm, 4, 30, 1).problem;
+        let of = |schedule| TileProgram::build(&problem, Rank::new(1), &schedule);
+        for plain in [Schedule { splits: 2, ..Schedule::of(TILE) }, Schedule { stack: true, ..Schedule::of(TILE) }] {
+            assert_eq!(of(Schedule { shares: 5, ..plain }), of(plain));
+        }
+    }
+}
