@@ -88,7 +88,7 @@ struct Params {
     u64 y_address;         // the caller's y, for sums that are folded
     u64 y_row_bytes;       // distance of its rows
     u64 parts_offset;      // of the part slots in a half
-    u64 aside;             // memory of this GPU for the strips that CTAs lay aside
+    u64 aside;             // memory of this GPU for the parts of tiles that CTAs lay aside
     u64 bias;              // [n_local], added to every row of the result; 0 for none
 
     u32 rank, world;
