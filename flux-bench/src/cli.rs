@@ -105,6 +105,14 @@ mod tests {
     }
 
     #[test]
+    fn rests_are_of_milliseconds_and_not_for_ever() {
+        for command in ["bench", "core"] {
+            let parse = |ms: &str| Cli::try_parse_from(["flux-bench", command, "--rest", ms]);
+            assert!(parse("20").is_ok() && parse("0").is_err() && parse("100000").is_err(), "{command}");
+        }
+    }
+
+    #[test]
     fn trace_needs_one_shape_and_something_to_show() {
         let parse = |words: &str| Cli::try_parse_from(["flux-bench", "trace"].into_iter().chain(words.split(' ')));
         assert!(parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err());

@@ -11,6 +11,7 @@ mod shown;
 pub(crate) mod sustained;
 mod watch;
 
+pub(crate) use measure::rest;
 pub use measure::{Contender, Lane, WARM_UP, measure};
 pub use sustained::sustain;
 
@@ -50,6 +51,9 @@ pub struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long)]
     pub samples: Option<usize>,
+    /// Milliseconds without a call before each of the rounds: with some 20 the card is not at its power limit, as in a program with pauses; after 50 NVLink sleeps
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub rest: Option<u64>,
     /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one of --ms, or at the largest where it is left out
     #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
     pub sustained: Option<f64>,
@@ -80,6 +84,8 @@ struct Job {
     world: WorldSize,
     cases: Vec<Case>,
     samples: usize,
+    /// Milliseconds before each call of a round.
+    rest: Option<u64>,
     plan: Plan,
     transport: Select,
 }
@@ -155,7 +161,7 @@ impl Job {
         let cases = cases(args, world, on_gpus)?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         ensure!(samples > 0, "--samples must be at least 1");
-        Ok(Self { on_gpus, world, cases, samples, plan: args.plan, transport: args.transport })
+        Ok(Self { on_gpus, world, cases, samples, rest: args.rest, plan: args.plan, transport: args.transport })
     }
 }
 

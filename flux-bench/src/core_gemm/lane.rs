@@ -111,12 +111,13 @@ impl<'a> Lane<'a> {
         self.verify_all(Fill::Uniform)
     }
 
-    /// Times all contenders on random data, in the order of [`Contender::ALL`].
-    pub(super) fn measure(&mut self, samples: u32) -> anyhow::Result<[Times; 4]> {
+    /// Times all contenders on random data, each sample after a rest, in the order of [`Contender::ALL`].
+    pub(super) fn measure(&mut self, samples: u32, rest: Duration) -> anyhow::Result<[Times; 4]> {
         self.prepare()?;
         let mut spans: [Vec<Span>; 4] = Default::default();
         for round in 0..WARM_UP + samples as usize {
             for contender in Contender::in_round(round) {
+                std::thread::sleep(rest);
                 let span = self.sample(contender).with_context(|| format!("{contender:?}, round {round}"))?;
                 if round >= WARM_UP {
                     spans[contender as usize].push(span);

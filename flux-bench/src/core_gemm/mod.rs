@@ -8,7 +8,7 @@
 //! | time | what runs |
 //! |---|---|
 //! | T_gemm | cuBLASLt at the rank's local shape: `m x n/tp x k` (AllGather-GEMM), `m x n x k/tp` (GEMM-ReduceScatter) |
-//! | T_core | the kernel on the same shape as a world of 1: no peer, no signal, no border of a shard; tile, splits and raster are those of the world of tp |
+//! | T_core | the kernel on the same shape as a world of 1: no peer, no signal but of tiles that are shared, no border of a shard; tile, splits and raster are those of the world of tp |
 //! | T_order | rank 0's tile program of the world of tp without its waits for peers |
 //! | T_flags | rank 0's tile program of the world of tp, every signal of a peer raised before the call |
 //!
@@ -31,6 +31,7 @@ pub use contender::Contender;
 pub use report::{CoreReport, CoreRow, SCHEMA, table};
 pub use sustained::SustainedCore;
 
+use crate::bench::rest;
 use crate::bench::sustained::seconds;
 use crate::gpu::Gpu;
 use crate::plan::ScheduleArgs;
@@ -67,6 +68,9 @@ pub struct Args {
     /// Rounds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub samples: u32,
+    /// Milliseconds without a call before each of the rounds: with some 20 the card is not at its power limit, as in a program with pauses; after 50 NVLink sleeps
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub rest: Option<u64>,
     /// Then call T_gemm, T_core and T_flags back to back, for so long each, by turns: as long as clocks take to settle
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub sustained: Option<f64>,
@@ -99,14 +103,14 @@ fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
     eprintln!("core: {}", case.problem);
     let mut lane = Lane::new(gpu, case)?;
     let exact = lane.verify_exact()?;
-    let times = lane.measure(args.samples)?;
+    let times = lane.measure(args.samples, rest(args.rest))?;
     let sustained = args.sustained.map(|seconds| lane.sustain(&times, seconds)).transpose()?;
     let verdict = exact.merge(lane.verify_random()?);
     if !verdict.ok() {
         eprintln!("{}: {verdict}", case.problem);
     }
     let row = CoreRow::new(case, lane.plan(), times, verdict, args.samples);
-    Ok(CoreRow { sustained, ..row })
+    Ok(CoreRow { sustained, rest_ms: args.rest, ..row })
 }
 
 fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {

@@ -15,7 +15,7 @@ pub use origin::Origin;
 pub use placement::{Placement, Ranks};
 pub use sustained::Sustained;
 pub use table::table;
-pub(crate) use table::{aligned, ms, resolved};
+pub(crate) use table::{after_a_rest, aligned, ms, resolved};
 
 use crate::atomic_file::{self, WriteError};
 use crate::stats::Times;
@@ -74,6 +74,9 @@ pub struct Row {
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
+    /// Milliseconds without a call before each sample, where they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest_ms: Option<u64>,
     /// Calls back to back, where they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sustained: Option<Sustained>,
@@ -118,6 +121,7 @@ impl Row {
             max_rel_err: verified.max_rel_err,
             verified: verified.ok,
             samples,
+            rest_ms: None,
             sustained: None,
         }
     }
