@@ -4,8 +4,8 @@
 //! are done after `a / b` of a tile. Workers with the same place in their groups are at the same step along `k` at the same time, of neighbouring tiles, and find in L2
 //! what another has read; were the steps of all tiles laid end to end, each worker would be at another step, and read all of its operands from memory.
 //!
-//! Invariant: all lenders of a program precede all its leads. With as many workers as there are shares of, which take items strided, each has one range and as many whole
-//! tiles as any other, but for a few that have less.
+//! Invariant: all lenders of a program precede all its leads. With as many workers as the schedule says, which take items strided, none has as much as a tile more than
+//! whole waves give it.
 
 use super::Schedule;
 use super::along_k::AlongK;
@@ -32,18 +32,20 @@ pub(super) struct Shares {
     steps: u64,
 }
 
-/// Where an item stands in the program: first what is worked on first, in the order in which later items find the workers that they belong to. With the place of its worker
-/// in the group, and the number of the group.
+/// Where an item stands in the program: first what is worked on first, in the order in which later items find the workers that they belong to.
+///
+/// Of a range of two tiles it is the length of the lender, the place in the group, and the group. Where there are fewer ranges than workers, the second items come to workers some
+/// places before those of the first: as lenders get longer and leads shorter from place to place, none has more than its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Turn {
     /// The first item, a lender, of a range that is of two tiles.
-    LendsThenLeads(u64, u64),
-    /// A lender that is the whole range.
+    LendsThenLeads(u64, u64, u64),
+    /// A lender that is the whole range, of this place and group.
     Lends(u64, u64),
     /// A lead that is the whole range.
     Leads(u64, u64),
-    /// The second item of a range, a lead, whose first is the lender of the same place and group.
-    LeadsThen(u64, u64),
+    /// The second item of a range, a lead, whose first is the lender of the same numbers.
+    LeadsThen(u64, u64, u64),
 }
 
 impl Schedule {
@@ -108,9 +110,10 @@ impl Shares {
             let range = self.start(place)..self.start(place + 1);
             let steps = range.start.max(first)..range.end.min(end);
             let turn = if steps.start > first {
-                if range.end > end && !is_last { Turn::LendsThenLeads(place, group) } else { Turn::Lends(place, group) }
+                let two = range.end > end && !is_last;
+                if two { Turn::LendsThenLeads(end - range.start, place, group) } else { Turn::Lends(place, group) }
             } else if range.start < first {
-                Turn::LeadsThen(place, group)
+                Turn::LeadsThen(first - range.start, place, group)
             } else {
                 Turn::Leads(place, group)
             };

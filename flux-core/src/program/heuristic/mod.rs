@@ -117,8 +117,8 @@ impl Schedule {
         Self::shard_by_shard(problem).in_whole_waves(problem).in_wider_bands(problem)
     }
 
-    /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for the card's power limit, at which workers that have nothing to do cost
-    /// nothing, and tiles that are shared take 1 to 2 % more time back to back (results/tuning/shares-of-a-wave.txt).
+    /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for calls at the card's power limit, and shared they take 1 to 2 % more time back
+    /// to back (results/tuning/shares-of-a-wave.txt).
     fn in_whole_waves(self, problem: &Problem) -> Self {
         if self.tile == LARGE {
             return self;
