@@ -118,9 +118,9 @@ impl Schedule {
     }
 
     /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for calls at the card's power limit, and shared they take 1 to 2 % more time back
-    /// to back (results/tuning/shares-of-a-wave.txt).
+    /// to back (results/tuning/shares-of-a-wave.txt). Nor where `k` comes in slices: whoever has the last steps of a tile would await the last slice first.
     fn in_whole_waves(self, problem: &Problem) -> Self {
-        if self.tile == LARGE {
+        if self.tile == LARGE || self.k_chunks > 1 {
             return self;
         }
         let shared = Self { shares: MULTIPROCESSORS, ..self };
@@ -197,6 +197,21 @@ mod tests {
             "one wide wave would send when nothing is left to multiply"
         );
         assert_eq!(own(2, OpKind::GemmReduceScatter, 512, 8192, 28672).tile.n, 256, "with twice the work for the same bytes");
+    }
+
+    #[test]
+    fn what_whole_waves_leave_is_shared_but_of_the_largest_tiles_and_in_slices() {
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        let shares = |world, op, m, n, k| own(world, op, m, n, k).shares;
+        assert_eq!([shares(4, ag, 4096, 49152, 12288), shares(4, rs, 4096, 12288, 49152)], [132, 132], "84 tiles of 128x256");
+        assert_eq!(shares(4, ag, 8192, 49152, 12288), 1, "68 tiles of 256x192");
+        assert_eq!(shares(4, rs, 2048, 8192, 28672), 1, "116 are nearly a wave");
+        assert_eq!(shares(8, rs, 1024, 12288, 49152), 1, "own tiles would have to be shared");
+        let problem =
+            |m| Problem::new(ag, m, 24576, 12288, DType::Bf16, WorldSize::new(4).expect("a world size")).expect("a valid problem");
+        let wide = |k_chunks| Schedule { k_chunks, ..Schedule::of(TILES[0].0) }.in_whole_waves(&problem(1024)).shares;
+        assert_eq!([wide(1), wide(6)], [132, 1], "60 tiles, which await slices");
+        assert_eq!(Schedule::staged(&problem(4096)).shares, 1, "chunks that are carried come later");
     }
 
     pub(super) fn own(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> Schedule {
