@@ -51,7 +51,7 @@ pub struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long)]
     pub samples: Option<usize>,
-    /// Milliseconds without a call before each of the rounds: with some 20 the card is not at its power limit, as in a program with pauses; after 50 NVLink sleeps
+    /// Milliseconds of rest before each timed call, so that the card is further from its power limit; with 50 and more NVLink sleeps
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub rest: Option<u64>,
     /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one of --ms, or at the largest where it is left out

@@ -68,7 +68,7 @@ pub struct Args {
     /// Rounds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub samples: u32,
-    /// Milliseconds without a call before each of the rounds: with some 20 the card is not at its power limit, as in a program with pauses; after 50 NVLink sleeps
+    /// Milliseconds of rest before each timed call, so that the card is further from its power limit; with 50 and more NVLink sleeps
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub rest: Option<u64>,
     /// Then call T_gemm, T_core and T_flags back to back, for so long each, by turns: as long as clocks take to settle

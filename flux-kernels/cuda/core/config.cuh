@@ -41,8 +41,8 @@ struct Config {
     static constexpr u32 kBoxBytes = 64 * kBoxRowBytes;
     static constexpr u32 kBoxes = kCols / kBoxCols;                 // of one block of one consumer
     // Where a consumer leaves its part of a tile. Each has a room of its own, or they take turns in one: what that spares is a stage more, and whoever waits for the
-    // room falls behind the other, so that from then on one ends its part of a tile while the other multiplies. Not where a tile is of 256 rows, whose purpose is to take
-    // less energy: in step its consumers take less.
+    // room begins the next tile later, so that one can end its part of a tile while the other multiplies. Not where a tile is of 256 rows, which is for the card's power
+    // limit: there consumers that are apart take 1.5 to 1.9 % more time (results/tuning/shares-of-a-wave.txt).
     static constexpr u32 kRooms = Rooms;
     static constexpr bool kInStep = kBlocksM > 1;
     static constexpr u32 kRoomBytes = kBlocksM * kBoxes * kBoxBytes;
