@@ -36,7 +36,7 @@ mod tests {
             let problem = Problem::new(OpKind::AllGatherGemm, m, n, k, DType::Bf16, WorldSize::new(world).unwrap()).unwrap();
             TileProgram::build(&problem, Rank::new(0), &Schedule::heuristic(&problem)).unwrap().is_for_copy_engines()
         };
-        assert!(copied(4, 8192, 49152, 12288) && copied(8, 4096, 49152, 12288), "whole rows");
+        assert!(copied(4, 8192, 49152, 12288) && copied(8, 8192, 49152, 12288), "whole rows");
         assert!(!copied(4, 512, 49152, 12288) && !copied(8, 1024, 49152, 12288), "3 MiB");
         assert!(!copied(4, 256, 49152, 12288), "tiles span shards");
         assert!(copied(4, 1024, 49152, 12288), "36 copies in some 200 us, and the GEMM takes 380");

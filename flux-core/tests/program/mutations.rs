@@ -319,6 +319,18 @@ proptest! {
     }
 
     #[test]
+    fn partial_tiles_that_are_awaited_in_another_order_than_they_are_added(
+        call in calls(GemmReduceScatter, 3..=8, 1..=3, 1..=3, chunks()), rank: Index, item: Index,
+    ) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let index = pick_item(&p.items, item, |item| !is_send(item));
+        let first = p.items[index].late_first as usize;
+        p.awaits.swap(first, first + 1);
+        assert_violates!(call, Violation::Unguarded { what: "slot", .. });
+    }
+
+    #[test]
     fn reads_of_partial_tiles_of_other_elements(
         call in calls(GemmReduceScatter, 2..=8, 2..=4, 1..=3, chunks()), rank: Index,
     ) {

@@ -90,21 +90,27 @@ struct Producer {
         }
     }
 
-    // The partial tiles of others, in the order of their slots, through the same ring.
+    // The partial tiles of others, in the order of their slots, through the same ring: those that are there are added while the others are awaited.
     __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index) {
-        const u32 end = item.late_first + item.late_count;
-        for (u32 first = item.late_first + item.parts; first < end; first += kPolls) await_all(p, epoch, first, end - first);
-        stamp<C>(p, index, &ItemStamps::partials_there);
-        // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
-        ptx::fence_proxy_async();
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
-        for (u32 source = early_of(p, item); source < item.partials; ++source) {
-            const u64 slot = partial_slot<C>(p, half, item, source);
-            for (u32 piece = 0; piece < C::kPieces; ++piece) {
-                open_stage(C::kConsumers * C::kPieceBytesPerConsumer);
-                load_piece<C>(slot, piece, smem.a(ring.stage), C::kPieceBytesPerConsumer, smem.full(ring.stage));
-                ring.advance();
-            }
+        const u32 end = item.late_first + item.late_count;
+        u32 awaited = item.late_first + item.parts;
+        for (u32 source = early_of(p, item); source < item.partials;) {
+            // There is an entry for each, or none for any.
+            const u32 there = awaited < end ? await_next(p, epoch, awaited, end - awaited) : item.partials - source;
+            awaited += there;
+            if (source + there == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
+            // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
+            ptx::fence_proxy_async();
+            for (const u32 next = source + there; source < next; ++source) load_partial(partial_slot<C>(p, half, item, source));
+        }
+    }
+
+    __device__ __forceinline__ void load_partial(u64 slot) {
+        for (u32 piece = 0; piece < C::kPieces; ++piece) {
+            open_stage(C::kConsumers * C::kPieceBytesPerConsumer);
+            load_piece<C>(slot, piece, smem.a(ring.stage), C::kPieceBytesPerConsumer, smem.full(ring.stage));
+            ring.advance();
         }
     }
 

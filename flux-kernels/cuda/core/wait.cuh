@@ -68,25 +68,20 @@ __device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u
     return {signal_word(p.pad[p.rank], a.signal, epoch), epoch, FaultWait::kSignal, a.peer, a.signal};
 }
 
-// Whether the signals of up to kPolls of `count` entries from `first` on are raised, and if so acquires them.
-__device__ __forceinline__ bool all_raised(const Params& p, u32 epoch, u32 first, u32 count) {
-    const u32* words[kPolls];
-#pragma unroll
-    for (u32 i = 0; i < kPolls; ++i) words[i] = signal_word(p.pad[p.rank], p.awaits[first + (i < count ? i : 0)].signal, epoch);
+// How many of up to kPolls of `count` entries from `first` on are raised, one after another, and acquired: at least one, which is awaited, or given up.
+__device__ __forceinline__ u32 await_next(const Params& p, u32 epoch, u32 first, u32 count) {
     u32 seen[kPolls];
 #pragma unroll
-    for (u32 i = 0; i < kPolls; ++i) seen[i] = ptx::load_relaxed_sys(words[i]);
-    bool all = true;
+    for (u32 i = 0; i < kPolls; ++i) seen[i] = ptx::load_relaxed_sys(signal_word(p.pad[p.rank], p.awaits[first + (i < count ? i : 0)].signal, epoch));
+    u32 raised = 0;
 #pragma unroll
-    for (u32 i = 0; i < kPolls; ++i) all = all && epoch_reached(seen[i], epoch);
-    if (all) ptx::fence_acq_rel_sys();
-    return all;
-}
-
-// Waits for them; the first that is missing is polled alone until it is there, or named as the one that did not come.
-__device__ __forceinline__ void await_all(const Params& p, u32 epoch, u32 first, u32 count) {
-    if (all_raised(p, epoch, first, count)) return;
-    for (u32 i = 0; i < count && i < kPolls; ++i) wait_for(p, epoch, await_target(p, epoch, first + i));
+    for (u32 i = 0; i < kPolls; ++i) raised += raised == i && i < count && epoch_reached(seen[i], epoch) ? 1 : 0;
+    if (raised == 0) {
+        wait_for(p, epoch, await_target(p, epoch, first));
+        return 1;
+    }
+    ptx::fence_acq_rel_sys();
+    return raised;
 }
 
 // One of the signals that an item awaits after it has multiplied.

@@ -92,19 +92,22 @@ fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers
     Err(Violation::UnguardedForward { rank: p.rank, forward: index, place: forward.from, signal: forward.awaits.signal })
 }
 
-/// The partial tiles: one of each mate, for the own shard then the sum of each other node, as they are sent. Each early one is awaited by the entry of its number.
+/// The partial tiles: one of each mate, for the own shard then the sum of each other node, as they are sent. Each is awaited by the entry of its number, of those that are early or
+/// of those that come after the other parts of the tile.
 fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let sources = Places::new(p.nodes).sources(p.rank, Rank::new(item.a_outer));
     for (place, peer) in (0..item.partials).zip(sources) {
         let slot = item.partial_slot + place * p.slots_per_source;
         let sent = writers.slots.get(&(p.rank.get(), slot)).filter(|(source, _)| source.rank == peer);
+        let entry = match place.checked_sub(p.early) {
+            None => p.awaits_of(item).get(place as usize),
+            Some(number) => p.late_awaits_of(item).get((item.parts + number) as usize),
+        };
         match sent {
             Some((_, sent)) if (Rect::of_item(sent), sent.a_outer) != (Rect::of_item(item), item.a_outer) => {
                 return Err(Violation::WrongPartial { rank: p.rank, item: index, slot, peer });
             }
-            Some((_, sent)) if place < p.early && p.awaits_of(item).get(place as usize).is_some_and(|entry| entry.signal == sent.raise) => {
-            }
-            Some((_, sent)) if place >= p.early && awaits(p.late_awaits_of(item), sent.raise) => {}
+            Some((_, sent)) if entry.is_some_and(|entry| entry.signal == sent.raise) => {}
             _ => return Err(Violation::Unguarded { rank: p.rank, item: index, what: "slot", index: slot, peer }),
         }
     }

@@ -46,11 +46,17 @@ pub(super) const TILES: [(TileShape, u64); 4] = [
 /// The same of a GEMM-ReduceScatter whose tiles are of one shard, in the order of [`TILES`]: the last wave's partial tiles leave when nothing is left to multiply, so there is
 /// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
 const TO_SEND: [u64; 4] = [100, 101, 103, 110];
-/// Tile for long calls, where it makes no more of them. The card is then at its power limit, and time is energy: this tile moves an eighth less through L2 than 128x256 and
-/// a quarter less from memory, and takes 2 to 4 % less time back to back (results/tuning/back-to-back.txt). Of short calls the ends of a tile, which are longer, count for more.
-const LARGE: TileShape = TileShape::new(256, 192, 64);
-/// Operations of a rank from which on a call is long: some 3 ms of an H200. Where calls of half of that come with pauses, at higher clocks, it is up to 2 % slower.
-const LONG: u64 = 2_000_000_000_000;
+/// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory:
+/// at the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with rests 0.4 to 1.8 less (results/tuning/rests.txt).
+const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);
+/// Steps along `k` from which on it is long enough, as its ends are longer. With fewer it was not measured.
+const LARGE_STEPS: u32 = 96;
+/// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
+const READ: u64 = 2900;
+
+/// Waves of a GEMM-ReduceScatter from which on what they leave is shared. With rests, Llama-2 70B at m = 8192, 15.5 waves, takes 0.4 to 0.7 % less time so, 0.7 to 1.2 % more at
+/// 4096, 7.8 waves; GPT-3 with 11.6 between 0.3 % less and 0.2 more (results/tuning/rests.txt).
+const SHARED_WAVES: u64 = 12;
 
 /// Row blocks of a raster group: their tiles are worked on side by side.
 pub(super) const ROW_GROUP: u32 = 8;
@@ -73,33 +79,41 @@ fn slices(problem: &Problem, band: u32) -> u32 {
 fn usual_tile(problem: &Problem) -> TileShape {
     let of_shard = |tile| TileGrid::of_shard(problem, tile).tiles();
     let tiles = |tile| u64::from(problem.world().get()) * of_shard(tile);
-    let time = |tile| waves(tiles(tile)) * area(tile);
-    let multiplied =
-        |tile, cost: u64| u128::from(time(tile)) * u128::from(cost * 2 * u64::from(problem.k_local())) / u128::from(100 * OPERATIONS);
+    let multiplied = |tile, cost: u64| {
+        let area = u128::from(waves(tiles(tile)) * area(tile));
+        area * u128::from(cost * 2 * u64::from(problem.k_local())) / u128::from(100 * OPERATIONS)
+    };
+    let w_bytes = u64::from(problem.n_local()) * u64::from(problem.k_local()) * problem.dtype().bytes() as u64;
+    // Nanoseconds in which `w` is read: for the peers' shards and, where these are not in one wave with it, for the own one.
+    let read = |tile| {
+        let passes = if tiles(tile) > u64::from(MULTIPROCESSORS) { 2 } else { 1 };
+        passes * u128::from(w_bytes / READ)
+    };
     // Nanoseconds of the link for the peers' tiles of the last wave.
     let sent = |tile| {
         let last_wave = (tiles(tile) - 1) / u64::from(MULTIPROCESSORS) * u64::from(MULTIPROCESSORS);
         u128::from((tiles(tile) - of_shard(tile)).saturating_sub(last_wave) * slot_bytes(problem, tile) / LINK)
     };
-    let candidates = TILES.into_iter().zip(TO_SEND);
+    let is_long = problem.k_local().div_ceil(LARGE.0.k) >= LARGE_STEPS;
+    let large = is_long.then_some((LARGE, LARGE.1));
+    let candidates = large.into_iter().chain(TILES.into_iter().zip(TO_SEND));
     let fastest = match problem.op() {
         OpKind::AllGatherGemm => candidates.min_by_key(|&((tile, cost), _)| multiplied(tile, cost)),
-        OpKind::GemmReduceScatter => candidates.min_by_key(|&((tile, _), cost)| multiplied(tile, cost) + sent(tile)),
+        OpKind::GemmReduceScatter => candidates.min_by_key(|&((tile, _), cost)| multiplied(tile, cost).max(read(tile)) + sent(tile)),
     };
-    let usual = fastest.map_or(TILES[0].0, |((tile, _), _)| tile);
-    if problem.flop_per_rank() >= LONG && time(LARGE) <= time(usual) { LARGE } else { usual }
+    fastest.map_or(TILES[0].0, |((tile, _), _)| tile)
 }
 
 impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
     ///
-    /// - Tile: the one of 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the last, take the least
-    ///   time, the largest of equals; 256x192x64 where a rank has at least 2 T operations and its waves take no longer.
+    /// - Tile: the one of 256x192x64, if `k` is long enough, 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the
+    ///   last, take the least time, the first of equals.
     /// - Chunk: for AllGather-GEMM the shard, in row blocks of at most 4 MiB where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
     ///   AllGather-GEMM's of a wave of tiles.
-    /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the tile that they are added to; with at least 64 own tiles.
-    /// - What whole waves leave of the tiles is shared by groups of workers, where that gains time.
+    /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the tile that they are added to; where the own tiles are more than a wave.
+    /// - What whole waves leave of the tiles is shared by groups of workers, where that gains time; for GEMM-ReduceScatter from twelve waves on.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
     /// - Shards of fewer than 128 rows, and than 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
     ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time.
@@ -110,7 +124,7 @@ impl Schedule {
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, world)?;
     /// let schedule = Schedule::heuristic(&p);
-    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(128, 256, 64), Chunk::Tiles(1))); // 3 MiB
+    /// assert_eq!((schedule.tile, schedule.chunk), (TileShape::new(256, 192, 64), Chunk::Tiles(1))); // 6 MiB
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
@@ -118,16 +132,19 @@ impl Schedule {
     }
 
     /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for calls at the card's power limit, and shared they take 1 to 2 % more time back
-    /// to back (results/tuning/shares-of-a-wave.txt). Nor where `k` comes in slices: whoever has the last steps of a tile would await the last slice first.
+    /// to back (results/tuning/shares-of-a-wave.txt). Nor where `k` comes in slices: whoever has the last steps of a tile would await the last slice first. Nor for short calls of
+    /// GEMM-ReduceScatter, which end when all workers have added partial tiles, and not only those that are left in the last wave.
     fn in_whole_waves(self, problem: &Problem) -> Self {
-        if self.tile == LARGE || self.k_chunks > 1 {
+        if self.tile == LARGE.0 || self.k_chunks > 1 {
             return self;
         }
+        let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles();
         let shared = Self { shares: MULTIPROCESSORS, ..self };
-        if shared.shared_first(problem).is_none() {
-            return self;
-        }
-        Self { early: shared.sent_a_wave_before(problem), ..shared }
+        let gains = match problem.op() {
+            OpKind::AllGatherGemm => true,
+            OpKind::GemmReduceScatter => tiles >= SHARED_WAVES * u64::from(MULTIPROCESSORS),
+        };
+        if gains && shared.shared_first(problem).is_some() { shared } else { self }
     }
 
     /// The same for transports whose shards come and go one after another.
@@ -147,8 +164,7 @@ impl Schedule {
         };
         let band = BAND_ROWS.div_ceil(problem.m_shard().next_multiple_of(tile.m)).min(problem.world().get());
         let k_chunks = if problem.op() == OpKind::AllGatherGemm { slices(problem, band) } else { 1 };
-        let schedule = Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, k_chunks, ..Self::of(tile) };
-        Self { early: schedule.sent_a_wave_before(problem), ..schedule }
+        Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, k_chunks, ..Self::of(tile) }
     }
 
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
@@ -160,7 +176,7 @@ impl Schedule {
     /// use flux_core::{DType, OpKind, Problem, WorldSize};
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::GemmReduceScatter, 8192, 12288, 49152, DType::Bf16, world)?;
-    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(32)); // of 64 KiB each
+    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(21)); // of 96 KiB each
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn staged(problem: &Problem) -> Self {
@@ -187,8 +203,8 @@ mod tests {
     #[test]
     fn tiles_make_the_shortest_waves() {
         let tile = |op, m, n, k| own(8, op, m, n, k).tile.n;
-        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 49152, 12288), 256, "12 whole waves");
-        assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 12288, 49152), 256, "6 whole waves");
+        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 28672, 8192), 256, "7 whole waves");
+        assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 12288, 49152), 256, "6 whole waves, of whose last less is sent than of 4");
         assert_eq!(tile(OpKind::AllGatherGemm, 1024, 49152, 12288), 192, "2 whole waves, where 256 columns make 1.5");
         assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
         assert_eq!(
@@ -203,10 +219,10 @@ mod tests {
     fn what_whole_waves_leave_is_shared_but_of_the_largest_tiles_and_in_slices() {
         let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
         let shares = |world, op, m, n, k| own(world, op, m, n, k).shares;
-        assert_eq!([shares(4, ag, 4096, 49152, 12288), shares(4, rs, 4096, 12288, 49152)], [132, 132], "84 tiles of 128x256");
+        assert_eq!(shares(4, ag, 4096, 28672, 8192), 132, "104 tiles of 128x256");
+        assert_eq!([shares(4, rs, 4096, 12288, 49152), shares(4, rs, 8192, 8192, 28672)], [1, 132], "11.6 waves, and 15.5");
         assert_eq!(shares(4, ag, 8192, 49152, 12288), 1, "68 tiles of 256x192");
-        assert_eq!(shares(4, rs, 2048, 8192, 28672), 1, "116 are nearly a wave");
-        assert_eq!(shares(8, rs, 1024, 12288, 49152), 1, "own tiles would have to be shared");
+        assert_eq!(shares(4, ag, 2048, 28672, 8192), 1, "116 of 128x224 are nearly a wave");
         let problem =
             |m| Problem::new(ag, m, 24576, 12288, DType::Bf16, WorldSize::new(4).expect("a world size")).expect("a valid problem");
         let wide = |k_chunks| Schedule { k_chunks, ..Schedule::of(TILES[0].0) }.in_whole_waves(&problem(1024)).shares;
@@ -225,15 +241,17 @@ mod tests {
     }
 
     #[test]
-    fn long_calls_have_large_tiles_where_they_make_as_few_waves() {
+    fn what_is_long_along_k_has_large_tiles_where_they_make_as_few_waves() {
         let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
         let tile = |world, op, m, n, k| {
             let (rows, cols, ..) = chosen(world, op, m, n, k);
             (rows, cols)
         };
-        assert_eq!(tile(4, ag, 8192, 49152, 12288), (256, 192), "2.5 T operations, in 16 waves rather than 24 of two thirds");
-        assert_eq!(tile(2, rs, 4096, 12288, 49152), (256, 192), "as many, in 8 waves");
-        assert_eq!(tile(4, rs, 4096, 12288, 49152), (128, 256), "half of that is short");
+        assert_eq!(tile(4, ag, 8192, 49152, 12288), (256, 192), "192 steps, in 16 waves rather than 24 of two thirds");
+        assert_eq!(tile(4, ag, 1024, 49152, 12288), (256, 192), "in 2 waves");
+        assert_eq!(tile(4, ag, 8192, 49152, 4096), (128, 256), "64 steps");
+        assert_eq!(tile(4, rs, 1024, 12288, 49152), (128, 256), "of 2 waves the link would carry 60 tiles after the last");
+        assert_eq!(tile(2, rs, 512, 12288, 49152), (256, 192), "64, but `w` is read once");
         assert_eq!(tile(2, ag, 8192, 28672, 8192), (128, 256), "14336 columns are 56 times 256, and 75 times 192 not quite");
         assert_eq!(tile(4, ag, 4 * 2000, 49152, 12288), (256, 192), "2000 rows are as many of 256 as 2048");
         assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 128, "2100 rows are 17 blocks of 128, and not 8.5 of 256");
