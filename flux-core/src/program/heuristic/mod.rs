@@ -51,6 +51,9 @@ const TO_SEND: [u64; 4] = [100, 101, 103, 110];
 const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);
 /// Steps along `k` from which on it is long enough, as its ends are longer. With fewer it was not measured.
 const LARGE_STEPS: u32 = 96;
+/// Operations of a rank from which on it is a choice for partial tiles that are staged, too: some 3 ms of an H200. GPT-3 at TP 2 and m = 1024, a quarter of that, takes 19 % more
+/// time over `pcie` with it (results/h200-x2-pcie.json, 8be58e2).
+const LONG: u64 = 2_000_000_000_000;
 /// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
 const READ: u64 = 2900;
 
@@ -75,8 +78,8 @@ fn slices(problem: &Problem, band: u32) -> u32 {
     u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES)
 }
 
-/// The tile of a problem whose tiles do not span shards.
-fn usual_tile(problem: &Problem) -> TileShape {
+/// The tile of a problem whose tiles do not span shards, of which [`LARGE`] may be one.
+fn usual_tile(problem: &Problem, may_be_large: bool) -> TileShape {
     let of_shard = |tile| TileGrid::of_shard(problem, tile).tiles();
     let tiles = |tile| u64::from(problem.world().get()) * of_shard(tile);
     let multiplied = |tile, cost: u64| {
@@ -95,7 +98,7 @@ fn usual_tile(problem: &Problem) -> TileShape {
         u128::from((tiles(tile) - of_shard(tile)).saturating_sub(last_wave) * slot_bytes(problem, tile) / LINK)
     };
     let is_long = problem.k_local().div_ceil(LARGE.0.k) >= LARGE_STEPS;
-    let large = is_long.then_some((LARGE, LARGE.1));
+    let large = (may_be_large && is_long).then_some((LARGE, LARGE.1));
     let candidates = large.into_iter().chain(TILES.into_iter().zip(TO_SEND));
     let fastest = match problem.op() {
         OpKind::AllGatherGemm => candidates.min_by_key(|&((tile, cost), _)| multiplied(tile, cost)),
@@ -153,7 +156,7 @@ impl Schedule {
         if problem.m_shard() < ROWS || pair && problem.m_shard() < PAIR_ROWS {
             return Self::stacked(problem);
         }
-        let tile = usual_tile(problem);
+        let tile = usual_tile(problem, true);
         let chunk = match problem.op() {
             OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
             OpKind::AllGatherGemm => {
@@ -176,7 +179,7 @@ impl Schedule {
     /// use flux_core::{DType, OpKind, Problem, WorldSize};
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::GemmReduceScatter, 8192, 12288, 49152, DType::Bf16, world)?;
-    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(21)); // of 96 KiB each
+    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(32)); // of 64 KiB each
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn staged(problem: &Problem) -> Self {
@@ -185,7 +188,12 @@ impl Schedule {
             return usual;
         }
         let thin = TileShape::new(64, 128, 64);
-        let tile = if usual.stack && problem.m_shard() <= thin.m { thin } else { usual.tile };
+        let tile = match problem.op() {
+            _ if usual.stack && problem.m_shard() <= thin.m => thin,
+            // What leaves a GEMM-ReduceScatter, the host or the network carries slowly: in short calls the sooner it begins the better.
+            OpKind::GemmReduceScatter if !usual.stack => usual_tile(problem, problem.flop_per_rank() >= LONG),
+            _ => usual.tile,
+        };
         let unit = match problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m),
             OpKind::GemmReduceScatter => slot_bytes(problem, tile),
@@ -252,6 +260,10 @@ mod tests {
         assert_eq!(tile(4, ag, 8192, 49152, 4096), (128, 256), "64 steps");
         assert_eq!(tile(4, rs, 1024, 12288, 49152), (128, 256), "of 2 waves the link would carry 60 tiles after the last");
         assert_eq!(tile(2, rs, 512, 12288, 49152), (256, 192), "64, but `w` is read once");
+        let staged = |m| {
+            Schedule::staged(&Problem::new(rs, m, 12288, 49152, DType::Bf16, WorldSize::new(2).expect("two ranks")).expect("a problem"))
+        };
+        assert_eq!([staged(1024).tile.m, staged(4096).tile.m], [128, 256], "0.6 T operations, and 2.5");
         assert_eq!(tile(2, ag, 8192, 28672, 8192), (128, 256), "14336 columns are 56 times 256, and 75 times 192 not quite");
         assert_eq!(tile(4, ag, 4 * 2000, 49152, 12288), (256, 192), "2000 rows are as many of 256 as 2048");
         assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 128, "2100 rows are 17 blocks of 128, and not 8.5 of 256");
