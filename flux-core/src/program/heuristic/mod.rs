@@ -47,7 +47,7 @@ pub(super) const TILES: [(TileShape, u64); 4] = [
 /// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
 const TO_SEND: [u64; 4] = [100, 101, 103, 110];
 /// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory:
-/// at the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with rests 0.4 to 1.8 less (results/tuning/rests.txt).
+/// at the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with rests, and full clocks, up to 2.2 % less (results/tuning/rests.txt).
 const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);
 /// Steps along `k` from which on it is long enough, as its ends are longer. With fewer it was not measured.
 const LARGE_STEPS: u32 = 96;
@@ -57,8 +57,8 @@ const LONG: u64 = 2_000_000_000_000;
 /// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
 const READ: u64 = 2900;
 
-/// Waves of a GEMM-ReduceScatter from which on what they leave is shared. With rests, Llama-2 70B at m = 8192, 15.5 waves, takes 0.4 to 0.7 % less time so, 0.7 to 1.2 % more at
-/// 4096, 7.8 waves; GPT-3 with 11.6 between 0.3 % less and 0.2 more (results/tuning/rests.txt).
+/// Waves of a GEMM-ReduceScatter from which on what they leave is shared. With rests, Llama-2 70B at m = 8192, 15.5 waves, takes 1.4 % less to 0.2 more time so, and 0.3 to
+/// 1.5 % more at 4096, 7.8 waves; GPT-3 with 11.6 between 0.4 % less and 0.2 more (results/tuning/rests.txt).
 const SHARED_WAVES: u64 = 12;
 
 /// Row blocks of a raster group: their tiles are worked on side by side.
