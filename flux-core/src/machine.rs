@@ -48,7 +48,7 @@ impl Machine {
     /// | `link_bytes_per_us` | results/h200-x4-links.txt: 364 to 378 GB/s where all ranks send at once |
     /// | `signal_ns` | the same: half of a round trip |
     /// | `copy_ns` | fitted to AllGather-GEMM in slices of k, which is many copies, in results/tuning/wide-bands.txt; 64 KiB to 4 MiB by themselves take 5 us besides their bytes |
-    /// | `push_begins_ns`, `copy_begins_ns` | docs/performance.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
+    /// | `push_begins_ns`, `copy_begins_ns` | docs/experiments.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
     /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json |
     pub const H200: Self = Self {
         name: "H200",
