@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn simulate_takes_shapes_or_a_file_and_a_machine_that_is_known() {
         let parse = |words: &str| Cli::try_parse_from(["flux-bench", "simulate"].into_iter().chain(words.split(' ')));
-        for words in ["--against a.json --ms 512", "--against a.json --tp 4", "--machine a100"] {
+        for words in ["--against a.json --ms 512", "--against a.json --tp 4", "--against a.json --schedules", "--machine a100"] {
             assert!(parse(words).is_err(), "{words}");
         }
         let Command::Simulate(args) = parse("--ms 512 --machine h800 --band 2").unwrap().command else { panic!("not a simulation") };

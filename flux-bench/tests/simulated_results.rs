@@ -5,10 +5,11 @@
 use flux_bench::plan::ScheduleArgs;
 use flux_bench::shapes::{self, parse_op};
 use flux_bench::show;
-use flux_bench::simulate::{LEAST_ROWS, Simulation, compare};
+use flux_bench::simulate::{LEAST_ROWS, Simulation, compare, schedules};
 use flux_core::TileShape;
 use flux_core::layout::gather_place_bytes;
 use flux_core::machine::Machine;
+use flux_core::program::Schedule;
 use flux_core::simulate::Pushes;
 use std::path::Path;
 
@@ -101,6 +102,19 @@ fn schedules_that_were_tried_are_met_too() {
         let off = (simulated / measured - 1.0) * 100.0;
         assert!(off.abs() <= AT_MOST, "{op} {model} m {m}: {measured:.3} ms measured, {simulated:.3} simulated, with {args:?}");
     }
+}
+
+#[test]
+fn schedules_are_those_that_were_simulated() {
+    let layer =
+        shapes::layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], shapes::world(4).unwrap()).unwrap().remove(0);
+    let row = |args| Simulation::of_layer(&layer, args, Pushes::AsByDefault, &Machine::H200).unwrap();
+    let (own, other) = (row(ScheduleArgs::default()), row(tiles(192)));
+    assert_eq!(own.schedule, Schedule::heuristic(&layer.problem));
+    assert_eq!(other.schedule, Schedule { tile: TileShape::new(128, 192, 64), ..own.schedule });
+    let text = schedules(&[own, other]);
+    assert_eq!(text.lines().count(), 2);
+    assert!(text.lines().next().unwrap().contains("m 1024") && text.lines().last().unwrap().contains("tile 128x192x64"), "{text}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod against;
 mod row;
 
 pub use against::{Compared, compare};
-pub use row::{Simulation, table};
+pub use row::{Simulation, schedules, table};
 
 use crate::plan::{ScheduleArgs, push};
 use crate::shapes::{self, Model, parse_op};
@@ -42,6 +42,9 @@ pub struct Args {
     /// Simulate the rows of this file of `bench --json` and show both times of each
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
     pub against: Option<PathBuf>,
+    /// Print each row's schedule too
+    #[arg(long, conflicts_with = "against")]
+    pub schedules: bool,
     /// Who pushes the shard of ag_gemm: auto, kernel or copy-engine
     #[arg(long, value_parser = push, default_value = "auto", help_heading = "Plan")]
     pub push: Push,
@@ -76,5 +79,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let simulated = |layer| Simulation::of_layer(layer, args.schedule, pushes, &args.machine);
     let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
     print!("{}", table(&rows, &args.machine));
+    if args.schedules {
+        print!("\n{}", schedules(&rows));
+    }
     Ok(())
 }

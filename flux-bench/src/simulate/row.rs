@@ -9,7 +9,7 @@ use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;
 use anyhow::Context;
 use flux_core::machine::Machine;
-use flux_core::program::TileProgram;
+use flux_core::program::{Schedule, TileProgram};
 use flux_core::simulate::{Pushes, simulate};
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ use std::time::Duration;
 pub struct Simulation {
     /// What it is of.
     pub head: Head,
+    /// With this schedule.
+    pub schedule: Schedule,
     /// The fused op, until the last rank is done.
     pub op: Duration,
     /// What one rank multiplies, as a world of 1 with the same tiles.
@@ -40,7 +42,8 @@ impl Simulation {
         let programs = case.problem.world().ranks().map(|rank| case.program(rank)).collect::<Result<Vec<TileProgram>, _>>()?;
         let op = simulate(&programs, machine, pushes)?;
         let gemm = simulate(&[case.core()?], machine, pushes)?;
-        Ok(Self { head: Head::new(&case.model, &case.problem), op: op.time, gemm: gemm.time, links: op.on_links(machine) })
+        let head = Head::new(&case.model, &case.problem);
+        Ok(Self { head, schedule: case.schedule, op: op.time, gemm: gemm.time, links: op.on_links(machine) })
     }
 }
 
@@ -65,6 +68,11 @@ pub fn table(rows: &[Simulation], machine: &Machine) -> String {
         row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(times).collect()
     }));
     format!("{}\n{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
+}
+
+/// The rows' schedules, one to a line.
+pub fn schedules(rows: &[Simulation]) -> String {
+    rows.iter().map(|row| format!("{}: {}\n", row.head, row.schedule)).collect()
 }
 
 pub(super) fn millis(time: Duration) -> f64 {
