@@ -2,7 +2,8 @@
 //!
 //! Invariant: what a band waits for has come, by estimate, when it is begun, and what is early was sent a wave before.
 
-use super::{MULTIPROCESSORS, OPERATIONS, Schedule, WORKERS, area, most_early, slices};
+use super::tiles::area;
+use super::{MULTIPROCESSORS, OPERATIONS, Schedule, WORKERS, most_early, slices};
 use crate::layout::gather_place_bytes;
 use crate::machine::Machine;
 use crate::tile::TileGrid;

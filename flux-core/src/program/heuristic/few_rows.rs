@@ -2,7 +2,8 @@
 //!
 //! Invariant: such a call is bound by reading `w`; what matters is that all workers do, to the end.
 
-use super::{ROW_GROUP, Schedule, TILES, WORKERS, area, waves};
+use super::tiles::{TILES, area, waves};
+use super::{ROW_GROUP, Schedule, WORKERS};
 use crate::tile::{Raster, TileGrid};
 use crate::{Problem, TileShape};
 

@@ -4,13 +4,15 @@
 
 mod bands;
 mod few_rows;
+mod tiles;
 
 use super::most_early;
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
-use bands::LINK;
+pub(super) use tiles::TILES;
+use tiles::{LARGE, LONG};
 
 /// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -35,28 +37,6 @@ pub(super) const WORKERS: u32 = 128;
 pub(super) const MULTIPROCESSORS: u32 = WORKERS + 4;
 /// Operations of a multiprocessor in a nanosecond: 4096 a cycle at 1.5 GHz, of a card at its power limit.
 pub(super) const OPERATIONS: u64 = 6144;
-/// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
-/// its work, so it has to gain something in waves.
-pub(super) const TILES: [(TileShape, u64); 4] = [
-    (TileShape::new(128, 256, 64), 100),
-    (TileShape::new(128, 224, 64), 100),
-    (TileShape::new(128, 192, 64), 100),
-    (TileShape::new(128, 128, 64), 101),
-];
-/// The same of a GEMM-ReduceScatter whose tiles are of one shard, in the order of [`TILES`]: the last wave's partial tiles leave when nothing is left to multiply, so there is
-/// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
-const TO_SEND: [u64; 4] = [100, 101, 103, 110];
-/// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory:
-/// at the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with rests, and full clocks, up to 2.2 % less (results/tuning/rests.txt).
-const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);
-/// Steps along `k` from which on it is long enough, as its ends are longer. With fewer it was not measured.
-const LARGE_STEPS: u32 = 96;
-/// Operations of a rank from which on it is a choice for partial tiles that are staged, too: some 3 ms of an H200. GPT-3 at TP 2 and m = 1024, a quarter of that, takes 19 % more
-/// time over `pcie` with it (results/h200-x2-pcie.json, 8be58e2).
-const LONG: u64 = 2_000_000_000_000;
-/// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
-const READ: u64 = 2900;
-
 /// Waves of a GEMM-ReduceScatter from which on what they leave is shared. With rests, Llama-2 70B at m = 8192, 15.5 waves, takes 1.4 % less to 0.2 more time so, and 0.3 to
 /// 1.5 % more at 4096, 7.8 waves; GPT-3 with 11.6 between 0.4 % less and 0.2 more (results/tuning/rests.txt).
 const SHARED_WAVES: u64 = 12;
@@ -64,47 +44,10 @@ const SHARED_WAVES: u64 = 12;
 /// Row blocks of a raster group: their tiles are worked on side by side.
 pub(super) const ROW_GROUP: u32 = 8;
 
-fn waves(items: u64) -> u64 {
-    items.div_ceil(u64::from(WORKERS))
-}
-
-fn area(tile: TileShape) -> u64 {
-    u64::from(tile.m) * u64::from(tile.n)
-}
-
 /// Slices of k of an AllGather-GEMM in such bands.
 fn slices(problem: &Problem, band: u32) -> u32 {
     let sent = gather_place_bytes(problem) * u64::from(band - 1);
     u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES)
-}
-
-/// The tile of a problem whose tiles do not span shards, of which [`LARGE`] may be one.
-fn usual_tile(problem: &Problem, may_be_large: bool) -> TileShape {
-    let of_shard = |tile| TileGrid::of_shard(problem, tile).tiles();
-    let tiles = |tile| u64::from(problem.world().get()) * of_shard(tile);
-    let multiplied = |tile, cost: u64| {
-        let area = u128::from(waves(tiles(tile)) * area(tile));
-        area * u128::from(cost * 2 * u64::from(problem.k_local())) / u128::from(100 * OPERATIONS)
-    };
-    let w_bytes = u64::from(problem.n_local()) * u64::from(problem.k_local()) * problem.dtype().bytes() as u64;
-    // Nanoseconds in which `w` is read: for the peers' shards and, where these are not in one wave with it, for the own one.
-    let read = |tile| {
-        let passes = if tiles(tile) > u64::from(MULTIPROCESSORS) { 2 } else { 1 };
-        passes * u128::from(w_bytes / READ)
-    };
-    // Nanoseconds of the link for the peers' tiles of the last wave.
-    let sent = |tile| {
-        let last_wave = (tiles(tile) - 1) / u64::from(MULTIPROCESSORS) * u64::from(MULTIPROCESSORS);
-        u128::from((tiles(tile) - of_shard(tile)).saturating_sub(last_wave) * slot_bytes(problem, tile) / LINK)
-    };
-    let is_long = problem.k_local().div_ceil(LARGE.0.k) >= LARGE_STEPS;
-    let large = (may_be_large && is_long).then_some((LARGE, LARGE.1));
-    let candidates = large.into_iter().chain(TILES.into_iter().zip(TO_SEND));
-    let fastest = match problem.op() {
-        OpKind::AllGatherGemm => candidates.min_by_key(|&((tile, cost), _)| multiplied(tile, cost)),
-        OpKind::GemmReduceScatter => candidates.min_by_key(|&((tile, _), cost)| multiplied(tile, cost).max(read(tile)) + sent(tile)),
-    };
-    fastest.map_or(TILES[0].0, |((tile, _), _)| tile)
 }
 
 impl Schedule {
@@ -156,7 +99,7 @@ impl Schedule {
         if problem.m_shard() < ROWS || pair && problem.m_shard() < PAIR_ROWS {
             return Self::stacked(problem);
         }
-        let tile = usual_tile(problem, true);
+        let tile = tiles::usual(problem, true);
         let chunk = match problem.op() {
             OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
             OpKind::AllGatherGemm => {
@@ -191,7 +134,7 @@ impl Schedule {
         let tile = match problem.op() {
             _ if usual.stack && problem.m_shard() <= thin.m => thin,
             // What leaves a GEMM-ReduceScatter, the host or the network carries slowly: in short calls the sooner it begins the better.
-            OpKind::GemmReduceScatter if !usual.stack => usual_tile(problem, problem.flop_per_rank() >= LONG),
+            OpKind::GemmReduceScatter if !usual.stack => tiles::usual(problem, problem.flop_per_rank() >= LONG),
             _ => usual.tile,
         };
         let unit = match problem.op() {
@@ -207,21 +150,6 @@ impl Schedule {
 mod tests {
     use super::*;
     use crate::{DType, WorldSize};
-
-    #[test]
-    fn tiles_make_the_shortest_waves() {
-        let tile = |op, m, n, k| own(8, op, m, n, k).tile.n;
-        assert_eq!(tile(OpKind::AllGatherGemm, 8192, 28672, 8192), 256, "7 whole waves");
-        assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 12288, 49152), 256, "6 whole waves, of whose last less is sent than of 4");
-        assert_eq!(tile(OpKind::AllGatherGemm, 1024, 49152, 12288), 192, "2 whole waves, where 256 columns make 1.5");
-        assert_eq!(tile(OpKind::GemmReduceScatter, 2048, 512, 4096), 128, "32 wide tiles for 128 SMs");
-        assert_eq!(
-            own(4, OpKind::GemmReduceScatter, 512, 8192, 28672).tile.n,
-            128,
-            "one wide wave would send when nothing is left to multiply"
-        );
-        assert_eq!(own(2, OpKind::GemmReduceScatter, 512, 8192, 28672).tile.n, 256, "with twice the work for the same bytes");
-    }
 
     #[test]
     fn what_whole_waves_leave_is_shared_but_of_the_largest_tiles_and_in_slices() {
@@ -246,27 +174,6 @@ mod tests {
     pub(super) fn chosen(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> (u32, u32, u32, bool) {
         let s = own(world, op, m, n, k);
         (s.tile.m, s.tile.n, s.splits, s.stack)
-    }
-
-    #[test]
-    fn what_is_long_along_k_has_large_tiles_where_they_make_as_few_waves() {
-        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        let tile = |world, op, m, n, k| {
-            let (rows, cols, ..) = chosen(world, op, m, n, k);
-            (rows, cols)
-        };
-        assert_eq!(tile(4, ag, 8192, 49152, 12288), (256, 192), "192 steps, in 16 waves rather than 24 of two thirds");
-        assert_eq!(tile(4, ag, 1024, 49152, 12288), (256, 192), "in 2 waves");
-        assert_eq!(tile(4, ag, 8192, 49152, 4096), (128, 256), "64 steps");
-        assert_eq!(tile(4, rs, 1024, 12288, 49152), (128, 256), "of 2 waves the link would carry 60 tiles after the last");
-        assert_eq!(tile(2, rs, 512, 12288, 49152), (256, 192), "64, but `w` is read once");
-        let staged = |m| {
-            Schedule::staged(&Problem::new(rs, m, 12288, 49152, DType::Bf16, WorldSize::new(2).expect("two ranks")).expect("a problem"))
-        };
-        assert_eq!([staged(1024).tile.m, staged(4096).tile.m], [128, 256], "0.6 T operations, and 2.5");
-        assert_eq!(tile(2, ag, 8192, 28672, 8192), (128, 256), "14336 columns are 56 times 256, and 75 times 192 not quite");
-        assert_eq!(tile(4, ag, 4 * 2000, 49152, 12288), (256, 192), "2000 rows are as many of 256 as 2048");
-        assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 128, "2100 rows are 17 blocks of 128, and not 8.5 of 256");
     }
 
     #[test]
