@@ -201,15 +201,17 @@ fn shared_from(from: u32, p: Problem, schedule: Schedule) -> Schedule {
     ways.into_iter().find(shares).unwrap_or_else(|| panic!("{p}, {schedule}: no tiles are left over of any waves"))
 }
 
-/// Every variant, with two of the problems: the first tiles shared by groups of workers, of few and of many, with whole tiles behind them and early partial tiles.
+/// Every variant: the first tiles shared by groups of workers, of few and of many, with whole tiles behind them and early partial tiles.
 #[test]
 fn first_tiles_that_groups_of_workers_share_are_right() {
     let Some(context) = device("first_tiles_that_groups_of_workers_share_are_right") else { return };
-    for (number, tile) in TILES.into_iter().enumerate() {
-        for (other, (m_shard, n, k, world, from, early)) in SHARED.into_iter().enumerate() {
-            let p = problem(OPS[(number + other) % 2], m_shard, n, k, DType::Bf16, world);
-            let schedule = Schedule { early, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
-            check(&context, p, &shared_from(from, p, schedule));
+    for op in OPS {
+        for tile in TILES {
+            for (m_shard, n, k, world, from, early) in SHARED {
+                let p = problem(op, m_shard, n, k, DType::Bf16, world);
+                let schedule = Schedule { early, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
+                check(&context, p, &shared_from(from, p, schedule));
+            }
         }
     }
 }

@@ -331,6 +331,19 @@ proptest! {
     }
 
     #[test]
+    fn more_partial_tiles_that_are_awaited_than_there_are(
+        call in calls(GemmReduceScatter, 2..=8, 2..=4, 1..=3, chunks()), rank: Index, item: Index,
+    ) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let index = pick_item(&p.items, item, |item| !is_send(item));
+        let entry = p.awaits[p.items[index].late_first as usize];
+        p.items[index].late_count += 1;
+        p.awaits.push(entry);
+        assert_violates!(call, Violation::Form { .. });
+    }
+
+    #[test]
     fn reads_of_partial_tiles_of_other_elements(
         call in calls(GemmReduceScatter, 2..=8, 2..=4, 1..=3, chunks()), rank: Index,
     ) {

@@ -181,7 +181,11 @@ proptest! {
                 prop_assume!(p.items[lead].parts > 1);
                 p.items[lead].parts -= 1;
                 p.items[lead - 2].k_steps += p.items[lead - 1].k_steps;
-                assert_violates!(call, Violation::PartNotRead { item, .. } if item == lead - 1);
+                match p.problem.op() {
+                    AllGatherGemm => assert_violates!(call, Violation::PartNotRead { item, .. } if item == lead - 1),
+                    // which awaits one more than it adds
+                    GemmReduceScatter => assert_violates!(call, Violation::Form { .. }),
+                }
             }
             _ => {
                 let lenders: Vec<usize> = (0..p.items.len()).filter(|&index| lends(&p.items[index])).collect();

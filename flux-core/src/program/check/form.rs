@@ -98,12 +98,23 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         OpKind::GemmReduceScatter if !early_awaits(p, item) => {
             Some("during the multiplication the signals of early partial tiles are awaited, each before its step, and nothing else")
         }
+        OpKind::GemmReduceScatter if late.len() as u64 > late_reads(p, item) => {
+            Some("more is awaited after the multiplication than is added")
+        }
         _ if !late.is_empty() && !reads_late => Some("there is nothing to await after the multiplication"),
         _ if !rows.is_sorted_by_key(|entry| entry.k_step) => Some("rows are awaited in the order of steps along k"),
         _ if rows.iter().any(|entry| entry.k_step >= item.k_first + item.k_steps) => Some("a step is awaited that is not multiplied"),
         _ if late.iter().any(|entry| entry.k_step != 0) => Some("what is awaited after the multiplication has no step"),
         _ if !in_groups(rows, item.await_group) => Some("entries that stand together have one step"),
         _ => None,
+    }
+}
+
+/// Parts and partial tiles that are added after the multiplication, one for each entry; what a fold awaits is of other ranks' tiles, as many as hold rows of it.
+fn late_reads(p: &TileProgram, item: &WorkItem) -> u64 {
+    match item.sink {
+        sink::FOLD => u64::MAX,
+        _ => u64::from(item.parts) + u64::from(item.partials.saturating_sub(p.early)),
     }
 }
 

@@ -31,7 +31,7 @@ use super::TileProgram;
 /// - no two writers have a slot, a part slot or an element of a gather place in common;
 /// - each part slot has one lender and one reader, which awaits the lender and adds the parts of its own tile in the order of `k`;
 /// - whatever an item reads of its peers' data was announced by a signal that it awaits, each column of A, and each partial tile
-///   that is added early, before its step, the others after the multiplication; and so was what a mover passes on;
+///   that is added early, before its step, the others after the multiplication, in the order in which they are added; and so was what a mover passes on;
 /// - what crosses nodes stays on its rail;
 /// - no rank waits on work that comes after its own, for any number of workers;
 /// - at each step the ranks send to different destinations. That is a rule of speed, and does not hold for what is scattered: tiles that span shards
