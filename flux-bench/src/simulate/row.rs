@@ -72,7 +72,8 @@ pub fn table(rows: &[Simulation], machine: &Machine) -> String {
 
 /// The rows' schedules, one to a line.
 pub fn schedules(rows: &[Simulation]) -> String {
-    rows.iter().map(|row| format!("{}: {}\n", row.head, row.schedule)).collect()
+    let lines: Vec<String> = rows.iter().map(|row| format!("{}: {}", row.head, row.schedule)).collect();
+    lines.join("\n") + "\n"
 }
 
 pub(super) fn millis(time: Duration) -> f64 {
