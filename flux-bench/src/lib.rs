@@ -30,6 +30,7 @@ pub mod plan;
 pub mod ranks;
 pub mod reference;
 pub mod report;
+pub mod rest;
 pub mod run;
 pub mod shapes;
 pub mod show;

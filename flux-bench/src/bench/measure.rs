@@ -3,10 +3,10 @@
 //! Invariant: the ranks run the same contenders in the same order, and each sample starts with all ranks lined up.
 
 use crate::report::Measured;
+use crate::rest::Rest;
 use crate::stats::{Span, Times};
 use anyhow::Context;
 use flux_transport::Communicator;
-use std::time::Duration;
 
 /// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,17 +48,12 @@ pub trait Lane {
 /// Rounds whose times are thrown away: caches, clocks, and whatever is loaded at the first use.
 pub const WARM_UP: usize = 5;
 
-/// The pause before each sample that a `--rest` of so many milliseconds asks for.
-pub(crate) fn rest(ms: Option<u64>) -> Duration {
-    Duration::from_millis(ms.unwrap_or(0))
-}
-
 /// Times all contenders over so many rounds, each sample after a rest. Collective; every rank gets the same result. `tick` is called after each round, warm-up included.
-pub fn measure(lane: &mut dyn Lane, comm: &Communicator, (samples, rest): (usize, Duration), tick: &dyn Fn()) -> anyhow::Result<Measured> {
+pub fn measure(lane: &mut dyn Lane, comm: &Communicator, samples: usize, rest: Rest, tick: &dyn Fn()) -> anyhow::Result<Measured> {
     let mut spans: [Vec<Span>; 4] = Default::default();
     for round in 0..WARM_UP + samples {
         for (contender, spans) in Contender::ALL.into_iter().zip(&mut spans) {
-            std::thread::sleep(rest);
+            rest.take();
             let span = lane.sample(contender, round).with_context(|| format!("{contender:?}, round {round}"))?;
             if round >= WARM_UP {
                 spans.push(span);
@@ -96,7 +91,7 @@ mod tests {
     use super::*;
     use crate::ranks;
     use flux_transport::{Options, Select, World};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     /// Says when it was asked.
     #[derive(Default)]
@@ -118,11 +113,10 @@ mod tests {
         let [world] = &World::local(1).unwrap()[..] else { panic!("not one rank") };
         let comm = Communicator::connect_blocking(world, Options::from(Select::Host)).unwrap();
         let (mut lane, begun) = (Asked::default(), Instant::now());
-        measure(&mut lane, &comm, (2, rest(Some(3))), &|| ()).unwrap();
+        measure(&mut lane, &comm, 2, Rest { ms: Some(3) }, &|| ()).unwrap();
         assert_eq!(lane.0.len(), (WARM_UP + 2) * Contender::ALL.len());
         let before = std::iter::once(&begun).chain(&lane.0);
         assert!(before.zip(&lane.0).all(|(before, now)| now.duration_since(*before) >= Duration::from_millis(3)));
-        assert_eq!(rest(None), Duration::ZERO);
     }
 
     #[test]

@@ -11,7 +11,6 @@ mod shown;
 pub(crate) mod sustained;
 mod watch;
 
-pub(crate) use measure::rest;
 pub use measure::{Contender, Lane, WARM_UP, measure};
 pub use sustained::sustain;
 
@@ -21,6 +20,7 @@ use crate::machine;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::report::{self, Origin, Placement, Report, Row};
+use crate::rest::Rest;
 use crate::shapes::{self, Layer, Model, parse_op};
 use anyhow::{Context, ensure};
 use flux_core::{OpKind, Problem, WorldSize};
@@ -51,9 +51,9 @@ pub struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long)]
     pub samples: Option<usize>,
-    /// Milliseconds of rest before each timed call, so that the card is further from its power limit; with 50 and more NVLink sleeps
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub rest: Option<u64>,
+    /// Before each timed call
+    #[command(flatten)]
+    pub rest: Rest,
     /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one of --ms, or at the largest where it is left out
     #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
     pub sustained: Option<f64>,
@@ -84,8 +84,7 @@ struct Job {
     world: WorldSize,
     cases: Vec<Case>,
     samples: usize,
-    /// Milliseconds before each call of a round.
-    rest: Option<u64>,
+    rest: Rest,
     plan: Plan,
     transport: Select,
 }

@@ -6,7 +6,7 @@
 use super::gpu::{self, GpuLane};
 use super::host::HostLane;
 use super::watch::Watch;
-use super::{Case, Found, Job, Lane, SEED, WARM_UP, measure, rest, sustain};
+use super::{Case, Found, Job, Lane, SEED, WARM_UP, measure, sustain};
 use crate::data::Fill;
 use crate::end;
 use crate::machine;
@@ -104,7 +104,7 @@ impl Rank<'_> {
 
     fn times(&self, case: &Case, lane: &mut dyn Lane) -> anyhow::Result<(Measured, Option<Sustained>)> {
         let comm = self.site.comm();
-        let measured = measure(lane, comm, (self.job.samples, rest(self.job.rest)), &|| self.bar.inc(1))?;
+        let measured = measure(lane, comm, self.job.samples, self.job.rest, &|| self.bar.inc(1))?;
         let sustained = case.sustained.map(|seconds| sustain(lane, comm, &measured, seconds)).transpose()?;
         Ok((measured, sustained))
     }
@@ -121,7 +121,7 @@ impl Rank<'_> {
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let plan = format!("{}, {}", op.schedule(), op.executor());
         let row = Row::new(&case.model, &case.problem, plan, measured, verified, u32::try_from(self.job.samples)?);
-        Ok(Row { sustained, rest_ms: self.job.rest, ..row })
+        Ok(Row { sustained, rest_ms: self.job.rest.ms, ..row })
     }
 }
 

@@ -15,6 +15,7 @@ use crate::gpu::cublas::Gemm;
 use crate::gpu::{Gpu, choice, kernels};
 use crate::operands::{Operands, w_window, x_window};
 use crate::reference::Verdict;
+use crate::rest::Rest;
 use crate::stats::{Span, Times};
 use anyhow::Context;
 use flux_core::program::TileProgram;
@@ -112,12 +113,12 @@ impl<'a> Lane<'a> {
     }
 
     /// Times all contenders on random data, each sample after a rest, in the order of [`Contender::ALL`].
-    pub(super) fn measure(&mut self, samples: u32, rest: Duration) -> anyhow::Result<[Times; 4]> {
+    pub(super) fn measure(&mut self, samples: u32, rest: Rest) -> anyhow::Result<[Times; 4]> {
         self.prepare()?;
         let mut spans: [Vec<Span>; 4] = Default::default();
         for round in 0..WARM_UP + samples as usize {
             for contender in Contender::in_round(round) {
-                std::thread::sleep(rest);
+                rest.take();
                 let span = self.sample(contender).with_context(|| format!("{contender:?}, round {round}"))?;
                 if round >= WARM_UP {
                     spans[contender as usize].push(span);

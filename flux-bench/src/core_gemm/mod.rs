@@ -31,10 +31,10 @@ pub use contender::Contender;
 pub use report::{CoreReport, CoreRow, SCHEMA, table};
 pub use sustained::SustainedCore;
 
-use crate::bench::rest;
 use crate::bench::sustained::seconds;
 use crate::gpu::Gpu;
 use crate::plan::ScheduleArgs;
+use crate::rest::Rest;
 use crate::shapes::{self, Model, parse_op};
 use crate::{atomic_file, machine, report as bench_report};
 use anyhow::{Context, ensure};
@@ -68,9 +68,9 @@ pub struct Args {
     /// Rounds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub samples: u32,
-    /// Milliseconds of rest before each timed call, so that the card is further from its power limit; with 50 and more NVLink sleeps
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub rest: Option<u64>,
+    /// Before each timed call
+    #[command(flatten)]
+    pub rest: Rest,
     /// Then call T_gemm, T_core and T_flags back to back, for so long each, by turns: as long as clocks take to settle
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub sustained: Option<f64>,
@@ -103,14 +103,14 @@ fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
     eprintln!("core: {}", case.problem);
     let mut lane = Lane::new(gpu, case)?;
     let exact = lane.verify_exact()?;
-    let times = lane.measure(args.samples, rest(args.rest))?;
+    let times = lane.measure(args.samples, args.rest)?;
     let sustained = args.sustained.map(|seconds| lane.sustain(&times, seconds)).transpose()?;
     let verdict = exact.merge(lane.verify_random()?);
     if !verdict.ok() {
         eprintln!("{}: {verdict}", case.problem);
     }
     let row = CoreRow::new(case, lane.plan(), times, verdict, args.samples);
-    Ok(CoreRow { sustained, rest_ms: args.rest, ..row })
+    Ok(CoreRow { sustained, rest_ms: args.rest.ms, ..row })
 }
 
 fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
