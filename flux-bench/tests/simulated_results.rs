@@ -13,7 +13,7 @@ use flux_core::program::Schedule;
 use flux_core::simulate::Pushes;
 use std::path::Path;
 
-/// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x4-nvlink.json and results/h200-x1-core-tp4.json), and
+/// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x1-core-tp4.json and in that of 89fd1be), and
 /// calls that are long enough to slow the clock down by more than calls of a tenth of their length.
 const AT_MOST: f64 = 10.0;
 /// Half of the rows are met better than that.

@@ -14,12 +14,12 @@
 //!
 //! What it leaves out, and where that shows:
 //!
-//! - **Power.** The clock is one number. A card at its power limit slows down the longer a call is: of GPT-3 on 2 ranks, calls of 3.5 and 7.2 ms are simulated 6 to 9 % too short. From one
-//!   run to another the same GEMM differs by as much (AllGather-GEMM of GPT-3, 4 ranks, m = 4096: T_gemm 1.62 ms in results/h200-x4-nvlink.json, 1.73 in results/h200-x1-core-tp4.json).
+//! - **Power.** The clock is one number. A card at its power limit slows down the longer a call is: of GPT-3 on 2 ranks, calls of 3.4 and 7.1 ms are simulated 5 to 8 % too short. From one
+//!   run to another the same GEMM differs by as much (AllGather-GEMM of GPT-3, 4 ranks, m = 4096: T_gemm 1.64 ms in results/h200-x1-core-tp4.json, 1.76 in that of 89fd1be).
 //! - **L2.** A step takes what its operations take, whatever the tile. Narrow tiles move more operand bytes for their work and take some percent more: of the GEMM-ReduceScatter of
 //!   Llama, TP 4, m = 512, 9 % are missing with tiles of 128x128, and 2 with 128x256 (results/tuning/wide-bands.txt).
-//! - **Machines.** The row that is furthest off, the GEMM-ReduceScatter of GPT-3 on 2 ranks at m = 512, is 0.464 ms in its file and 0.42 on two other GPUs (results/tuning/wide-bands.txt);
-//!   simulated it is 0.419.
+//! - **Rests.** The same GEMM of GPT-3 on 2 ranks at m = 8192 takes 7.0 ms in the rounds of results/h200-x2-nvlink.json and 6.0 in those of results/h200-x2-pcie.json, one machine minutes later,
+//!   where collectives, in which the card rests, take ten times as long; simulated it is 6.5.
 //! - **Few rows.** With m < 512 reading `w`, the first rows and the last signals are most of a call. The floor by memory makes them right within 11 %, by luck in part; a call's
 //!   loss is a few us there, so a difference of two schedules says nothing.
 //! - **Traffic beside the GEMM** costs it nothing but waits: no contention in L2 or memory, no room that a partial tile has to leave first, and no pace
