@@ -19,7 +19,7 @@
 //! - **L2.** A step takes what its operations take, whatever the tile. Narrow tiles move more operand bytes for their work and take some percent more: of the GEMM-ReduceScatter of
 //!   Llama, TP 4, m = 512, 9 % are missing with tiles of 128x128, and 2 with 128x256 (results/tuning/wide-bands.txt).
 //! - **Rests.** The same GEMM of GPT-3 on 2 ranks at m = 8192 takes 7.0 ms in the rounds of results/h200-x2-nvlink.json and 6.0 in those of results/h200-x2-pcie.json, one machine minutes later,
-//!   where collectives, in which the card rests, take ten times as long; simulated it is 6.5.
+//!   where collectives, in which the card rests, take nine times as long; simulated it is 6.5.
 //! - **Few rows.** With m < 512 reading `w`, the first rows and the last signals are most of a call. The floor by memory makes them right within 11 %, by luck in part; a call's
 //!   loss is a few us there, so a difference of two schedules says nothing.
 //! - **Traffic beside the GEMM** costs it nothing but waits: no contention in L2 or memory, no room that a partial tile has to leave first, and no pace
