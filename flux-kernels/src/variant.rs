@@ -126,6 +126,12 @@ impl Variant {
         self.tile
     }
 
+    /// Whether two steps along k are loaded at once: `kPairs` of config.cuh. What lies side by side in a row of `w` is asked for together, and no miss need bring
+    /// more than its line.
+    pub(crate) const fn loads_pairs(&self) -> bool {
+        self.stages >= 6 && self.stages.is_multiple_of(2)
+    }
+
     /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One consumer's columns are whole boxes.
     pub(crate) const fn box_cols(&self) -> u32 {
         // Consumers share a tile by rows, or by columns where it has but 64 rows.
@@ -170,9 +176,10 @@ impl Variant {
         let text = format!(
             "#include \"core/fused_gemm.cuh\"\n\
              using C = flux::Config<{m}, {n}, {rooms}, {stages}, {bf16}, {rs}, {traced}>;\n\
-             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads}, \"variant.rs\");\n\
+             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kPairs == {pairs}, \"variant.rs\");\n\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
              flux::fused_gemm<C>(p);\n}}\n",
+            pairs = self.loads_pairs(),
             shared = self.shared_bytes(),
             threads = Self::THREADS,
         );

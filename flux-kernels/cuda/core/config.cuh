@@ -11,6 +11,8 @@ struct Config {
     static constexpr u32 kTileN = TileN;
     static constexpr u32 kTileK = 64;  // one 128-byte swizzled row of 16-bit elements
     static constexpr u32 kStages = Stages;
+    // Two steps along k are loaded at once where the ring is whole pairs, three at least: with fewer, the one that waits for its pair would be missed.
+    static constexpr bool kPairs = Stages >= 6 && Stages % 2 == 0;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
@@ -111,6 +113,8 @@ struct Shared {
     __device__ __forceinline__ u32 early_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
     // How far the watcher has seen rows of A (`progress`).
     __device__ __forceinline__ u32 rows() const { return base + C::kRowsOffset; }
+    // Whether a consumer has left out rows that it was to scatter. The word is `rows`'s: only AllGather-GEMM awaits rows, and only GEMM-ReduceScatter scatters them.
+    __device__ __forceinline__ u32 left_out() const { return rows(); }
     // Completed when a consumer may write its part of an item: nobody reads or writes its room any more.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };

@@ -232,12 +232,15 @@ struct Consumer {
     }
 
     // Each row to the rank that owns it, this one included: rows are short, and a bulk copy takes about as long for a short one as for a long one.
-    __device__ __forceinline__ void scatter(const WorkItem& item) const {
+    __device__ __forceinline__ void scatter(const WorkItem& item, bool poison) const {
         constexpr u32 kPerRow = C::kCols / 8;
         const u32 first_row = C::kSplitColumns ? 0 : index * C::kRows;
         const u32 first_col = C::kSplitColumns ? index * C::kCols : 0;
         // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-        if (poisoned(p)) return;
+        if (poison) {
+            ptx::store_release_cta_shared(smem.left_out(), 1);
+            return;
+        }
         const u64 place = (epoch & 1) * p.half_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes;
         for (u32 v = thread; v < C::kRows * kPerRow; v += 128) {
             const u32 row = first_row + v / kPerRow, col = first_col + v % kPerRow * 8;
@@ -300,9 +303,11 @@ struct Consumer {
         }
         if constexpr (C::kScatters) {
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
+                // Asked for while the rows are laid out.
+                const bool poison = poisoned(p);
                 write_rows(acc);
                 sync_consumer();
-                scatter(item);
+                scatter(item, poison);
                 return;
             }
         }

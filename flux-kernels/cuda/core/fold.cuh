@@ -10,58 +10,100 @@
 
 namespace flux {
 
-// By the threads of both consumers, `thread` of 128 * kConsumers, once what they read has been awaited.
 template <class C>
-__device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
-    const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
-    const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
-    const u32 per_row = item.cols / 8;
-    for (u32 v = thread; v < item.rows * per_row; v += 128 * C::kConsumers) {
-        const u64 row = item.row + v / per_row;
-        const u64 col_bytes = (item.col + v % per_row * 8) * u64{2};
-        const u64 src = half + row * p.source_row_bytes + col_bytes;
-        float sum[8] = {};
-#pragma unroll 4
-        for (u32 source = 0; source < p.world; ++source) {
-            const uint4 four = ptx::load_global_16(src + source * source_bytes);
-            const u32 pairs[4] = {four.x, four.y, four.z, four.w};
+__device__ __forceinline__ void add_vector(const uint4& four, float (&sum)[8]) {
+    const u32 pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                float lo, hi;
-                ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
-                sum[2 * i] += lo;
-                sum[2 * i + 1] += hi;
-            }
-        }
-        if (p.bias != 0) {
-#pragma unroll
-            for (u32 i = 0; i < 8; i += 2) {
-                const float2 bias = bias_pair<C::kBf16>(p, item.col + v % per_row * 8 + i);
-                sum[i] += bias.x;
-                sum[i + 1] += bias.y;
-            }
-        }
-        ptx::store_global_16(p.y_address + row * p.y_row_bytes + col_bytes,
-                             {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
-                              ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])});
+    for (u32 i = 0; i < 4; ++i) {
+        float lo, hi;
+        ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
+        sum[2 * i] += lo;
+        sum[2 * i + 1] += hi;
     }
 }
 
-// Waits for what the CTA's folds read, from item `i` on, then lets its consumers go on; by a warp, whose lanes share the signals. Begun once the CTA's
-// own tiles are sent: earlier, the polls of all CTAs would hold up loads, and what they wait for is seldom there.
+// Where a thread's eight columns of a fold lie.
+struct FoldPlace {
+    u64 row;
+    u32 col;
+    bool there;
+
+    __device__ __forceinline__ FoldPlace(const WorkItem& item, u32 v)
+        : row(item.row + v / (item.cols / 8)), col(item.col + v % (item.cols / 8) * 8), there(v < item.rows * (item.cols / 8)) {}
+};
+
+// With the bias, rounded, into the caller's y.
 template <class C>
-__device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i) {
-    const u32 lane = threadIdx.x % 32;
-    for (; i < walk.count; i += walk.stride) {
-        const WorkItem item = load_item(p, i);
-        // After a failed wait the sums are garbage, but in bounds: the call is reported as failed.
-        for (u32 n = lane; n < item.late_count; n += 32) await_late(p, epoch, item, n);
+__device__ __forceinline__ void store_sum(const Params& p, const FoldPlace& at, float (&sum)[8]) {
+    if (p.bias != 0) {
+#pragma unroll
+        for (u32 i = 0; i < 8; i += 2) {
+            const float2 bias = bias_pair<C::kBf16>(p, at.col + i);
+            sum[i] += bias.x;
+            sum[i + 1] += bias.y;
+        }
     }
+    ptx::store_global_16(p.y_address + at.row * p.y_row_bytes + at.col * u64{2},
+                         {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
+                          ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])});
+}
+
+// By the threads of both consumers, `thread` of 128 * kConsumers, once what they read has been awaited. Each loads two places at once: one after the other they would
+// take twice the way to memory.
+template <class C>
+__device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
+    constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2;
+    const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
+    const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+    for (u32 v = thread; v < item.rows * (item.cols / 8); v += kPlaces * kThreads) {
+        const FoldPlace places[kPlaces] = {{item, v}, {item, v + kThreads}};
+        float sums[kPlaces][8] = {};
+#pragma unroll 4
+        for (u32 source = 0; source < p.world; ++source) {
+            uint4 four[kPlaces] = {};
+#pragma unroll
+            for (u32 n = 0; n < kPlaces; ++n) {
+                const u64 src = half + source * source_bytes + places[n].row * p.source_row_bytes + places[n].col * u64{2};
+                if (places[n].there) four[n] = ptx::load_global_16(src);
+            }
+#pragma unroll
+            for (u32 n = 0; n < kPlaces; ++n) add_vector<C>(four[n], sums[n]);
+        }
+#pragma unroll
+        for (u32 n = 0; n < kPlaces; ++n) {
+            if (places[n].there) store_sum<C>(p, places[n], sums[n]);
+        }
+    }
+}
+
+// What a lane awaits of a CTA's fold.
+struct FoldAwaits {
+    u32 first, count;
+    Await mine;  // of the first 32
+
+    // Of item `i`. Several ways to memory, one after the other.
+    __device__ __forceinline__ static FoldAwaits of(const Params& p, u32 i) {
+        const u32 lane = threadIdx.x % 32;
+        FoldAwaits f{p.items[i].late_first, p.items[i].late_count, {}};
+        if (lane < f.count) f.mine = p.awaits[f.first + lane];
+        return f;
+    }
+};
+
+// Waits for what the CTA's folds read, from item `i` on, of which `ahead` is known, then lets its consumers go on; by a warp, whose lanes share the signals. Begun
+// once the CTA's own tiles are sent: earlier, the polls of all CTAs would hold up loads, and what they wait for is seldom there.
+template <class C>
+__device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i, FoldAwaits ahead) {
+    const u32 lane = threadIdx.x % 32;
+    for (;;) {
+        // After a failed wait the sums are garbage, but in bounds: the call is reported as failed.
+        for (u32 n = lane; n < ahead.count; n += 32) wait_for(p, epoch, await_target(p, epoch, n == lane ? ahead.mine : p.awaits[ahead.first + n]));
+        if ((i += walk.stride) >= walk.count) break;
+        ahead = FoldAwaits::of(p, i);
+    }
+    // Orders what the other lanes have acquired before the arrival, which releases it to the consumers.
     __syncwarp();
-    if (lane != 0) return;
-    // Orders what the other lanes have acquired before what the consumers read.
-    ptx::fence_acq_rel_sys();
-    ptx::mbarrier_arrive(smem.fold_ready());
+    if (lane == 0) ptx::mbarrier_arrive(smem.fold_ready());
 }
 
 }  // namespace flux

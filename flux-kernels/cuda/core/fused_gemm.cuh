@@ -22,6 +22,20 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     stamp_cta<C>(p, &WorkerStamps::entered);
     // Read by every CTA before its ticket, so before the last one advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
+    const Walk walk{blockIdx.x, gridDim.x, p.item_count};
+    // What the first load and the first push wait for is asked for before the barriers are made: each takes its way to memory.
+    WorkItem first{};
+    if (warp == 0 && walk.first < walk.count) first = load_item(p, walk.first);
+    // The mover's warp is the third, the watcher's and the storer's help it where nothing is there to begin with.
+    const Mover<C> mover{p, epoch, threadIdx.x % 32, (warp + 1) % Mover<C>::kWarps};
+    const bool moves = !C::kReduceScatter && p.transfer_count != 0 && (warp == 2 || (p.push_together && (warp == 1 || warp == 3)));
+    Transfer pushed{};
+    if (moves) {
+        mover.ask_ahead(blockIdx.x, gridDim.x);
+        pushed = record(p, 0);
+    }
+    // Where a CTA's last items are folds, its consumers read the half to the end.
+    const bool folds = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kFold);
 
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < C::kStages; ++s) {
@@ -46,26 +60,31 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
 
-    const Walk walk{blockIdx.x, gridDim.x, p.item_count};
-    // Where a CTA's last items are folds, its consumers read the half to the end.
-    const bool folds = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kFold);
     u32 credit = 0;
+    bool failed = false;
     if (warpgroup == 0) {
         ptx::release_registers<C::kProducerRegisters>();
+        if constexpr (!C::kReduceScatter) {
+            if (moves) mover.run(blockIdx.x, gridDim.x, pushed);
+        }
         if (warp == 0) {
-            if (ptx::elect_one()) Producer<C>{p, smem, epoch}.run(walk);
+            Producer<C> producer{p, smem, epoch};
+            const bool leads = ptx::elect_one();
+            if (leads) producer.run(walk, first);
             __syncwarp();
             credit = credit_of_lane(p);
-            // All that this CTA reads of the half has been read, and no role of it waits for peers any more: the last tile is still to be rounded and stored.
-            if (!folds) close_call(p, epoch, credit);
+            failed = __any_sync(0xFFFFFFFFu, leads && producer.drain());
+            if (folds) {
+                ptx::mbarrier_wait(smem.fold_ready(), 0);
+                failed = poisoned(p);
+            } else {
+                // The last tile is still to be multiplied to its end, rounded and stored.
+                close_call(p, epoch, credit, failed);
+            }
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else if constexpr (!C::kReduceScatter) {
-            // Where nothing is there to begin with, the watcher's warp helps to push first.
-            if (warp == 2 || p.push_together) Mover<C>{p, epoch, threadIdx.x % 32, warp - 2}.run(blockIdx.x, gridDim.x);
-            if (warp == 3) {
-                Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
-            }
+            if (warp == 3) Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         }
         __syncwarp();
     } else {
@@ -74,7 +93,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
     stamp_cta<C>(p, &WorkerStamps::drained);
-    if (warp == 0 && folds) close_call(p, epoch, credit);
+    if (warp == 0 && folds) close_call(p, epoch, credit, failed);
     stamp_cta<C>(p, &WorkerStamps::left);
 }
 

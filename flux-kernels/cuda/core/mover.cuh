@@ -1,7 +1,8 @@
 // A mover: a warp of every CTA that pushes pieces of the caller's shard into gather buffers, in the order of the program's transfers; the CTA that
 // delivers the last pieces of a chunk raises its signals. Neighbouring transfers of the same rows to several ranks are made together: what is loaded
 // once goes to all of them. The bytes go through registers: bulk copies would queue behind the operands' in the CTA's one copy unit. A mover waits
-// for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it.
+// for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it. What every tile waits for three warps
+// push together: each piece takes its way to memory and to the peer.
 #pragma once
 #include "core/config.cuh"
 #include "core/trace.cuh"
@@ -11,16 +12,23 @@
 
 namespace flux {
 
+// By a whole warp: its lanes look at one transfer each.
+__device__ __forceinline__ Transfer record(const Params& p, u32 first) {
+    const u32 at = first + threadIdx.x % 32;
+    return p.transfers[at < p.transfer_count ? at : first];
+}
+
 template <class C>
 struct Mover {
     static constexpr u32 kThreads = 32;
+    static constexpr u32 kWarps = 3;
     static constexpr u32 kVectors = 4;  // of a piece, in one thread
     static constexpr u32 kPieceBytes = kVectors * kThreads * 16;
 
     const Params& p;
     const u32 epoch;
     const u32 thread;
-    const u32 part;  // 1 for the watcher's warp where it helps, else 0
+    const u32 part;  // of kWarps, where the watcher's and the storer's warp help; else 0
 
     // A span is what lies densely both here and there: a chunk of whole rows where the caller's rows are as dense as the gather buffer's, else
     // what is moved of one row.
@@ -49,12 +57,6 @@ struct Mover {
         const bool dense = part == p.row_bytes && p.x_row_bytes == p.row_bytes && whole < (u64{1} << 31);
         const u32 bytes = dense ? static_cast<u32>(whole) : part;
         return {bytes, dense ? 1 : rows, (bytes + kPieceBytes - 1) / kPieceBytes};
-    }
-
-    // By a whole warp: its lanes look at one transfer each.
-    __device__ __forceinline__ Transfer record(u32 first) const {
-        const u32 at = first + thread;
-        return p.transfers[at < p.transfer_count ? at : first];
     }
 
     __device__ __forceinline__ u32 share(const Spans& s, u32 index, u32 movers) const {
@@ -102,32 +104,49 @@ struct Mover {
         }
     }
 
-    __device__ __forceinline__ void run(u32 index, u32 movers) const {
+    // Brings this warp's first pieces of what all tiles wait for into L2, and the words that count them. A guess before anything else is known: rows that are not
+    // dense are brought when they are loaded.
+    __device__ __forceinline__ void ask_ahead(u32 index, u32 movers) const {
+        if (!p.push_together || p.x_row_bytes != p.row_bytes) return;
+        const u64 shard = p.m_shard * p.row_bytes;
+        for (u32 j = part; j < 2 * kWarps; j += kWarps) {
+            const u64 at = (index + static_cast<u64>(j) * movers) * kPieceBytes + thread * kLine;
+            if (thread < kPieceBytes / kLine && at < shard) ptx::prefetch_line(p.x + at);
+        }
+        if (thread == 0) ptx::prefetch_line(reinterpret_cast<u64>(&p.control->counters[0]));
+    }
+
+    // `transfer`: the record that this lane looks at first.
+    __device__ __forceinline__ void run(u32 index, u32 movers, Transfer transfer) const {
 #pragma unroll 1
         for (u32 first = 0; first < p.transfer_count;) {
-            const Group g = group(first, record(first), index, movers);
-            // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-            const bool live = __all_sync(0xFFFFFFFFu, !poisoned(p));
-            // What all tiles wait for two warps push.
-            const u32 parts = first == 0 && p.push_together ? 2 : 1;
+            // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator. Asked for beside the first piece.
+            const bool poison = poisoned(p);
+            bool live = true;
+            const Group g = group(first, transfer, index, movers);
+            // What all tiles wait for all these warps push.
+            const u32 parts = first == 0 && p.push_together ? kWarps : 1;
 #pragma unroll 1
             for (u32 j = part; j < g.mine; j += parts) {
                 const Piece q = piece(g, index + j * movers);
                 uint4 v[kVectors];
                 load(q, v);
+                live = __all_sync(0xFFFFFFFFu, !poison);
                 if (live) store(g, q, v);
                 if (thread == 0 && first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
             }
-            if (parts == 2) {
-                ptx::named_barrier_sync<3, 2 * kThreads>();
-                if (part == 1) return;
+            // What a warp has left out is not announced; another CTA that has left something out does not count.
+            if (parts == kWarps) {
+                live = ptx::named_barrier_all<4, kWarps * kThreads>(live);
+                if (part != 0) return;
             } else {
                 __syncwarp();
             }
             if (live) raise(first, g.copies, g.to & 0xFFFF, g.raise, movers);
             first += g.copies;
+            if (first < p.transfer_count) transfer = record(p, first);
         }
     }
 
@@ -135,12 +154,10 @@ struct Mover {
     __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
         u32 last = 0;
         if (thread == 0) {
-            // What another warp has left out is not announced: if one of this CTA saw the poison, so does this load, and another CTA has not counted.
-            const bool whole = !poisoned(p);
             // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
             ptx::fence_acq_rel_sys();
             stamp_worker<C>(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
-            if (whole) last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
+            last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
         // Orders the chunk's rows, acquired with the count, before its signals.

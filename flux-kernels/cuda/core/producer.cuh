@@ -46,7 +46,7 @@ struct Producer {
         if (now == rows) return false;
         rows = now;
         // Orders the acquired signals before the bulk loads of the rows that they announce.
-        ptx::fence_proxy_async();
+        ptx::fence_proxy_async_global();
         return needed < rows;
     }
 
@@ -70,13 +70,50 @@ struct Producer {
         return step + ahead;
     }
 
+    // Returns the step from which on all rows are there.
+    __device__ __forceinline__ u32 load_as_they_come(const WorkItem& item, u32 number, u32 step, u32 end) {
+        while (step < end && !rows_there(number, end - 1)) {
+            if (rows_there(number, step)) {
+                load(item, step++);
+            } else {
+                step = load_awaited(item, number, step, end);
+            }
+        }
+        return step;
+    }
+
+    __device__ __forceinline__ void load(const WorkItem& item, u32 step) {
+        open_stage(C::kStageBytes);
+        load_a(item, ring.stage, step);
+        load_b(item, ring.stage, step);
+        ring.advance();
+    }
+
+    // In pairs, what lies side by side in a row of w is asked for together, which memory gives sooner.
+    __device__ __forceinline__ void load_all(const WorkItem& item, u32 step, u32 end) {
+        if constexpr (C::kPairs) {
+            for (; step + 1 < end; step += 2) {
+                const u32 stage = ring.stage;
+                open_stage(C::kStageBytes);
+                ring.advance();
+                open_stage(C::kStageBytes);
+                load_b(item, stage, step);
+                load_b(item, ring.stage, step + 1);
+                load_a(item, stage, step);
+                load_a(item, ring.stage, step + 1);
+                ring.advance();
+            }
+        }
+        for (; step < end; ++step) load(item, step);
+    }
+
     // The accumulators of the other ranges of k, in their order, through the same ring.
     __device__ __forceinline__ void load_parts(const WorkItem& item) {
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         for (u32 n = 0; n < item.parts; ++n) {
             await_late(p, epoch, item, n);
             // Orders the acquired signal before the bulk loads of what it announces.
-            ptx::fence_proxy_async();
+            ptx::fence_proxy_async_global();
             const u64 part = half + p.parts_offset + static_cast<u64>(item.part + n) * C::kPartBytes;
             for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
                 open_stage(C::kConsumers * C::kPartPieceBytesPerConsumer);
@@ -101,7 +138,7 @@ struct Producer {
             awaited += there;
             if (source + there == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
             // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
-            ptx::fence_proxy_async();
+            ptx::fence_proxy_async_global();
             for (const u32 next = source + there; source < next; ++source) load_partial(partial_slot<C>(p, half, item, source));
         }
     }
@@ -114,31 +151,19 @@ struct Producer {
         }
     }
 
-    __device__ __forceinline__ void run(const Walk& walk) {
+    __device__ __forceinline__ void run(const Walk& walk, WorkItem item) {
         u32 number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
-            const WorkItem item = load_item(p, i);
+            if (number != 0) item = load_item(p, i);
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
             stamp<C>(p, i, &ItemStamps::opened);
-            if constexpr (C::kReduceScatter) {
-                stamp<C>(p, i, &ItemStamps::rows_there);
-                for (; step < end; ++step) load(item, step);
-            } else {
-                bool stamped = false;
-                while (step < end) {
-                    if (rows_there(number, step)) {
-                        if (C::kTrace && !stamped && rows >= progress(number + 1, 0)) {
-                            stamp<C>(p, i, &ItemStamps::rows_there);
-                            stamped = true;
-                        }
-                        load(item, step++);
-                    } else {
-                        step = load_awaited(item, number, step, end);
-                    }
-                }
-                if (!stamped) stamp<C>(p, i, &ItemStamps::rows_there);
+            if constexpr (!C::kReduceScatter) {
+                // Rows that nobody sends need no watcher.
+                if (item.await_count != 0) step = load_as_they_come(item, number, step, end);
             }
+            stamp<C>(p, i, &ItemStamps::rows_there);
+            load_all(item, step, end);
             stamp<C>(p, i, &ItemStamps::loaded);
             if (item.parts != 0) load_parts(item);
             if constexpr (C::kReduceScatter) {
@@ -146,18 +171,29 @@ struct Producer {
                 if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kFold)) load_partials(item, i);
             }
         }
-        // The consumers have read all that was loaded, so it has come.
-        for (u32 s = 0; s < C::kStages; ++s) {
-            ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
-            ring.advance();
-        }
     }
 
-    __device__ __forceinline__ void load(const WorkItem& item, u32 step) {
-        open_stage(C::kStageBytes);
-        load_a(item, ring.stage, step);
-        load_b(item, ring.stage, step);
-        ring.advance();
+    // Waits until all that this CTA reads of the half has come, so that no role of it waits for peers any more. Returns whether the call has failed.
+    __device__ __forceinline__ bool drain() const {
+        // Asked for while the last loads are on their way: what they read was awaited before they were issued.
+        bool failed = poisoned(p);
+        RingState<C::kStages> last = ring;
+        for (u32 s = 0; s < C::kStages; ++s) {
+            ptx::mbarrier_wait(smem.full(last.stage), last.phase ^ 1);
+            last.advance();
+        }
+        if constexpr (C::kReduceScatter) {
+            if (p.early != 0) {
+                // What the storer awaits and brings comes another way: the consumers have added it when they have read the last stage.
+                last = ring;
+                for (u32 s = 0; s < C::kStages; ++s) {
+                    ptx::mbarrier_wait(smem.empty(last.stage), last.phase ^ 1);
+                    last.advance();
+                }
+                failed = poisoned(p);
+            }
+        }
+        return failed;
     }
 };
 

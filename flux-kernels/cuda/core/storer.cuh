@@ -85,6 +85,8 @@ struct Storer {
 
     __device__ __forceinline__ void run(const Walk& walk) {
         u32 i = walk.first, sent = 0;
+        FoldAwaits ahead{};
+        u32 known = walk.count;  // whose they are
         for (; i < walk.count; i += walk.stride, phase ^= 1) {
             const WorkItem item = load_item(p, i);
             if constexpr (C::kScatters) {
@@ -93,10 +95,12 @@ struct Storer {
                     if (lane == 0) open_rooms();
                     // The other lanes meet the one that did the items before, so the barriers are in this item's phase.
                     __syncwarp();
+                    // Asked for while there is time, should it be a fold that comes next.
+                    known = i + walk.stride;
+                    if (known < walk.count) ahead = FoldAwaits::of(p, known);
 #pragma unroll
                     for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
-                    // Rows that a consumer has left out are not announced: if it saw the poison, so does this load, which comes after its arrival.
-                    if (!poisoned(p)) raise_scattered(item);
+                    if (ptx::load_acquire_cta_shared(smem.left_out()) == 0) raise_scattered(item);
                     __syncwarp();
                     stamp_sent(i);
                     continue;
@@ -119,9 +123,9 @@ struct Storer {
             stamp_sent(i);
         }
         if constexpr (C::kScatters) {
-            if (i < walk.count) await_folds<C>(p, smem, epoch, walk, i);
+            if (i < walk.count) await_folds<C>(p, smem, epoch, walk, i, known == i ? ahead : FoldAwaits::of(p, i));
         }
-        ptx::bulk_wait<0>();
+        // What was stored to y is the caller's when the kernel has ended; that its rooms were read each item has waited for.
     }
 
     // Brings the partial tiles that are added during the multiplication, one after another, into the rooms that the CTA's item before has left. They take no stage of
@@ -133,7 +137,7 @@ struct Storer {
         for (u32 source = 0; source < count; ++source) {
             if (item.await_count != 0) wait_for(p, epoch, await_target(p, epoch, item.await_first + source));
             // Orders the acquired signal before the bulk loads of the partial tile that it announces.
-            ptx::fence_proxy_async();
+            ptx::fence_proxy_async_global();
             const u64 slot = partial_slot<C>(p, half, item, source);
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 ptx::mbarrier_wait(smem.early_empty(early.stage), early.phase ^ 1);
@@ -223,7 +227,7 @@ struct Storer {
             ptx::bulk_commit();
             ptx::bulk_wait_read<0>();
             // Orders the bulk stores to where it was laid, which have completed, before the bulk loads from there.
-            ptx::fence_proxy_async();
+            ptx::fence_proxy_async_global();
             fetch_aside(number);
             send(item, 0, false);
             ptx::bulk_commit();

@@ -63,9 +63,12 @@ __device__ __forceinline__ bool wait_for(const Params& p, u32 epoch, const WaitT
 // Entries of the await list that are polled together: one after the other, each would cost its latency.
 constexpr u32 kPolls = 8;
 
-__device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u32 index) {
-    const Await a = p.awaits[index];
+__device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, const Await& a) {
     return {signal_word(p.pad[p.rank], a.signal, epoch), epoch, FaultWait::kSignal, a.peer, a.signal};
+}
+
+__device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u32 index) {
+    return await_target(p, epoch, p.awaits[index]);
 }
 
 // How many of up to kPolls of `count` entries from `first` on are raised, one after another, and acquired: at least one, which is awaited, or given up.

@@ -60,12 +60,13 @@ __device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
-// fence.proxy.async: orders generic accesses before it with async-proxy accesses after it, in all state spaces
-__device__ __forceinline__ void fence_proxy_async() {
-    asm volatile("fence.proxy.async;" ::: "memory");
+// fence.proxy.async.global: orders generic accesses of global memory before it with async-proxy accesses after it. Without a state space it would be a fence of
+// all memory as well, which waits for what the thread has under way.
+__device__ __forceinline__ void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// fence.proxy.async.shared::cta: the same for shared memory only
+// fence.proxy.async.shared::cta: the same for shared memory
 __device__ __forceinline__ void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

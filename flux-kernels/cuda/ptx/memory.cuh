@@ -76,6 +76,11 @@ __device__ __forceinline__ uint4 load_constant_16(const void* p) {
     return v;
 }
 
+// prefetch.global.L2: brings a line into L2
+__device__ __forceinline__ void prefetch_line(u64 p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 // ld.global, 16 bytes; not kept in L1, which another SM's or GPU's writes do not reach
 __device__ __forceinline__ uint4 load_global_16(u64 p) {
     uint4 v;

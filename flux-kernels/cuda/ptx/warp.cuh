@@ -36,6 +36,17 @@ __device__ __forceinline__ void named_barrier_sync() {
     asm volatile("bar.sync %0, %1;" ::"n"(Barrier), "n"(Threads) : "memory");
 }
 
+// bar.red.and: whether the predicate holds in all threads that take part
+template <u32 Barrier, u32 Threads>
+__device__ __forceinline__ bool named_barrier_all(bool holds) {
+    u32 all;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.and.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}"
+                 : "=r"(all)
+                 : "r"(static_cast<u32>(holds)), "n"(Barrier), "n"(Threads)
+                 : "memory");
+    return all != 0;
+}
+
 // setmaxnreg.dec
 template <u32 Registers>
 __device__ __forceinline__ void release_registers() {

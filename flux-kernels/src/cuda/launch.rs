@@ -4,7 +4,7 @@ use super::LaunchError;
 use super::module::Module;
 use super::params::Params;
 use super::program::DeviceProgram;
-use super::tensor_map::{BoxCols, Stack, encode};
+use super::tensor_map::{BoxCols, Fetch, Stack, encode};
 use super::trace::TraceBuffer;
 use super::warm_up::warm_up;
 use crate::{Activation, Variant};
@@ -172,6 +172,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         outer: &x_outer,
         box_rows: tile.m,
         box_cols: BoxCols::Wide,
+        fetch: Fetch::Pair,
     };
     let w = Stack {
         operand: "w",
@@ -182,6 +183,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         outer: &[],
         box_rows: tile.n,
         box_cols: BoxCols::Wide,
+        fetch: if variant.loads_pairs() { Fetch::Line } else { Fetch::Pair },
     };
     let y_outer = [(y_shards, shard_bytes(args.y))];
     let y = Stack {
@@ -193,6 +195,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         outer: &y_outer,
         box_rows: 64,
         box_cols: BoxCols::of(variant),
+        fetch: Fetch::Pair,
     };
     let row_bytes = u64::from(k) * dtype.bytes() as u64;
     let a_caller = encode(dtype, &x)?;

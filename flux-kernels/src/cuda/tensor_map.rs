@@ -59,6 +59,26 @@ pub(super) struct Stack<'a> {
     pub(super) box_rows: u32,
     /// Columns of a box.
     pub(super) box_cols: BoxCols,
+    /// What a miss brings into L2.
+    pub(super) fetch: Fetch,
+}
+
+/// What a miss brings into L2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fetch {
+    /// The line that is asked for, 128 bytes.
+    Line,
+    /// The line and its neighbour: the next step along a row of 64 elements.
+    Pair,
+}
+
+impl Fetch {
+    const fn promotion(self) -> CUtensorMapL2promotion {
+        match self {
+            Self::Line => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            Self::Pair => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        }
+    }
 }
 
 /// Most dimensions of a tensor map.
@@ -97,7 +117,7 @@ pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, Lau
             steps.as_ptr(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
             stack.box_cols.swizzle(),
-            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            stack.fetch.promotion(),
             CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     };

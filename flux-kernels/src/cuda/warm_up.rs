@@ -5,7 +5,7 @@
 use super::LaunchError;
 use super::module::Module;
 use super::params::Params;
-use super::tensor_map::{BoxCols, Stack, encode};
+use super::tensor_map::{BoxCols, Fetch, Stack, encode};
 use super::trace::WorkerStamps;
 use crate::Variant;
 use bytemuck::Zeroable;
@@ -36,7 +36,17 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     // Nothing is loaded through the maps, but every launch fetches them, so they are real ones: a line of the scratch memory.
     let matrix = |box_rows, outer| {
         let box_cols = BoxCols::Wide;
-        let stack = Stack { operand: "scratch", address: scratch.address, cols: 8, rows: 1, row_bytes: 16, outer, box_rows, box_cols };
+        let stack = Stack {
+            operand: "scratch",
+            address: scratch.address,
+            cols: 8,
+            rows: 1,
+            row_bytes: 16,
+            outer,
+            box_rows,
+            box_cols,
+            fetch: Fetch::Line,
+        };
         encode(variant.dtype(), &stack)
     };
     let (tile, alone): (_, &[(u32, u64)]) = (variant.tile(), &[(1, 16), (1, 16)]);
