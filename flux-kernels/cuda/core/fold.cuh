@@ -48,26 +48,36 @@ __device__ __forceinline__ void store_sum(const Params& p, const FoldPlace& at, 
                           ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])});
 }
 
-// By the threads of both consumers, `thread` of 128 * kConsumers, once what they read has been awaited. Each loads two places at once: one after the other they would
-// take twice the way to memory.
+// By the threads of both consumers, `thread` of 128 * kConsumers, once what they read has been awaited. Each loads what up to eight ranks have sent for two places
+// before it adds any of it: one after the other each would take its way to memory.
 template <class C>
 __device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
-    constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2;
+    constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 8;
     const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
     const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
     for (u32 v = thread; v < item.rows * (item.cols / 8); v += kPlaces * kThreads) {
         const FoldPlace places[kPlaces] = {{item, v}, {item, v + kThreads}};
-        float sums[kPlaces][8] = {};
-#pragma unroll 4
-        for (u32 source = 0; source < p.world; ++source) {
-            uint4 four[kPlaces] = {};
+        u64 at[kPlaces];
 #pragma unroll
-            for (u32 n = 0; n < kPlaces; ++n) {
-                const u64 src = half + source * source_bytes + places[n].row * p.source_row_bytes + places[n].col * u64{2};
-                if (places[n].there) four[n] = ptx::load_global_16(src);
+        for (u32 n = 0; n < kPlaces; ++n) at[n] = half + places[n].row * p.source_row_bytes + places[n].col * u64{2};
+        float sums[kPlaces][8] = {};
+#pragma unroll 1
+        for (u32 first = 0; first < p.world; first += kSources) {
+            uint4 sent[kSources][kPlaces] = {};
+#pragma unroll
+            for (u32 s = 0; s < kSources; ++s) {
+#pragma unroll
+                for (u32 n = 0; n < kPlaces; ++n) {
+                    if (places[n].there && first + s < p.world) sent[s][n] = ptx::load_global_16(at[n]);
+                    at[n] += source_bytes;
+                }
             }
 #pragma unroll
-            for (u32 n = 0; n < kPlaces; ++n) add_vector<C>(four[n], sums[n]);
+            for (u32 s = 0; s < kSources; ++s) {
+                if (first + s >= p.world) break;
+#pragma unroll
+                for (u32 n = 0; n < kPlaces; ++n) add_vector<C>(sent[s][n], sums[n]);
+            }
         }
 #pragma unroll
         for (u32 n = 0; n < kPlaces; ++n) {
