@@ -6,7 +6,7 @@
 
 namespace flux {
 
-// The last call that the peer of this lane's number says it has read, for `close_call`. Asked for while the CTA's last tile is still stored: nearly always
+// The last call that the peer of this lane's number says it has read, for `close_call`. Asked for while the CTA's last loads are on their way: nearly always
 // the peers have been done with the call before for long, and the last CTA to leave need not look again.
 __device__ __forceinline__ u32 credit_of_lane(const Params& p) {
     const u32 lane = threadIdx.x % 32;

@@ -32,7 +32,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     Transfer pushed{};
     if (moves) {
         mover.ask_ahead(blockIdx.x, gridDim.x);
-        pushed = record(p, 0);
+        pushed = transfer_of_lane(p, 0);
     }
     // Where a CTA's last items are folds, its consumers read the half to the end.
     const bool folds = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kFold);
@@ -64,9 +64,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     bool failed = false;
     if (warpgroup == 0) {
         ptx::release_registers<C::kProducerRegisters>();
-        if constexpr (!C::kReduceScatter) {
-            if (moves) mover.run(blockIdx.x, gridDim.x, pushed);
-        }
+        if (moves) mover.run(blockIdx.x, gridDim.x, pushed);
         if (warp == 0) {
             Producer<C> producer{p, smem, epoch};
             const bool leads = ptx::elect_one();

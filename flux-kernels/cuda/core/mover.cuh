@@ -12,8 +12,8 @@
 
 namespace flux {
 
-// By a whole warp: its lanes look at one transfer each.
-__device__ __forceinline__ Transfer record(const Params& p, u32 first) {
+// The transfers from `first` on, one for each lane of a warp.
+__device__ __forceinline__ Transfer transfer_of_lane(const Params& p, u32 first) {
     const u32 at = first + threadIdx.x % 32;
     return p.transfers[at < p.transfer_count ? at : first];
 }
@@ -146,7 +146,7 @@ struct Mover {
             }
             if (live) raise(first, g.copies, g.to & 0xFFFF, g.raise, movers);
             first += g.copies;
-            if (first < p.transfer_count) transfer = record(p, first);
+            if (first < p.transfer_count) transfer = transfer_of_lane(p, first);
         }
     }
 
