@@ -6,7 +6,7 @@
 //! ```text
 //! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer, slots or scattered rows, from the start of the half;
 //!                                                 behind them, from a border of 1024 bytes, the rank's own part slots
-//! pad    (symmetric)  [ consumed[0..16] ][ signal 0 of half 0 ][ of half 1 ][ signal 1 of half 0 ] ...    one u32 at the start of each line
+//! pad    (symmetric)  [ broken[0..16] ][ signal 0 of half 0 ][ of half 1 ][ signal 1 of half 0 ] ...    one u32 at the start of each line
 //! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ counters, dense u32 ]
 //! fault  (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
 //! ```
@@ -18,8 +18,9 @@ use bytemuck::{Pod, Zeroable};
 /// Bytes between words that different ranks write or poll.
 pub const LINE: u64 = 128;
 
-/// Offset, in a pad, of the word in which `rank` (as seen by a peer) publishes the last epoch whose half it has consumed.
-pub const fn consumed_offset(rank: u32) -> u64 {
+/// Offset, in a pad, of the word in which `rank` says why it has given up, 0 while it has not. By it `rank` also shows the owner, when they connect, that it reaches
+/// the pad.
+pub const fn broken_offset(rank: u32) -> u64 {
     rank as u64 * LINE
 }
 
@@ -31,6 +32,9 @@ pub const fn signal_offset(index: u32, half: usize) -> u64 {
     (MAX_WORLD as u64 + 2 * index as u64 + half as u64) * LINE
 }
 
+/// Bytes of those words, which begin as 0; the others of a pad begin as the epoch before the first call's.
+pub const BROKEN_BYTES: u64 = signal_offset(0, 0);
+
 /// Bytes of a pad of `signals` signals.
 pub const fn pad_bytes(signals: u32) -> u64 {
     signal_offset(signals, 0)
@@ -39,9 +43,9 @@ pub const fn pad_bytes(signals: u32) -> u64 {
 /// Offsets in the control block.
 pub mod control {
     use super::LINE;
-    /// The number of the call in progress, or of the next one between calls; the kernel advances it as its last act.
+    /// The number of the call in progress, or of the next one between calls: advanced when no worker waits for peers any more.
     pub const EPOCH: u64 = 0;
-    /// Workers that have left the call; the last one closes it.
+    /// Workers that wait for peers no more; the last one closes the call.
     pub const TICKET: u64 = LINE;
     /// Non-zero once a wait of this rank has failed: every other wait gives up.
     pub const POISON: u64 = 2 * LINE;
@@ -70,9 +74,9 @@ pub struct FaultRecord {
     pub state: u32,
     /// [`fault::TIMEOUT`] or [`fault::ABORTED`].
     pub code: u32,
-    /// What was waited for: [`fault::SIGNAL`], [`fault::CONSUMED`] or [`fault::PUSHED`].
+    /// What was waited for: [`fault::SIGNAL`] or [`fault::PUSHED`].
     pub wait: u32,
-    /// The rank that waited.
+    /// The rank that waited; where the wait was ended because a rank had given up, that one.
     pub rank: u32,
     /// The rank that should have written the word.
     pub peer: u32,
@@ -84,7 +88,7 @@ pub struct FaultRecord {
     pub seen: u32,
     /// Epoch of the call.
     pub epoch: u32,
-    /// Value of the abort word, where that ended the wait.
+    /// The reason, where an abort word or a peer that has given up ended the wait.
     pub abort: u32,
     /// Reserved, zero.
     pub reserved: [u32; 6],
@@ -96,12 +100,12 @@ pub mod fault {
     pub const TIMEOUT: u32 = 1;
     /// The abort word was set.
     pub const ABORTED: u32 = 2;
+    /// Reason of a rank that has given up because the deadline passed.
+    pub const TIMED_OUT: u32 = 0xffff_0008;
     /// A chunk or partial tile did not arrive.
     pub const SIGNAL: u32 = 1;
-    /// A peer did not release a half of its workspace.
-    pub const CONSUMED: u32 = 2;
     /// The own mover did not finish.
-    pub const PUSHED: u32 = 3;
+    pub const PUSHED: u32 = 2;
 }
 
 const _: () = assert!(size_of::<FaultRecord>() == 64);

@@ -5,7 +5,7 @@
 
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control, fault, pad_bytes};
 use flux_core::program::{Await, Chunk, Forward, Schedule, TileProgram, WorkItem, sink, source};
-use flux_core::signal::{Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault};
+use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault};
 use flux_core::tile::Raster;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use std::ops::ControlFlow;
@@ -76,7 +76,7 @@ impl Machine {
             data: world.ranks().map(|_| [half(), half()]).collect(),
         };
         for (rank, words) in world.ranks().zip(machine.words()) {
-            initialise(&words, rank, world, size, first);
+            initialise(&words, rank, size, first);
         }
         machine
     }
@@ -217,7 +217,7 @@ fn run(programs: &[TileProgram], workers: usize, calls: u32) {
                     if number % world.get() == p.rank.get() {
                         thread::sleep(Duration::from_micros(300));
                     }
-                    let call = Protocol::open(words, p.rank, world);
+                    let call = Protocol::open(words, p.rank);
                     thread::scope(|scope| {
                         scope.spawn(move || push(p, call, data));
                         let walk = |worker| scope.spawn(move || walk(p, call, data, worker, workers));
@@ -230,7 +230,7 @@ fn run(programs: &[TileProgram], workers: usize, calls: u32) {
         }
     });
     for words in &words {
-        let epoch = words.control(flux_core::signal::Control::Epoch).load_acquire();
+        let epoch = words.control(Control::Epoch).load_acquire();
         assert_eq!(epoch, first.get().wrapping_add(calls));
         assert_eq!(read_fault(words), None);
     }
@@ -281,7 +281,7 @@ fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
     let programs = programs(OpKind::GemmReduceScatter, 2, schedule);
     let mut machine = Machine::new(&programs, Epoch::FIRST);
     let words = machine.words();
-    let call = Protocol::open(&words[0], Rank::new(0), machine.world);
+    let call = Protocol::open(&words[0], Rank::new(0));
     assert_eq!(call.wait(2, Rank::new(1), patient(Duration::from_millis(5))), Err(Poisoned));
 
     let record = read_fault(&words[0]).unwrap();
@@ -293,7 +293,7 @@ fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
     assert_eq!(call.wait(0, Rank::new(1), never), Err(Poisoned));
     assert_eq!(call.complete(&programs[0].items[0], [Rank::new(1)]), Err(Poisoned));
     assert_eq!(call.leave(1, false, never), Err(Poisoned));
-    assert_eq!(words[1].consumed(Rank::new(1), Rank::new(0)).load_acquire(), 0, "no credit is given");
+    assert_eq!(words[0].control(Control::Epoch).load_acquire(), 1, "the call is not closed");
     assert_eq!(read_fault(&words[0]), Some(record));
     assert_eq!(read_fault(&words[1]), None);
 }
@@ -303,7 +303,7 @@ fn the_abort_word_ends_a_wait_and_is_recorded() {
     let schedule = Schedule::of(TILE);
     let mut machine = Machine::new(&programs(OpKind::AllGatherGemm, 3, schedule), Epoch::FIRST);
     let words = machine.words();
-    let call = Protocol::open(&words[2], Rank::new(2), machine.world);
+    let call = Protocol::open(&words[2], Rank::new(2));
     let mut looks = 0;
     let result = call.wait(1, Rank::new(1), |count| {
         looks = count;
@@ -313,20 +313,4 @@ fn the_abort_word_ends_a_wait_and_is_recorded() {
     assert_eq!((result, looks), (Err(Poisoned), 1));
     let record = read_fault(&words[2]).unwrap();
     assert_eq!((record.code, record.abort, record.peer), (fault::ABORTED, 7, 1));
-}
-
-#[test]
-fn a_call_does_not_close_before_the_credits_of_the_next() {
-    let schedule = Schedule::of(TILE);
-    let mut machine = Machine::new(&programs(OpKind::GemmReduceScatter, 2, schedule), Epoch::FIRST);
-    let words = machine.words();
-    let leave = |epoch: u32| {
-        let call = Protocol::open(&words[0], Rank::new(0), machine.world);
-        assert_eq!(call.epoch(), Epoch::new(epoch));
-        call.leave(1, false, patient(Duration::from_millis(5)))
-    };
-    assert_eq!(leave(1), Ok(Left::Closed), "nobody has used the half of call 2 before");
-    assert_eq!(leave(2), Err(Poisoned), "rank 1 has not consumed call 1, whose half call 3 would use");
-    let record = read_fault(&words[0]).unwrap();
-    assert_eq!((record.wait, record.peer, record.expected, record.seen), (fault::CONSUMED, 1, 1, 0));
 }

@@ -51,7 +51,8 @@ struct Fault {
 static_assert(sizeof(Fault) == kLine + 4, "layout.rs");
 
 enum class FaultCode : u32 { kTimeout = 1, kAborted = 2 };
-enum class FaultWait : u32 { kSignal = 1, kConsumed = 2, kPushed = 3 };
+constexpr u32 kTimedOut = 0xFFFF0008;  // why a rank whose wait passed its deadline has given up
+enum class FaultWait : u32 { kSignal = 1, kPushed = 2 };
 
 // Times in nanoseconds of %globaltimer; only kernels that are instantiated to trace write them.
 struct ItemStamps {
@@ -60,11 +61,11 @@ struct ItemStamps {
 static_assert(sizeof(ItemStamps) == 64, "trace.rs");
 
 struct WorkerStamps {
-    u64 entered, drained, left;
+    u64 entered, left;
     u32 multiprocessor, reserved;
     u64 push_begun, first_delivered, last_delivered, first_rows;
 };
-static_assert(sizeof(WorkerStamps) == 64, "trace.rs");
+static_assert(sizeof(WorkerStamps) == 56, "trace.rs");
 
 struct Params {
     TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x; stacked: [1, 1, m, k_local]
@@ -110,7 +111,8 @@ struct Params {
 };
 static_assert(sizeof(Params) == 1024, "params.rs");
 
-__device__ __forceinline__ u32* consumed_word(u64 pad, u32 rank) {
+// Why `rank` has given up, 0 while it has not: on every peer's pad, written by `rank`.
+__device__ __forceinline__ u32* broken_word(u64 pad, u32 rank) {
     return reinterpret_cast<u32*>(pad + static_cast<u64>(rank) * kLine);
 }
 
@@ -123,13 +125,6 @@ __device__ __forceinline__ u32* signal_word(u64 pad, u32 index, u32 epoch) {
 // Partial tiles that the item adds while it multiplies, between steps along k; it adds the others after.
 __device__ __forceinline__ u32 early_of(const Params& p, const WorkItem& item) {
     return item.partials != 0 ? p.early : 0;
-}
-
-// How far ahead of what its reader expects a word can be: `Epoch::MAX_LEAD`.
-constexpr u32 kMaxLead = 3;
-
-__device__ __forceinline__ bool epoch_reached(u32 seen, u32 expected) {
-    return seen - expected <= kMaxLead;
 }
 
 }  // namespace flux

@@ -81,7 +81,6 @@ fn a_late_rank_gets_a_timeout_that_names_it() {
 fn a_poisoned_rank_gives_up_at_once_and_publishes_nothing_more() {
     let (program, memory) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
     let first = call(&program, memory.view(0, SOON), 1, false).unwrap_err();
-    assert_eq!(memory.consumed(1, 0).load(Ordering::Acquire), FIRST.before(1).get(), "a credit after a failed call");
     // Everything is there now, and the deadline far away: the rank stays broken all the same.
     raise_all(&program, &memory, FIRST);
     memory.signal(1, 0, FIRST).store(7, Ordering::Release);
@@ -109,19 +108,6 @@ fn the_abort_word_ends_a_wait() {
 }
 
 #[test]
-fn a_peer_that_keeps_its_half_is_named() {
-    let (program, memory) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
-    raise_all(&program, &memory, FIRST);
-    call(&program, memory.view(0, SOON), 1, false).unwrap();
-    assert_eq!((memory.epoch(0), memory.consumed(1, 0).load(Ordering::Acquire)), (FIRST.next(), FIRST.get()));
-    // Rank 1 has sent for the second call too, but has never said that it has read what it got in the first.
-    raise_all(&program, &memory, FIRST.next());
-    let error = call(&program, memory.view(0, SOON), 1, false).unwrap_err();
-    let expected = ExecuteError::Timeout { rank: 0, peer: 1, wait: fault::CONSUMED, signal: 0, expected: 41, seen: 40, epoch: 42 };
-    assert_eq!(error, expected);
-}
-
-#[test]
 fn a_mover_that_does_not_finish_keeps_the_call_open() {
     let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 1, &SCHEDULE, FIRST);
     raise_all(&program, &memory, FIRST);
@@ -132,9 +118,7 @@ fn a_mover_that_does_not_finish_keeps_the_call_open() {
 
 #[test]
 fn a_signal_of_any_other_time_is_not_taken_for_this_call() {
-    for stale in
-        [FIRST.before(1), FIRST.before(2), FIRST.before(1 << 31), FIRST.before((1 << 31) + 7), FIRST.before(u32::MAX - Epoch::MAX_LEAD)]
-    {
+    for stale in [FIRST.before(1), FIRST.before(2), FIRST.before(1 << 31), FIRST.before((1 << 31) + 7), FIRST.before(u32::MAX)] {
         let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 0, &SCHEDULE, FIRST);
         for signal in 0..program.signals {
             memory.signal(0, signal, FIRST).store(stale.get(), Ordering::Release);

@@ -35,7 +35,7 @@ impl Timeline {
         self.workers.iter().map(|worker| worker.entered).min().unwrap_or(0)
     }
 
-    /// When the last CTA left: after the close of the call, in nanoseconds.
+    /// When the last CTA left, in nanoseconds.
     pub fn end_ns(&self) -> u64 {
         self.workers.iter().map(|worker| worker.left).max().unwrap_or(0)
     }

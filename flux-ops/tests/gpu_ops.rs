@@ -88,7 +88,7 @@ fn assert_in_order(timeline: &Timeline) {
             let producer = [opened_after, t.opened, t.rows_there, t.loaded, if adds { t.partials_there } else { t.loaded }];
             let tile = [t.multiplied, t.summed, t.written, t.sent];
             let sent = if fold { sent_after } else { t.sent };
-            let in_turn = [sent_after, sent, worker.drained, worker.left];
+            let in_turn = [sent_after, sent, worker.left];
             for order in [&producer[..], &tile, &in_turn] {
                 assert!(order.is_sorted(), "rank {}, item {i} of CTA {w}: {order:?} in {t:?}, {worker:?}", timeline.rank);
             }

@@ -14,8 +14,6 @@ use std::fmt;
 pub enum Wait {
     /// A chunk or partial tile of the peer.
     Signal,
-    /// The peer's word that it has read a half of its workspace.
-    Consumed,
     /// The own mover.
     Pushed,
 }
@@ -79,8 +77,8 @@ pub(crate) mod reason {
     pub(crate) const REBUILT: u32 = 0xffff_0006;
     /// NCCL failed after a call was under way.
     pub(crate) const NCCL: u32 = 0xffff_0007;
-    /// A wait passed its deadline, where peers are told of that by a word in shared memory.
-    pub(crate) const TIMED_OUT: u32 = 0xffff_0008;
+    /// A wait passed its deadline, where peers are told of that by a word in memory.
+    pub(crate) const TIMED_OUT: u32 = flux_core::layout::fault::TIMED_OUT;
 
     /// A reason in words.
     pub(super) fn words(reason: u32) -> String {
@@ -106,7 +104,6 @@ impl Fault {
             return Self::Aborted { rank, reason: record.abort };
         }
         let wait = match record.wait {
-            fault::CONSUMED => Wait::Consumed,
             fault::PUSHED => Wait::Pushed,
             _ => Wait::Signal,
         };
@@ -122,7 +119,6 @@ impl fmt::Display for Awaited {
         let Self(wait, peer, signal) = self;
         match wait {
             Wait::Signal => write!(f, "signal {signal} of rank {peer} did not come"),
-            Wait::Consumed => write!(f, "rank {peer} did not release its half of the workspace"),
             Wait::Pushed => f.write_str("the own mover did not finish"),
         }
     }

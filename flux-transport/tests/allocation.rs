@@ -45,7 +45,7 @@ fn a_call_allocates_nothing() {
         let x = vec![0u8; CHUNKS as usize * 16];
         let transfer = |row| Transfer { dest: 1 - rank, row, rows: 1, cols: 16, raise: row, ..Transfer::default() };
         let transfers: Vec<Transfer> = (0..CHUNKS).map(transfer).collect();
-        let words = Words::new(comm.begin(Stream::Host).unwrap().memory(), comm.rank(), comm.world_size());
+        let words = Words::new(comm.begin(Stream::Host).unwrap().memory(), comm.rank());
         let address = x.as_ptr().expose_provenance() as u64;
         let place_bytes = size.half_bytes;
         let push = Push { x: address, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes, transfers: &transfers, forwards: &[] };

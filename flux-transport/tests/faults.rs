@@ -28,7 +28,7 @@ fn wait_in_vain(comm: &Communicator, signal: u32, peer: u32) -> Duration {
         Err(TransportError::Broken { .. }) => return Duration::ZERO,
         Err(other) => panic!("{other}"),
     };
-    let words = Words::new(call.memory(), comm.rank(), comm.world_size());
+    let words = Words::new(call.memory(), comm.rank());
     let start = Instant::now();
     words.wait(&words.open(), signal, Rank::new(peer)).unwrap_err();
     call.finish().unwrap();

@@ -55,7 +55,7 @@ fn call(comm: &Communicator, number: u32, stride: usize) {
     let (rank, world) = (comm.rank(), comm.world_size());
     let x = shard(rank.get(), number, stride);
     let mut call = comm.begin(Stream::Host).unwrap();
-    let words = Words::new(call.memory(), rank, world);
+    let words = Words::new(call.memory(), rank);
     let protocol = words.open();
     // SAFETY: `x` lives and is not written until `finish` has returned.
     unsafe { call.push(&push(&x, stride as u64, &transfers(comm))) }.unwrap();
@@ -107,7 +107,7 @@ fn slices_of_rows_arrive_at_every_rank_the_own_one_too() {
         };
         let list: Vec<Transfer> = world.ranks().flat_map(to).map(transfer).collect();
         let mut call = comm.begin(Stream::Host).unwrap();
-        let words = Words::new(call.memory(), rank, world);
+        let words = Words::new(call.memory(), rank);
         let protocol = words.open();
         // SAFETY: `x` lives and is not written until `finish` has returned.
         unsafe { call.push(&push(&x, 80, &list)) }.unwrap();
@@ -147,7 +147,7 @@ fn the_workspace_grows_and_the_epoch_goes_on() {
         comm.reserve(larger).unwrap();
         assert_eq!(comm.workspace_size(), larger.max(size(4)));
         let call_now = comm.begin(Stream::Host).unwrap();
-        let words = Words::new(call_now.memory(), comm.rank(), comm.world_size());
+        let words = Words::new(call_now.memory(), comm.rank());
         assert_eq!(words.open().epoch(), Epoch::FIRST.next().next().next());
         drop(call_now);
         (3..9).for_each(|number| call(&comm, number, 48));
@@ -250,7 +250,7 @@ fn a_world_of_one_needs_nobody() {
     let comm = Communicator::connect_blocking(&World::single(), options(size(2))).unwrap();
     let call = comm.begin(Stream::Host).unwrap();
     assert!(!call.copy_engine_usable() && !call.capturing());
-    let words = Words::new(call.memory(), comm.rank(), comm.world_size());
+    let words = Words::new(call.memory(), comm.rank());
     words.leave(words.open(), false).unwrap();
     call.finish().unwrap();
     assert_eq!(comm.begin(Stream::Host).unwrap().memory().control % control::COUNTERS.min(128), 0);

@@ -16,7 +16,7 @@ const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 4096, signals: 8, counte
 /// One call in which every rank signals every other, and checks what it hears.
 fn call(comm: &Communicator) -> Result<(), TransportError> {
     let call = comm.begin_as(Stream::Host, Some(Label::new("signals", [1, 2, 3])))?;
-    let words = Words::new(call.memory(), comm.rank(), comm.world_size());
+    let words = Words::new(call.memory(), comm.rank());
     let protocol = words.open();
     let peers = || comm.world_size().ranks().filter(|&peer| peer != comm.rank());
     peers().for_each(|peer| protocol.publish(peer, comm.rank().get()));

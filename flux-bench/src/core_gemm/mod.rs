@@ -13,8 +13,8 @@
 //! | T_flags | rank 0's tile program of the world of tp, every signal of a peer raised before the call |
 //!
 //! T_order and T_flags include the order of shards and bands, reading peers' rows from the gather buffer (AllGather-GEMM), sending partial tiles for peers into
-//! memory of this GPU at the op's own pace, raising their signals, reading and adding the peers' partial tiles (GEMM-ReduceScatter), and the close of the call with
-//! its credits. They include no link, no push of rows to peers and no copy that raises signals. So `T_flags / T_order - 1` is what looking at raised signals costs,
+//! memory of this GPU at the op's own pace, raising their signals, reading and adding the peers' partial tiles (GEMM-ReduceScatter), and the close of the call. They
+//! include no link, no push of rows to peers and no copy that raises signals. So `T_flags / T_order - 1` is what looking at raised signals costs,
 //! and `T_flags / T_core - 1` what the whole tile program costs a GEMM whose data are there.
 
 mod case;

@@ -6,7 +6,7 @@ use super::stand_in::{self, Words};
 use crate::gpu::Gpu;
 use anyhow::ensure;
 use flux_core::Problem;
-use flux_core::layout::{FAULT_BYTES, FaultRecord, LINE, control, pad_bytes};
+use flux_core::layout::{BROKEN_BYTES, FAULT_BYTES, FaultRecord, LINE, control, pad_bytes};
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
@@ -88,6 +88,9 @@ impl Seat {
     pub(super) fn begin_at(&mut self, gpu: &Gpu, epoch: Epoch) -> anyhow::Result<()> {
         self.epoch = epoch;
         gpu.set_words(&self.pad_memory, 0, self.pad_memory.bytes() as u64 / 4, epoch.before(1).get())?;
+        for pad in &self.pads {
+            gpu.set_words(&self.pad_memory, pad - self.pad_memory.address(), BROKEN_BYTES / 4, 0)?;
+        }
         gpu.set_words(&self.control, control::EPOCH, 1, epoch.get())
     }
 

@@ -5,9 +5,8 @@
 
 use super::case::FIRST;
 use crate::data::Window;
-use flux_core::layout::{consumed_offset, gather_place_bytes, pad_bytes, scatter_place_bytes, signal_offset};
+use flux_core::layout::{gather_place_bytes, pad_bytes, scatter_place_bytes, signal_offset};
 use flux_core::program::{NONE, TileProgram};
-use flux_core::rank::MAX_WORLD;
 use flux_core::{OpKind, WorldSize};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,12 +20,10 @@ pub(super) struct Words {
     pub(super) count: u64,
 }
 
-/// The words of the program's own pad that hold a call's epoch before it begins: the peers' credits, and what peers raise, in both halves.
+/// The words of the program's own pad that hold a call's epoch before it begins: what peers raise, in both halves.
 pub(super) fn raised_before(program: &TileProgram) -> Vec<Words> {
     let words = |from: u64, to: u64| Words { offset: from, count: (to - from) / 4 };
-    let credits = words(0, consumed_offset(MAX_WORLD as u32));
-    let signals = by_peers(program).into_iter().map(|run| words(signal_offset(run.start, 0), signal_offset(run.end, 0)));
-    std::iter::once(credits).chain(signals).collect()
+    by_peers(program).into_iter().map(|run| words(signal_offset(run.start, 0), signal_offset(run.end, 0))).collect()
 }
 
 /// The signals that are awaited and raised by none of the program's own items, as runs of consecutive ones.

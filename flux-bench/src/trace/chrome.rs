@@ -56,7 +56,6 @@ impl Writer<'_> {
                 self.metadata("thread_sort_index", thread(cta, role), &json!({ "sort_index": thread(cta, role) }));
             }
             self.span(thread(cta, PRODUCER), "CTA", worker.entered, worker.left, &json!({}));
-            self.span(thread(cta, PRODUCER), "close", worker.drained, worker.left, &json!({}));
             self.items(cta);
         }
     }

@@ -60,13 +60,12 @@ fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
     let start = traced.timeline.start_ns();
     let us = |ns: u64| ns.saturating_sub(start) as f64 / 1e3;
     let entered = workers.iter().map(|w| w.entered).max().unwrap_or(start);
-    let drained = spread(&mut workers.iter().map(|w| w.drained).collect::<Vec<_>>(), us);
+    let left = spread(&mut workers.iter().map(|w| w.left).collect::<Vec<_>>(), us);
     let _infallible = writeln!(
         text,
-        "\nrank {rank}: {} CTAs, last began {:.1}, drained {drained}, last closed {:.1}; call {:.1} by events",
+        "\nrank {rank}: {} CTAs, last began {:.1}, left {left}; call {:.1} by events",
         workers.len(),
         us(entered),
-        us(traced.timeline.end_ns()),
         traced.event_ms * 1e3,
     );
     for (name, of) in WORKER_PHASES {

@@ -18,7 +18,6 @@ fn call() -> (Problem, Vec<Traced>) {
         let items = (0..6).map(|i| timed(i, start)).collect();
         let worker = |cta: u32| WorkerStamps {
             entered: start + u64::from(cta) * 32,
-            drained: start + 70_000,
             left: start + 70_500 + u64::from(cta) * 1000,
             multiprocessor: 100 + cta,
             reserved: 0,
@@ -63,7 +62,7 @@ fn the_summary_has_a_row_for_every_wave_and_sink() {
     assert_eq!(text.lines().filter(|line| line.starts_with("rank ")).count(), 2, "{text}");
     assert!(text.contains("push begun: 2.0/2.5/2.5 on 2 CTAs") && text.contains("first rows there: 9.0/9.0/9.0 on 1 CTAs"), "{text}");
     assert!(!text.contains("last chunk delivered"), "{text}");
-    let head = "rank 1: 2 CTAs, last began 0.0, drained 70.0/70.0/70.0, last closed 71.5; call 72.5 by events";
+    let head = "rank 1: 2 CTAs, last began 0.0, left 70.5/71.5/71.5; call 72.5 by events";
     assert!(text.contains(head), "{text}");
     let of = |first: &[&str]| lines.iter().rev().find(|line| line.starts_with(first)).unwrap().clone();
     assert_eq!(of(&["0", "send"])[2..], ["2", "1.0/1.5/1.5", "15.0/15.5/15.5", "17.0/17.5/17.5", "-", "17.0/17.5/17.5", "40.0/40.5/40.5"]);

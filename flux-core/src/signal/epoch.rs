@@ -1,7 +1,8 @@
 //! Epochs: a signal word is never reset; it holds the number of the last call that raised it.
 //!
-//! Invariant: for one word, raised epochs only grow (modulo 2^32), and only one rank writes it in a call. The protocol keeps
-//! every writer at most [`Epoch::MAX_LEAD`] calls ahead of every reader.
+//! Invariant: for one word, raised epochs only grow (modulo 2^32), and only one rank writes it in a call. No word is ahead of its reader: a rank that still awaits
+//! one of call `e` has raised none of call `e + 1`, so nobody has ended that call, and only the next one writes the word again, as each half has words of its
+//! own. So a wait is over when the word is the call's number, and a word of any other call but one 2^32 before is not taken for it.
 
 use std::fmt;
 
@@ -10,14 +11,6 @@ use std::fmt;
 pub struct Epoch(u32);
 
 impl Epoch {
-    /// How far ahead of what a reader expects a word can be.
-    ///
-    /// Credits alone bound it. A rank that closes call `e` has published `consumed = e` and awaits `consumed >= e - 1`. On the strength
-    /// of its credit a peer can close call `e + 1`, and with data to send but none to await run through call `e + 2` and publish
-    /// `consumed = e + 2`: a lead of 3. Signals of a half do not lead at all: a rank that still awaits one of call `e` has published no more than
-    /// `e - 1`, so nobody is past call `e + 1`, which raises those of the other half.
-    pub const MAX_LEAD: u32 = 3;
-
     /// The epoch of a fresh communicator's first call.
     pub const FIRST: Self = Self(1);
 
@@ -46,14 +39,6 @@ impl Epoch {
     /// Which half of the data region the call uses.
     pub const fn half(self) -> usize {
         (self.0 & 1) as usize
-    }
-
-    /// Whether a word that reads `seen` says that this epoch was reached.
-    ///
-    /// True for this epoch and up to [`Self::MAX_LEAD`] later ones, so that a word that was last raised any other number of calls ago, even
-    /// more than 2^31, does not satisfy the wait; a comparison of signs would let it.
-    pub const fn reached_by(self, seen: u32) -> bool {
-        seen.wrapping_sub(self.0) <= Self::MAX_LEAD
     }
 }
 

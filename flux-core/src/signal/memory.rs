@@ -4,7 +4,7 @@
 
 use super::{Control, Words};
 use crate::Rank;
-use crate::layout::{ABORT_OFFSET, WorkspaceSize, consumed_offset, control, signal_offset};
+use crate::layout::{ABORT_OFFSET, WorkspaceSize, control, signal_offset};
 use std::sync::atomic::AtomicU32;
 
 /// One rank's words, by the addresses of the pads and blocks that hold them. Cheap to clone; all clones reach the same words.
@@ -60,11 +60,6 @@ impl Words for SharedMemory {
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &AtomicU32 {
         assert!(index < self.size.signals && half < 2, "signal {index} is outside the pad of {} signals", self.size.signals);
         self.word(Block::Pad(owner), signal_offset(index, half))
-    }
-
-    fn consumed(&self, owner: Rank, from: Rank) -> &AtomicU32 {
-        assert!(from.index() < self.pads.len(), "rank {from} is outside the world of {}", self.pads.len());
-        self.word(Block::Pad(owner), consumed_offset(from.get()))
     }
 
     fn control(&self, word: Control) -> &AtomicU32 {

@@ -1,4 +1,4 @@
-//! The signal protocol: how ranks tell each other that data has arrived, that room is free again, and that something failed.
+//! The signal protocol: how ranks tell each other that data has arrived, and that something failed.
 //!
 //! Invariant: whatever the memory is and whoever waits, it is this code that runs, with the orderings of [`Word`]: host transport and CPU
 //! executor over [`SharedMemory`], the model checker over loom's atomics (`tests/loom_protocol.rs`). The CUDA kernel mirrors it in
@@ -8,8 +8,7 @@
 //!
 //! 1. [`Protocol::open`] reads the epoch, which says which half of the data region is the call's.
 //! 2. [`Protocol::wait`] before a peer's data is read; [`Protocol::complete`] or [`Protocol::publish`] after data for a peer is written.
-//! 3. [`Protocol::leave`] after the last read. The last worker to leave hands the half back to the peers (a credit each), awaits the
-//!    credits that the next call needs, and advances the epoch.
+//! 3. [`Protocol::leave`] after the last read. The last worker to leave advances the epoch. That room is free again nobody has to say.
 //!
 //! A wait that cannot end poisons the call ([`Poisoned`]): one record says what was missing, and every other wait of the rank gives up.
 //!

@@ -1,13 +1,15 @@
 //! One worker's part in one call.
 //!
-//! Invariant: a call's epoch advances on a rank only when every peer has consumed the call before it. So when call `e + 1` begins there,
-//! the half that it uses, last read by call `e - 1`, is free everywhere, and anybody may be written to from the first instruction on.
+//! Invariant: when call `e + 1` begins on a rank, every peer has begun call `e`, and so has ended call `e - 1`, which was the last to read the half that call
+//! `e + 1` uses. So anybody may be written to from the first instruction on, and nobody says that a half is free again. It holds because of what the calls are:
+//! a rank's part of an AllGather or a ReduceScatter is made of something of each peer's, which is published no sooner than the peer has begun the call, and the last
+//! worker to leave has seen all of it.
 
 use super::fault::poison;
 use super::{Control, Epoch, Poisoned, Word, Words};
 use crate::layout::{FaultRecord, fault};
 use crate::program::{NONE, WorkItem};
-use crate::{Rank, WorldSize};
+use crate::Rank;
 use std::ops::ControlFlow;
 
 /// A worker's side of the call in progress, on `rank`.
@@ -15,7 +17,6 @@ use std::ops::ControlFlow;
 pub struct Protocol<'w, S> {
     words: &'w S,
     rank: Rank,
-    world: WorldSize,
     epoch: Epoch,
 }
 
@@ -42,16 +43,15 @@ struct Awaited {
     wait: u32,
     peer: Rank,
     signal: u32,
-    epoch: Epoch,
 }
 
 impl<'w, S: Words> Protocol<'w, S> {
     /// Joins the call in progress. Between calls that is the next one.
     ///
     /// A worker does this before it first leaves the call; a mover before its rank's workers can have left it.
-    pub fn open(words: &'w S, rank: Rank, world: WorldSize) -> Self {
+    pub fn open(words: &'w S, rank: Rank) -> Self {
         let epoch = Epoch::new(words.control(Control::Epoch).load_acquire());
-        Self { words, rank, world, epoch }
+        Self { words, rank, epoch }
     }
 
     /// The number of the call.
@@ -84,7 +84,7 @@ impl<'w, S: Words> Protocol<'w, S> {
     /// [`Poisoned`] when the deadline has passed, the abort word is set, or another wait of this rank has failed. The worker then
     /// neither reads what it waited for nor writes anything for peers.
     pub fn wait(&self, signal: u32, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
-        let awaited = Awaited { wait: fault::SIGNAL, peer, signal, epoch: self.epoch };
+        let awaited = Awaited { wait: fault::SIGNAL, peer, signal };
         self.poll(self.words.signal(self.rank, signal, self.half()), awaited, pause)
     }
 
@@ -123,14 +123,14 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.words.control(Control::Pushed).store_release(self.epoch.get());
     }
 
-    /// Leaves the call, of which this rank has `workers`, after the worker's last read of the half. The last worker closes it: it publishes
-    /// that the half is consumed, awaits the credits of the next call, with `await_pushed` also the own mover, and advances the epoch.
+    /// Leaves the call, of which this rank has `workers`, after the worker's last read of the half. The last worker closes it: with `await_pushed` it awaits
+    /// the own mover, and it advances the epoch. Between them a rank's workers have then heard from every peer (see above).
     ///
     /// Every worker leaves once, unless a wait of it has failed. `pause` as for [`wait`](Self::wait).
     ///
     /// # Errors
-    /// [`Poisoned`], as for [`wait`](Self::wait); the epoch is not advanced then, and no credit is given for a call that failed before.
-    pub fn leave(self, workers: u32, await_pushed: bool, mut pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<Left, Poisoned> {
+    /// [`Poisoned`], as for [`wait`](Self::wait); the epoch is not advanced then.
+    pub fn leave(self, workers: u32, await_pushed: bool, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<Left, Poisoned> {
         let ticket = self.words.control(Control::Ticket);
         if ticket.increment().wrapping_add(1) != workers {
             return Ok(Left::Early);
@@ -139,19 +139,11 @@ impl<'w, S: Words> Protocol<'w, S> {
         if self.poisoned() {
             return Err(Poisoned);
         }
-        let peers = || self.world.ranks().filter(|&peer| peer != self.rank);
-        for peer in peers() {
-            // orders all workers' reads, acquired through the ticket, before the peer's next write to this half
-            self.words.consumed(peer, self.rank).store_release(self.epoch.get());
-        }
-        for peer in peers() {
-            let awaited = Awaited { wait: fault::CONSUMED, peer, signal: 0, epoch: self.epoch.before(1) };
-            self.poll(self.words.consumed(self.rank, peer), awaited, &mut pause)?;
-        }
         if await_pushed {
-            let awaited = Awaited { wait: fault::PUSHED, peer: self.rank, signal: 0, epoch: self.epoch };
-            self.poll(self.words.control(Control::Pushed), awaited, &mut pause)?;
+            let awaited = Awaited { wait: fault::PUSHED, peer: self.rank, signal: 0 };
+            self.poll(self.words.control(Control::Pushed), awaited, pause)?;
         }
+        // Releases all workers' reads and waits, acquired through the ticket, to those of the next call, and through what that publishes to the peers.
         self.words.control(Control::Epoch).store_release(self.epoch.next().get());
         Ok(Left::Closed)
     }
@@ -160,7 +152,7 @@ impl<'w, S: Words> Protocol<'w, S> {
         let mut looks = 0;
         loop {
             let seen = word.load_acquire();
-            if awaited.epoch.reached_by(seen) {
+            if seen == self.epoch.get() {
                 return Ok(());
             }
             if self.poisoned() {
@@ -174,7 +166,7 @@ impl<'w, S: Words> Protocol<'w, S> {
             if pause(looks).is_break() {
                 // A process that was stopped meanwhile finds its deadline over, and perhaps what it waited for there.
                 let seen = word.load_acquire();
-                return if awaited.epoch.reached_by(seen) { Ok(()) } else { Err(self.fail(awaited, seen, 0)) };
+                return if seen == self.epoch.get() { Ok(()) } else { Err(self.fail(awaited, seen, 0)) };
             }
         }
     }
@@ -186,7 +178,7 @@ impl<'w, S: Words> Protocol<'w, S> {
             rank: self.rank.get(),
             peer: awaited.peer.get(),
             signal: awaited.signal,
-            expected: awaited.epoch.get(),
+            expected: self.epoch.get(),
             seen,
             epoch: self.epoch.get(),
             abort,
@@ -205,14 +197,13 @@ mod tests {
     /// The words of rank 0 of two.
     fn with_words(body: impl FnOnce(&SharedMemory, Protocol<'_, SharedMemory>)) {
         const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
-        let world = WorldSize::new(2).expect("2 is a world size");
         let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
         let mut blocks = [pad_bytes(1), pad_bytes(1), control::bytes(0), FAULT_BYTES].map(block);
         let [a, b, control, fault] = blocks.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
         // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through which alone they are accessed.
         let words = unsafe { SharedMemory::new(&[a, b], control, fault, SIZE) };
-        initialise(&words, Rank::new(0), world, SIZE, Epoch::FIRST);
-        body(&words, Protocol::open(&words, Rank::new(0), world));
+        initialise(&words, Rank::new(0), SIZE, Epoch::FIRST);
+        body(&words, Protocol::open(&words, Rank::new(0)));
     }
 
     #[test]
@@ -241,7 +232,6 @@ mod tests {
     #[test]
     fn a_rank_that_is_a_call_ahead_is_not_taken_for_the_one_that_is_awaited() {
         const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
-        let world = WorldSize::new(3).expect("3 is a world size");
         let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
         let mut pads = [pad_bytes(1); 3].map(block);
         let mut private = [control::bytes(0), FAULT_BYTES, control::bytes(0), FAULT_BYTES].map(block);
@@ -250,12 +240,12 @@ mod tests {
         // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through which alone they are accessed.
         let ranks = unsafe { [SharedMemory::new(&pads, control_0, fault_0, SIZE), SharedMemory::new(&pads, control_1, fault_1, SIZE)] };
         for (rank, words) in (0..).map(Rank::new).zip(&ranks) {
-            initialise(words, rank, world, SIZE, Epoch::FIRST);
+            initialise(words, rank, SIZE, Epoch::FIRST);
         }
-        let slow = Protocol::open(&ranks[0], Rank::new(0), world);
-        let fast = Protocol::open(&ranks[1], Rank::new(1), world);
-        assert_eq!(fast.leave(1, false, |_| ControlFlow::Break(())), Ok(Left::Closed), "nobody has used the half before");
-        let ahead = Protocol::open(&ranks[1], Rank::new(1), world);
+        let slow = Protocol::open(&ranks[0], Rank::new(0));
+        let fast = Protocol::open(&ranks[1], Rank::new(1));
+        assert_eq!(fast.leave(1, false, |_| ControlFlow::Break(())), Ok(Left::Closed), "the rank has heard from both");
+        let ahead = Protocol::open(&ranks[1], Rank::new(1));
         assert_eq!(ahead.epoch(), Epoch::FIRST.next());
         ahead.publish(Rank::new(0), 0);
         assert_eq!(slow.wait(0, Rank::new(2), |_| ControlFlow::Break(())), Err(Poisoned), "rank 2 has raised nothing");

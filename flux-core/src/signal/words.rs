@@ -1,11 +1,10 @@
 //! Where a rank finds the words of the protocol.
 //!
-//! Invariant: a word on a pad has one writer in a call. Of `owner`'s pad, signals are written by the rank that the tile program names, and credits
-//! by the rank that they are from; the owner only reads it. Control words, counters and fault words are private to a rank.
+//! Invariant: a word on a pad has one writer in a call, the rank that the tile program names; its owner only reads it. Control words, counters and fault words are private to a rank.
 
 use super::{Epoch, Word};
 use crate::layout::{WorkspaceSize, control};
-use crate::{Rank, WorldSize};
+use crate::Rank;
 
 /// The control words of a rank, besides its chunk counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,9 +39,6 @@ pub trait Words {
     /// Signal `index` of `owner`'s pad, for calls that use half `half`.
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &Self::Word;
 
-    /// The word of `owner`'s pad in which `from` publishes the last epoch whose half it has consumed.
-    fn consumed(&self, owner: Rank, from: Rank) -> &Self::Word;
-
     /// A control word of this rank.
     fn control(&self, word: Control) -> &Self::Word;
 
@@ -59,15 +55,12 @@ pub trait Words {
 /// Gives `rank`'s words the values that they have before the first call of a communicator, whose epoch is `first`.
 ///
 /// Every rank does this for itself, before any rank begins a call.
-pub fn initialise<S: Words>(words: &S, rank: Rank, world: WorldSize, size: WorkspaceSize, first: Epoch) {
+pub fn initialise<S: Words>(words: &S, rank: Rank, size: WorkspaceSize, first: Epoch) {
     let before = first.before(1).get();
     for index in 0..size.signals {
         for half in 0..2 {
             words.signal(rank, index, half).store_release(before);
         }
-    }
-    for peer in world.ranks() {
-        words.consumed(rank, peer).store_release(before);
     }
     for index in 0..size.counters {
         words.counter(index).store_release(0);

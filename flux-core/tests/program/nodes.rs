@@ -1,6 +1,7 @@
 //! Programs of ranks in several nodes.
 
 use crate::mutations::{assert_violates, pick, pick_item};
+use crate::properties::assert_hears_from_all_that_it_writes_to;
 use crate::strategies::{Call, chunks};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
@@ -53,6 +54,11 @@ proptest! {
         if let Err(violation) = verify(&call.0) {
             prop_assert!(false, "{violation}");
         }
+    }
+
+    #[test]
+    fn a_rank_hears_from_all_that_it_writes_to_across_nodes(call in any_across()) {
+        assert_hears_from_all_that_it_writes_to(&call);
     }
 
     #[test]

@@ -1,15 +1,28 @@
 //! What holds for every program that is built.
 
-use crate::strategies::{any_calls, build, calls, chunks, plain_calls};
-use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check};
-use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use crate::strategies::{Call, any_calls, build, calls, chunks, plain_calls};
+use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check, sink};
+use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 /// The shard whose rows an item computes.
 fn shard_of(program: &TileProgram, item: &WorkItem) -> u32 {
     match program.problem.op() {
         OpKind::AllGatherGemm => item.out_outer,
         OpKind::GemmReduceScatter => item.dest,
+    }
+}
+
+/// In every call, which is why nobody has to say that room is free again (`flux_core::signal`).
+pub(crate) fn assert_hears_from_all_that_it_writes_to(call: &Call) {
+    for program in &call.0 {
+        let moved = program.transfers.iter().chain(program.forwards.iter().map(|forward| &forward.to)).map(|transfer| transfer.dest);
+        let sent = program.items.iter().filter(|item| item.sink == sink::SEND).map(|item| item.dest);
+        let scattered = program.items.iter().flat_map(|item| program.heard_by(item)).map(Rank::get);
+        let written: BTreeSet<u32> = moved.chain(sent).chain(scattered).filter(|&to| to != program.rank.get()).collect();
+        let heard: BTreeSet<u32> = program.awaits.iter().map(|entry| entry.peer).collect();
+        assert!(written.is_subset(&heard), "{program}");
     }
 }
 
@@ -26,6 +39,11 @@ proptest! {
         if let Err(violation) = check::verify(&call.0) {
             prop_assert!(false, "{violation}");
         }
+    }
+
+    #[test]
+    fn a_rank_hears_from_all_that_it_writes_to(call in any_calls(2..=16)) {
+        assert_hears_from_all_that_it_writes_to(&call);
     }
 
     #[test]

@@ -251,10 +251,11 @@ struct Consumer {
         }
     }
 
-    // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector.
-    __device__ __forceinline__ void lend(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
+    // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector. Which one it is, is looked up here: tiles of 256x192 have no register to
+    // keep it in while they are multiplied.
+    __device__ __forceinline__ void lend(u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) const {
         const u64 half = p.data[p.rank] + (ptx::copied_here(epoch) & 1) * p.half_stride;
-        const u64 dst = half + p.parts_offset + static_cast<u64>(item.part) * C::kPartBytes + index * (C::kPartBytes / C::kConsumers) + thread * 16;
+        const u64 dst = half + p.parts_offset + static_cast<u64>(p.items[i].part) * C::kPartBytes + index * (C::kPartBytes / C::kConsumers) + thread * 16;
 #pragma unroll
         for (u32 v = 0; v < 2 * C::kVectors; ++v) {
             const float* d = &acc[v * 4 / kAccumulators][v * 4 % kAccumulators];
@@ -290,9 +291,9 @@ struct Consumer {
     }
 
     // Into the room, or where it is lent or scattered.
-    __device__ __forceinline__ void write(const WorkItem& item, const float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void write(const WorkItem& item, u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kLend)) {
-            lend(item, acc);
+            lend(i, acc);
             return;
         }
         if constexpr (C::kReduceScatter) {
@@ -317,7 +318,7 @@ struct Consumer {
     // Leaves this consumer's part of the item to the storer.
     __device__ __forceinline__ void hand_over(const WorkItem& item, u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) {
         ptx::mbarrier_wait(smem.out_empty(index), out_phase);
-        write(item, acc);
+        write(item, i, acc);
         // Orders this thread's writes of the room before the bulk store that reads it.
         ptx::fence_proxy_async_shared();
         // Before the arrival, so that it is never later than the storer's stamp.

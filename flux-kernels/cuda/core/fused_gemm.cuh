@@ -34,7 +34,6 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         mover.ask_ahead(blockIdx.x, gridDim.x);
         pushed = transfer_of_lane(p, 0);
     }
-    // Where a CTA's last items are folds, its consumers read the half to the end.
     const bool folds = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kFold);
 
     if (threadIdx.x == 0) {
@@ -60,8 +59,6 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     }
     __syncthreads();
 
-    u32 credit = 0;
-    bool failed = false;
     if (warpgroup == 0) {
         ptx::release_registers<C::kProducerRegisters>();
         if (moves) mover.run(blockIdx.x, gridDim.x, pushed);
@@ -70,15 +67,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             const bool leads = ptx::elect_one();
             if (leads) producer.run(walk, first);
             __syncwarp();
-            credit = credit_of_lane(p);
-            failed = __any_sync(0xFFFFFFFFu, leads && producer.drain());
-            if (folds) {
-                ptx::mbarrier_wait(smem.fold_ready(), 0);
-                failed = poisoned(p);
-            } else {
-                // The last tile is still to be multiplied to its end, rounded and stored.
-                close_call(p, epoch, credit, failed);
-            }
+            const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(folds));
+            // The last tile is still to be multiplied to its end, rounded and stored, or to be folded.
+            close_call(p, epoch, failed);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else if constexpr (!C::kReduceScatter) {
@@ -89,10 +80,10 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         ptx::acquire_registers<C::kConsumerRegisters>();
         Consumer<C>{p, smem, epoch, warpgroup - 1, threadIdx.x % 128}.run(walk);
     }
-    __syncthreads();
-    stamp_cta<C>(p, &WorkerStamps::drained);
-    if (warp == 0 && folds) close_call(p, epoch, credit, failed);
-    stamp_cta<C>(p, &WorkerStamps::left);
+    if constexpr (C::kTrace) {
+        __syncthreads();
+        stamp_cta<C>(p, &WorkerStamps::left);
+    }
 }
 
 }  // namespace flux

@@ -122,7 +122,6 @@ struct Mover {
         for (u32 first = 0; first < p.transfer_count;) {
             // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator. Asked for beside the first piece.
             const bool poison = poisoned(p);
-            bool live = true;
             const Group g = group(first, transfer, index, movers);
             // What all tiles wait for all these warps push.
             const u32 parts = first == 0 && p.push_together ? kWarps : 1;
@@ -131,13 +130,13 @@ struct Mover {
                 const Piece q = piece(g, index + j * movers);
                 uint4 v[kVectors];
                 load(q, v);
-                live = __all_sync(0xFFFFFFFFu, !poison);
-                if (live) store(g, q, v);
+                if (__all_sync(0xFFFFFFFFu, !poison)) store(g, q, v);
                 if (thread == 0 && first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
                 if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
             }
-            // What a warp has left out is not announced; another CTA that has left something out does not count.
+            // What is left out is not announced: whoever sees the poison does not count, though it had no piece.
+            bool live = __all_sync(0xFFFFFFFFu, !poison);
             if (parts == kWarps) {
                 live = ptx::named_barrier_all<4, kWarps * kThreads>(live);
                 if (part != 0) return;
@@ -160,7 +159,8 @@ struct Mover {
             last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
-        // Orders the chunk's rows, acquired with the count, before its signals.
+        // Orders the chunk's rows, which lane 0 has acquired with the count, before all lanes' signals.
+        __syncwarp();
         ptx::fence_acq_rel_sys();
         if (thread < copies) ptx::store_relaxed_sys(signal_word(p.pad[dest], raises, epoch), epoch);
     }

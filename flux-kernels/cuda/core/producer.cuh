@@ -173,27 +173,18 @@ struct Producer {
         }
     }
 
-    // Waits until all that this CTA reads of the half has come, so that no role of it waits for peers any more. Returns whether the call has failed.
-    __device__ __forceinline__ bool drain() const {
-        // Asked for while the last loads are on their way: what they read was awaited before they were issued.
-        bool failed = poisoned(p);
-        RingState<C::kStages> last = ring;
-        for (u32 s = 0; s < C::kStages; ++s) {
-            ptx::mbarrier_wait(smem.full(last.stage), last.phase ^ 1);
-            last.advance();
-        }
-        if constexpr (C::kReduceScatter) {
-            if (p.early != 0) {
-                // What the storer awaits and brings comes another way: the consumers have added it when they have read the last stage.
-                last = ring;
-                for (u32 s = 0; s < C::kStages; ++s) {
-                    ptx::mbarrier_wait(smem.empty(last.stage), last.phase ^ 1);
-                    last.advance();
-                }
-                failed = poisoned(p);
+    // Waits until no role of this CTA awaits anything of peers any more. Returns whether the call has failed.
+    __device__ __forceinline__ bool drain(bool folds) const {
+        if (C::kReduceScatter && p.early != 0) {
+            // What the storer awaits and brings early: the consumers have added it when they have read the last stage.
+            RingState<C::kStages> last = ring;
+            for (u32 s = 0; s < C::kStages; ++s) {
+                ptx::mbarrier_wait(smem.empty(last.stage), last.phase ^ 1);
+                last.advance();
             }
         }
-        return failed;
+        if (folds) ptx::mbarrier_wait(smem.fold_ready(), 0);
+        return poisoned(p);
     }
 };
 

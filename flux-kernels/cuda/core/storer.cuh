@@ -193,8 +193,10 @@ struct Storer {
     }
 
     // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator. Asked before an item is there, which costs no time, and once
-    // more where it is a sum of partial tiles that it has itself awaited: whoever gave up waiting for them set the poison before they were loaded.
-    __device__ __forceinline__ bool may_send(const WorkItem& item, bool before) const { return before && (item.partials == 0 || !poisoned(p)); }
+    // more where the item has itself awaited something, parts or partial tiles: whoever gave up waiting for them set the poison before they were loaded.
+    __device__ __forceinline__ bool may_send(const WorkItem& item, bool before) const {
+        return before && (item.await_count + item.late_count == 0 || !poisoned(p));
+    }
 
     // One part after the other, from rooms that nobody waits for.
     __device__ __forceinline__ void send_in_order(const WorkItem& item, bool last) const {

@@ -101,7 +101,7 @@ impl<T: Element> Call<'_, T> {
                 let bytes = (columns.len() * size_of::<T>()) as u64;
                 let first: *const T = self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
                 // SAFETY: `half` has checked that these bytes lie inside the own data region. Their writer published them before the signals just
-                // awaited, and writes them again only after this call's credit, which is published after the last read.
+                // awaited, and writes them again only when this rank has ended the call.
                 unsafe { std::slice::from_raw_parts(first, columns.len()) }
             })
         } else {

@@ -121,7 +121,6 @@ struct Waited(u32, u32);
 impl std::fmt::Display for Waited {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            fault::CONSUMED => f.write_str("the release of the workspace's half"),
             fault::PUSHED => f.write_str("the end of the transfers"),
             _ => write!(f, "signal {}", self.1),
         }

@@ -4,7 +4,6 @@
 
 use flux_core::Rank;
 use flux_core::layout::{self, WorkspaceSize, control};
-use flux_core::rank::MAX_WORLD;
 use flux_core::signal::{Control, Words};
 use std::marker::PhantomData;
 use std::ptr::with_exposed_provenance_mut;
@@ -70,12 +69,6 @@ impl Words for HostMemory<'_> {
         assert!(index < self.size.signals && half < 2, "signal {index} of {}", self.size.signals);
         // SAFETY: the pad has this signal; it is aligned and atomic, by `new`'s promise.
         unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::signal_offset(index, half))) }
-    }
-
-    fn consumed(&self, owner: Rank, from: Rank) -> &AtomicU32 {
-        assert!(from.index() < MAX_WORLD, "rank {from}");
-        // SAFETY: every pad has a word for each rank; it is aligned and atomic, by `new`'s promise.
-        unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::consumed_offset(from.get()))) }
     }
 
     fn control(&self, word: Control) -> &AtomicU32 {

@@ -111,7 +111,7 @@ impl<T: Element> Executor<T> {
         epilogue.fits(&problem)?;
         self.holds(&memory)?;
         let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
-        let protocol = Protocol::open(&memory, self.program.rank, problem.world());
+        let protocol = Protocol::open(&memory, self.program.rank);
         if protocol.poisoned() {
             return Err(failed());
         }

@@ -59,7 +59,7 @@ impl<T: Element> Call<'_, T> {
         for (i, from) in self.rows(item, acc).enumerate() {
             let first = self.slot_row(Rank::new(item.dest), item.slot, i, item.cols);
             // SAFETY: `slot_row` has checked that the row lies inside the owner's data region. This rank alone writes the slot, and its owner
-            // reads it only after the signal that this item's chunk raises later; it has read the slot's last content, by its credit.
+            // reads it only after the signal that this item's chunk raises later; it has read the slot's last content, in a call that it has ended.
             let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
             T::narrow(from, to);
         }
@@ -74,7 +74,7 @@ impl<T: Element> Call<'_, T> {
             for (i, acc) in scratch.acc.chunks_exact_mut(tile_n).take(item.rows as usize).enumerate() {
                 let first: *const T = self.slot_row(self.program.rank, slot, i, item.cols);
                 // SAFETY: as for the gather buffer: inside the own data region, published before the signals just awaited, and not written
-                // again before this call's credit.
+                // again before this call has ended.
                 let sent = unsafe { std::slice::from_raw_parts(first, cols) };
                 add(sent, partial, acc);
             }
@@ -87,7 +87,7 @@ impl<T: Element> Call<'_, T> {
         for (row, from) in (item.row..).zip(self.rows(item, acc)) {
             let first = self.scattered_row(Rank::new(row / m_shard), self.program.rank, (row % m_shard, item.col, item.cols));
             // SAFETY: `scattered_row` has checked that these columns lie inside the owner's data region. No other item scatters them, and the owner
-            // reads them only after the signal that this item raises later; it has read their last content, by its credit.
+            // reads them only after the signal that this item raises later; it has read their last content, in a call that it has ended.
             let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
             T::narrow(from, to);
         }

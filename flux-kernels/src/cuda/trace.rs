@@ -31,15 +31,13 @@ pub struct ItemStamps {
     pub sent: u64,
 }
 
-/// One CTA's life, in nanoseconds; 64 bytes.
+/// One CTA's life, in nanoseconds; 56 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct WorkerStamps {
     /// It began.
     pub entered: u64,
-    /// All of its roles had ended, its stores were complete.
-    pub drained: u64,
-    /// It left; for the last one, after the close of the call.
+    /// All of its roles had ended.
     pub left: u64,
     /// The multiprocessor that it ran on.
     pub multiprocessor: u32,
@@ -55,7 +53,7 @@ pub struct WorkerStamps {
     pub first_rows: u64,
 }
 
-const _: () = assert!(size_of::<ItemStamps>() == 64 && size_of::<WorkerStamps>() == 64);
+const _: () = assert!(size_of::<ItemStamps>() == 64 && size_of::<WorkerStamps>() == 56);
 
 /// What a launch recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -136,7 +136,12 @@ impl World {
             })
             .collect();
         let data = ranks.iter().map(|_| Memory::words(size.data_bytes(), u32::MAX)).collect();
-        let pads = ranks.iter().map(|_| Memory::words(layout::pad_bytes(size.signals), first.before(1).get())).collect();
+        let pad = |_| {
+            let pad = Memory::words(layout::pad_bytes(size.signals), first.before(1).get());
+            pad.write(0, &[0; layout::BROKEN_BYTES as usize / 4]);
+            pad
+        };
+        let pads = ranks.iter().map(pad).collect();
         context.synchronize().expect("initialised");
         let workers = kernel.multiprocessors() / ranks.len() as u32;
         let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);

@@ -71,7 +71,7 @@ impl Memory {
         let world = WorldSize::new(ranks).unwrap();
         for rank in world.ranks() {
             memory.fill_with_nan(rank.get());
-            initialise(&memory.view(rank.get(), Duration::ZERO), rank, world, size, first);
+            initialise(&memory.view(rank.get(), Duration::ZERO), rank, size, first);
         }
         memory
     }
@@ -99,10 +99,6 @@ impl Memory {
     /// Signal `index` of `rank`'s pad in call `epoch`.
     pub fn signal(&self, rank: u32, index: u32, epoch: Epoch) -> &AtomicU32 {
         self.pads[rank as usize].word(layout::signal_offset(index, epoch.half()))
-    }
-
-    pub fn consumed(&self, rank: u32, writer: u32) -> &AtomicU32 {
-        self.pads[rank as usize].word(layout::consumed_offset(writer))
     }
 
     pub fn pushed(&self, rank: u32) -> &AtomicU32 {
@@ -143,7 +139,7 @@ impl Memory {
                     + u64::from(row) * row_bytes
                     + u64::from(transfer.col) * size_of::<T>() as u64;
                 let to = (self.data_addresses[transfer.dest as usize] + offset) as usize;
-                // SAFETY: inside the destination's half, which is this rank's to write: the protocol's credits say so.
+                // SAFETY: inside the destination's half, which is this rank's to write: all others have ended the call that used it last.
                 unsafe { std::ptr::with_exposed_provenance_mut::<T>(to).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
             }
             self.signal(transfer.dest, transfer.raise, epoch).store(epoch.get(), Ordering::Release);

@@ -88,7 +88,7 @@ impl Doing {
     fn is_late_for(&self, epoch: Epoch) -> bool {
         match self {
             Self::Silent | Self::Left | Self::Gone | Self::Nothing => true,
-            Self::After(call) | Self::Launched(call) => call.epoch.is_some_and(|last| last != epoch && last.reached_by(epoch.get())),
+            Self::After(call) | Self::Launched(call) => call.epoch.is_some_and(|last| last.next() == epoch),
             Self::In(_) => false,
         }
     }

@@ -40,7 +40,7 @@ impl Mapping {
         deadline: Instant,
     ) -> Result<Self, TransportError> {
         let (rank, world) = (plane.rank(), plane.world());
-        let own = Own::new(size, plane.kind()).inspect(|own| own.initialise(rank, world, size, next));
+        let own = Own::new(size, plane.kind()).inspect(|own| own.initialise(rank, size, next));
         let offer = own.as_ref().map(|own| own.offer(next));
         let answers = agree(plane, &offer, deadline);
         // an own failure is told as it is, not as others hear of it
@@ -132,12 +132,12 @@ impl Own {
         Ok(Self { region, file, control, fault })
     }
 
-    fn initialise(&self, rank: Rank, world: WorldSize, size: WorkspaceSize, next: Epoch) {
-        let pads: Vec<*mut u8> = world.ranks().map(|_| self.region.pad_pointer()).collect();
+    fn initialise(&self, rank: Rank, size: WorkspaceSize, next: Epoch) {
+        let pads = vec![self.region.pad_pointer(); rank.index() + 1];
         // SAFETY: the blocks live as long as `self`, longer than these words, and have the sizes that `size` asks for. Only the own pad
         // is written, as `initialise` promises, and no peer knows of it yet.
         let words = unsafe { SharedMemory::new(&pads, self.control.pointer(), self.fault.pointer(), size) };
-        signal::initialise(&words, rank, world, size, next);
+        signal::initialise(&words, rank, size, next);
     }
 
     fn offer(&self, next: Epoch) -> [u8; OFFER_BYTES] {

@@ -4,8 +4,8 @@
 //! buffers; at no other time does it touch either. In a job it waits only for what other movers bring it to pass on, which they send before they wait
 //! themselves, and for no longer than the deadline; so every job ends.
 //!
-//! What it passes on it reads in its own rank's gather buffer, also after its rank has given the credit for the call. Nobody overwrites it there: that would be
-//! in the next call but one, which nobody comes to before every rank has begun the next, and this one's begins when the job has ended.
+//! What it passes on it reads in its own rank's gather buffer. Nobody overwrites it there: that would be in the next call but one, which nobody comes to before every
+//! rank has begun the next, and this one's begins when the job has ended.
 
 use super::block::pointer;
 use super::mapping::Mapping;
@@ -132,7 +132,7 @@ fn serve(desk: &Desk) {
 
 fn carry_out(job: &Job, mapping: &Mapping) {
     // The call cannot close before it sees `pushed`, so the epoch stands still.
-    let call = Protocol::open(&mapping.words, mapping.rank, mapping.world);
+    let call = Protocol::open(&mapping.words, mapping.rank);
     let half = call.half() as u64 * mapping.view.size.half_stride();
     for transfer in &job.transfers {
         if call.poisoned() || mapping.words.abort().load_acquire() != 0 {
@@ -178,7 +178,7 @@ fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64
         let to = pointer(to + row * job.row_bytes + col);
         let bytes = usize::try_from(piece_rows * width).expect("rows in memory are addressable");
         // SAFETY: `start`'s caller vouches for the shard; a place's rows are there, as the signal just awaited says. The rows lie in their place in the gather buffer (`Push::check`), which is this rank's to
-        // write in this call: the owner has given its credit for the call before the last, and reads only after the signal.
+        // write in this call: the owner has ended the call before the last, and reads only after the signal.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }
 }

@@ -11,9 +11,9 @@
 //! a fault   as on nccl
 //! ```
 //!
-//! **Credits.** Mates' kernels give and await them as on nvlink: when a rank's kernel of call `e - 1` is done, all of its mates have consumed call `e - 2`, whose half
-//! call `e` uses. A rank's streams are forked after that kernel, so what they and its kernel write at mates overwrites nothing that is read. What messages write lies
-//! in the own memory, and is asked for after that kernel too. So no other rank's credit is needed for either, and for ranks of other nodes the side stream gives it.
+//! **Room.** As on nvlink, when a rank's kernel of call `e - 1` is done, all of its mates have ended call `e - 2`, whose half call `e` uses: it has heard from each
+//! in call `e - 1`. A rank's streams are forked after that kernel, so what they and its kernel write at mates overwrites nothing that is read. What messages write lies
+//! in the own memory, and is asked for after that kernel too.
 
 mod check;
 mod members;

@@ -2,7 +2,8 @@
 //!
 //! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
 //! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
-//! failed sends other words, and one whose messages were aborted keeps old ones; so what is not whole is never announced.
+//! failed sends other words, and one whose messages were aborted keeps old ones; so what is not whole is never announced. Nothing is received before this stream
+//! asks for it, which is after the call that read the half before.
 
 use super::outbox::Outbox;
 use super::progress::{Place, Step};
@@ -10,7 +11,7 @@ use super::watched::Watched;
 use crate::cuda::{CudaDevice, copy_async, copy_rows_async, host_size, wait_value_async, write_value_async};
 use crate::{Exchange, Push, Source, TransportError};
 use flux_core::Rank;
-use flux_core::layout::{WorkspaceSize, consumed_offset, signal_offset};
+use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::{Round, Sending, groups};
 use flux_core::signal::Epoch;
 
@@ -57,11 +58,6 @@ pub(crate) unsafe fn carry(
     };
     let alone = sending == Sending::Before;
     stands(if alone { Step::Alone } else { Step::Begun })?;
-    // Credits of other nodes: nothing is received before this rank's side stream asks for it, which is after the call that read the half before.
-    for peer in nodes.world().ranks().filter(|&peer| !nodes.together(peer, rank)) {
-        // SAFETY: the word is in the own pad.
-        unsafe { write_value_async(device, pad + consumed_offset(peer.get()), epoch.get(), stream) }?;
-    }
     let rows = match source {
         Source::Stored => None,
         Source::Rows(Push { x, row_stride, row_bytes, .. }) => {

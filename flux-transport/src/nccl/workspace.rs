@@ -7,7 +7,7 @@ use super::generation::Outgoing;
 use super::outbox::Outbox;
 use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
-use flux_core::layout::{WorkspaceSize, control, pad_bytes};
+use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank, WorldSize};
 
@@ -52,6 +52,7 @@ impl Workspace {
         }
         this.fill(this.control() + control::EPOCH, epoch.get(), 1, stream)?;
         this.fill(this.control() + control::PUSHED, before, 1, stream)?;
+        this.fill(this.pad.address(), 0, host_size(BROKEN_BYTES / 4), stream)?;
         stream.synchronize()?;
         Ok(this)
     }

@@ -259,9 +259,9 @@ fn prove(
     workspace: &Workspace,
     epoch: Epoch,
 ) -> Result<(), NvLinkError> {
-    let (rank, initial) = (members.rank, epoch.before(1).get());
-    meeting.succeed(proof::send(device, lane, workspace, rank, &members.identities, initial).map_err(NvLinkError::from))?;
-    let checked = proof::check(device, workspace, rank, &members.identities, initial);
+    let rank = members.rank;
+    meeting.succeed(proof::send(device, lane, workspace, rank, &members.identities).map_err(NvLinkError::from))?;
+    let checked = proof::check(device, workspace, rank, &members.identities);
     let proven = checked.map_err(NvLinkError::from).and_then(|missing| match missing.first() {
         None => Ok(()),
         Some(&proof::Missing { peer, expected, seen }) => Err(NvLinkError::NotProven { rank, peer, expected, seen }),

@@ -8,7 +8,7 @@ use super::offer::{Offer, shared_bytes};
 use super::shared::{Peer, Shared};
 use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
-use flux_core::layout::{WorkspaceSize, control, pad_bytes};
+use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ pub(crate) struct Workspace {
 }
 
 impl Draft {
-    /// Makes and initialises this rank's part: words of the pad and `pushed` hold the epoch before `epoch`, the control block's epoch is
-    /// `epoch`, everything else in it is 0. The data region is left as it is: nobody reads what was not written in the same call.
+    /// Makes and initialises this rank's part: signals and `pushed` hold the epoch before `epoch`, the control block's epoch is `epoch`, everything else on pad and
+    /// control block is 0. The data region is left as it is: nobody reads what was not written in the same call.
     pub(super) fn new(
         device: &CudaDevice,
         lane: &Lane,
@@ -91,12 +91,15 @@ impl Draft {
     }
 }
 
-/// Sets every word of a pad to the epoch before `epoch`, and waits until that is done.
+/// Gives every word of a pad the value that it has before the first call, `epoch`, and waits until that is done.
 pub(super) fn clear_pad(device: &CudaDevice, lane: &Lane, pad: u64, size: &WorkspaceSize, epoch: Epoch) -> Result<(), CudaError> {
     let _current = device.enter()?;
-    let words = host_size(pad_bytes(size.signals) / 4);
+    let signals = host_size((pad_bytes(size.signals) - BROKEN_BYTES) / 4);
     // SAFETY: the pad of this size lies behind the data region of an allocation that was made for both (`shared_bytes`).
-    unsafe { fill_words(device, pad, epoch.before(1).get(), words, lane.raw()) }?;
+    unsafe {
+        fill_words(device, pad, 0, host_size(BROKEN_BYTES / 4), lane.raw())?;
+        fill_words(device, pad + BROKEN_BYTES, epoch.before(1).get(), signals, lane.raw())?;
+    }
     lane.synchronize()
 }
 

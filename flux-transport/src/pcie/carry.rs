@@ -1,15 +1,15 @@
 //! One call's way through the host, enqueued.
 //!
 //! Invariant: a signal of the own pad, and a flag of the own region, is this call's epoch and follows what it announces. The stream that sends waits
-//! for this rank's kernel only, so what peers wait for comes whatever they do; the stream that receives waits for peers' sending streams.
+//! for this rank's kernel only, so what peers wait for comes whatever they do; the stream that receives waits for peers' sending streams. The half of host memory
+//! that a call writes was last read in the call before the last, which every peer has ended: it has begun the last one, or this rank would not have ended that.
 
-use super::layout::Layout;
 use super::workspace::Workspace;
 use crate::Carry;
 use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 use crate::nvlink::Lane;
 use crate::route::{Block, Incoming, Origin, Parcel};
-use flux_core::layout::{consumed_offset, signal_offset};
+use flux_core::layout::signal_offset;
 use flux_core::signal::Epoch;
 
 /// Where a call's copies go.
@@ -18,7 +18,6 @@ pub(super) struct Streams<'a> {
     pub(super) device: &'a CudaDevice,
     pub(super) at: &'a Workspace,
     pub(super) rank: u32,
-    pub(super) world: u32,
     pub(super) epoch: Epoch,
     /// Device to host.
     pub(super) out: &'a Lane,
@@ -46,8 +45,6 @@ impl Streams<'_> {
             // SAFETY: as above.
             unsafe { self.receive(incoming) }?;
         }
-        // SAFETY: as above.
-        unsafe { self.credits() }?;
         self.out.join(self.back.raw())?;
         let done = WordOp::Write { address: self.at.words().finished_address(), value: self.epoch.get() };
         // SAFETY: the word is in the generation's pinned block.
@@ -109,18 +106,5 @@ impl Streams<'_> {
         let signal = self.at.pad() + signal_offset(reader.signal, self.epoch.half());
         // SAFETY: the word is on the own pad.
         unsafe { words_async(self.device, [WordOp::Write { address: signal, value }], stream) }
-    }
-
-    /// Says that all was read, and passes on to the own pad what the peers have said of the call before: the kernel ends when it is there, and then the
-    /// next call may write over what they have read.
-    unsafe fn credits(&self) -> Result<(), CudaError> {
-        let peers = || (0..self.world).filter(|&peer| peer != self.rank);
-        let (value, before) = (self.epoch.get(), self.epoch.before(1).get());
-        let own = self.at.region(self.rank);
-        let said = peers().map(|peer| WordOp::Write { address: own + Layout::consumed(peer), value });
-        let heard = peers().map(|peer| WordOp::Await { address: self.at.region(peer) + Layout::consumed(self.rank), value: before });
-        let noted = peers().map(|peer| WordOp::Write { address: self.at.pad() + consumed_offset(peer), value: before });
-        // SAFETY: the words are in regions and on the own pad.
-        unsafe { words_async(self.device, said.chain(heard).chain(noted), self.back.raw()) }
     }
 }

@@ -3,12 +3,11 @@
 //! Invariant: every word has one writer and at most one waiter, but for `broken`, which everybody may look at; nothing overlaps.
 //!
 //! ```text
-//! [ broken ] [ consumed[0..16] ] [ flags of reader 0 ][ flags of reader 1 ] ... | [ half 0 ][ half 1 ]
-//!   a line     a line each         dense u32, by the reader's signal, from a line   from a border of 2 MiB
+//! [ broken ] [ proof ] [ flags of reader 0 ][ flags of reader 1 ] ... | [ half 0 ][ half 1 ]
+//!   a line     a line    dense u32, by the reader's signal, from a line   from a border of 2 MiB
 //! ```
 
 use flux_core::layout::{LINE, WorkspaceSize};
-use flux_core::rank::MAX_WORLD;
 
 /// The offsets of a region for a world and a workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +20,12 @@ pub(super) struct Layout {
 /// Where the owner says that it has given up: 0, or the reason.
 pub(super) const BROKEN: u64 = 0;
 
+/// Where the owner's streams show, when the ranks connect, what they can do. No call uses it.
+pub(super) const PROOF: u64 = LINE;
+
 impl Layout {
     pub(super) fn new(world: u32, size: &WorkspaceSize) -> Self {
         Self { world, signals: size.signals, half_stride: size.half_stride() }
-    }
-
-    /// The last call in which the owner has read all that `source` sent.
-    pub(super) fn consumed(source: u32) -> u64 {
-        LINE * (1 + u64::from(source))
     }
 
     /// The last call in which the owner has made the parcel readable that raises `signal` at `reader`.
@@ -38,7 +35,7 @@ impl Layout {
 
     /// The first flag of `reader`, of as many as there are signals.
     pub(super) fn flags(&self, reader: u32) -> u64 {
-        LINE * (1 + MAX_WORLD as u64) + u64::from(reader) * self.flag_bytes()
+        2 * LINE + u64::from(reader) * self.flag_bytes()
     }
 
     fn flag_bytes(&self) -> u64 {
@@ -72,9 +69,8 @@ mod tests {
         fn nothing_overlaps(world in 2u32..=16, signals in 0u32..200, half_bytes in 0u64..1 << 40) {
             let size = WorkspaceSize { half_bytes, signals, counters: 0 };
             let layout = Layout::new(world, &size);
-            let mut words = BTreeSet::from([BROKEN]);
+            let mut words = BTreeSet::from([BROKEN, PROOF]);
             for rank in 0..world {
-                prop_assert!(words.insert(Layout::consumed(rank)));
                 for signal in 0..signals {
                     prop_assert!(words.insert(layout.flag(rank, signal)));
                 }

@@ -2,11 +2,11 @@
 //!
 //! Invariant: after the proof every word is what it was before. What a driver sets up at the first use of an operation is set up here, while no kernel waits.
 
-use super::layout::Layout;
+use super::layout::PROOF;
 use super::workspace::Workspace;
 use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 use crate::nvlink::Lane;
-use flux_core::layout::consumed_offset;
+use flux_core::layout::broken_offset;
 use flux_core::signal::Epoch;
 use std::sync::atomic::Ordering;
 
@@ -14,11 +14,10 @@ use std::sync::atomic::Ordering;
 pub(super) fn prove(device: &CudaDevice, (out, back): (&Lane, &Lane), at: &Workspace, rank: u32, epoch: Epoch) -> Result<(), CudaError> {
     let initial = epoch.before(1).get();
     let region = at.host_region(rank);
-    // Words of this rank for itself, which no call uses.
-    let (word, flag) = (Layout::consumed(rank), at.words().finished_address());
-    region.word(word).store(!initial, Ordering::Release);
-    let on_host = Rows { address: region.host() + word, pitch: 4 };
-    let on_pad = Rows { address: at.pad() + consumed_offset(rank), pitch: 4 };
+    let flag = at.words().finished_address();
+    region.word(PROOF).store(1, Ordering::Release);
+    let on_host = Rows { address: region.host() + PROOF, pitch: 4 };
+    let on_pad = Rows { address: at.pad() + broken_offset(rank), pitch: 4 };
     let _current = device.enter()?;
     // SAFETY: the words are in the own region, on the own pad and in the pinned block, and stay past the synchronisations below.
     unsafe {
@@ -26,14 +25,15 @@ pub(super) fn prove(device: &CudaDevice, (out, back): (&Lane, &Lane), at: &Works
         words_async(device, [WordOp::Write { address: flag, value: initial }], out.raw())?;
     }
     out.synchronize()?;
-    let seen = region.word(word).load(Ordering::Acquire);
+    let seen = region.word(PROOF).load(Ordering::Acquire);
     // SAFETY: as above.
     unsafe {
         words_async(device, [WordOp::Await { address: flag, value: initial }], back.raw())?;
         copy_in_async(device, (on_pad, on_host), (1, 4), back.raw())?;
     }
     back.synchronize()?;
-    if seen == initial {
+    // As the pad's word is before any call.
+    if seen == 0 {
         return Ok(());
     }
     let what = "copies to memory of the host that processes share: what was copied is not there";

@@ -148,12 +148,12 @@ impl Transport for Pcie {
     unsafe fn carry(&self, stream: Stream, carry: &Carry<'_>) -> Result<(), TransportError> {
         let State { out, back, calls, current, .. } = &mut *locked(&self.state);
         calls.uncarried(stream)?;
-        let (rank, world, epoch) = (self.members.rank, self.members.world(), calls.epoch());
-        carry.route.check(world, *current.size())?;
+        let (rank, epoch) = (self.members.rank, calls.epoch());
+        carry.route.check(self.members.world(), *current.size())?;
         let _current = self.device.enter()?;
         calls.carried();
         self.watch.begin(epoch.get());
-        let streams = Streams { device: &self.device, at: current, rank, world, epoch, out, back };
+        let streams = Streams { device: &self.device, at: current, rank, epoch, out, back };
         // SAFETY: checked above, forked at the call's begin; the caller promises the rows; no call is captured, so the host's count of calls is the
         // device's epoch.
         Ok(unsafe { streams.carry(carry) }?)

@@ -3,7 +3,7 @@
 //! Invariant: a rank that lets its own streams run on without what they waited for has said `broken` before. What they carry then is worthless, and whoever
 //! received it finds the word when it looks, as it does before it takes a call for finished.
 
-use super::layout::{BROKEN, Layout};
+use super::layout::BROKEN;
 use super::region::Region;
 use crate::cuda::{PinnedBlock, host_size};
 use flux_core::layout::{FaultRecord, fault, pad_bytes, signal_offset};
@@ -93,8 +93,7 @@ impl Words {
     /// earlier call, so this is done until the streams are through.
     pub(super) fn end_waits(&self, last: u32) {
         let value = ending(last);
-        for (peer, region) in self.peers() {
-            region.word(Layout::consumed(self.rank)).store(value, Ordering::Release);
+        for (peer, _) in self.peers() {
             for (signal, half) in (0..self.signals).flat_map(|signal| [(signal, 0), (signal, 1)]) {
                 self.local_word(u64::from(peer) * pad_bytes(self.signals) + signal_offset(signal, half)).store(value, Ordering::Release);
             }

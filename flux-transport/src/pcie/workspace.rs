@@ -13,7 +13,7 @@ use crate::nvlink::{Lane, Meeting, Members, NvLinkError};
 use crate::transport::same_epoch;
 use crate::{TransportError, WorkspaceView};
 use flux_core::Rank;
-use flux_core::layout::{WorkspaceSize, control, pad_bytes};
+use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -59,7 +59,8 @@ impl Own {
         let control = block(control_bytes)?;
         let _current = device.enter()?;
         let words = [
-            (pad.address(), initial, pad_bytes(size.signals) / 4),
+            (pad.address(), 0, BROKEN_BYTES / 4),
+            (pad.address() + BROKEN_BYTES, initial, (pad_bytes(size.signals) - BROKEN_BYTES) / 4),
             (control.address(), 0, control_bytes / 4),
             (control.address() + control::EPOCH, epoch.get(), 1),
             (control.address() + control::PUSHED, initial, 1),

@@ -2,7 +2,7 @@
 
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::{Left, Poisoned, Protocol, SharedMemory};
-use flux_core::{Rank, WorldSize};
+use flux_core::Rank;
 use flux_transport::{Options, Select, WorkspaceView, World};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -27,7 +27,6 @@ pub(crate) fn options(reserve: WorkspaceSize) -> Options {
 #[derive(Debug)]
 pub(crate) struct Words {
     rank: Rank,
-    world: WorldSize,
     view: WorkspaceView,
     inner: SharedMemory,
 }
@@ -38,15 +37,15 @@ fn pointer(address: u64) -> *mut u8 {
 
 #[allow(dead_code, reason = "each test uses a part of it")]
 impl Words {
-    pub(crate) fn new(view: &WorkspaceView, rank: Rank, world: WorldSize) -> Self {
+    pub(crate) fn new(view: &WorkspaceView, rank: Rank) -> Self {
         let pads: Vec<*mut u8> = view.pads.iter().map(|&pad| pointer(pad)).collect();
         // SAFETY: the communicator outlives this value in every test, and holds the memory.
         let inner = unsafe { SharedMemory::new(&pads, pointer(view.control), pointer(view.fault), view.size) };
-        Self { rank, world, view: view.clone(), inner }
+        Self { rank, view: view.clone(), inner }
     }
 
     pub(crate) fn open(&self) -> Protocol<'_, SharedMemory> {
-        Protocol::open(&self.inner, self.rank, self.world)
+        Protocol::open(&self.inner, self.rank)
     }
 
     fn pause(&self) -> impl FnMut(u64) -> ControlFlow<()> + use<> {

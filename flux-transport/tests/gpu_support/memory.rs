@@ -1,7 +1,7 @@
 //! What every rank of a fresh or grown workspace must see.
 
 use super::{Buffer, RankUnderTest, copy, pattern, read_words};
-use flux_core::layout::{WorkspaceSize, consumed_offset, signal_offset};
+use flux_core::layout::{WorkspaceSize, broken_offset, signal_offset};
 use flux_core::signal::Epoch;
 use flux_transport::Options;
 
@@ -37,9 +37,10 @@ pub(crate) fn assert_fresh(this: &RankUnderTest, epoch: u32) {
     let view = this.view();
     let before = epoch.wrapping_sub(1);
     let pad = view.pads[this.rank() as usize];
-    for offset in
-        (0..16).map(consumed_offset).chain((0..view.size.signals).flat_map(|signal| [0, 1].map(|half| signal_offset(signal, half))))
-    {
+    for rank in 0..16 {
+        assert_eq!(read_words(&this.device, pad + broken_offset(rank), 1), [0]);
+    }
+    for offset in (0..view.size.signals).flat_map(|signal| [0, 1].map(|half| signal_offset(signal, half))) {
         assert_eq!(read_words(&this.device, pad + offset, 1), [before]);
     }
     assert_eq!(this.control(), [epoch, 0, 0, before]);
