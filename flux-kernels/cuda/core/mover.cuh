@@ -156,7 +156,7 @@ struct Mover {
             // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
             ptx::fence_acq_rel_sys();
             stamp_worker<C>(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
-            last = ptx::atomic_inc_wrap(&p.control->counters[first], movers - 1) == movers - 1;
+            last = ptx::atomic_inc_wrap_relaxed(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
         // Orders the chunk's rows, which lane 0 has acquired with the count, before all lanes' signals.

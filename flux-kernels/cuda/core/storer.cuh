@@ -67,10 +67,11 @@ struct Storer {
         if (item.counter != kNone) {
             // Orders this worker's slot, at the peer, before the count that lets another worker announce it.
             ptx::fence_acq_rel_sys();
-            if (ptx::atomic_inc_wrap(&p.control->counters[item.counter], item.raise_after - 1) != item.raise_after - 1) return;
+            if (ptx::atomic_inc_wrap_relaxed(&p.control->counters[item.counter], item.raise_after - 1) != item.raise_after - 1) return;
         }
-        // Orders the slots of the chunk before the signal: the bulk stores have completed, and the count was acquired.
-        ptx::store_release_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
+        // Orders the slots of the chunk before the signal: the bulk stores have completed, and this acquires the count.
+        ptx::fence_acq_rel_sys();
+        ptx::store_relaxed_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
     }
 
     // Announces the rows to their owners.
@@ -187,7 +188,7 @@ struct Storer {
         if (lends) {
             // Orders the consumers' accumulators, acquired with their barriers, before the signal.
             ptx::fence_acq_rel_gpu();
-            ptx::store_release_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
+            ptx::store_relaxed_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
         }
         ptx::bulk_wait_read<0>();
     }

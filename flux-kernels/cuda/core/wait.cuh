@@ -21,6 +21,7 @@ constexpr u32 kMomentNs = 1000000;
 // may still read: its call must not be closed (`peer_works`).
 __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const WaitTarget& t, FaultCode code, u32 rank, u32 seen, u32 abort) {
     if (ptx::atomic_cas(&p.control->poison, 0, 1) != 0) return;
+#pragma unroll 1
     for (u32 peer = 0; peer < p.world; ++peer) {
         if (peer != p.rank) ptx::store_relaxed_sys(broken_word(p.pad[peer], p.rank), abort != 0 ? abort : kTimedOut);
     }
@@ -59,16 +60,10 @@ __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const Wait
         // The clock, the poison and, more rarely because it lies behind PCIe, the abort word.
         if (polls % 64 == 0) {
             if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
-            if (ptx::global_timer_ns() - start > p.deadline_ns) {
-                record_fault(p, epoch, t, FaultCode::kTimeout, p.rank, seen, 0);
+            const u32 abort = polls % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
+            if (abort != 0 || ptx::global_timer_ns() - start > p.deadline_ns) {
+                record_fault(p, epoch, t, abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, p.rank, seen, abort);
                 return false;
-            }
-            if (polls % 4096 == 0) {
-                const u32 abort = ptx::load_relaxed_sys(&p.fault->abort_word);
-                if (abort != 0) {
-                    record_fault(p, epoch, t, FaultCode::kAborted, p.rank, seen, abort);
-                    return false;
-                }
             }
         }
     }

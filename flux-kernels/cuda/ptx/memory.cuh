@@ -30,9 +30,9 @@ __device__ __forceinline__ void store_release_sys(u32* p, u32 v) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-// st.release.gpu
-__device__ __forceinline__ void store_release_gpu(u32* p, u32 v) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+// st.relaxed.gpu
+__device__ __forceinline__ void store_relaxed_gpu(u32* p, u32 v) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 // st.relaxed.sys
@@ -59,6 +59,13 @@ __device__ __forceinline__ void fence_acq_rel_gpu() {
 __device__ __forceinline__ u32 atomic_inc_wrap(u32* p, u32 last) {
     u32 old;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(last) : "memory");
+    return old;
+}
+
+// atom.relaxed.gpu.inc, between fences
+__device__ __forceinline__ u32 atomic_inc_wrap_relaxed(u32* p, u32 last) {
+    u32 old;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(last) : "memory");
     return old;
 }
 
