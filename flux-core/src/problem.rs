@@ -200,7 +200,7 @@ impl Problem {
     pub const fn flop_per_rank(&self) -> u64 {
         2 * self.m as u64 * self.n_local() as u64 * self.k_local() as u64
     }
-    /// The first rank's rows of the global row dimension that belong to `rank`.
+    /// The rows, of all `m`, that belong to `rank`.
     pub const fn shard_rows(&self, rank: Rank) -> std::ops::Range<u32> {
         let r = rank.get() * self.m_shard();
         r..r + self.m_shard()

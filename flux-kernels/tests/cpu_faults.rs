@@ -5,7 +5,7 @@
 mod support;
 
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
-use flux_core::program::{Schedule, TileProgram, sink};
+use flux_core::program::{Schedule, TileProgram, WorkItem, sink};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
@@ -192,7 +192,37 @@ fn a_program_with_an_index_that_does_not_exist_is_refused() {
         }),
         ("await", |p| p.awaits[0].signal = p.signals),
     ];
-    let (program, _) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
+    refuses_all(&SCHEDULE, &mutations);
+}
+
+#[test]
+fn folds_that_store_the_same_rows_are_refused() {
+    // 24 rows of a shard are folded 16 and 8 at a time, in two column blocks.
+    let mutations: [Mutation; 5] = [
+        ("again", |p| {
+            let [first, second] = folds(p);
+            *second = *first;
+        }),
+        ("from the first's last row on", |p| folds(p)[1].row = 15),
+        ("from a row of the first on, to its end", |p| folds(p)[1].row = 8),
+        ("over the second's first row", |p| folds(p)[0].rows = 17),
+        ("around a fold that comes before", |p| {
+            (folds(p)[0].row, folds(p)[0].rows) = (8, 4);
+            (folds(p)[1].row, folds(p)[1].rows) = (0, 24);
+        }),
+    ];
+    refuses_all(&Schedule { stack: true, ..SCHEDULE }, &mutations);
+}
+
+/// The folds of a program's first columns.
+fn folds(program: &mut TileProgram) -> [&mut WorkItem; 2] {
+    let mut folds = program.items.iter_mut().filter(|item| item.sink == sink::FOLD && item.col == 0);
+    [folds.next().unwrap(), folds.next().unwrap()]
+}
+
+/// Fails unless an executor takes the program of this schedule, and refuses each of these changes to it.
+fn refuses_all(schedule: &Schedule, mutations: &[Mutation]) {
+    let (program, _) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, schedule, FIRST);
     Executor::<bf16>::new(program.clone(), NonZeroUsize::MIN).unwrap();
     for (name, mutate) in mutations {
         let mut broken = program.clone();

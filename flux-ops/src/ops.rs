@@ -114,8 +114,8 @@ pub struct AllGatherGemm<T> {
 /// `y[m/W, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n, k/W]))`: each rank gives all rows of its part of the inner
 /// dimension, and gets its rows of the sum.
 ///
-/// The row-parallel Linear layer of a tensor-parallel model. Partial sums travel in the operands' type, are added in fp32 in the order of the
-/// ranks, and the sum is rounded once, so the result is the same bits in every run.
+/// The row-parallel Linear layer of a tensor-parallel model. Partial sums travel in the operands' type and are added in fp32, in an order that owner,
+/// schedule and nodes fix and no timing changes (`docs/architecture.md`), so the result is the same bits in every run.
 ///
 /// A bias `[n]` is added once, to the fp32 sum, by the rank that owns the row: `y[m/W, n] = scatter(sum) + bias[n]`. There is no activation, because
 /// the layers that end in one are column-parallel; what follows a sum in a model is a residual or a norm.
@@ -137,8 +137,8 @@ impl<T: Element> AllGatherGemm<T> {
     /// - `x`: `[m/W, k]`, this rank's rows. `w`: `[n/W, k]`, this rank's columns of the output. `y`: `[m, n/W]`, overwritten. Row strides are
     ///   multiples of 8 elements.
     /// - `stream`: on CUDA, of the communicator's device. The call is put on it and returns: nothing is allocated, the host waits for nothing,
-    ///   and the stream may be in capture. Calls of one communicator run in the order in which they are made, whatever streams they are on.
-    ///   On the host transport the call returns when it is done.
+    ///   and the stream may be in capture where `comm.capabilities().graphs` says so (nvlink). Calls of one communicator run in the order in which they
+    ///   are made, whatever streams they are on. On the host transport the call returns when it is done.
     ///
     /// # Errors
     /// [`CallError`]: bad operands are refused before anything is launched. What goes wrong on the device later is found by [`Self::status`].

@@ -1,7 +1,6 @@
 //! Why a schedule cannot be built.
 
 use super::MAX_ITEMS;
-use crate::problem::MAX_EXTENT;
 use crate::{Nodes, Rank, TileShape, WorldSize};
 
 /// Why [`TileProgram::build`](super::TileProgram::build) refuses a schedule.
@@ -11,16 +10,18 @@ pub enum ScheduleError {
     /// An extent of the schedule is zero.
     #[error("{name} = 0: it must be at least 1")]
     Zero {
-        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_chunks`, `splits` or `raster group`.
+        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_chunks`, `splits`, `shares` or `raster group`.
         name: &'static str,
     },
-    /// An extent of the tile is beyond that of any problem.
-    #[error("{name} = {value} is above the limit {MAX_EXTENT}")]
+    /// An extent of the tile is beyond that of any problem, or there are more workers than [`MAX_SHARES`](super::MAX_SHARES).
+    #[error("{name} = {value} is above the limit {limit}")]
     TooLarge {
-        /// `tile.m`, `tile.n` or `tile.k`.
+        /// `tile.m`, `tile.n`, `tile.k` or `shares`.
         name: &'static str,
         /// What was asked for.
         value: u32,
+        /// The most that there may be.
+        limit: u32,
     },
     /// The rank is none of the problem's.
     #[error("rank {rank} is outside the world of {world} ranks")]

@@ -30,7 +30,7 @@ pub use gemm_rs::Places;
 pub use messages::{Channels, Sending, groups};
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};
-pub use schedule::{Chunk, Schedule};
+pub use schedule::{Chunk, MAX_SHARES, Schedule};
 
 use crate::layout::{self, WorkspaceSize};
 use crate::tile::TileGrid;

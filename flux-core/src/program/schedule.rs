@@ -3,7 +3,7 @@
 //! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, `shares`, and `early` and `stack` for GEMM-ReduceScatter, also
 //! where it is rounded.
 
-use super::{MAX_ITEMS, ScheduleError};
+use super::ScheduleError;
 use crate::problem::MAX_EXTENT;
 use crate::tile::{Raster, TileExtent, TileGrid};
 use crate::{TileShape, WorldSize};
@@ -30,6 +30,9 @@ impl fmt::Display for Chunk {
         }
     }
 }
+
+/// Most [`shares`](Schedule::shares): far more workers than any machine has, and few items beside [`MAX_ITEMS`](super::MAX_ITEMS).
+pub const MAX_SHARES: u32 = 1 << 16;
 
 /// How a problem is cut and ordered. All ranks of a call use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,8 +64,8 @@ pub struct Schedule {
     /// For problems with fewer tiles than there are workers. The parts are added in the order of `k`, in fp32: the same bits in every run, but others
     /// than those of another number of splits.
     pub splits: u32,
-    /// Workers whose last wave is to be a whole one, or 1: the tiles that whole waves leave come first, and are shared by groups of these workers so that all are done
-    /// after the same part of a tile.
+    /// Workers whose last wave is to be a whole one, at most [`MAX_SHARES`], or 1: the tiles that whole waves leave come first, and are shared by groups of these workers so
+    /// that all are done after the same part of a tile.
     ///
     /// Means nothing where that gains nothing, where `splits` share every tile, where tiles span shards, where only some ranks share a node, and where tiles of the
     /// own shard of a GEMM-ReduceScatter, which come last, would have to be shared. As with splits, the bits are others than those of another number.
@@ -108,21 +111,20 @@ impl Schedule {
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
         let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_chunks, splits, shares, stack: _, early: _ } = *self;
-        for (name, value) in [("tile.m", tile.m), ("tile.n", tile.n), ("tile.k", tile.k)] {
+        let limited = [
+            ("tile.m", tile.m, MAX_EXTENT),
+            ("tile.n", tile.n, MAX_EXTENT),
+            ("tile.k", tile.k, MAX_EXTENT),
+            ("shares", shares, MAX_SHARES),
+        ];
+        let unlimited = [("band", band), ("k_chunks", k_chunks), ("splits", splits)].map(|(name, value)| (name, value, u32::MAX));
+        for (name, value, limit) in limited.into_iter().chain(unlimited) {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
             }
-            if value > MAX_EXTENT {
-                return Err(ScheduleError::TooLarge { name, value });
+            if value > limit {
+                return Err(ScheduleError::TooLarge { name, value, limit });
             }
-        }
-        for (name, value) in [("band", band), ("k_chunks", k_chunks), ("splits", splits), ("shares", shares)] {
-            if value == 0 {
-                return Err(ScheduleError::Zero { name });
-            }
-        }
-        if u64::from(shares) > MAX_ITEMS {
-            return Err(ScheduleError::TooLarge { name: "shares", value: shares });
         }
         match (chunk, raster) {
             (Chunk::Tiles(0), _) => Err(ScheduleError::Zero { name: "chunk" }),

@@ -168,6 +168,9 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
 
     assert_eq!(text(0, Schedule { splits: 0, ..good }), "splits = 0: it must be at least 1");
     assert_eq!(text(0, Schedule { k_chunks: 0, ..good }), "k_chunks = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { shares: 0, ..good }), "shares = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { shares: 3_000_000, ..good }), "shares = 3000000 is above the limit 65536");
+    assert!(TileProgram::build(&p, Rank::new(0), &Schedule { shares: MAX_SHARES, ..good }).is_ok());
 
     let deep = Problem::new(OpKind::AllGatherGemm, 1 << 18, 16, 1 << 10, DType::Bf16, p.world()).expect("a valid problem");
     let schedule = Schedule { chunk: Chunk::Tiles(1), k_chunks: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };

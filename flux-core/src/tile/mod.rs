@@ -1,6 +1,6 @@
 //! Tiles of the output.
 //!
-//! Invariant: a tile never crosses a shard's border, so it has one source of rows and one owner.
+//! Invariant: unless tiles are stacked, none crosses a shard's border, so it has one source of rows and one owner.
 
 mod grid;
 mod raster;

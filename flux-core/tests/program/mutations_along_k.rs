@@ -3,7 +3,7 @@
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
 use flux_core::OpKind::{self, AllGatherGemm, GemmReduceScatter};
-use flux_core::program::check::{Violation, verify};
+use flux_core::program::check::{Record, Violation, verify};
 use flux_core::program::{NONE, WorkItem, sink, source};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -225,6 +225,28 @@ proptest! {
         p.awaits.swap(first, second);
         let rank = p.rank;
         assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", peer, .. } if (unguarded, peer) == (rank, rank));
+    }
+
+    #[test]
+    fn parts_that_are_awaited_in_another_order_than_they_are_added(call in split_calls(), rank: Index, item: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let lead = p.items[pick_item(&p.items, item, leads)];
+        prop_assume!(lead.parts > 1);
+        let first = lead.late_first as usize;
+        p.awaits.swap(first, first + 1);
+        let rank = p.rank;
+        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", index, .. } if (unguarded, index) == (rank, lead.part));
+    }
+
+    #[test]
+    fn partial_tiles_of_who_adds_none(call in split_calls(), rank: Index, item: Index, partials in 1..=4_u32) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        // A lender, or a lead that stores or scatters: of a GEMM-ReduceScatter of one rank too.
+        let index = pick_item(&p.items, item, |item| matches!(item.sink, sink::LEND | sink::STORE | sink::SCATTER));
+        (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
+        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only what adds partial results counts them", .. } if wrong == index);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use super::error::ExecuteError;
 use flux_core::program::{NONE, TileProgram, WorkItem, sink, source};
 use flux_core::{OpKind, Problem};
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 
 /// Checks every item against the problem.
 pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {
@@ -14,7 +14,7 @@ pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {
     if [program.tile.m, program.tile.n, program.tile.k].contains(&0) {
         return fault(0, "its tile is empty");
     }
-    let mut stored = HashSet::new();
+    let mut stored = Stored::default();
     for (index, item) in program.items.iter().enumerate() {
         let what = operands(program, item).or_else(|| results(program, item, &mut stored)).or_else(|| signals(program, item));
         if let Some(what) = what {
@@ -22,6 +22,25 @@ pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {
         }
     }
     Ok(())
+}
+
+/// The rows of `y` that are taken, by shard, first column and first row: up to the row that is given. A checked item's columns are a block of the tile's `n`, so those of two are the
+/// same or have none in common; a fold's rows are any.
+#[derive(Default)]
+struct Stored(BTreeMap<(u32, u32, u32), u32>);
+
+impl Stored {
+    /// Takes the item's; `false` if some of them are.
+    fn take(&mut self, item: &WorkItem) -> bool {
+        let (shard, col, end) = (item.out_outer, item.col, item.row + item.rows);
+        // Of those that begin before its end the last, which ends last.
+        let before = self.0.range((shard, col, 0)..(shard, col, end)).next_back();
+        let free = before.is_none_or(|(_, &taken)| taken <= item.row);
+        if free {
+            self.0.insert((shard, col, item.row), end);
+        }
+        free
+    }
 }
 
 /// Whether tiles are scattered and folded.
@@ -77,7 +96,7 @@ fn adds_slots(program: &TileProgram, item: &WorkItem) -> bool {
 }
 
 /// Where its result goes, and what it adds to it.
-fn results(program: &TileProgram, item: &WorkItem, stored: &mut HashSet<(u32, u32, u32)>) -> Option<&'static str> {
+fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Option<&'static str> {
     let (world, peers) = (program.problem.world().get(), program.problem.world().peers());
     let parts = if item.sink == sink::LEND { 1 } else { item.parts };
     if parts > 0 && item.part.checked_add(parts).is_none_or(|end| end > program.part_slots) {
@@ -95,8 +114,7 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut HashSet<(u32, u3
             if item.out_outer >= y_shards {
                 return Some("its rows of y do not exist");
             }
-            let first = stored.insert((item.out_outer, item.row, item.col));
-            (!first).then_some("its tile of y is stored by an earlier item too")
+            (!stored.take(item)).then_some("elements of y that it stores are stored by an earlier item too")
         }
         _ => Some("its sink does not exist"),
     }

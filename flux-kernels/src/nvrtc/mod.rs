@@ -121,8 +121,9 @@ impl std::fmt::Debug for Nvrtc {
 
 impl Nvrtc {
     /// The library of this process, searched for at the first call: the file or folder in `FLUX_NVRTC_LIB` and then nothing else; else
-    /// `FLUX_CUDA_LIB_DIR`, the toolkits in `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda`, the wheels of the virtual environment and of the
-    /// `python3` on the path, the folder of the executable, and where the loader looks.
+    /// `FLUX_CUDA_LIB_DIR`, the toolkits in `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda`, the wheels of the virtual environment (`VIRTUAL_ENV`), the
+    /// libraries and the wheels of the conda environment (`CONDA_PREFIX`), the wheels of the `python3` on the path, the folder of the executable, and
+    /// where the loader looks.
     ///
     /// # Errors
     /// [`NvrtcUnavailable`] says what was tried and what to install.

@@ -18,11 +18,13 @@ pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Opt
     for toolkit in [folder("CUDA_HOME"), folder("CUDA_PATH"), Some(PathBuf::from("/usr/local/cuda"))].into_iter().flatten() {
         folders.extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|lib| toolkit.join(lib)));
     }
-    for prefix in [folder("VIRTUAL_ENV"), folder("CONDA_PREFIX")].into_iter().flatten().chain(python_prefixes(env("PATH").as_deref())) {
-        for site in site_packages(&prefix) {
-            folders.extend(["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"].map(|lib| site.join(lib)));
-        }
+    folders.extend(folder("VIRTUAL_ENV").iter().flat_map(|prefix| wheels(prefix)));
+    if let Some(conda) = folder("CONDA_PREFIX") {
+        // Conda's own packages are no wheels.
+        folders.push(conda.join("lib"));
+        folders.extend(wheels(&conda));
     }
+    folders.extend(python_prefixes(env("PATH").as_deref()).iter().flat_map(|prefix| wheels(prefix)));
     if let Some(beside) = executable.and_then(Path::parent) {
         folders.extend([beside.to_path_buf(), beside.join("lib")]);
     }
@@ -44,17 +46,28 @@ fn python_prefixes(path: Option<&OsStr>) -> Vec<PathBuf> {
     [python, resolved].into_iter().flatten().filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())).collect()
 }
 
+/// Where wheels below a prefix have the library.
+fn wheels(prefix: &Path) -> Vec<PathBuf> {
+    site_packages(prefix).iter().flat_map(|site| ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"].map(|lib| site.join(lib))).collect()
+}
+
 /// The package folders below a prefix, the newest Python first.
 fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     let mut sites = Vec::new();
     for entry in ["lib", "local/lib"].iter().filter_map(|lib| std::fs::read_dir(prefix.join(lib)).ok()).flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("python3") {
-            sites.extend(["site-packages", "dist-packages"].map(|packages| entry.path().join(packages)));
+        if let Some(minor) = python_minor(&entry.file_name().to_string_lossy()) {
+            sites.extend(["site-packages", "dist-packages"].map(|packages| (minor, entry.path().join(packages))));
         }
     }
     sites.sort();
-    sites.reverse();
-    sites
+    sites.into_iter().rev().map(|(_, site)| site).collect()
+}
+
+/// The minor version in the name of a Python 3's folder, as in `python3.13` and `python3.13t`; 0 where it says none.
+fn python_minor(folder: &str) -> Option<u32> {
+    let version = folder.strip_prefix("python3")?;
+    let minor = version.strip_prefix('.').and_then(|minor| minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok());
+    Some(minor.unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -76,15 +89,48 @@ mod tests {
         assert_eq!(inside, NAMES.map(|name| dir.path().join(name)));
     }
 
+    /// An empty file, and its path.
+    fn file(folder: &Path, name: &str) -> PathBuf {
+        std::fs::create_dir_all(folder).unwrap();
+        std::fs::write(folder.join(name), "").unwrap();
+        folder.join(name)
+    }
+
+    /// What is found in `dir`.
+    fn found_in(dir: &Path, found: &[PathBuf]) -> Vec<PathBuf> {
+        found.iter().filter(|p| p.starts_with(dir)).cloned().collect()
+    }
+
+    #[test]
+    fn the_newest_python_comes_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let library = |python: &str| {
+            let folder = dir.path().join("lib").join(python).join("site-packages/nvidia/cu13/lib");
+            file(&folder, "libnvrtc.so.13")
+        };
+        let expected = ["python3.13t", "python3.13", "python3.9", "python3"].map(library);
+        library("python2.7");
+        let found = candidates(env(&[("VIRTUAL_ENV", dir.path())]), None);
+        assert_eq!(found_in(dir.path(), &found), expected);
+    }
+
+    #[test]
+    fn a_conda_environment_has_packages_of_its_own_and_wheels() {
+        let dir = tempfile::tempdir().unwrap();
+        let [venv, conda] = ["venv", "conda"].map(|name| dir.path().join(name));
+        let expected = [
+            file(&venv.join("lib/python3.12/site-packages/nvidia/cu13/lib"), "libnvrtc.so.13"),
+            file(&conda.join("lib"), "libnvrtc.so.12"),
+            file(&conda.join("lib/python3.12/site-packages/nvidia/cu13/lib"), "libnvrtc.so.13"),
+        ];
+        let found = candidates(env(&[("VIRTUAL_ENV", &venv), ("CONDA_PREFIX", &conda)]), None);
+        assert_eq!(found_in(dir.path(), &found), expected);
+    }
+
     #[test]
     fn named_folders_come_before_toolkits_wheels_the_executable_and_the_loader() {
         let dir = tempfile::tempdir().unwrap();
-        let library = |folder: &str, name: &str| {
-            let folder = dir.path().join(folder);
-            std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(folder.join(name), "").unwrap();
-            folder.join(name)
-        };
+        let library = |folder: &str, name: &str| file(&dir.path().join(folder), name);
         let expected = [
             library("named", "libnvrtc.so.12"),
             library("cuda/lib64", "libnvrtc.so.13"),
@@ -97,8 +143,7 @@ mod tests {
         let (named, cuda, venv, path) = (at("named"), at("cuda"), at("venv"), at("usr/bin"));
         let pairs: [(&str, &Path); 4] = [("FLUX_CUDA_LIB_DIR", &named), ("CUDA_HOME", &cuda), ("VIRTUAL_ENV", &venv), ("PATH", &path)];
         let found = candidates(env(&pairs), Some(&at("app/flux")));
-        let ours: Vec<_> = found.iter().filter(|p| p.starts_with(dir.path())).cloned().collect();
-        assert_eq!(ours, expected);
+        assert_eq!(found_in(dir.path(), &found), expected);
         assert_eq!(found[found.len() - 3..], NAMES.map(PathBuf::from));
     }
 }

@@ -35,11 +35,11 @@ pub(crate) struct Hands {
 /// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
-    /// The copy engines for shards of 5 MiB and more, the kernel for smaller ones.
+    /// Shards of 5 MiB and more by copy engines, unless slices of `k` make too many copies or tiles span shards ([`TileProgram::is_for_copy_engines`]); all
+    /// else by the kernel.
     #[default]
     Auto,
-    /// The kernel: a warp of every CTA, two where all tiles wait for the first rows. No launch, stream or copy stands between the call and the first byte, and a graph can
-    /// capture it.
+    /// The kernel: a warp of every CTA, three for what all tiles wait for. No launch, stream or copy stands between the call and the first byte, and a graph can capture it.
     Kernel,
     /// The copy engines, on a stream of the communicator's own. A captured call, and every later one on its communicator, uses the kernel all
     /// the same: where a copy engine would write is then known on the device only.

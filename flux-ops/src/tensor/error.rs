@@ -28,7 +28,7 @@ pub enum TensorError {
         row_stride: usize,
     },
     /// The view is beyond what bulk tensor loads address.
-    #[error("{rows} rows of stride {row_stride} span more than the limit of {MAX_SPAN} elements")]
+    #[error("{rows} rows of stride {row_stride} are not below the limit of {MAX_SPAN} elements")]
     TooLarge {
         /// Rows.
         rows: usize,

@@ -9,7 +9,7 @@ use super::TensorError;
 pub const ROW_MULTIPLE: usize = 8;
 /// Bytes by which the first element's address must be divisible.
 pub const ALIGNMENT: u64 = 16;
-/// Most elements that `rows * row_stride` may come to: 2^40 bytes.
+/// Elements that `rows * row_stride` stays below: 2^40 bytes.
 pub const MAX_SPAN: usize = 1 << 39;
 
 /// Rows, columns and row stride of a row-major matrix, in elements.
@@ -62,7 +62,7 @@ impl Layout {
         if !self.row_stride.is_multiple_of(ROW_MULTIPLE) {
             return Err(TensorError::RowStrideAlignment { row_stride: self.row_stride });
         }
-        if self.rows.saturating_mul(self.row_stride) > MAX_SPAN {
+        if self.rows.saturating_mul(self.row_stride) >= MAX_SPAN {
             return Err(TensorError::TooLarge { rows: self.rows, row_stride: self.row_stride });
         }
         if self.span() > available {

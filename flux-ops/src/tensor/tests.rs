@@ -46,6 +46,14 @@ fn malformed_views_are_refused_with_value_and_limit() {
 }
 
 #[test]
+fn a_layout_spans_less_than_can_be_addressed() {
+    let check = |rows| Layout::dense(rows, 64).check(ALIGNMENT, usize::MAX);
+    assert_eq!(check(MAX_SPAN / 64 - 1), Ok(()));
+    let error = check(MAX_SPAN / 64).unwrap_err();
+    assert_eq!(error.to_string(), "8589934592 rows of stride 64 are not below the limit of 549755813888 elements");
+}
+
+#[test]
 fn a_misaligned_view_is_refused_and_names_its_address() {
     let mut m = memory(256);
     let odd = &mut m[1..];

@@ -1,4 +1,4 @@
-//! Rule: each item multiplies the rows that it stores, and each record is of the form that its operation has.
+//! Rule: each item multiplies the rows that it stores, and each record is of the form that its operation has; all tiles come before all folds.
 
 use super::{Record, Violation};
 use crate::program::{Await, EARLY_GAP, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
@@ -15,6 +15,11 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         if let Some(what) = wrong.or(signal_fields(p, item)).or(await_fields(p, item)).or(part_fields(item)) {
             return fault(Record::Item(index), what);
         }
+    }
+    // A worker of the kernel multiplies no more once it has come to a fold.
+    let first_fold = p.items.iter().position(|item| item.sink == sink::FOLD).unwrap_or(p.items.len());
+    if let Some(behind) = p.items[first_fold..].iter().position(|item| item.sink != sink::FOLD) {
+        return fault(Record::Item(first_fold + behind), "folds come after all tiles");
     }
     for (index, transfer) in p.transfers.iter().enumerate() {
         if let Some(what) = transfer_form(p, p.rank, transfer).or_else(|| own_rows(p, transfer)) {
@@ -132,9 +137,11 @@ fn in_groups(rows: &[Await], group: u32) -> bool {
     if rows.is_empty() { group == 0 } else { group > 0 && rows.chunks(group as usize).all(together) }
 }
 
-/// Who lends and who borrows.
+/// Who adds partial results, and who lends and borrows parts.
 fn part_fields(item: &WorkItem) -> Option<&'static str> {
     match item.sink {
+        // Whatever the sink is, a kernel adds as many as are counted.
+        sink::STORE | sink::LEND | sink::SCATTER if item.partials != 0 => Some("only what adds partial results counts them"),
         sink::LEND | sink::FOLD if item.parts != 0 => Some("only a tile's last item adds parts"),
         sink::LEND => None,
         _ if item.parts == 0 && item.part != NONE => Some("a part slot is named that is not used"),

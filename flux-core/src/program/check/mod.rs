@@ -23,13 +23,14 @@ use super::TileProgram;
 /// Checks the programs of all ranks of one call, given in rank order. What then holds:
 ///
 /// - all are for the same problem, tile and workspace, and no index points outside of it;
-/// - each item multiplies the rows that it stores, and is of the form that the operation has;
+/// - each item multiplies the rows that it stores, and is of the form that the operation has; only what adds partial results counts them, and all tiles
+///   come before all folds;
 /// - each rank computes each element of each shard of its output exactly once, each step along `k` of it once, and folds each element of its own shard
 ///   once where rows are scattered;
 /// - a counter counts the items of one chunk;
 /// - every awaited signal is raised once in a call, by the rank that the await names, and every raised signal is awaited;
 /// - no two writers have a slot, a part slot or an element of a gather place in common;
-/// - each part slot has one lender and one reader, which awaits the lender and adds the parts of its own tile in the order of `k`;
+/// - each part slot has one lender and one reader, which awaits the lenders and adds the parts of its own tile in the order of `k`;
 /// - whatever an item reads of its peers' data was announced by a signal that it awaits, each column of A, and each partial tile
 ///   that is added early, before its step, the others after the multiplication, in the order in which they are added; and so was what a mover passes on;
 /// - what crosses nodes stays on its rail;

@@ -1,5 +1,5 @@
 //! Rule: the items of a tile multiply each step along `k` once, in the order in which their parts are added; each part slot has one lender and one
-//! reader, of the same tile, and the reader awaits the lender.
+//! reader, of the same tile, and the reader awaits the lenders in the order in which it adds their parts.
 
 use super::Violation;
 use crate::program::{TileProgram, WorkItem, sink};
@@ -16,7 +16,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             return split(0);
         }
         let mut step = lead.k_steps;
-        for part in (0..lead.parts).map(|i| lead.part + i) {
+        for (number, part) in (0..lead.parts as usize).zip(lead.part..) {
             if let Some(first) = readers.insert(part, index) {
                 return Err(Violation::PartReadTwice { rank, part, first, second: index });
             }
@@ -31,7 +31,8 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
                 return split(step);
             }
             step += lent.k_steps;
-            if !p.late_awaits_of(lead).iter().any(|entry| entry.signal == lent.raise) {
+            // A kernel takes the entry of a part's number for that part's.
+            if p.late_awaits_of(lead).get(number).is_none_or(|entry| entry.signal != lent.raise) {
                 return Err(Violation::Unguarded { rank, item: index, what: "part slot", index: part, peer: rank });
             }
         }

@@ -1,11 +1,11 @@
-//! Few rows: tiles that span shards.
+//! Few rows: tiles that span shards. Few tiles: several items share each.
 //!
-//! Invariant: such a call is bound by reading `w`; what matters is that all workers do, to the end.
+//! Invariant: such a call is bound by what its workers read; what matters is that all do, to the end.
 
 use super::tiles::{TILES, area, waves};
 use super::{ROW_GROUP, Schedule, WORKERS};
 use crate::tile::{Raster, TileGrid};
-use crate::{Problem, TileShape};
+use crate::{OpKind, Problem, TileShape};
 
 /// Tiles for at most 64 rows, as [`TILES`]: small ones read `x` more often (results/tuning/slim-tiles.txt).
 const THIN: [(TileShape, u64); 5] = [
@@ -24,7 +24,25 @@ const SHARED: u64 = 2000;
 /// Most items that share a tile: a fourth brought nothing.
 const MOST_SPLITS: u64 = 3;
 
+/// Into how many items each of so many tiles may be split while all are one wave, and how long along k each then is by its time.
+fn ways_to_split(problem: &Problem, tiles: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+    let (k, most) = (u64::from(problem.k_local()), (u64::from(WORKERS) / tiles).clamp(1, MOST_SPLITS));
+    (1..=most).map(move |splits| (splits, k / splits + if splits > 1 { SHARED } else { 0 }))
+}
+
 impl Schedule {
+    /// Where the tiles of a GEMM-ReduceScatter with peers are for half of the workers at most, and long along k, two or three items share each: simulated, TP 4 with m = 512,
+    /// n = 1024 and k = 65536 takes 0.053 ms instead of 0.109 (docs/experiments.md). AllGather-GEMM has [other means](Self::in_whole_waves), and in slices of k a part would await
+    /// the last of them.
+    pub(super) fn in_splits(self, problem: &Problem) -> Self {
+        if self.stack || problem.op() == OpKind::AllGatherGemm || problem.world().peers() == 0 {
+            return self;
+        }
+        let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles();
+        let fastest = ways_to_split(problem, tiles).min_by_key(|way| way.1);
+        Self { splits: fastest.map_or(1, |(splits, _)| splits as u32), ..self }
+    }
+
     /// Of the tiles that there are for so many rows, and of the ways to share them, the one whose waves take the least time.
     pub(super) fn stacked(problem: &Problem) -> Self {
         let candidates = match problem.m() {
@@ -34,9 +52,7 @@ impl Schedule {
         };
         let ways = candidates.into_iter().flatten().flat_map(|&(tile, cost)| {
             let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
-            let most = (u64::from(WORKERS) / tiles).clamp(1, MOST_SPLITS);
-            (1..=most).map(move |splits| {
-                let along_k = u64::from(problem.k_local()) / splits + if splits > 1 { SHARED } else { 0 };
+            ways_to_split(problem, tiles).map(move |(splits, along_k)| {
                 let time = u128::from(waves(tiles * splits)) * u128::from(area(tile) * cost) * u128::from(along_k);
                 (time, tile, splits as u32)
             })
@@ -48,7 +64,8 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::chosen;
+    use super::super::Schedule;
+    use super::super::tests::{chosen, simulated_with};
     use crate::OpKind;
 
     /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
@@ -64,6 +81,21 @@ mod tests {
         assert_eq!(chosen(ag, 128, 28672, 8192), (128, 128, 1, true), "112 small ones rather than halves of 56 large ones");
         assert_eq!(chosen(rs, 256, 12288, 49152), (128, 192, 1, true), "one pass over w");
         assert!(!chosen(rs, 512, 12288, 49152).3 && !chosen(rs, 512, 8192, 28672).3 && !chosen(ag, 256, 49152, 12288).3);
+    }
+
+    /// Where tiles are few and long, idle workers cost more than adding parts.
+    #[test]
+    fn few_tiles_of_shards_are_split() {
+        let chosen = |world, m, n, k| chosen(world, OpKind::GemmReduceScatter, m, n, k);
+        assert_eq!(chosen(4, 508, 1024, 65536), (128, 128, 3, true), "32 tiles that span shards");
+        assert_eq!(chosen(4, 512, 1024, 65536), (128, 128, 3, false), "as many of one shard each");
+        assert_eq!(chosen(4, 512, 2048, 65536), (128, 128, 2, false), "64 in halves");
+        assert_eq!(chosen(4, 512, 2056, 65536), (128, 128, 1, false), "68 are more than half of the workers");
+        assert_eq!(chosen(4, 512, 1024, 4 * 2560), (128, 128, 1, false), "40 steps are not long enough");
+        for (world, m, n, k) in [(2, 512, 1024, 32768), (4, 512, 2048, 65536), (8, 1024, 1024, 65536)] {
+            let [split, whole] = simulated_with(world, (m, n, k), [|s| s, |s| Schedule { splits: 1, ..s }]);
+            assert!(split * 10 < whole * 9, "{split:?} instead of {whole:?}");
+        }
     }
 
     /// The same of 8 ranks, one H200 at their shapes (results/tuning/few-rows-tp8.txt, slim-tiles.txt).

@@ -37,8 +37,8 @@ pub(super) const WORKERS: u32 = 128;
 pub(super) const MULTIPROCESSORS: u32 = WORKERS + 4;
 /// Operations of a multiprocessor in a nanosecond: 4096 a cycle at 1.5 GHz, of a card at its power limit.
 pub(super) const OPERATIONS: u64 = 6144;
-/// Waves of a GEMM-ReduceScatter from which on what they leave is shared. With rests, Llama-2 70B at m = 8192, 15.5 waves, takes 1.4 % less to 0.2 more time so, and 0.3 to
-/// 1.5 % more at 4096, 7.8 waves; GPT-3 with 11.6 between 0.4 % less and 0.2 more (results/tuning/rests.txt).
+/// Waves of a GEMM-ReduceScatter with peers from which on what they leave is shared. With rests, Llama-2 70B at m = 8192, 15.5 waves, takes 1.4 % less to 0.2 more time so, and
+/// 0.3 to 1.5 % more at 4096, 7.8 waves; GPT-3 with 11.6 between 0.4 % less and 0.2 more (results/tuning/rests.txt).
 const SHARED_WAVES: u64 = 12;
 
 /// Row blocks of a raster group: their tiles are worked on side by side.
@@ -59,10 +59,11 @@ impl Schedule {
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
     ///   AllGather-GEMM's of a wave of tiles.
     /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the tile that they are added to; where the own tiles are more than a wave.
-    /// - What whole waves leave of the tiles is shared by groups of workers, where that gains time; for GEMM-ReduceScatter from twelve waves on.
+    /// - What whole waves leave of the tiles is shared by groups of workers, where that gains time; for GEMM-ReduceScatter with peers from twelve waves on.
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
     /// - Shards of fewer than 128 rows, and than 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
-    ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time.
+    ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time. They do with more rows too, where a
+    ///   GEMM-ReduceScatter with peers has tiles for half of the workers at most.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};
@@ -74,12 +75,12 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        Self::shard_by_shard(problem).in_whole_waves(problem).in_wider_bands(problem)
+        Self::shard_by_shard(problem).in_splits(problem).in_whole_waves(problem).in_wider_bands(problem)
     }
 
     /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for calls at the card's power limit, and shared they take 1 to 2 % more time back
     /// to back (results/tuning/shares-of-a-wave.txt). Nor where `k` comes in slices: whoever has the last steps of a tile would await the last slice first. Nor for short calls of
-    /// GEMM-ReduceScatter, which end when all workers have added partial tiles, and not only those that are left in the last wave.
+    /// GEMM-ReduceScatter with peers, which end when all workers have added partial tiles, and not only those that are left in the last wave.
     fn in_whole_waves(self, problem: &Problem) -> Self {
         if self.tile == LARGE.0 || self.k_chunks > 1 {
             return self;
@@ -88,7 +89,7 @@ impl Schedule {
         let shared = Self { shares: MULTIPROCESSORS, ..self };
         let gains = match problem.op() {
             OpKind::AllGatherGemm => true,
-            OpKind::GemmReduceScatter => tiles >= SHARED_WAVES * u64::from(MULTIPROCESSORS),
+            OpKind::GemmReduceScatter => problem.world().peers() == 0 || tiles >= SHARED_WAVES * u64::from(MULTIPROCESSORS),
         };
         if gains && shared.shared_first(problem).is_some() { shared } else { self }
     }
@@ -149,7 +150,11 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Machine;
+    use crate::program::TileProgram;
+    use crate::simulate::{Pushes, simulate};
     use crate::{DType, WorldSize};
+    use std::time::Duration;
 
     #[test]
     fn what_whole_waves_leave_is_shared_but_of_the_largest_tiles_and_in_slices() {
@@ -164,6 +169,31 @@ mod tests {
         let wide = |k_chunks| Schedule { k_chunks, ..Schedule::of(TILES[0].0) }.in_whole_waves(&problem(1024)).shares;
         assert_eq!([wide(1), wide(6)], [132, 1], "60 tiles, which await slices");
         assert_eq!(Schedule::staged(&problem(4096)).shares, 1, "chunks that are carried come later");
+    }
+
+    #[test]
+    fn a_rank_without_peers_has_no_partial_tiles_to_wait_for() {
+        let rs = OpKind::GemmReduceScatter;
+        assert_eq!(own(1, rs, 128, 4096, 14336).shares, 132, "32 tiles");
+        assert_eq!(own(2, rs, 256, 4096, 28672).shares, 1, "64, which are added to");
+        let [shared, alone] = simulated_with(1, (128, 4096, 14336), [|s| s, |s| Schedule { shares: 1, ..s }]);
+        assert!(shared * 9 < alone * 5, "{shared:?} instead of {alone:?}");
+    }
+
+    /// What a GEMM-ReduceScatter takes on an H200 by simulation, with each of these changes to its own schedule.
+    pub(super) fn simulated_with<const N: usize>(
+        world: u32,
+        (m, n, k): (usize, usize, usize),
+        changes: [fn(Schedule) -> Schedule; N],
+    ) -> [Duration; N] {
+        let world = WorldSize::new(world).expect("a world size");
+        let problem = Problem::new(OpKind::GemmReduceScatter, m, n, k, DType::Bf16, world).expect("a valid problem");
+        changes.map(|change| {
+            let schedule = change(Schedule::heuristic(&problem));
+            let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
+            let programs: Vec<_> = world.ranks().map(build).collect();
+            simulate(&programs, &Machine::H200, Pushes::AsByDefault).expect("it ends").time
+        })
     }
 
     pub(super) fn own(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> Schedule {
