@@ -277,12 +277,34 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
         let record = w.fault(0);
         assert_eq!((record.state, record.code, record.wait, record.rank, record.peer), (1, fault::TIMEOUT, fault::SIGNAL, 0, 1), "{op}");
         assert_eq!(w.epoch(0), 1, "a failed call does not advance the epoch");
+        // Rank 1 finds all that it awaits, and that its peer has given up: what its peer's streams do by now may have overwritten it.
+        w.enqueue(1);
+        w.synchronize();
+        let record = w.fault(1);
+        assert_eq!((record.state, record.code, record.rank, record.abort), (1, fault::ABORTED, 0, fault::TIMED_OUT), "{op}");
+        assert_eq!(w.epoch(1), 1, "{op}: a call of a rank whose peer has given up is not closed");
         // The context still works: a new world, complete, is right.
         let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
         let seeds = Seeds { x: 5, w: 6 };
         w.prepare(seeds, Fill::SmallInts);
         w.call();
         assert!(w.verify(seeds, Fill::SmallInts).iter().all(VerifyReport::passed), "{op}");
+    }
+}
+
+#[test]
+fn calls_after_a_failed_one_announce_nothing() {
+    let Some(context) = device("calls_after_a_failed_one_announce_nothing") else { return };
+    for (op, stack) in [(OPS[0], false), (OPS[0], true), (OPS[1], false), (OPS[1], true)] {
+        // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave nothing out.
+        let p = problem(op, 8, 256, 256, DType::Bf16, 2);
+        let w = World::new(&context, p, &Schedule { stack, ..schedule(TILES[0], Chunk::Shard) }, Epoch::FIRST);
+        w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
+        w.poison(0);
+        (0..2 * w.workers).for_each(|_| w.enqueue(0));
+        w.synchronize();
+        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, stacked: {stack}: {:?}", w.signals(1));
+        assert_eq!(w.epoch(0), 1, "{op}, stacked: {stack}");
     }
 }
 

@@ -275,6 +275,17 @@ impl World {
         self.ranks[i].y.read(0, y.rows as usize * y.cols as usize)
     }
 
+    /// Leaves rank `i` as after a wait that failed.
+    pub(crate) fn poison(&self, i: usize) {
+        self.ranks[i].control.write(control::POISON, &[1]);
+    }
+
+    /// The words of rank `i`'s signals, of both halves.
+    pub(crate) fn signals(&self, i: usize) -> Vec<u32> {
+        let offsets = (0..self.size.signals).flat_map(|signal| [0, 1].map(|half| layout::signal_offset(signal, half)));
+        offsets.map(|offset| self.pads[i].read(offset, 1)[0]).collect()
+    }
+
     pub(crate) fn epoch(&self, i: usize) -> u32 {
         self.ranks[i].control.read(control::EPOCH, 1)[0]
     }
