@@ -30,8 +30,6 @@ pub(super) struct ProcessControl {
     pub(super) world: WorldSize,
     hosts: Hosts,
     pub(super) shared: Arc<Shared>,
-    /// One question at a time.
-    pub(super) asking: Mutex<()>,
     turn: Mutex<Turn>,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
@@ -60,7 +58,6 @@ impl ProcessControl {
             world,
             hosts,
             shared,
-            asking: Mutex::default(),
             turn: Mutex::default(),
             said_goodbye: AtomicBool::new(false),
             monitor: Some(monitor),
