@@ -6,7 +6,7 @@ mod bootstrap_common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use bootstrap_common::network::{Site, told};
 use bootstrap_common::process::{command, role, succeed};
 use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, private};
 use flux_transport::bootstrap::{BootstrapError, Environment, join};
-use flux_transport::{World, WorldError};
+use flux_transport::{Communicator, Options, Rebuild, Select, World, WorldError};
 use rustix::process::{Resource, Rlimit};
 
 /// The entry of the processes that the tests start; without a role, a test of nothing but that.
@@ -29,6 +29,7 @@ fn as_the_role_says() {
             rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
             World::from_env()
         }
+        _ if role == "rebuilds" => return rebuilds(&World::from_env().unwrap()),
         _ => World::from_env(),
     };
     match world {
@@ -39,6 +40,29 @@ fn as_the_role_says() {
         Err(WorldError::Bootstrap(error)) => println!("failed: {error}"),
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Rebuilds twice: rank 0 has no descriptors for it the first time.
+fn rebuilds(world: &World) {
+    let comm = Communicator::connect_blocking(world, Options { deadline: Duration::from_secs(20), ..Select::Host.into() }).unwrap();
+    let leads = world.rank().get() == 0;
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    if leads {
+        // All below the first that is free are taken: one is left.
+        let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64;
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(free + 1), maximum: before.maximum }).unwrap();
+    }
+    let began = Instant::now();
+    let refused = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err().to_string();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let expected = if leads { "regrouping: Too many open files" } else { "rank 0 could not connect the ranks that are left: Too many open files" };
+    assert!(refused.starts_with(expected), "{refused}");
+    if leads {
+        rustix::process::setrlimit(Resource::Nofile, before).unwrap();
+    }
+    let again = comm.rebuild_blocking(Rebuild::Survivors).unwrap();
+    assert_eq!((again.world_size(), again.rank()), (world.size(), world.rank()), "nobody was given up");
+    again.barrier().unwrap();
 }
 
 /// What the processes said last, by rank.
@@ -298,6 +322,18 @@ fn too_few_descriptors_for_the_ranks_are_said_to_all_of_them() {
         assert_empty(directory.path());
         assert_empty(site.directory.path());
     }
+}
+
+#[test]
+fn a_rank_that_cannot_connect_those_that_are_left_says_so_and_is_not_given_up() {
+    let directory = private();
+    let start = |rank: u32| {
+        let set = [("FLUX_RANK", rank.to_string()), ("FLUX_WORLD_SIZE", "3".to_owned()), ("FLUX_LOCAL_RANK", rank.to_string())];
+        let mut set: Vec<_> = set.map(|(name, value)| (name, value.into())).into();
+        set.push(("FLUX_RENDEZVOUS", directory.path().into()));
+        command("rebuilds", directory.path(), &set).spawn().unwrap()
+    };
+    succeed((0..3).map(start).collect());
 }
 
 fn torchrun(rank: u32, runtime: &Path) -> Vec<(&'static str, std::ffi::OsString)> {

@@ -50,7 +50,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank. A [`ControlError::Timeout`] names ranks that did not come; they
-    /// are given up then, and rebuilding once more goes on without them.
+    /// are given up then, and rebuilding once more goes on without them. A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding
+    /// tried once more.
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         let comm = self.clone();
         apart(self.rank(), move || comm.rebuild_blocking(how)).await

@@ -106,7 +106,7 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// messages and steps have nothing to do with the new one's.
     ///
     /// # Errors
-    /// [`ControlError::Timeout`] names the ranks that did not ask.
+    /// [`ControlError::Timeout`] names the ranks that did not ask, [`ControlError::Leader`] the one that could not make the group.
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError>;
 }
 
@@ -148,6 +148,14 @@ pub enum ControlError {
         rank: Rank,
         /// The first that is on another host.
         peer: Rank,
+    },
+    /// The rank that was to connect the ranks that are left could not, for a reason of its own; it is not late.
+    #[error("rank {rank} could not connect the ranks that are left: {source}")]
+    Leader {
+        /// The lowest that is left.
+        rank: Rank,
+        /// What the operating system said to it.
+        source: std::io::Error,
     },
     /// The operating system refused something.
     #[error("{step}: {source}")]
