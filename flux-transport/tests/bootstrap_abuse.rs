@@ -365,7 +365,7 @@ fn a_directory_where_nothing_can_be_made_is_named() {
 fn a_full_directory_is_named() {
     // A file system of one inode, in a mount namespace of the process's own.
     let directory = private();
-    let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$XDG_RUNTIME_DIR\" || exit 77; exec \"$@\"";
+    let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$XDG_RUNTIME_DIR\" || exit 77; echo mounted; exec \"$@\"";
     let rank = command("free", directory.path(), &torchrun(0, directory.path()));
     let mut inside = Command::new("unshare");
     inside.args(["--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(rank.get_program()).args(rank.get_args());
@@ -377,11 +377,12 @@ fn a_full_directory_is_named() {
         }
     }
     let child = inside.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let end = child.and_then(Child::wait_with_output);
-    let Some(end) = end.ok().filter(|end| end.status.success()) else {
+    let end = child.and_then(Child::wait_with_output).ok().filter(|end| end.stdout.starts_with(b"mounted\n"));
+    let Some(end) = end else {
         println!("left out: this system gives no mount namespace to tests");
         return;
     };
+    assert!(end.status.success(), "{}", String::from_utf8_lossy(&end.stderr));
     let said = String::from_utf8_lossy(&end.stdout);
     assert!(said.contains("cannot be made: No space left on device"), "{said}");
 }
