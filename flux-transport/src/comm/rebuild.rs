@@ -8,7 +8,7 @@ use super::{Communicator, ConnectError};
 use crate::bootstrap::{self, START};
 use crate::control::{ControlPlane, ranks_of};
 use crate::fault::reason;
-use crate::{ControlError, Fault, World};
+use crate::{ControlError, World};
 use flux_core::Rank;
 use std::sync::Arc;
 use std::time::Instant;
@@ -85,11 +85,7 @@ impl Communicator {
 
     fn survivors(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
         let health = &self.inner.health;
-        if health.is_given_up() {
-            let by = match health.status() {
-                Err(Fault::Aborted { rank, .. }) => rank,
-                _ => self.rank(),
-            };
+        if let Some(by) = health.given_up_by() {
             return Err(ConnectError::GivenUp { by });
         }
         let without: Vec<Rank> = ranks_of(health.given_up()).collect();
