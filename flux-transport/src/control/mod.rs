@@ -56,7 +56,8 @@ pub type Watcher = dyn Fn(Notice) + Send + Sync;
 
 /// One rank's end of the control plane.
 ///
-/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose the rank.
+/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose the rank. A process that has forked without exec dies, as they see
+/// it, with the last of its children: these hold copies of its connections.
 pub trait ControlPlane: Send + Sync + Debug {
     /// This end's rank.
     fn rank(&self) -> Rank;
