@@ -49,13 +49,14 @@ fn rebuilds(world: &World) {
     let before = rustix::process::getrlimit(Resource::Nofile);
     if leads {
         // All below the first that is free are taken: one is left.
-        let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64;
-        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(free + 1), maximum: before.maximum }).unwrap();
+        let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd().cast_unsigned();
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(u64::from(free) + 1), maximum: before.maximum }).unwrap();
     }
     let began = Instant::now();
     let refused = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err().to_string();
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    let expected = if leads { "regrouping: Too many open files" } else { "rank 0 could not connect the ranks that are left: Too many open files" };
+    let expected =
+        if leads { "regrouping: Too many open files" } else { "rank 0 could not connect the ranks that are left: Too many open files" };
     assert!(refused.starts_with(expected), "{refused}");
     if leads {
         rustix::process::setrlimit(Resource::Nofile, before).unwrap();

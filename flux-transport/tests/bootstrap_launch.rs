@@ -147,8 +147,12 @@ fn waits() {
     // A signal that asks for a core is to leave none.
     rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
     // It hears none of the signals: the end of its rank has to be its end.
-    let mut child =
-        Command::new("sh").args(["-c", "trap '' INT TERM QUIT HUP; exec sleep 60"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = Command::new("sh")
+        .args(["-c", "trap '' INT TERM QUIT HUP; exec sleep 60"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     note(&format!("pids-{}", world.rank()), &format!("{} {}", std::process::id(), child.id()));
     child.wait().unwrap();
 }

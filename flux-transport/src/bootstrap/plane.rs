@@ -54,14 +54,7 @@ impl ProcessControl {
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
             .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
-        Ok(Self {
-            world,
-            hosts,
-            shared,
-            turn: Mutex::default(),
-            said_goodbye: AtomicBool::new(false),
-            monitor: Some(monitor),
-        })
+        Ok(Self { world, hosts, shared, turn: Mutex::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
     }
 
     /// This rank's fault.
