@@ -41,6 +41,7 @@ pub mod probe;
 pub mod route;
 pub mod topology;
 mod transport;
+mod unblock;
 mod world;
 
 pub use comm::{Call, CallRecord, CallState, Communicator, ConnectError, Doing, Failure, Label, RankReport, Rebuild};

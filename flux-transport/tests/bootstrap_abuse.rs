@@ -6,7 +6,7 @@ mod bootstrap_common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use bootstrap_common::network::{Site, told};
 use bootstrap_common::process::{command, role, succeed};
 use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, private};
 use flux_transport::bootstrap::{BootstrapError, Environment, join};
-use flux_transport::{World, WorldError};
+use flux_transport::{Communicator, Options, Rebuild, Select, World, WorldError};
 use rustix::process::{Resource, Rlimit};
 
 /// The entry of the processes that the tests start; without a role, a test of nothing but that.
@@ -29,6 +29,7 @@ fn as_the_role_says() {
             rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
             World::from_env()
         }
+        _ if role == "rebuilds" => return rebuilds(&World::from_env().unwrap()),
         _ => World::from_env(),
     };
     match world {
@@ -39,6 +40,30 @@ fn as_the_role_says() {
         Err(WorldError::Bootstrap(error)) => println!("failed: {error}"),
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Rebuilds twice: rank 0 has no descriptors for it the first time.
+fn rebuilds(world: &World) {
+    let comm = Communicator::connect_blocking(world, Options { deadline: Duration::from_secs(20), ..Select::Host.into() }).unwrap();
+    let leads = world.rank().get() == 0;
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    if leads {
+        // All below the first that is free are taken: one is left.
+        let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd().cast_unsigned();
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(u64::from(free) + 1), maximum: before.maximum }).unwrap();
+    }
+    let began = Instant::now();
+    let refused = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err().to_string();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let expected =
+        if leads { "regrouping: Too many open files" } else { "rank 0 could not connect the ranks that are left: Too many open files" };
+    assert!(refused.starts_with(expected), "{refused}");
+    if leads {
+        rustix::process::setrlimit(Resource::Nofile, before).unwrap();
+    }
+    let again = comm.rebuild_blocking(Rebuild::Survivors).unwrap();
+    assert_eq!((again.world_size(), again.rank()), (world.size(), world.rank()), "nobody was given up");
+    again.barrier().unwrap();
 }
 
 /// What the processes said last, by rank.
@@ -300,6 +325,18 @@ fn too_few_descriptors_for_the_ranks_are_said_to_all_of_them() {
     }
 }
 
+#[test]
+fn a_rank_that_cannot_connect_those_that_are_left_says_so_and_is_not_given_up() {
+    let directory = private();
+    let start = |rank: u32| {
+        let set = [("FLUX_RANK", rank.to_string()), ("FLUX_WORLD_SIZE", "3".to_owned()), ("FLUX_LOCAL_RANK", rank.to_string())];
+        let mut set: Vec<_> = set.map(|(name, value)| (name, value.into())).into();
+        set.push(("FLUX_RENDEZVOUS", directory.path().into()));
+        command("rebuilds", directory.path(), &set).spawn().unwrap()
+    };
+    succeed((0..3).map(start).collect());
+}
+
 fn torchrun(rank: u32, runtime: &Path) -> Vec<(&'static str, std::ffi::OsString)> {
     let set = [
         ("RANK", rank.to_string()),
@@ -329,7 +366,7 @@ fn a_directory_where_nothing_can_be_made_is_named() {
 fn a_full_directory_is_named() {
     // A file system of one inode, in a mount namespace of the process's own.
     let directory = private();
-    let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$XDG_RUNTIME_DIR\" || exit 77; exec \"$@\"";
+    let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$XDG_RUNTIME_DIR\" || exit 77; echo mounted; exec \"$@\"";
     let rank = command("free", directory.path(), &torchrun(0, directory.path()));
     let mut inside = Command::new("unshare");
     inside.args(["--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(rank.get_program()).args(rank.get_args());
@@ -341,11 +378,12 @@ fn a_full_directory_is_named() {
         }
     }
     let child = inside.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let end = child.and_then(Child::wait_with_output);
-    let Some(end) = end.ok().filter(|end| end.status.success()) else {
+    let end = child.and_then(Child::wait_with_output).ok().filter(|end| end.stdout.starts_with(b"mounted\n"));
+    let Some(end) = end else {
         println!("left out: this system gives no mount namespace to tests");
         return;
     };
+    assert!(end.status.success(), "{}", String::from_utf8_lossy(&end.stderr));
     let said = String::from_utf8_lossy(&end.stdout);
     assert!(said.contains("cannot be made: No space left on device"), "{said}");
 }

@@ -21,7 +21,7 @@ use flux_transport::control::Notice;
 use flux_transport::launch::{LaunchError, Launcher, exit_code};
 use flux_transport::{ControlError, Launch, World, WorldError};
 use processes::{gone_within, runs};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 const ROLE: &str = "FLUX_TEST_ROLE";
 /// Where a process notes what the test asks for, a file each.
@@ -38,6 +38,9 @@ fn as_the_role_says() {
         "waits" => waits(),
         "launches" => launches(&rank_launcher("waits", 3, &notes())),
         "launches the deaf" => launches(&shell(2, "trap '' TERM; echo > $FLUX_TEST_NOTES/$FLUX_RANK; while true; do sleep 0.01; done")),
+        "launches a while" => {
+            launches(&shell(1, "echo > $FLUX_TEST_NOTES/$FLUX_RANK; while [ ! -e $FLUX_TEST_NOTES/go ]; do sleep 0.01; done; exit 5"));
+        }
         "meets nobody" => note("error", &format!("{:?}", World::from_env().unwrap_err())),
         role => panic!("no such role: {role}"),
     }
@@ -141,9 +144,15 @@ fn sees_a_death() {
 /// A rank with a child of its own, for ever.
 fn waits() {
     let world = World::from_env().unwrap();
-    // It hears neither signal: the end of its rank has to be its end.
-    let mut child =
-        Command::new("sh").args(["-c", "trap '' INT TERM; exec sleep 60"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // A signal that asks for a core is to leave none.
+    rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
+    // It hears none of the signals: the end of its rank has to be its end.
+    let mut child = Command::new("sh")
+        .args(["-c", "trap '' INT TERM QUIT HUP; exec sleep 60"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     note(&format!("pids-{}", world.rank()), &format!("{} {}", std::process::id(), child.id()));
     child.wait().unwrap();
 }
@@ -270,6 +279,15 @@ fn the_first_failure_is_the_launchs_and_ends_the_others() {
 }
 
 #[test]
+fn what_a_rank_has_started_ends_with_it_though_all_went_well() {
+    let notes = private();
+    let status = shell(2, "sleep 60 & echo $! > $FLUX_TEST_NOTES/$FLUX_RANK").env(NOTES, notes.path()).run().unwrap();
+    assert!(status.success(), "{status}");
+    let theirs = [0, 1].map(|rank| noted(notes.path(), &rank.to_string()).trim_end().parse().unwrap());
+    assert!(gone_within(&theirs, Duration::from_secs(1)), "{theirs:?}");
+}
+
+#[test]
 fn ranks_that_do_not_listen_are_killed_after_the_grace_time() {
     let began = Instant::now();
     let grace = Duration::from_millis(300);
@@ -282,12 +300,14 @@ fn ranks_that_do_not_listen_are_killed_after_the_grace_time() {
 #[test]
 fn ranks_have_their_variables_no_input_and_a_private_directory() {
     let notes = private();
-    let script = "read -r line && exit 9; echo $FLUX_RANK $FLUX_LOCAL_RANK $FLUX_WORLD_SIZE $(stat -c %a $FLUX_RENDEZVOUS) $1 \
+    let script = "read -r line && exit 9; echo $FLUX_RANK $FLUX_LOCAL_RANK $FLUX_WORLD_SIZE $(stat -c %a $FLUX_RENDEZVOUS) ${FLUX_LAUNCHER-none} $1 \
                   > $FLUX_TEST_NOTES/$FLUX_RANK; echo $FLUX_RENDEZVOUS > $FLUX_TEST_NOTES/directory-$FLUX_RANK";
-    let status = shell(2, script).args(["sh", "argument"]).env(NOTES, notes.path()).run().unwrap();
+    // A launcher's name that came from outside says nothing of the variables of this one.
+    let launcher = shell(2, script).args(["sh", "argument"]).env(NOTES, notes.path()).env("FLUX_LAUNCHER", "torchrun");
+    let status = launcher.run().unwrap();
     assert!(status.success(), "{status}");
     for rank in 0..2 {
-        assert_eq!(noted(notes.path(), &rank.to_string()), format!("{rank} {rank} 2 700 argument\n"));
+        assert_eq!(noted(notes.path(), &rank.to_string()), format!("{rank} {rank} 2 700 none argument\n"));
         let directory = noted(notes.path(), &format!("directory-{rank}"));
         assert_eq!(directory, noted(notes.path(), "directory-0"));
         assert!(!Path::new(directory.trim_end()).exists());
@@ -312,7 +332,7 @@ fn launch_waiting(notes: &Path) -> (Child, Vec<i32>, Vec<i32>) {
 
 #[test]
 fn a_signal_to_the_launcher_ends_ranks_and_what_they_started() {
-    for (signal, code) in [(Signal::TERM, 128 + 15), (Signal::INT, 128 + 2)] {
+    for (signal, code) in [(Signal::TERM, 128 + 15), (Signal::INT, 128 + 2), (Signal::HUP, 128 + 1), (Signal::QUIT, 128 + 3)] {
         let notes = private();
         let (mut launcher, ranks, theirs) = launch_waiting(notes.path());
         rustix::process::kill_process(Pid::from_child(&launcher), signal).unwrap();
@@ -339,6 +359,20 @@ fn a_second_signal_to_the_launcher_kills_at_once() {
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     assert_eq!(launcher.wait().unwrap().code(), Some(128 + 9));
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_launcher_that_ignores_the_end_of_its_terminal_still_does() {
+    let notes = private();
+    let mut launcher = Command::new("nohup");
+    launcher.arg(std::env::current_exe().unwrap()).args(["--exact", "as_the_role_says", "--nocapture"]);
+    launcher.env(ROLE, "launches a while").env(NOTES, notes.path()).env("XDG_RUNTIME_DIR", notes.path());
+    let mut launcher = launcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    noted(notes.path(), "0");
+    rustix::process::kill_process(Pid::from_child(&launcher), Signal::HUP).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    std::fs::write(notes.path().join("go"), "").unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(5), "the ranks' own end is the launch's");
 }
 
 #[test]

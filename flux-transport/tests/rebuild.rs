@@ -5,7 +5,8 @@
 mod common;
 
 use common::{Words, each_rank, options};
-use flux_core::layout::WorkspaceSize;
+use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_transport::control::GaveUp;
 use flux_transport::{Communicator, ConnectError, Doing, Fault, Label, Options, Rebuild, Stream, TransportError, World};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Barrier;
@@ -88,6 +89,27 @@ fn a_late_rank_is_named_by_all_fails_itself_and_is_left_out() {
         let new = old.rebuild_blocking(Rebuild::Survivors).unwrap();
         assert_eq!(new.world_size().get(), 3);
         (0..10).for_each(|_| call(&new).unwrap());
+    });
+}
+
+#[test]
+fn a_rank_that_failed_by_itself_before_hears_who_gave_it_up() {
+    let both = Barrier::new(2);
+    each_rank(2, |world| {
+        let old = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
+        if world.rank().get() == 1 {
+            old.abort(7);
+        }
+        both.wait();
+        if world.rank().get() == 0 {
+            world.control().give_up(&GaveUp { communicator: 0, late: 1 << 1, record: FaultRecord::default() });
+        }
+        both.wait();
+        if world.rank().get() == 1 {
+            assert!(matches!(old.status(), Err(Fault::Aborted { rank, .. }) if rank.get() == 1), "the first fault is its own");
+            let refused = old.rebuild_blocking(Rebuild::Survivors).unwrap_err();
+            assert!(matches!(refused, ConnectError::GivenUp { by } if by.get() == 0), "{refused}");
+        }
     });
 }
 

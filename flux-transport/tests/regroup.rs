@@ -112,6 +112,35 @@ fn every_rank_answers_for_its_communicators_whatever_it_does() {
 }
 
 #[test]
+fn questions_at_the_same_time_have_their_own_answers_and_their_own_time() {
+    const PATIENCE: Duration = Duration::from_millis(300);
+    for planes in groups(3) {
+        let answerers: Vec<Arc<Answerer>> = planes
+            .iter()
+            .map(|plane| {
+                let rank = plane.rank().get();
+                // Rank 2 is silent, so every question lasts until its deadline.
+                let answer: Arc<Answerer> = Arc::new(move |number| (rank != 2).then(|| vec![rank as u8, number as u8]));
+                plane.answer_with(Arc::downgrade(&answer));
+                answer
+            })
+            .collect();
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for number in 0..8_u8 {
+                let plane = &planes[0];
+                scope.spawn(move || {
+                    let answers = plane.ask(number.into(), Instant::now() + PATIENCE);
+                    assert_eq!(answers, [Answer::Said(vec![0, number]), Answer::Said(vec![1, number]), Answer::Silent]);
+                });
+            }
+        });
+        assert!(start.elapsed() < 2 * PATIENCE, "{:?}", start.elapsed());
+        drop(answerers);
+    }
+}
+
+#[test]
 fn what_was_said_before_is_heard_when_a_rank_has_settled() {
     for planes in groups(2) {
         for round in 0..100 {

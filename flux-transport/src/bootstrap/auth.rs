@@ -164,7 +164,7 @@ fn mac(secret: &Secret, role: Role, challenge: &Challenge, nonce: &[u8; NONCE_BY
 }
 
 /// Bytes that nobody can guess.
-pub(super) fn random<const N: usize>() -> Result<[u8; N], Errno> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], Errno> {
     let mut bytes = [0; N];
     let mut have = 0;
     while have < N {

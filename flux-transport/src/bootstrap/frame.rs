@@ -35,10 +35,12 @@ pub(super) enum Kind {
     Welcome,
     /// There is no new group yet: the ranks (bits) that did not ask for one.
     Dismissed,
+    /// There is no new group: the sender was to make it and could not; the body is the system's error.
+    Unable,
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Exchange,
         Self::Descriptors,
         Self::Barrier,
@@ -50,6 +52,7 @@ impl Kind {
         Self::Join,
         Self::Welcome,
         Self::Dismissed,
+        Self::Unable,
     ];
 
     /// As a message names the step.
@@ -66,6 +69,7 @@ impl Kind {
             Self::Join => "joining",
             Self::Welcome => "welcome",
             Self::Dismissed => "dismissal",
+            Self::Unable => "inability",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Questions between ranks that are processes: what the others do, and whether all that they have said was heard.
 //!
 //! Invariant: the monitor answers, so a rank answers whatever its other threads do. An answer counts for the question whose number it bears, so a late
-//! one is never taken for that of a later question.
+//! one is never taken for that of a later question, and questions of several communicators stand side by side: none waits for another.
 
 use std::sync::{PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use flux_core::Rank;
 
 use super::frame::{Header, Kind};
-use super::monitor::{End, Shared};
+use super::monitor::{End, Inbox, Shared};
 use super::plane::ProcessControl;
 use super::socket;
 use crate::control::{Answer, Answerer};
@@ -23,18 +23,48 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// Most peers that are looked at for what they have sent.
 const MAX_POLLED: usize = flux_core::rank::MAX_WORLD;
 
-/// Who answers here, and the answers to this rank's own question.
+/// Who answers here, and this rank's own questions that stand.
 #[derive(Default)]
 pub(super) struct Inquiry {
     answerers: Vec<Weak<Answerer>>,
+    /// Of the last question.
+    number: u32,
+    standing: Vec<Question>,
+}
+
+/// A question that somebody here waits for, and what has been answered.
+struct Question {
     number: u32,
     answers: Vec<(Rank, Vec<u8>)>,
+}
+
+impl Question {
+    fn answered_by(&self, rank: Rank) -> bool {
+        self.answers.iter().any(|(answered, _)| *answered == rank)
+    }
 }
 
 impl Inquiry {
     pub(super) fn answer_with(&mut self, answerer: Weak<Answerer>) {
         self.answerers.retain(|answerer| answerer.strong_count() > 0);
         self.answerers.push(answerer);
+    }
+
+    /// Opens a question, and returns its number.
+    fn open(&mut self) -> u32 {
+        self.number = self.number.wrapping_add(1);
+        self.standing.push(Question { number: self.number, answers: Vec::new() });
+        self.number
+    }
+
+    fn question(&mut self, number: u32) -> Option<&mut Question> {
+        self.standing.iter_mut().find(|question| question.number == number)
+    }
+
+    /// Closes a question: its answers.
+    fn close(&mut self, number: u32) -> Vec<(Rank, Vec<u8>)> {
+        let at = self.standing.iter().position(|question| question.number == number);
+        at.map(|at| self.standing.swap_remove(at).answers).unwrap_or_default()
     }
 }
 
@@ -59,13 +89,12 @@ impl Shared {
         }
     }
 
-    /// Keeps an answer to the question that stands.
+    /// Keeps an answer to a question that stands.
     pub(super) fn note_answer(&self, rank: Rank, answer: &[u8]) {
         let Some((number, words)) = answer.split_first_chunk::<4>() else { return };
         let mut inbox = self.inbox();
-        let answered = inbox.inquiry.answers.iter().any(|(answered, _)| *answered == rank);
-        if u32::from_le_bytes(*number) == inbox.inquiry.number && !answered {
-            inbox.inquiry.answers.push((rank, words.to_vec()));
+        if let Some(question) = inbox.inquiry.question(u32::from_le_bytes(*number)).filter(|question| !question.answered_by(rank)) {
+            question.answers.push((rank, words.to_vec()));
             self.changed.notify_all();
         }
     }
@@ -102,27 +131,23 @@ impl Shared {
 impl ProcessControl {
     /// Asks every peer, and waits for the answers of those that can be.
     pub(super) fn question(&self, communicator: u32, deadline: Instant) -> Vec<Answer> {
-        let _one = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut inbox = self.shared.inbox();
-        inbox.inquiry.number = inbox.inquiry.number.wrapping_add(1);
-        inbox.inquiry.answers.clear();
-        let number = inbox.inquiry.number;
-        let own: Vec<_> = inbox.inquiry.answerers.iter().filter_map(Weak::upgrade).collect();
-        drop(inbox);
+        let answerers: Vec<_> = self.shared.inbox().inquiry.answerers.iter().filter_map(Weak::upgrade).collect();
+        let own = answerers.iter().find_map(|answerer| answerer(communicator)).map_or(Answer::Silent, Answer::Said);
+        let number = self.shared.inbox().inquiry.open();
         self.part(Kind::Ask, &[number.to_le_bytes(), communicator.to_le_bytes()].concat());
-        let own = own.iter().find_map(|answerer| answerer(communicator)).map_or(Answer::Silent, Answer::Said);
         let mut inbox = self.shared.inbox();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let outstanding = self.shared.peers().any(|(rank, _)| {
-                inbox.peers[rank.index()].end.is_none() && !inbox.inquiry.answers.iter().any(|(answered, _)| *answered == rank)
+            let Inbox { peers, inquiry, .. } = &mut *inbox;
+            let outstanding = inquiry.question(number).is_some_and(|question| {
+                self.shared.peers().any(|(rank, _)| peers[rank.index()].end.is_none() && !question.answered_by(rank))
             });
             if !outstanding || left.is_zero() {
                 break;
             }
             inbox = self.shared.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let mut answers = std::mem::take(&mut inbox.inquiry.answers);
+        let mut answers = inbox.inquiry.close(number);
         let ends = &inbox.peers;
         let answer = |rank: Rank| match answers.iter().position(|(answered, _)| *answered == rank) {
             _ if rank == self.shared.rank => own.clone(),

@@ -61,7 +61,7 @@ pub(super) fn gather<L: AsFd>(party: Party, door: Door<L>, deadline: Instant) ->
             return Ok(lobby.members);
         }
         if lobby.verdict.is_none() && Instant::now() >= deadline {
-            lobby.give_up();
+            lobby.give_up(&[]);
         }
         if let Some(refusal) = lobby.verdict {
             end = end.min(Instant::now() + LINGER);
@@ -123,28 +123,31 @@ impl<L: AsFd> Lobby<L> {
     /// its end was noticed otherwise.
     fn sweep(&mut self) {
         let before = self.members.len();
-        let mut impatient = false;
+        let mut impatient = Vec::new();
         self.members.retain(|member| {
             let mut buffer = [0; GIVING_UP.len()];
             match member.link.receive(&mut buffer) {
                 Ok(Received::Nothing) => true,
                 Ok(Received::Message(_)) if buffer == GIVING_UP => {
-                    impatient = true;
+                    impatient.push(member.rank);
                     true
                 }
                 // It died, or it is no rank of ours: they have nothing else to say.
                 _ => false,
             }
         });
-        if impatient {
-            self.give_up();
+        if !impatient.is_empty() {
+            self.give_up(&impatient);
         } else if self.members.len() != before {
             self.tell_missing();
         }
     }
 
-    fn give_up(&mut self) {
-        self.refuse(Refusal::Missing { ranks: self.missing(), denied: self.door.denied() });
+    /// Names the ranks that have not come. Where the last has come meanwhile, those that did not wait for it are the ones that are not there.
+    fn give_up(&mut self, impatient: &[Rank]) {
+        let missing = self.missing();
+        let ranks = if missing == 0 { mask(impatient) } else { missing };
+        self.refuse(Refusal::Missing { ranks, denied: self.door.denied() });
     }
 
     fn judge(&mut self, guest: Guest) {
@@ -222,5 +225,43 @@ impl<L: AsFd> Lobby<L> {
 fn answer(link: &Link, reply: Reply) {
     if let Err(error) = link.send(&[&reply.encode()], &[], Instant::now() + ANSWER) {
         tracing::debug!(%error, "a rank did not hear its answer");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gave_up_just_before_the_last_rank_came_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = socket::listen(&path).unwrap();
+        let world = WorldSize::new(3).unwrap();
+        let hello = |rank| Hello::of(Rank::new(rank), world, 7);
+        // All that they say is there before the leader looks: rank 1 has no more time, and rank 2 has come since.
+        let comes = |rank: u32, gives_up: bool| {
+            let link = Link::Unix(socket::connect(&path).unwrap());
+            link.send(&[&hello(rank).encode()], &[], Instant::now()).unwrap();
+            if gives_up {
+                link.send(&[&GIVING_UP], &[], Instant::now()).unwrap();
+            }
+            link
+        };
+        let _links = [comes(1, true), comes(2, false)];
+        let mut lobby = Lobby {
+            party: Party { own: hello(0), world, group: world.ranks().collect(), more: 0 },
+            door: Door::unix(listener),
+            members: Vec::new(),
+            verdict: None,
+            told: 0,
+        };
+        // Rank 2 first, so that rank 1 is the last to be let in, and is heard after that.
+        for guest in lobby.door.admit(&mut [true].into_iter()).unwrap().into_iter().rev() {
+            lobby.judge(guest);
+        }
+        assert!(lobby.verdict.is_none() && lobby.missing() == 0);
+        lobby.sweep();
+        assert_eq!(lobby.verdict, Some(Refusal::Missing { ranks: 1 << 1, denied: 0 }));
     }
 }

@@ -46,6 +46,7 @@ mod unix;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(crate) use auth::random;
 pub(crate) use environment::runtime_directory;
 pub use environment::{
     Address, Environment, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE, HostPlace, NetworkPlace, Place,

@@ -30,8 +30,6 @@ pub(super) struct ProcessControl {
     pub(super) world: WorldSize,
     hosts: Hosts,
     pub(super) shared: Arc<Shared>,
-    /// One question at a time.
-    pub(super) asking: Mutex<()>,
     turn: Mutex<Turn>,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
@@ -56,15 +54,7 @@ impl ProcessControl {
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
             .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
-        Ok(Self {
-            world,
-            hosts,
-            shared,
-            asking: Mutex::default(),
-            turn: Mutex::default(),
-            said_goodbye: AtomicBool::new(false),
-            monitor: Some(monitor),
-        })
+        Ok(Self { world, hosts, shared, turn: Mutex::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
     }
 
     /// This rank's fault.

@@ -2,13 +2,14 @@
 //!
 //! Invariant: the new group's sockets are new. What a rank of the old group sends late goes to a socket that the new group does not read, and a
 //! rank that was left out holds none of the new ones. The lowest rank that is left makes them and hands each member its own, as rank 0 did when
-//! the ranks first met.
+//! the ranks first met, or tells them what keeps it from that.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use flux_core::{Rank, WorldSize};
+use rustix::io::Errno;
 
 use super::frame::Kind;
 use super::monitor::{End, Shared};
@@ -31,21 +32,39 @@ pub(super) struct Regroup {
 
 struct Verdict {
     by: Rank,
-    kind: Kind,
-    /// Members, or ranks that did not ask.
-    mask: u32,
-    sockets: Vec<OwnedFd>,
+    said: Said,
+}
+
+enum Said {
+    /// The new group's members (bits), and a socket to each of the others.
+    Group { members: u32, sockets: Vec<OwnedFd> },
+    /// Ranks (bits) that did not ask.
+    Absent(u32),
+    /// What keeps the rank that was to make the group from it.
+    Unable(std::io::Error),
+}
+
+impl Said {
+    /// `None` for what belongs to no verdict.
+    fn new(kind: Kind, number: u32, sockets: Vec<OwnedFd>) -> Option<Self> {
+        match kind {
+            Kind::Welcome => Some(Self::Group { members: number, sockets }),
+            Kind::Dismissed => Some(Self::Absent(number)),
+            Kind::Unable => Some(Self::Unable(std::io::Error::from_raw_os_error(number.cast_signed()))),
+            _ => None,
+        }
+    }
 }
 
 impl Shared {
     /// Takes note of a message about a new group.
     pub(super) fn note_regroup(&self, by: Rank, kind: Kind, body: &[u8], sockets: Vec<OwnedFd>) {
         let mut inbox = self.inbox();
-        match (kind, body.try_into().map(u32::from_le_bytes)) {
-            (Kind::Join, _) => inbox.regroup.joined |= mask_of([by]),
-            (kind, Ok(mask)) => inbox.regroup.verdict = Some(Verdict { by, kind, mask, sockets }),
-            // No group comes of it; who waits for it is told by the deadline.
-            (_, Err(_)) => {}
+        if kind == Kind::Join {
+            inbox.regroup.joined |= mask_of([by]);
+        } else if let Some(said) = body.try_into().ok().and_then(|body| Said::new(kind, u32::from_le_bytes(body), sockets)) {
+            // Of what is none no group comes; who waits for it is told by the deadline.
+            inbox.regroup.verdict = Some(Verdict { by, said });
         }
         self.changed.notify_all();
     }
@@ -57,7 +76,7 @@ impl Shared {
         let own_deadline = deadline.checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
         let mut asked = None;
         let mut inbox = self.inbox();
-        if inbox.regroup.verdict.as_ref().is_some_and(|verdict| verdict.kind == Kind::Dismissed) {
+        if inbox.regroup.verdict.as_ref().is_some_and(|verdict| !matches!(verdict.said, Said::Group { .. })) {
             inbox.regroup.verdict = None; // of an earlier attempt
         }
         loop {
@@ -110,9 +129,18 @@ impl Shared {
 
     /// Connects every two members, and gives each its row of sockets.
     fn deal(&self, members: u32) -> Result<Mesh, ControlError> {
-        let io = |errno: rustix::io::Errno| ControlError::Io { step: STEP, source: errno.into() };
-        let world = size(members).ok_or_else(|| io(rustix::io::Errno::INVAL))?;
-        let mut rows = rows(world.index()).map_err(io)?;
+        let io = |errno: Errno| ControlError::Io { step: STEP, source: errno.into() };
+        let world = size(members).ok_or_else(|| io(Errno::INVAL))?;
+        let mut rows = match rows(world.index()) {
+            Ok(rows) => rows,
+            Err(errno) => {
+                // They all wait for this rank, and would take it for late.
+                for rank in ranks_of(members).filter(|&rank| rank != self.rank) {
+                    self.say(rank, Kind::Unable, &errno.raw_os_error().to_le_bytes(), &[], Instant::now() + HANDING);
+                }
+                return Err(io(errno));
+            }
+        };
         for (rank, row) in ranks_of(members).zip(&rows).filter(|&(rank, _)| rank != self.rank) {
             let row: Vec<_> = row.iter().map(AsFd::as_fd).collect();
             // A member that dies now is lost to the others when they first need it.
@@ -123,10 +151,12 @@ impl Shared {
 
     /// What a rank makes of the verdict of the one that makes the group.
     fn hear(&self, verdict: Verdict) -> Result<Mesh, ControlError> {
-        let Verdict { by, kind, mask, sockets } = verdict;
-        if kind == Kind::Dismissed {
-            return Err(ControlError::Timeout { step: STEP, missing: ranks_of(mask).collect() });
-        }
+        let Verdict { by, said } = verdict;
+        let (mask, sockets) = match said {
+            Said::Group { members, sockets } => (members, sockets),
+            Said::Absent(ranks) => return Err(ControlError::Timeout { step: STEP, missing: ranks_of(ranks).collect() }),
+            Said::Unable(source) => return Err(ControlError::Leader { rank: by, source }),
+        };
         let own = ranks_of(mask).position(|rank| rank == self.rank).and_then(|place| u32::try_from(place).ok());
         match (own, size(mask)) {
             (Some(own), Some(world))

@@ -3,8 +3,7 @@
 //! Invariant: whoever waits here holds nothing in the file system but, at the first rank of a host, the name of a socket.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Poll, Waker};
+use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -14,6 +13,7 @@ use super::error::BootstrapError;
 use super::link::Link;
 use super::plane::ProcessControl;
 use crate::control::{ControlPlane, Hosts};
+use crate::unblock::unblock;
 
 /// How the ranks of a launch meet.
 #[async_trait]
@@ -71,32 +71,6 @@ impl Mesh {
 
 /// Meets on a thread of its own.
 pub(super) async fn apart(meet: impl FnOnce() -> Result<Mesh, BootstrapError> + Send + 'static) -> Result<Mesh, BootstrapError> {
-    #[derive(Default)]
-    struct Handover {
-        result: Option<Result<Mesh, BootstrapError>>,
-        waker: Option<Waker>,
-    }
-    let handover = Arc::new(Mutex::new(Handover::default()));
-    let theirs = Arc::clone(&handover);
-    let meet = move || {
-        let result = meet();
-        let mut handover = theirs.lock().unwrap_or_else(PoisonError::into_inner);
-        handover.result = Some(result);
-        if let Some(waker) = handover.waker.take() {
-            waker.wake();
-        }
-    };
-    std::thread::Builder::new()
-        .name("flux-rendezvous".to_owned())
-        .spawn(meet)
-        .map_err(|source| BootstrapError::Io { step: "starting the thread of the rendezvous", source })?;
-    std::future::poll_fn(|context| {
-        let mut handover = handover.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(result) = handover.result.take() {
-            return Poll::Ready(result);
-        }
-        handover.waker = Some(context.waker().clone());
-        Poll::Pending
-    })
-    .await
+    let thread = unblock("flux-rendezvous".to_owned(), meet).await;
+    thread.map_err(|source| BootstrapError::Io { step: "starting the thread of the rendezvous", source })?
 }

@@ -10,11 +10,10 @@ use crate::mixed::{self, Mixed};
 use crate::nccl::{self, NcclTransport};
 use crate::nvlink::{Members, NvLink, Reach};
 use crate::pcie::Pcie;
+use crate::unblock::unblock;
 use crate::{Options, Select, Transport, World, probe};
 use flux_core::{Nodes, Rank};
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Poll, Waker};
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 /// Longer waits are a mistake, and their ends could not be computed.
@@ -23,7 +22,7 @@ const MAX_DEADLINE: Duration = Duration::from_hours(24);
 /// Connects on this thread.
 pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, ConnectError> {
     let number = world.next_communicator();
-    let variable = |name| std::env::var(name).ok();
+    let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, variable("FLUX_NODES").as_deref())?)));
     let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }));
@@ -88,6 +87,11 @@ pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport
     Ok(Box::new(Pcie::connect(world, options, members)?))
 }
 
+/// A variable's value. What is no text is none that is known, and is refused as such; it does not count as not set.
+fn text(value: Option<OsString>) -> Option<String> {
+    value.map(|value| value.to_string_lossy().into_owned())
+}
+
 /// What this rank asks for: the options', or where they leave it open what `FLUX_TRANSPORT` names.
 fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectError> {
     if options.deadline.is_zero() || options.deadline > MAX_DEADLINE {
@@ -134,41 +138,16 @@ pub(super) async fn apart(
     rank: Rank,
     connect: impl FnOnce() -> Result<Communicator, ConnectError> + Send + 'static,
 ) -> Result<Communicator, ConnectError> {
-    type Outcome = (Option<Result<Communicator, ConnectError>>, Option<Waker>);
-    let shared: Arc<Mutex<Outcome>> = Arc::default();
-    let for_thread = Arc::clone(&shared);
-    std::thread::Builder::new()
-        .name(format!("flux-connect-{rank}"))
-        .spawn(move || {
-            let result = connect();
-            let mut outcome = for_thread.lock().unwrap_or_else(PoisonError::into_inner);
-            outcome.0 = Some(result);
-            let waker = outcome.1.take();
-            drop(outcome);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        })
-        .map_err(|source| ConnectError::Io { what: "starting a thread to connect on", source })?;
-    poll_fn(move |context| {
-        let mut outcome = shared.lock().unwrap_or_else(PoisonError::into_inner);
-        outcome.0.take().map_or_else(
-            || {
-                outcome.1 = Some(context.waker().clone());
-                Poll::Pending
-            },
-            Poll::Ready,
-        )
-    })
-    .await
+    let thread = unblock(format!("flux-connect-{rank}"), connect).await;
+    thread.map_err(|source| ConnectError::Io { what: "starting a thread to connect on", source })?
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::bootstrap::{Environment, join};
-    use std::ffi::OsString;
     use std::net::{Ipv4Addr, TcpListener};
+    use std::os::unix::ffi::OsStringExt;
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
@@ -302,5 +281,11 @@ mod tests {
         }
         let error = selected(Select::Auto, Some("pigeon")).unwrap_err();
         assert!(error.starts_with("FLUX_TRANSPORT: `pigeon`"), "{error}");
+        // No text at all is no transport either, and no number of nodes.
+        let garbled = || text(Some(OsString::from_vec(b"host\xff".to_vec())));
+        let error = selected(Select::Auto, garbled().as_deref()).unwrap_err();
+        assert!(error.starts_with("FLUX_TRANSPORT: `host\u{fffd}`"), "{error}");
+        let error = nodes::asked(Select::Host, None, garbled().as_deref()).unwrap_err().to_string();
+        assert!(error.contains("FLUX_NODES = \"host\u{fffd}\""), "{error}");
     }
 }

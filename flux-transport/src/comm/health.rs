@@ -24,6 +24,8 @@ pub(super) struct Health {
     said: OnceLock<First>,
     /// Ranks (bits) that some rank has given up waiting for.
     given_up: AtomicU32,
+    /// The first rank that gave up this one.
+    given_up_by: OnceLock<Rank>,
 }
 
 /// The first fault.
@@ -38,7 +40,8 @@ struct First {
 
 impl Health {
     pub(super) fn new(rank: Rank, number: u32, transport: Box<dyn Transport>) -> Self {
-        Self { rank, number, transport, first: OnceLock::new(), said: OnceLock::new(), given_up: AtomicU32::new(0) }
+        let (first, said, given_up_by) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Self { rank, number, transport, first, said, given_up: AtomicU32::new(0), given_up_by }
     }
 
     pub(super) fn transport(&self) -> &dyn Transport {
@@ -80,7 +83,10 @@ impl Health {
 
     fn peer_gave_up(&self, by: Rank, what: &GaveUp) {
         self.exclude(what.late());
-        if self.is_given_up() {
+        if what.late().any(|late| late == self.rank) {
+            let _ = self.given_up_by.set(by); // the first is as good as any
+        }
+        if self.given_up_by().is_some() {
             self.abort(Fault::Aborted { rank: by, reason: reason::LATE }, reason::LATE);
         } else {
             let fault = Fault::from_record(&what.record, what.late().collect());
@@ -98,9 +104,9 @@ impl Health {
         self.given_up.load(Ordering::Acquire)
     }
 
-    /// Whether the peers go on without this rank.
-    pub(super) fn is_given_up(&self) -> bool {
-        self.given_up() & mask_of([self.rank]) != 0
+    /// A rank that has given up this one: the peers go on without it.
+    pub(super) fn given_up_by(&self) -> Option<Rank> {
+        self.given_up_by.get().copied()
     }
 
     /// This rank gives up.

@@ -8,7 +8,7 @@ use super::{Communicator, ConnectError};
 use crate::bootstrap::{self, START};
 use crate::control::{ControlPlane, ranks_of};
 use crate::fault::reason;
-use crate::{ControlError, Fault, World};
+use crate::{ControlError, World};
 use flux_core::Rank;
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,7 +50,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank. A [`ControlError::Timeout`] names ranks that did not come; they
-    /// are given up then, and rebuilding once more goes on without them.
+    /// are given up then, and rebuilding once more goes on without them. A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding
+    /// tried once more.
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         let comm = self.clone();
         apart(self.rank(), move || comm.rebuild_blocking(how)).await
@@ -84,11 +85,7 @@ impl Communicator {
 
     fn survivors(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
         let health = &self.inner.health;
-        if health.is_given_up() {
-            let by = match health.status() {
-                Err(Fault::Aborted { rank, .. }) => rank,
-                _ => self.rank(),
-            };
+        if let Some(by) = health.given_up_by() {
             return Err(ConnectError::GivenUp { by });
         }
         let without: Vec<Rank> = ranks_of(health.given_up()).collect();

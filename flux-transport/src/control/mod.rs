@@ -56,7 +56,8 @@ pub type Watcher = dyn Fn(Notice) + Send + Sync;
 
 /// One rank's end of the control plane.
 ///
-/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose the rank.
+/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose the rank. A process that has forked without exec dies, as they see
+/// it, with the last of its children: these hold copies of its connections.
 pub trait ControlPlane: Send + Sync + Debug {
     /// This end's rank.
     fn rank(&self) -> Rank;
@@ -106,7 +107,7 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// messages and steps have nothing to do with the new one's.
     ///
     /// # Errors
-    /// [`ControlError::Timeout`] names the ranks that did not ask.
+    /// [`ControlError::Timeout`] names the ranks that did not ask, [`ControlError::Leader`] the one that could not make the group.
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError>;
 }
 
@@ -148,6 +149,14 @@ pub enum ControlError {
         rank: Rank,
         /// The first that is on another host.
         peer: Rank,
+    },
+    /// The rank that was to connect the ranks that are left could not, for a reason of its own; it is not late.
+    #[error("rank {rank} could not connect the ranks that are left: {source}")]
+    Leader {
+        /// The lowest that is left.
+        rank: Rank,
+        /// What the operating system said to it.
+        source: std::io::Error,
     },
     /// The operating system refused something.
     #[error("{step}: {source}")]

@@ -15,6 +15,10 @@ use std::ptr::NonNull;
 /// What keeps a file as long as it is: no rank can cut it under another's feet, or make it grow.
 const LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
+/// Taken at once. A signal may interrupt the call, and older kernels give back then what it had taken: what earlier pieces took stays, so that a profiler's signals do
+/// not have a large file begun again and again.
+const PIECE: u64 = 4 << 20;
+
 /// A whole file, mapped for reading and writing.
 #[derive(Debug)]
 pub(crate) struct MappedFile {
@@ -35,7 +39,12 @@ pub(crate) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, Transpor
         errno => TransportError::Io { what: "making memory that processes can share", source: errno.into() },
     };
     let file = rustix::fs::memfd_create("flux", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(refused)?;
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(refused)?;
+    // A length that cannot be is refused before any memory is taken.
+    rustix::fs::ftruncate(&file, bytes).map_err(refused)?;
+    for first in (0..bytes).step_by(PIECE as usize) {
+        let take = || rustix::fs::fallocate(&file, FallocateFlags::empty(), first, PIECE.min(bytes - first));
+        rustix::io::retry_on_intr(take).map_err(refused)?;
+    }
     rustix::fs::fcntl_add_seals(&file, LENGTH | SealFlags::SEAL).map_err(refused)?;
     Ok(file)
 }
@@ -112,6 +121,18 @@ mod tests {
         assert!(refusal(&on_disk, 4096).contains("sealed"));
         let (pipe, _) = rustix::pipe::pipe().unwrap();
         assert!(refusal(&pipe, 4096).contains("0 bytes, not 4096"));
+    }
+
+    #[test]
+    fn all_of_a_file_is_taken_when_it_is_made() {
+        for bytes in [4096, PIECE, 2 * PIECE + 4096] {
+            let stat = rustix::fs::fstat(create("test", bytes).unwrap()).unwrap();
+            assert!(
+                u64::try_from(stat.st_size) == Ok(bytes) && stat.st_blocks.cast_unsigned() * 512 >= bytes,
+                "{} blocks of {bytes} bytes",
+                stat.st_blocks
+            );
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use flux_core::{Rank, WorldSize};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use crate::bootstrap::{FLUX_HOST_ID, FLUX_RENDEZVOUS, FLUX_SECRET_FILE};
+use crate::bootstrap::{FLUX_HOST_ID, FLUX_RENDEZVOUS, FLUX_SECRET_FILE, random};
 
 /// What keeps NCCL from everything that ranks of one machine share. A rank takes its neighbours for those with its `NCCL_HOSTID`.
 const NCCL: [(&str, &str); 4] =
@@ -39,9 +39,7 @@ impl Apart {
         rustix::net::bind(&port, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = SocketAddr::try_from(rustix::net::getsockname(&port)?)?;
         // 16 random bytes as 32 characters of text.
-        let mut bytes = [0_u8; 16];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-        let text = format!("{:032x}", u128::from_le_bytes(bytes));
+        let text = format!("{:032x}", u128::from_le_bytes(random()?));
         let secret = directory.join("secret");
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&secret)?.write_all(text.as_bytes())?;
         Ok(Self { hosts, ranks, address, secret, _port: port })

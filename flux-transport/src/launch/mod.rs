@@ -3,27 +3,27 @@
 //! Invariant: when [`Launcher::run`] returns, no process that it started runs any more and its directory is gone. When the launcher itself is
 //! killed, the kernel kills the ranks.
 //!
-//! Each rank leads a process group of its own, so what it starts ends with it, and a terminal's interrupt reaches it once, by way of the
-//! launcher.
+//! Each rank leads a process group of its own, so what it starts and stays in the group ends with it, however it ends, and a terminal's signals reach it once,
+//! by way of the launcher.
 
 mod apart;
+mod signals;
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flux_core::{Rank, WorldSize};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use signal_hook::SigId;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use self::apart::Apart;
-use crate::bootstrap::{FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE, runtime_directory};
+use self::signals::Signals;
+use crate::bootstrap::{
+    FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE, random, runtime_directory,
+};
 
 /// How often the ranks and the signals are looked at: ends are seen this late at most.
 const LOOK: Duration = Duration::from_millis(10);
@@ -125,8 +125,9 @@ impl Launcher {
 
     /// Starts the ranks and waits for all of them: the status of the first that failed, or success.
     ///
-    /// When one fails, the others get SIGTERM, and SIGKILL after the grace time. SIGINT and SIGTERM of this process go to the ranks as they
-    /// are; a second one kills. The ranks share stdout and stderr with this process, as they are; their stdin is empty.
+    /// When one fails, the others get SIGTERM, and SIGKILL after the grace time. What a rank has started and left running is killed when it ends. SIGINT,
+    /// SIGTERM, SIGQUIT and SIGHUP of this process go to the ranks as they are; a second one kills. A SIGHUP that this process ignores, as under `nohup`, stays
+    /// ignored. The ranks share stdout and stderr with this process, as they are; their stdin is empty.
     ///
     /// # Errors
     /// See [`LaunchError`]; ranks that had started are killed.
@@ -134,7 +135,7 @@ impl Launcher {
         if let Some(hosts) = self.hosts.filter(|hosts| !(1..=self.ranks.get()).contains(hosts)) {
             return Err(LaunchError::Hosts { hosts, ranks: self.ranks });
         }
-        let signals = Signals::catch().map_err(|source| LaunchError::Io { step: "catching SIGINT and SIGTERM", source })?;
+        let signals = Signals::catch().map_err(|source| LaunchError::Io { step: "catching signals", source })?;
         let directory = Directory::make(&runtime_directory(&|name| std::env::var_os(name)))?;
         let apart = |hosts| Apart::make(hosts, self.ranks, &directory.path);
         let apart = self.hosts.map(apart).transpose().map_err(|source| LaunchError::Io { step: "keeping the ranks apart", source })?;
@@ -164,6 +165,8 @@ impl Launcher {
             .env(FLUX_WORLD_SIZE, self.ranks.to_string())
             .env(FLUX_LOCAL_RANK, rank.to_string())
             .env(FLUX_RENDEZVOUS, rendezvous)
+            // Of whoever started the launcher: the family above is the one that counts.
+            .env_remove(FLUX_LAUNCHER)
             .stdin(Stdio::null())
             .process_group(0);
         if let Some(apart) = apart {
@@ -233,9 +236,8 @@ impl Group {
                 continue;
             };
             let failed = status.exit_status() != Some(0);
-            if failed || self.stopping.is_some() {
-                signal_group(running.pid, Signal::KILL);
-            }
+            // What the rank has started and left behind, also where all went well.
+            signal_group(running.pid, Signal::KILL);
             let status = running.child.wait()?;
             let rank = running.rank;
             self.ranks.remove(at);
@@ -280,9 +282,8 @@ struct Directory {
 impl Directory {
     fn make(within: &Path) -> Result<Self, LaunchError> {
         let failed = |errno: rustix::io::Errno| LaunchError::Directory { within: within.to_owned(), source: errno.into() };
-        let mut random = [0_u8; 8];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(failed)?;
-        let path = within.join(format!("flux-launch-{:016x}", u64::from_ne_bytes(random)));
+        let number = u64::from_ne_bytes(random().map_err(failed)?);
+        let path = within.join(format!("flux-launch-{number:016x}"));
         rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(failed)?;
         Ok(Self { path })
     }
@@ -292,55 +293,6 @@ impl Drop for Directory {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "left behind");
-        }
-    }
-}
-
-/// SIGINT and SIGTERM, noted while a launch runs; before and after they do what they do by default.
-struct Signals {
-    noted: [(Signal, Arc<AtomicBool>, SigId); 2],
-}
-
-/// Launches of this process that run now, and the flag that lets the signals end the process when there are none.
-static RUNNING: Mutex<Option<(usize, Arc<AtomicBool>)>> = Mutex::new(None);
-
-impl Signals {
-    fn catch() -> io::Result<Self> {
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        if running.is_none() {
-            let idle = Arc::new(AtomicBool::new(true));
-            for signal in [SIGINT, SIGTERM] {
-                signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
-            }
-            *running = Some((0, idle));
-        }
-        let note = |signal, number| {
-            let flag = Arc::new(AtomicBool::new(false));
-            signal_hook::flag::register(number, Arc::clone(&flag)).map(|id| (signal, flag, id))
-        };
-        let noted = [note(Signal::INT, SIGINT)?, note(Signal::TERM, SIGTERM)?];
-        if let Some((count, idle)) = running.as_mut() {
-            *count += 1;
-            idle.store(false, Ordering::SeqCst);
-        }
-        Ok(Self { noted })
-    }
-
-    /// A signal that came since last asked.
-    fn take(&self) -> Option<Signal> {
-        self.noted.iter().find(|(_, flag, _)| flag.swap(false, Ordering::SeqCst)).map(|(signal, ..)| *signal)
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((count, idle)) = running.as_mut() {
-            *count -= 1;
-            idle.store(*count == 0, Ordering::SeqCst);
-        }
-        for (_, _, id) in &self.noted {
-            signal_hook::low_level::unregister(*id);
         }
     }
 }

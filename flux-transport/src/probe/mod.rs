@@ -24,6 +24,7 @@ mod request;
 mod ways;
 
 pub use proof::{Proof, Verdict};
+pub(crate) use report::line;
 pub use report::{Direction, Report};
 
 use crate::cuda::DeviceUuid;

@@ -67,8 +67,8 @@ pub(super) enum Answer {
     Cannot(String),
 }
 
-/// Text that stays on its line.
-fn line(text: &str) -> String {
+/// Text that stays on its line, for messages of lines.
+pub(crate) fn line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

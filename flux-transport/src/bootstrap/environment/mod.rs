@@ -56,7 +56,7 @@ const OWN_NAME: &str = "flux";
 /// inherits its variables; a batch script and an interactive shell are no launch. `FLUX_LAUNCHER` names the one that counts.
 ///
 /// For any launcher: `FLUX_RENDEZVOUS` says where to meet; `FLUX_SECRET_FILE` or `FLUX_SECRET` is the secret of ranks on several hosts; `FLUX_HOST_ID`
-/// sets ranks apart as if they were on different hosts. Without `FLUX_RENDEZVOUS`, rank 0 listens on a port that follows from the launch, the
+/// sets ranks apart as if they were on different hosts, where they meet at an address (`FLUX_RENDEZVOUS=tcp://HOST:PORT` on one host). Without `FLUX_RENDEZVOUS`, rank 0 listens on a port that follows from the launch, the
 /// first free one of eight between 20000 and 32000; it is never `MASTER_PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {

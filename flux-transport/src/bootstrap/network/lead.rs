@@ -26,7 +26,7 @@ impl TcpRendezvous {
         let problem = |problem: String| BootstrapError::Address { address: address.to_string(), problem };
         let end = deadline.min(Instant::now() + TAKEN);
         loop {
-            let found = resolve::addresses(address.host(), deadline)?;
+            let found = resolve::addresses(address, deadline)?;
             if resolve::only_loopback(address.host(), &found) {
                 let text = format!("is {} on rank 0's host, which other hosts cannot reach: give an address instead of the name", found[0]);
                 return Err(problem(text));
@@ -39,7 +39,7 @@ impl TcpRendezvous {
                         tracing::debug!(%place, "rank 0 listens");
                         return Ok(Some(listener));
                     }
-                    Err(Errno::ADDRINUSE) if self.is_taken_by_us(place) => return Ok(None),
+                    Err(Errno::ADDRINUSE) if self.is_taken_by_us(place, deadline) => return Ok(None),
                     Err(Errno::ADDRINUSE) => taken = true,
                     Err(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => {}
                     Err(errno) => return Err(problem(format!("rank 0 cannot listen there: {errno}"))),
@@ -53,15 +53,15 @@ impl TcpRendezvous {
                 (true, _) => Err(problem("is taken by another program on rank 0's host: give another port".to_owned())),
                 (false, true) => Err(problem("the name is not known on rank 0's host".to_owned())),
                 // Rank 0 was started twice, here not where it should be.
-                (false, false) if places.clone().any(|place| self.is_taken_by_us(place)) => Ok(None),
+                (false, false) if places.clone().any(|place| self.is_taken_by_us(place, deadline)) => Ok(None),
                 (false, false) => Err(problem("is no address of the host that rank 0 runs on".to_owned())),
             };
         }
     }
 
     /// Whether a process of this launch listens there.
-    fn is_taken_by_us(&self, place: SocketAddr) -> bool {
-        let until = Instant::now() + PATIENCE;
+    fn is_taken_by_us(&self, place: SocketAddr, deadline: Instant) -> bool {
+        let until = deadline.min(Instant::now() + PATIENCE);
         tcp::connect(place, until).is_ok_and(|socket| auth::greet(&Link::tcp(socket), self.place.launch, until).is_ok())
     }
 

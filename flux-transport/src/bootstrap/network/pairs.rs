@@ -39,7 +39,7 @@ impl TcpRendezvous {
         let mut door = Door::tcp(listener, Key { secret: self.place.secret.clone(), launch: roster.meeting });
         while !higher.is_empty() {
             if Instant::now() >= deadline {
-                return Err(BootstrapError::Timeout { step: STEP, missing: higher, denied: 0 });
+                return Err(BootstrapError::Timeout { step: STEP, missing: higher, denied: door.denied() });
             }
             let until = door.expire().map_or(deadline, |until| until.min(deadline));
             let mut watched: Vec<_> = door.watched().collect();
@@ -90,5 +90,43 @@ impl TcpRendezvous {
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use flux_core::WorldSize;
+
+    use super::*;
+    use crate::bootstrap::Secret;
+    use crate::bootstrap::environment::NetworkPlace;
+    use crate::bootstrap::host_id::{HOST_ID_BYTES, HostId};
+    use crate::bootstrap::roster::Whereabouts;
+
+    #[test]
+    fn who_did_not_know_the_secret_is_counted_beside_who_is_missing() {
+        let secret = |text: &str| Secret::new(text.repeat(32)).unwrap();
+        let world = WorldSize::new(3).unwrap();
+        let listener = tcp::listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = tcp::local(listener.as_fd()).unwrap();
+        let place = NetworkPlace::at(&address.to_string(), secret("a")).unwrap();
+        let one = TcpRendezvous { rank: Rank::new(1), world, place };
+        let ranks = [0, 1, 2].map(|host| Whereabouts { host: HostId([host; HOST_ID_BYTES]), address });
+        let roster = Roster { meeting: 7, ranks: ranks.into() };
+        let hosts = Hosts::group(&[0, 1, 2]);
+        let deadline = Instant::now() + Duration::from_millis(300);
+        std::thread::scope(|scope| {
+            // Rank 2, with another secret.
+            scope.spawn(|| {
+                let link = Link::tcp(tcp::connect(address, deadline).unwrap());
+                let challenge = auth::greet(&link, roster.meeting, deadline).unwrap();
+                let hello = Hello::of(Rank::new(2), world, roster.meeting).encode();
+                assert!(matches!(auth::prove(&link, &secret("b"), &challenge, &hello, deadline), Err(Miss::Denied)));
+            });
+            let error = one.connect_pairs(&roster, &hosts, listener, deadline).unwrap_err();
+            assert!(matches!(&error, BootstrapError::Timeout { missing, denied: 1, .. } if *missing == [Rank::new(2)]), "{error}");
+        });
     }
 }

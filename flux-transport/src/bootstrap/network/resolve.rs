@@ -2,27 +2,55 @@
 //!
 //! Invariant: ends by its deadline, though the system's resolver knows none: it works on a thread of its own, which is left behind then.
 
+use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use crate::bootstrap::environment::Address;
 use crate::bootstrap::error::BootstrapError;
 
 /// For one question; a name that is not known yet is asked for again.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The addresses of a host; none where its name is not known (yet).
-pub(super) fn addresses(host: &str, deadline: Instant) -> Result<Vec<IpAddr>, BootstrapError> {
-    if let Ok(address) = host.parse() {
-        return Ok(vec![address]);
+/// The addresses of rank 0's host; none where its name is not known (yet).
+///
+/// # Errors
+/// [`BootstrapError::Address`] for what stands for all addresses of a host: rank 0 would listen on all of them, and others would look for it on their own host.
+pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Vec<IpAddr>, BootstrapError> {
+    addresses_by(address, deadline, |name| Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect()))
+}
+
+/// As [`addresses`], by any resolver.
+fn addresses_by(
+    address: &Address,
+    deadline: Instant,
+    resolve: impl FnOnce(&str) -> io::Result<Vec<IpAddr>> + Send + 'static,
+) -> Result<Vec<IpAddr>, BootstrapError> {
+    let found = match address.host().parse() {
+        Ok(said) => vec![said],
+        Err(_) => look_up(address.host(), deadline, resolve)?,
+    };
+    if let Some(all) = found.iter().find(|found| found.to_canonical().is_unspecified()) {
+        let problem = format!("{all} stands for all addresses of a host: give one of rank 0's host");
+        return Err(BootstrapError::Address { address: address.to_string(), problem });
     }
+    Ok(without_loopback(address.host(), found))
+}
+
+/// What the resolver says, if it does in time.
+fn look_up(
+    host: &str,
+    deadline: Instant,
+    resolve: impl FnOnce(&str) -> io::Result<Vec<IpAddr>> + Send + 'static,
+) -> Result<Vec<IpAddr>, BootstrapError> {
     let (sender, answer) = mpsc::sync_channel(1);
     let name = host.to_owned();
     std::thread::Builder::new()
         .name("flux-resolve".to_owned())
         .spawn(move || {
             // Nobody listens any more where the answer comes too late.
-            let _ = sender.send((name.as_str(), 0).to_socket_addrs().map(|found| found.map(|address| address.ip()).collect::<Vec<_>>()));
+            let _ = sender.send(resolve(&name));
         })
         .map_err(|source| BootstrapError::Io { step: "starting a thread to look up rank 0's address", source })?;
     let wait = deadline.saturating_duration_since(Instant::now()).min(PATIENCE);
@@ -39,25 +67,73 @@ pub(super) fn addresses(host: &str, deadline: Instant) -> Result<Vec<IpAddr>, Bo
     }
 }
 
+/// Without addresses of the loopback device where a name has others too, as some systems give their own name both: rank 0 would listen where no other host
+/// reaches it.
+fn without_loopback(host: &str, mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+    if !means_loopback(host) && !addresses.iter().all(is_loopback) {
+        addresses.retain(|address| !is_loopback(address));
+    }
+    addresses
+}
+
 /// Whether other hosts cannot reach a host by these addresses of its name, though they can be meant to: some systems give their own name an address
 /// of the loopback device.
 pub(super) fn only_loopback(host: &str, addresses: &[IpAddr]) -> bool {
-    let meant = host == "localhost" || host.parse::<IpAddr>().is_ok();
-    !meant && !addresses.is_empty() && addresses.iter().all(IpAddr::is_loopback)
+    !means_loopback(host) && !addresses.is_empty() && addresses.iter().all(is_loopback)
+}
+
+/// Whether who says this may want the loopback device.
+fn means_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok()
+}
+
+fn is_loopback(address: &IpAddr) -> bool {
+    address.to_canonical().is_loopback()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    fn at(host: &str) -> Address {
+        Address::derived(host.to_owned(), 0, None)
+    }
+
     #[test]
     fn an_address_is_itself_and_a_name_is_looked_up() {
-        let deadline = Instant::now() + Duration::from_secs(10);
         for address in ["127.0.0.1", "10.1.2.3", "::1"] {
-            assert_eq!(addresses(address, deadline).unwrap(), [address.parse::<IpAddr>().unwrap()]);
+            assert_eq!(addresses(&at(address), soon()).unwrap(), [address.parse::<IpAddr>().unwrap()]);
         }
-        assert!(addresses("localhost", deadline).unwrap().iter().all(IpAddr::is_loopback));
-        assert!(addresses("no-such-host.invalid", deadline).unwrap().is_empty());
+        assert!(addresses(&at("localhost"), soon()).unwrap().iter().all(IpAddr::is_loopback));
+        assert!(addresses(&at("no-such-host.invalid"), soon()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_hosts_own_name_is_its_addresses_without_those_of_the_loopback_device() {
+        let found = |host: &str, resolved: &[&str]| {
+            let resolved: Vec<IpAddr> = resolved.iter().map(|address| address.parse().unwrap()).collect();
+            let found = addresses_by(&at(host), soon(), |_| Ok(resolved)).unwrap();
+            found.iter().map(IpAddr::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(found("nodex", &["127.0.1.1", "10.0.0.1", "::1", "fd00::1", "::ffff:127.0.0.1"]), ["10.0.0.1", "fd00::1"]);
+        // What is said of them is the caller's affair.
+        assert_eq!(found("nodex", &["127.0.1.1"]), ["127.0.1.1"]);
+        assert_eq!(found("localhost", &["::1", "127.0.0.1"]), ["::1", "127.0.0.1"]);
+        assert_eq!(found("127.0.0.1", &[]), ["127.0.0.1"]);
+    }
+
+    #[test]
+    fn what_stands_for_all_addresses_is_refused_under_any_name() {
+        for said in ["0.0.0.0", "::", "::ffff:0.0.0.0"] {
+            for (host, resolved) in [(said, Vec::new()), ("nodex", vec!["10.0.0.1".parse().unwrap(), said.parse().unwrap()])] {
+                let error = addresses_by(&at(host), soon(), |_| Ok(resolved)).unwrap_err();
+                assert!(matches!(&error, BootstrapError::Address { .. }) && error.to_string().contains("all addresses"), "{host}: {error}");
+            }
+        }
     }
 
     #[test]

@@ -24,21 +24,35 @@ use crate::bootstrap::tcp;
 /// How long rank 0's place may be held by somebody with another secret: an earlier launch may be about to end.
 const DENIED: Duration = Duration::from_secs(2);
 
+/// Who was in rank 0's place in the last round, instead of it.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    /// Somebody with another secret, in every round since then.
+    denied: Option<(Instant, SocketAddr)>,
+    other_launch: bool,
+}
+
 impl TcpRendezvous {
     /// Finds rank 0 and waits for its verdict.
     pub(super) fn visit(&self, deadline: Instant) -> Result<Met, BootstrapError> {
         let address = &self.place.address;
         let mut missing = 1;
-        let mut denied: Option<(Instant, SocketAddr)> = None;
+        let mut held = Held::default();
         let mut pause = Duration::from_millis(5);
-        let mut other_launch = false;
         loop {
-            let found = resolve::addresses(address.host(), deadline)?;
+            let found = resolve::addresses(address, deadline)?;
             let places = address.ports().iter().flat_map(|&port| found.iter().map(move |&ip| SocketAddr::new(ip, port)));
+            let (mut denied, mut other_launch) = (None, false);
             for place in places {
-                match self.knock(place, deadline, &mut missing)? {
-                    Ok(met) => return Ok(met),
-                    Err(Miss::Denied) => denied = denied.or(Some((Instant::now(), place))),
+                match self.introduce(place, deadline.min(Instant::now() + PATIENCE)) {
+                    Ok((link, listener)) => {
+                        // This is rank 0: who held its place before has gone.
+                        (held, denied, other_launch) = (Held::default(), None, false);
+                        if let Some(met) = self.await_roster(link, listener, deadline, &mut missing)? {
+                            return Ok(met);
+                        }
+                    }
+                    Err(Miss::Denied) => denied = denied.or(Some(place)),
                     Err(Miss::System(errno)) => return Err(BootstrapError::io("connecting to rank 0")(errno)),
                     // Of ports that follow from the launch, another launch may have some by chance.
                     Err(Miss::OtherLaunch) => other_launch = address.ports().len() == 1,
@@ -46,12 +60,17 @@ impl TcpRendezvous {
                 }
             }
             let late = Instant::now() >= deadline;
-            if let Some((since, place)) = denied
+            // A round that the deadline cut short heard nobody, and says nothing of who is there.
+            if !late || denied.is_some() || other_launch {
+                let since = held.denied.map_or_else(Instant::now, |(since, _)| since);
+                held = Held { denied: denied.map(|place| (since, place)), other_launch };
+            }
+            if let Some((since, place)) = held.denied
                 && (late || since.elapsed() >= DENIED)
             {
                 return Err(BootstrapError::SecretDiffers { address: place.to_string() });
             }
-            if late && other_launch {
+            if late && held.other_launch {
                 return Err(BootstrapError::OtherLaunch { rank: self.rank });
             }
             if late {
@@ -59,15 +78,6 @@ impl TcpRendezvous {
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(100));
-        }
-    }
-
-    /// Goes to one place; a miss is no verdict.
-    fn knock(&self, place: SocketAddr, deadline: Instant, missing: &mut u64) -> Result<Result<Met, Miss>, BootstrapError> {
-        let until = deadline.min(Instant::now() + PATIENCE);
-        match self.introduce(place, until) {
-            Ok((link, listener)) => Ok(self.await_roster(link, listener, deadline, missing)?.ok_or(Miss::Nobody)),
-            Err(miss) => Ok(Err(miss)),
         }
     }
 

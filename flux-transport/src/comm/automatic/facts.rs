@@ -4,6 +4,7 @@
 
 use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
 use crate::nvlink::ordinal;
+use crate::probe::line;
 use crate::{Options, World, probe, topology};
 use std::path::Path;
 
@@ -70,11 +71,6 @@ impl Facts {
         let facts = Self { gpu, p2p_disabled, veto, boot: boot.to_owned(), visible: visible.to_owned() };
         (header == HEADER && lines.next().is_none() && facts.encode() == message).then_some(facts)
     }
-}
-
-/// Text that stays on its line.
-fn line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn gpu(world: &World, options: &Options) -> Gpu {

@@ -1,0 +1,87 @@
+//! The signals that end a launch.
+//!
+//! Invariant: they are caught while a launch runs and do what they do by default when none does, however many launches a process makes and at whatever time.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::process::Signal;
+use signal_hook::SigId;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+/// What ends a program from outside.
+const ENDING: [(Signal, i32); 4] = [(Signal::INT, SIGINT), (Signal::TERM, SIGTERM), (Signal::QUIT, SIGQUIT), (Signal::HUP, SIGHUP)];
+
+/// The signals of [`ENDING`], noted while a launch runs; before and after they do what they do by default.
+pub(super) struct Signals {
+    noted: Vec<(Signal, Arc<AtomicBool>, SigId)>,
+}
+
+/// None before this process's first launch.
+static CATCHING: Mutex<Option<Catching>> = Mutex::new(None);
+
+/// What the launches of a process have in common.
+struct Catching {
+    /// How many run now.
+    launches: usize,
+    /// Whether none does: then the signals end the process.
+    idle: Arc<AtomicBool>,
+    /// Which signals are caught: all but a SIGHUP that was ignored before the first launch.
+    caught: Vec<(Signal, i32)>,
+}
+
+impl Catching {
+    fn first() -> io::Result<Self> {
+        let idle = Arc::new(AtomicBool::new(true));
+        // A program under `nohup` outlives its terminal, and its ranks ignore the signal as it does.
+        let caught: Vec<_> = ENDING.into_iter().filter(|&(signal, number)| signal != Signal::HUP || !ignored(number)).collect();
+        for &(_, number) in &caught {
+            signal_hook::flag::register_conditional_default(number, Arc::clone(&idle))?;
+        }
+        Ok(Self { launches: 0, idle, caught })
+    }
+}
+
+/// Whether this process ignores the signal, as the kernel says it; not where it does not say.
+fn ignored(number: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (number - 1) & 1 == 1)
+}
+
+impl Signals {
+    pub(super) fn catch() -> io::Result<Self> {
+        let mut catching = CATCHING.lock().unwrap_or_else(PoisonError::into_inner);
+        let catching = match &mut *catching {
+            Some(catching) => catching,
+            none => none.insert(Catching::first()?),
+        };
+        let note = |&(signal, number): &(Signal, i32)| {
+            let flag = Arc::new(AtomicBool::new(false));
+            signal_hook::flag::register(number, Arc::clone(&flag)).map(|id| (signal, flag, id))
+        };
+        let noted = catching.caught.iter().map(note).collect::<io::Result<_>>()?;
+        catching.launches += 1;
+        catching.idle.store(false, Ordering::SeqCst);
+        Ok(Self { noted })
+    }
+
+    /// A signal that came since last asked.
+    pub(super) fn take(&self) -> Option<Signal> {
+        self.noted.iter().find(|(_, flag, _)| flag.swap(false, Ordering::SeqCst)).map(|(signal, ..)| *signal)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        let mut catching = CATCHING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Catching { launches, idle, .. }) = catching.as_mut() {
+            *launches -= 1;
+            idle.store(*launches == 0, Ordering::SeqCst);
+        }
+        for (_, _, id) in &self.noted {
+            signal_hook::low_level::unregister(*id);
+        }
+    }
+}
