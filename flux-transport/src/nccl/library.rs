@@ -70,7 +70,7 @@ pub enum NcclError {
     #[error(transparent)]
     Device(#[from] crate::cuda::CudaError),
     /// The operating system gave no thread.
-    #[error("no thread to join the communicator on: {reason}")]
+    #[error("no thread to join or leave the communicator on: {reason}")]
     Thread {
         /// What the system said.
         reason: String,
