@@ -110,7 +110,7 @@ impl Members {
 
     /// NCCL's version, for people.
     pub(crate) fn version(&self) -> String {
-        format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
+        library::words(self.version)
     }
 
     /// What may be worth a try, for people; nothing, or a clause.
@@ -134,7 +134,7 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     let info = cuda::device_info(ordinal).map_err(|why| words(&why))?;
     cuda::usable(ordinal).map_err(|why| words(&why))?;
     let lanes = lanes(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
-    let version = library::version().map_err(|why| words(&why))?;
+    let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
     let set = |name: &str| number(std::env::var_os(name).as_deref());
     let sharing = Sharing::new(lanes, nodes.count(), world.hosts().count(), version, set);
     // The first of a rail names its communicator.
@@ -181,11 +181,20 @@ fn advice(hosts: u32, pieces: u64) -> String {
     format!("; {PIECES} is not set: {GOOD_PIECES} in every rank's environment carries more over sockets")
 }
 
-/// What a variable says, as NCCL reads it: nothing where it is no number.
+/// What a variable says, as NCCL reads it (`ncclLoadParam`: `strtoll` with base 0): decimal, octal after a 0, hexadecimal after a 0x, as far as there are digits. Nothing
+/// where there are none, and for a number that is negative or too large.
 fn number(variable: Option<&OsStr>) -> Option<u64> {
-    let text = variable.and_then(OsStr::to_str).map(str::trim)?;
-    let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
-    hexadecimal.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16)).ok()
+    let text = variable.and_then(OsStr::to_str)?.trim_ascii_start();
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let after_0x =
+        text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).filter(|digits| digits.starts_with(|c: char| c.is_ascii_hexdigit()));
+    let (digits, base) = match after_0x {
+        Some(digits) => (digits, 16),
+        None if text.starts_with('0') => (text, 8),
+        None => (text, 10),
+    };
+    let end = digits.find(|c: char| !c.is_digit(base)).unwrap_or(digits.len());
+    i64::from_str_radix(&digits[..end], base).ok().map(i64::cast_unsigned)
 }
 
 #[cfg(test)]
@@ -231,6 +240,21 @@ mod tests {
         assert!(advice(2, 0).contains("NCCL_P2P_NET_CHUNKSIZE is not set: 524288 in every"));
         assert_eq!((advice(1, 0), advice(2, 1 << 17)), (String::new(), String::new()));
         assert_eq!((parse("524288"), parse("0x80000"), parse(" 1048576 ")), (Some(GOOD_PIECES), Some(GOOD_PIECES), Some(1 << 20)));
+        // As `strtoll` with base 0 does.
+        for (text, read) in [
+            ("02000000", 1 << 19),
+            ("0X80000", 1 << 19),
+            ("+17", 17),
+            ("512K", 512),
+            ("08", 0),
+            ("0x", 0),
+            ("0", 0),
+            ("0xg", 0),
+            ("\t7 8", 7),
+        ] {
+            assert_eq!(parse(text), Some(read), "{text}");
+        }
+        assert_eq!((parse("9223372036854775808"), parse("+-1"), parse("++1")), (None, None, None));
     }
 
     proptest! {
