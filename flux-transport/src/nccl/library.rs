@@ -48,11 +48,22 @@ pub enum NcclError {
         text: String,
     },
     /// The communicator was not complete in time: a rank is missing or stuck.
-    #[error("rank {rank} of {world} waited {waited:?} for the other ranks to join the NCCL communicator")]
+    #[error("rank {rank} waited {waited:?} for all {world} ranks of its NCCL communicator to join")]
     Deadline {
         /// The rank that waited.
         rank: u32,
-        /// Number of ranks.
+        /// Number of ranks of the communicator; on `mixed` those of a rail.
+        world: u32,
+        /// How long.
+        waited: std::time::Duration,
+    },
+    /// The communicator was complete, and a message that was to prove it did not come in time.
+    #[error("rank {rank} waited {waited:?} for a message from each of the {world} ranks of its NCCL communicator, all of which had joined")]
+    #[non_exhaustive]
+    Silent {
+        /// The rank that waited.
+        rank: u32,
+        /// Number of ranks of the communicator.
         world: u32,
         /// How long.
         waited: std::time::Duration,

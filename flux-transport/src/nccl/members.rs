@@ -4,7 +4,7 @@
 //! version, and nothing else.
 
 use super::comm::UniqueId;
-use super::library;
+use super::library::{self, NcclError};
 use super::sharing::{LANES, MOST_LANES, Sharing};
 use crate::control::{agree, together};
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
@@ -13,7 +13,7 @@ use crate::{Capabilities, ConnectError, Mover, Options, Select, World};
 use flux_core::{Nodes, Rank};
 use std::ffi::OsStr;
 use std::fmt::Display;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes of the pieces in which NCCL sends over a network; where ranks differ, what one sends another does not receive.
 const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
@@ -73,9 +73,11 @@ pub(crate) struct Members {
     pieces: u64,
     hosts: u32,
     pub(super) id: UniqueId,
-    pub(super) ranks: Vec<Rank>,
+    /// The transport that they meet for.
+    select: Select,
+    ranks: Vec<Rank>,
     /// This rank's place among them.
-    pub(super) own: usize,
+    own: usize,
 }
 
 impl Members {
@@ -97,7 +99,7 @@ impl Members {
             let own = nodes.node_of(rank) as usize;
             check(own, &of_rail)?;
             let Identity { id, sharing, version, pieces, .. } = of_rail[0].1;
-            Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, ranks, own })
+            Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, select, ranks, own })
         });
         together(control, until, met.map_err(unusable))
     }
@@ -122,6 +124,30 @@ impl Members {
     pub(super) fn place(&self) -> (u32, u32) {
         // At most MAX_WORLD.
         (u32::try_from(self.own).unwrap_or(u32::MAX), u32::try_from(self.ranks.len()).unwrap_or(u32::MAX))
+    }
+
+    /// The error of an attempt to join that others did not come to.
+    pub(super) fn incomplete(&self, waited: Duration) -> NcclError {
+        let (rank, world) = self.named();
+        NcclError::Deadline { rank, world, waited }
+    }
+
+    /// The error of a proof to which a message did not come.
+    pub(super) fn silent(&self, waited: Duration) -> NcclError {
+        let (rank, world) = self.named();
+        NcclError::Silent { rank, world, waited }
+    }
+
+    /// The error of a proof in which the rank at place `peer` was heard to say `seen`.
+    pub(super) fn not_proven(&self, peer: u32, expected: u32, seen: u32) -> ConnectError {
+        let (rank, peer) = (self.ranks[self.own], self.ranks[peer as usize]);
+        let why = format!("rank {rank} received {seen:#010x} where rank {peer} sent {expected:#010x}");
+        ConnectError::Unusable { select: self.select, why }
+    }
+
+    /// This rank by its number in the world, as people know it, and how many are in the communicator.
+    fn named(&self) -> (u32, u32) {
+        (self.ranks[self.own].get(), self.place().1)
     }
 }
 
@@ -222,6 +248,35 @@ mod tests {
             let why = check([own, other]).unwrap_err();
             assert!(why.contains(word), "{why}");
         }
+    }
+
+    #[test]
+    fn errors_of_a_rail_name_ranks_of_the_world_and_the_transport() {
+        let info = DeviceInfo {
+            ordinal: 0,
+            uuid: DeviceUuid([0; 16]),
+            pci: String::new(),
+            name: String::new(),
+            sms: 132,
+            l2_bytes: 0,
+            memory_bytes: 0,
+            compute: (9, 0),
+            virtual_memory: true,
+            posix_handles: true,
+        };
+        let Identity { sharing, version, pieces, id, .. } = identity(0);
+        // The second of node 1 of 2: number 1 on the rail.
+        let ranks = [1, 5].map(Rank::new).to_vec();
+        let members = Members { info, sharing, version, pieces, hosts: 2, id, select: Select::Mixed, ranks, own: 1 };
+        let waited = Duration::from_secs(30);
+        let texts = [members.incomplete(waited), members.silent(waited)].map(|error| error.to_string());
+        assert_eq!(texts[0], "rank 5 waited 30s for all 2 ranks of its NCCL communicator to join");
+        assert!(texts[1].starts_with("rank 5 waited 30s for a message from each of the 2 ranks"), "{}", texts[1]);
+        let unusable = members.not_proven(0, 1, 2);
+        assert!(
+            matches!(&unusable, ConnectError::Unusable { select: Select::Mixed, why } if why.contains("rank 5 received 0x00000002 where rank 1 sent")),
+            "{unusable}"
+        );
     }
 
     #[test]

@@ -4,10 +4,10 @@
 //! one is done on a thread of its own, and [noted](GivingUp) until it is done. What a group enqueues is on the stream when [`Messages::is_ready`] says so, and only
 //! then may the communicator be used again.
 
-use super::comm::{UniqueId, source, target};
+use super::comm::{source, target};
 use super::library::{Config, Library, NcclError, library, version};
+use super::members::Members;
 use super::remains::GivingUp;
-use super::sharing::Sharing;
 use crate::cuda::{CudaDevice, done_by};
 use cudarc::nccl::sys::{ncclDataType_t, ncclUniqueId};
 use std::convert::Infallible;
@@ -38,23 +38,18 @@ impl fmt::Debug for Messages {
 }
 
 impl Messages {
-    /// Joins the communicator `id` as `rank` of `world`, whose messages share multiprocessors so.
-    pub(super) fn join(
-        device: &CudaDevice,
-        id: UniqueId,
-        (rank, world): (u32, u32),
-        sharing: Sharing,
-        until: Instant,
-    ) -> Result<Self, NcclError> {
+    /// Joins the communicator of `members`.
+    pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Result<Self, NcclError> {
         let began = Instant::now();
         let library = library()?;
+        let ((place, count), sharing) = (members.place(), members.sharing);
         let (mut raw, mut config) = (0, Config::without_blocking(sharing.asked, sharing.lanes, version()?));
-        let id = ncclUniqueId { internal: id.to_bytes().map(u8::cast_signed) };
+        let id = ncclUniqueId { internal: members.id.to_bytes().map(u8::cast_signed) };
         {
             let _current = device.enter()?;
             let init = library.nccl_comm_init_rank_config;
             // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is read before the call returns.
-            let code = unsafe { init(&raw mut raw, world.cast_signed(), id, rank.cast_signed(), &raw mut config) };
+            let code = unsafe { init(&raw mut raw, count.cast_signed(), id, place.cast_signed(), &raw mut config) };
             library.accepted("ncclCommInitRankConfig", code)?;
         }
         let this = Self { library, device: device.clone(), raw };
@@ -64,7 +59,7 @@ impl Messages {
                 Ok(false) if Instant::now() < until => std::thread::sleep(LOOK),
                 Ok(false) => {
                     this.abort();
-                    return Err(NcclError::Deadline { rank, world, waited: began.elapsed() });
+                    return Err(members.incomplete(began.elapsed()));
                 }
                 Err(error) => {
                     this.abort();

@@ -11,7 +11,7 @@ use crate::cuda::{
     write_value_async,
 };
 use crate::nccl::NcclError;
-use crate::{ConnectError, Select, TransportError};
+use crate::{ConnectError, TransportError};
 use flux_core::rank::MAX_WORLD;
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,7 @@ fn exchange(
     }
     while !stream.is_idle()? {
         if Instant::now() >= until {
-            return Err(nccl(NcclError::Deadline { rank: own, world: count, waited: began.elapsed() }));
+            return Err(nccl(members.silent(began.elapsed())));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -95,9 +95,7 @@ fn exchange(
         // SAFETY: the stream has written it, and is past that.
         let (seen, expected) = (unsafe { place(seen, peer).read_volatile() }, word(peer, own));
         if seen != expected {
-            let (rank, peer) = (members.ranks[members.own], members.ranks[peer as usize]);
-            let why = format!("rank {rank} received {seen:#010x} where rank {peer} sent {expected:#010x}");
-            return Err(ConnectError::Unusable { select: Select::Nccl, why });
+            return Err(members.not_proven(peer, expected, seen));
         }
     }
     Ok(())
