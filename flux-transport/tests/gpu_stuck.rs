@@ -71,4 +71,9 @@ fn the_stuck() {
     // SAFETY: the word is there, and only read by the device.
     unsafe { word.host().cast::<u32>().write_volatile(1) };
     device.synchronize().unwrap();
+    drop((stream, word, device));
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: both are places for results.
+    unsafe { sys::cuDevicePrimaryCtxGetState(0, &raw mut flags, &raw mut active) }.result().unwrap();
+    assert_eq!(active, 1, "the context goes with the process");
 }
