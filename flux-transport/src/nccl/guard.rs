@@ -5,8 +5,9 @@
 //! communicator is given up, until the stream is empty. For none of that is anything asked of the driver, where another thread may wait for the device, and so for
 //! this. No wait of these threads that a rank's calls depend on is without an end, nor is one for them.
 //!
-//! Before any of that the rank's kernel is given a [moment](RECORD) to leave its fault record, for which the abort word is set. An aborted communicator may leave a chunk torn
-//! whose word has come, and streams pass both on to mates; a kernel that leaves a record has told its mates before, so none of them closes the call with such a chunk.
+//! Before any of that the rank's kernel is given a [moment](RECORD) to leave its fault record, for which the abort word is set. An aborted communicator may leave a chunk
+//! torn whose word has come, and streams pass both on to mates; a kernel that leaves a record has told its mates before, so none of them closes the call with such
+//! a chunk. Where no kernel waits, because none was launched, say, the moment is for the message by which the peers hear of it (`Communicator::abort`).
 
 use super::messages::GivenUp;
 use super::progress::Standing;

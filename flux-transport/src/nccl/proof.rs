@@ -1,7 +1,8 @@
 //! A word from every rank to every other, sent as chunks are, and read by its receiver.
 //!
-//! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of its own, which is looked at and not waited for. It also makes NCCL open its connections, all that it has for a pair of ranks, and load its kernel, and the driver whatever it
-//! copies a word with, none of which can be done while a kernel waits for what they are to carry.
+//! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of its own, which is looked at and not waited for. It also makes NCCL
+//! open its connections, all that it has for a pair of ranks, and load its kernel, and the driver whatever it copies a word with, none of which can be done while a
+//! kernel waits for what they are to carry.
 
 use super::link::Link;
 use super::members::Members;
