@@ -130,7 +130,7 @@ impl Waits {
     }
 }
 
-/// Has `shared` never be freed: for what other ranks of the process share with a device that was given up.
+/// Has `shared` never be freed: for the context of a device that was given up, and what other ranks of the process share with it.
 pub(crate) fn keep<T>(shared: &Arc<T>) {
     let _ = Arc::into_raw(Arc::clone(shared));
 }

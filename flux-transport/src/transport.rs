@@ -10,7 +10,7 @@ use crate::cuda::CudaError;
 use crate::nccl::NcclError;
 use crate::route::Route;
 use crate::{Device, Fault, Stream};
-use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::layout::{FaultRecord, WorkspaceSize, pad_bytes};
 use flux_core::program::{Channels, Forward, Round, Sending, Transfer};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
@@ -358,6 +358,14 @@ pub(crate) fn nanoseconds(deadline: Duration) -> u64 {
     u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Bytes of a workspace's data region, and of that and the pad; an error where there is no such number.
+pub(crate) fn checked_bytes(size: &WorkspaceSize) -> Result<(u64, u64), TransportError> {
+    let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN);
+    let data = stride.and_then(|stride| stride.checked_mul(2));
+    let both = data.and_then(|data| Some((data, data.checked_add(pad_bytes(size.signals))?)));
+    both.ok_or(TransportError::OutOfMemory { what: "workspace", bytes: u64::MAX })
+}
+
 /// Epochs that ranks compare before they replace the workspace.
 pub(crate) fn same_epoch(epochs: &[Epoch]) -> Result<(), TransportError> {
     if epochs.windows(2).all(|pair| pair[0] == pair[1]) {
@@ -365,4 +373,26 @@ pub(crate) fn same_epoch(epochs: &[Epoch]) -> Result<(), TransportError> {
     }
     let values: Vec<String> = epochs.iter().enumerate().map(|(rank, epoch)| format!("{epoch} on rank {rank}")).collect();
     Err(TransportError::Disagreement { what: "number of the next call", values: values.join(", ") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workspace_is_as_large_as_it_says_or_refused() {
+        let size = |half_bytes, signals| WorkspaceSize { half_bytes, signals, counters: 0 };
+        for half_bytes in [0, 1, WorkspaceSize::ALIGN, 1 << 40] {
+            let data = size(half_bytes, 9).data_bytes();
+            assert_eq!(checked_bytes(&size(half_bytes, 9)).unwrap(), (data, data + pad_bytes(9)));
+        }
+        // Twice the first is 0 in 64 bits, the second is rounded up to it, the third to nothing; the last leaves no room for the pad.
+        let half = 1 << 63;
+        for (half_bytes, signals) in
+            [(half, 0), (half - WorkspaceSize::ALIGN + 1, 0), (u64::MAX, 0), (half - WorkspaceSize::ALIGN, u32::MAX)]
+        {
+            let refused = checked_bytes(&size(half_bytes, signals));
+            assert!(matches!(refused, Err(TransportError::OutOfMemory { what: "workspace", .. })), "{half_bytes}");
+        }
+    }
 }

@@ -3,8 +3,10 @@
 
 mod gpu_support;
 
+use flux_core::layout::WorkspaceSize;
 use flux_transport::cuda::{CudaDevice, SideStream};
 use flux_transport::nccl::{self, Comm, ElementType, UniqueId};
+use flux_transport::{Communicator, Options, Select, World};
 use gpu_support::{Buffer, devices, on_threads, pattern, read_words, skip};
 use std::time::Duration;
 
@@ -44,4 +46,23 @@ fn collectives_of_all_devices_give_the_sums_of_the_host() {
         assert_eq!(read_words(&device, scattered.address, WORDS), sum[own..own + WORDS]);
         assert_eq!(read_words(&device, reduced.address, WORDS * blocks), sum);
     });
+}
+
+#[test]
+fn a_workspace_that_is_larger_than_there_can_be_is_refused() {
+    let Some(_) = devices("gpu_nccl", 1) else { return };
+    if let Err(why) = nccl::available() {
+        return skip("gpu_nccl", &why);
+    }
+    let connect = |half_bytes| {
+        let reserve = WorkspaceSize { half_bytes, ..WorkspaceSize::default() };
+        let options = Options { select: Select::Nccl, device: Some(0), reserve, ..Options::default() };
+        Communicator::connect_blocking(&World::local(1).unwrap()[0], options)
+    };
+    // Twice that is 0 in 64 bits.
+    let refused = connect(1 << 63).unwrap_err().to_string();
+    assert!(refused.contains("workspace"), "{refused}");
+    let comm = connect(0).unwrap();
+    assert!(comm.reserve(WorkspaceSize { half_bytes: 1 << 63, ..WorkspaceSize::default() }).is_err());
+    comm.status().unwrap();
 }

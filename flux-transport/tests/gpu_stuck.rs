@@ -1,13 +1,13 @@
-//! A device that does not become idle: whoever drops its communicator gets away, nothing is freed, and nobody connects there again. For each transport in a process of
-//! its own, as a device is given up for the life of the process.
+//! A device that does not become idle: whoever drops its communicator, or waits for its calls to rebuild it, gets away, nothing is freed, and nobody connects there
+//! again. For each transport in a process of its own, as a device is given up for the life of the process.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;
 
 use cudarc::driver::sys;
 use flux_transport::cuda::{CudaDevice, PinnedBlock, SideStream};
-use flux_transport::{Communicator, ConnectError, Options, Select, TransportError, World, limited};
-use gpu_support::devices;
+use flux_transport::{Communicator, ConnectError, Options, Select, TransportError, World, limited, nccl};
+use gpu_support::{devices, skip, stream_of};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -36,6 +36,14 @@ fn a_pcie_communicator_is_dropped_on_a_device_that_is_stuck() {
 }
 
 #[test]
+fn an_nccl_communicator_is_dropped_on_a_device_that_is_stuck() {
+    match nccl::available() {
+        Ok(_) => in_a_process(Select::Nccl),
+        Err(why) => skip("gpu_stuck", &why),
+    }
+}
+
+#[test]
 fn the_stuck() {
     let Ok(transport) = std::env::var(TRANSPORT) else { return };
     let select: Select = transport.parse().unwrap();
@@ -49,16 +57,23 @@ fn the_stuck() {
     // SAFETY: the stream and the word, which is 0, are there until the end.
     unsafe { sys::cuStreamWaitValue32_v2(stream.raw() as sys::CUstream, word.address(), 1, 0) }.result().unwrap();
 
+    // A call that does not end: nccl waits for its own calls, the others for the device.
+    comm.begin(stream_of(&stream)).unwrap().finish().unwrap();
     comm.abort(1);
     let began = Instant::now();
     assert!(matches!(comm.drain(), Err(TransportError::NotDrained)));
+    assert!(device.is_given_up(), "before anybody connects there again");
     drop(comm);
     assert!(began.elapsed() >= options.deadline && !stream.is_idle().unwrap(), "it was waited for, in vain");
-    assert!(device.is_given_up());
     let refused = connect().unwrap_err();
     assert!(matches!(refused, ConnectError::Unusable { .. }) && refused.to_string().contains("start a new process"), "{refused}");
 
     // SAFETY: the word is there, and only read by the device.
     unsafe { word.host().cast::<u32>().write_volatile(1) };
     device.synchronize().unwrap();
+    drop((stream, word, device));
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: both are places for results.
+    unsafe { sys::cuDevicePrimaryCtxGetState(0, &raw mut flags, &raw mut active) }.result().unwrap();
+    assert_eq!(active, 1, "the context goes with the process");
 }

@@ -17,7 +17,7 @@ use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Variant};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::route::Route;
-use flux_transport::{Carry, Communicator, Mover, Stream, TransportError};
+use flux_transport::{Call, Carry, Communicator, Mover, Stream, TransportError};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -26,9 +26,6 @@ const SPREAD_PERCENT: u32 = 40;
 
 /// The compute capability that the kernels are compiled for.
 const COMPUTE: (u32, u32) = (9, 0);
-
-/// Why peers' waits end when this rank could not launch its part of a call: the reason of an abort.
-const LAUNCH_REFUSED: u32 = 0x464c_0001;
 
 /// Kernels in use, by device: a model's many ops of one shape load one.
 static KERNELS: Mutex<Vec<(u32, Weak<Kernel>)>> = Mutex::new(Vec::new());
@@ -151,18 +148,25 @@ impl CudaExecutor {
         for (operand, view) in operands.named() {
             self.check_claim(operand, view)?;
         }
+        let mut call = comm.begin_as(stream, Some(label(&self.program.program().problem)))?;
+        let enqueued = self.enqueue::<T>(&mut call, operands, activation, raw_stream);
+        super::end(comm, call, enqueued)
+    }
+
+    /// Puts the kernel of a call that has begun on its stream, and beside it what moves its data.
+    fn enqueue<T: Element>(
+        &self,
+        call: &mut Call<'_>,
+        operands: &Operands,
+        activation: Activation,
+        raw_stream: usize,
+    ) -> Result<(), CallError> {
         let program = self.program.program();
-        let mut call = comm.begin_as(stream, Some(label(&program.problem)))?;
         let by_kernel = self.rounds.is_none() && self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
         let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route });
         if let Some(rounds) = &self.rounds {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
-            if let Err(error) = unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, program, rounds, self.sending)) } {
-                drop(call);
-                // A part may be on its way.
-                comm.abort(LAUNCH_REFUSED);
-                return Err(error.into());
-            }
+            unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, program, rounds, self.sending)) }?;
         } else if carry.is_none() && !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
@@ -192,21 +196,12 @@ impl CudaExecutor {
         };
         // SAFETY: the operands were checked against the problem and are held as above; the workspace is the communicator's, covers this program since
         // the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
-        let launched = unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch);
+        unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch)?;
         // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
-        let carried = launched.and_then(|()| match carry {
+        match carry {
             // SAFETY: as for the push above.
             Some(carry) => Ok(unsafe { call.carry(&carry) }?),
             None => Ok(()),
-        });
-        match carried {
-            Ok(()) => Ok(call.finish()?),
-            Err(error) => {
-                drop(call);
-                // The peers' kernels need not wait for the deadline.
-                comm.abort(LAUNCH_REFUSED);
-                Err(error)
-            }
         }
     }
 

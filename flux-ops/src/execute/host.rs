@@ -48,7 +48,9 @@ impl<T: Element> HostExecutor<T> {
         let mut call = comm.begin_as(stream, Some(label(&executor.program().problem)))?;
         let program = executor.program();
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
-        unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
+        if let Err(error) = unsafe { call.push(&super::push_of::<T>(&operands.x, program)) } {
+            return super::end(comm, call, Err(error.into()));
+        }
         let memory = call.memory();
         let deadline = Duration::from_nanos(memory.deadline_ns);
         // SAFETY: the communicator owns this workspace for as long as the call lives, gives every rank of it this layout, and only lets calls

@@ -16,7 +16,7 @@ use flux_core::program::{Channels, Round, Schedule, Sending, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
 use flux_transport::route::Route;
-use flux_transport::{Capabilities, Communicator, Exchange, Label, Mover, Source, Stream};
+use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, Source, Stream};
 use host::HostExecutor;
 
 /// How many hands do the work, where the caller has a wish.
@@ -108,6 +108,22 @@ fn label(problem: &Problem) -> Label {
     Label::new(problem.op().name(), [problem.m(), problem.n(), problem.k()])
 }
 
+/// Why peers' waits end when this rank could not enqueue its part of a call: the reason of an abort.
+const LAUNCH_REFUSED: u32 = 0x464c_0001;
+
+/// Ends a call whose work was enqueued, or was not: then, and where it cannot be finished, the peers' waits end, who have agreed on the call and may have been given a
+/// part of it.
+fn end(comm: &Communicator, call: Call<'_>, enqueued: Result<(), CallError>) -> Result<(), CallError> {
+    let ended = match enqueued {
+        Ok(()) => call.finish().map_err(CallError::from),
+        Err(error) => {
+            drop(call);
+            Err(error)
+        }
+    };
+    ended.inspect_err(|_| comm.abort(LAUNCH_REFUSED))
+}
+
 /// Where `comm` works.
 pub(crate) fn location(comm: &Communicator) -> Location {
     comm.device().ordinal().map_or(Location::Host, Location::Cuda)
@@ -149,6 +165,40 @@ impl<T: Element> Executor<T> {
         match self {
             Self::Host(host) => host.explain(),
             Self::Cuda(cuda) => cuda.explain(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_transport::{Fault, Select, TransportError, World};
+
+    fn connected() -> Vec<Communicator> {
+        let connect = |world| Communicator::connect_blocking(&world, Select::Host.into()).unwrap();
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = World::local(2).unwrap().into_iter().map(|world| scope.spawn(move || connect(world))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn the_peers_of_a_rank_whose_part_was_refused_need_not_wait_for_the_deadline() {
+        let ranks = connected();
+        let refused = || CallError::Transport(TransportError::MoverUnusable { why: "of a test" });
+        let call = ranks[0].begin(Stream::Host).unwrap();
+        assert_eq!(end(&ranks[0], call, Err(refused())).unwrap_err().to_string(), refused().to_string());
+        for comm in &ranks {
+            assert!(matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank()));
+        }
+    }
+
+    #[test]
+    fn a_call_that_was_enqueued_is_finished() {
+        let ranks = connected();
+        for comm in &ranks {
+            end(comm, comm.begin(Stream::Host).unwrap(), Ok(())).unwrap();
+            comm.status().unwrap();
         }
     }
 }

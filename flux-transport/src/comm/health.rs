@@ -109,17 +109,23 @@ impl Health {
         self.given_up_by.get().copied()
     }
 
-    /// This rank gives up.
-    pub(super) fn give_up(&self, reason: u32) {
-        self.abort(Fault::Aborted { rank: self.rank, reason }, reason);
+    /// This rank gives up. `tell` is called when that is noted, so that no answer to it passes for the first fault, and before any wait ends by it: what those let go
+    /// of may reach peers.
+    pub(super) fn give_up(&self, reason: u32, tell: impl FnOnce()) {
+        self.note(Fault::Aborted { rank: self.rank, reason }, reason);
+        tell();
+        self.transport.set_abort(reason.max(1));
     }
 
     fn abort(&self, fault: Fault, reason: u32) {
-        let reason = reason.max(1);
+        self.note(fault, reason);
+        self.transport.set_abort(reason.max(1));
+    }
+
+    fn note(&self, fault: Fault, reason: u32) {
         if self.first().is_none() {
-            let _ = self.first.set(First { fault, abort: reason, record: None });
+            let _ = self.first.set(First { fault, abort: reason.max(1), record: None });
         }
-        self.transport.set_abort(reason);
     }
 
     /// Sets the abort word of a new workspace if there was an abort before it.
@@ -127,5 +133,29 @@ impl Health {
         if let Some(first) = self.first.get() {
             self.transport.set_abort(first.abort.max(1));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Communicator, Select, World};
+    use flux_core::layout::ABORT_OFFSET;
+
+    #[test]
+    fn peers_are_told_when_the_fault_is_noted_and_before_any_wait_ends() {
+        let worlds = World::local(1).unwrap();
+        let comm = Communicator::connect_blocking(&worlds[0], Select::Host.into()).unwrap();
+        let health = &comm.inner.health;
+        let at = std::ptr::with_exposed_provenance_mut(usize::try_from(health.transport().view().fault + ABORT_OFFSET).unwrap());
+        // SAFETY: the abort word of the communicator, which lives until the end and is only accessed as a whole.
+        let word = unsafe { AtomicU32::from_ptr(at) };
+        let gave_up = |reason| Err(Fault::Aborted { rank: Rank::new(0), reason });
+        health.give_up(7, || {
+            assert_eq!((health.status(), word.load(Ordering::Acquire)), (gave_up(7), 0));
+            // A peer's answer, which comes at once.
+            health.notice(Notice::GaveUp { by: Rank::new(0), what: GaveUp { communicator: 0, late: 0, record: FaultRecord::default() } });
+        });
+        assert_eq!((health.status(), word.load(Ordering::Acquire)), (gave_up(7), 7));
     }
 }

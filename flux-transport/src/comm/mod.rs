@@ -253,8 +253,7 @@ impl Communicator {
     /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks, and so are the peers' other
     /// communicators of the same world. A `reason` of 0 counts as 1.
     pub fn abort(&self, reason: u32) {
-        self.inner.health.give_up(reason);
-        self.inner.world.control().abort_peers(reason.max(1));
+        self.inner.health.give_up(reason, || self.inner.world.control().abort_peers(reason.max(1)));
     }
 
     fn until(&self) -> Instant {

@@ -6,6 +6,7 @@
 use super::device::{DeviceInfo, device_info};
 use super::driver::{Driver, Handle, driver};
 use super::{CudaError, DeviceUuid, patience};
+use crate::drain::keep;
 use cudarc::driver::CudaContext;
 use std::fmt;
 use std::marker::PhantomData;
@@ -101,9 +102,12 @@ impl CudaDevice {
         driver.check("cuCtxSynchronize", unsafe { (driver.cu_ctx_synchronize)() })
     }
 
-    /// Notes that the device was waited for in vain: from then on nothing of it is freed in this process, as that would wait for it.
+    /// Notes that the device was waited for in vain: from then on nothing of it is freed in this process, as that would wait for it, nor is its primary context released.
     pub fn give_up(&self, why: &str) {
-        patience::give_up(self.ordinal(), why);
+        if patience::give_up(self.ordinal(), why) {
+            // With the last reference the context would go, and what still runs there, and memory that is kept for peers.
+            keep(&self.inner);
+        }
     }
 
     /// Whether the device was waited for in vain before: what is freed would wait for it, perhaps for ever.

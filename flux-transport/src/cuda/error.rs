@@ -12,7 +12,7 @@ pub enum Unavailable {
         /// What the loader said of the first.
         reason: String,
     },
-    /// The driver lacks an entry point: it is older than CUDA 12.
+    /// The driver lacks an entry point: it is older than CUDA 12.3.
     #[error("the NVIDIA driver has no `{symbol}`: a driver of CUDA 12.3 or newer is needed")]
     Symbol {
         /// The missing entry point.

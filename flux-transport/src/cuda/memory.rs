@@ -204,14 +204,3 @@ pub(crate) unsafe fn read(device: &CudaDevice, into: &mut [u8], from: u64) -> Re
     // SAFETY: the caller's promise; `into` is writable for its length.
     driver.check("cuMemcpyDtoH", unsafe { (driver.cu_memcpy_dtoh)(into.as_mut_ptr().cast(), from, into.len()) })
 }
-
-/// Writes device memory. For pageable sources the driver may return before the bytes are on the device: synchronise.
-///
-/// # Safety
-/// `from.len()` bytes at `to` are mapped with access for `device`.
-pub(crate) unsafe fn write(device: &CudaDevice, to: u64, from: &[u8]) -> Result<(), CudaError> {
-    let _current = device.enter()?;
-    let driver = device.driver();
-    // SAFETY: the caller's promise; `from` is readable for its length.
-    driver.check("cuMemcpyHtoD", unsafe { (driver.cu_memcpy_htod)(to, from.as_ptr().cast(), from.len()) })
-}

@@ -1,7 +1,7 @@
 //! Waits of the host for a device, all of which end; and devices that were waited for in vain.
 //!
-//! Invariant: of a device that was given up nothing is freed any more, as freeing waits for it, nor any pinned memory, whose freeing waits for all devices. That is
-//! for the life of the process.
+//! Invariant: of a device that was given up nothing is freed any more, as freeing waits for it, its primary context included, nor any pinned memory, whose freeing waits
+//! for all devices. That is for the life of the process.
 
 use super::CudaError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,11 +36,13 @@ fn bit(ordinal: u32) -> u64 {
     1_u64.checked_shl(ordinal).unwrap_or(0)
 }
 
-/// Notes that a device was waited for in vain, and says it once.
-pub(super) fn give_up(ordinal: u32, why: &str) {
-    if GIVEN_UP.fetch_or(bit(ordinal), Ordering::AcqRel) & bit(ordinal) == 0 {
+/// Notes that a device was waited for in vain, and says it once. Whether it is news.
+pub(super) fn give_up(ordinal: u32, why: &str) -> bool {
+    let news = GIVEN_UP.fetch_or(bit(ordinal), Ordering::AcqRel) & bit(ordinal) == 0;
+    if news {
         tracing::warn!("device {ordinal} is given up: {why}; what this process has there is not freed any more, end it to free it");
     }
+    news
 }
 
 /// Whether the device was waited for in vain before.
@@ -83,8 +85,8 @@ mod tests {
     #[test]
     fn a_device_is_given_up_alone_and_for_good() {
         // A number that no device of a test has.
-        give_up(62, "of a test");
-        give_up(62, "of a test");
+        assert!(give_up(62, "of a test"));
+        assert!(!give_up(62, "of a test"), "who keeps the context does it once");
         assert!(is_given_up(62) && !is_given_up(61) && !is_given_up(63) && !is_given_up(64));
         assert!(is_any_given_up());
         assert_eq!((usable(62), usable(61)), (Err(CudaError::GivenUp { ordinal: 62 }), Ok(())));

@@ -6,7 +6,8 @@
 use super::block::{Block, pointer};
 use super::file::{self, MappedFile};
 use crate::TransportError;
-use flux_core::layout::{WorkspaceSize, pad_bytes};
+use crate::transport::checked_bytes;
+use flux_core::layout::WorkspaceSize;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -37,7 +38,7 @@ struct Registry {
 impl Region {
     /// A region of zeros that the threads of this process can find.
     pub(super) fn for_threads(size: WorkspaceSize) -> Result<Arc<Self>, TransportError> {
-        let (data_bytes, bytes) = extent(size)?;
+        let (data_bytes, bytes) = checked_bytes(&size)?;
         let memory = Memory::Heap(Block::new("workspace", bytes)?);
         let mut registry = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
         let number = registry.next;
@@ -49,7 +50,7 @@ impl Region {
 
     /// A region of zeros, and the descriptor that makes it another process's too.
     pub(super) fn for_processes(size: WorkspaceSize) -> Result<(Arc<Self>, OwnedFd), TransportError> {
-        let file = file::create("workspace", extent(size)?.1)?;
+        let file = file::create("workspace", checked_bytes(&size)?.1)?;
         let what = "mapping the workspace";
         let region = Self::open(file.as_fd(), size).map_err(|why| TransportError::Io { what, source: std::io::Error::other(why) })?;
         Ok((region, file))
@@ -67,7 +68,7 @@ impl Region {
 
     /// The region of `size` that a descriptor is of; in words, what is wrong with it.
     pub(super) fn open(file: BorrowedFd<'_>, size: WorkspaceSize) -> Result<Arc<Self>, String> {
-        let (data_bytes, bytes) = extent(size).map_err(|error| error.to_string())?;
+        let (data_bytes, bytes) = checked_bytes(&size).map_err(|error| error.to_string())?;
         Ok(Arc::new(Self { memory: Memory::File(MappedFile::map(file, bytes)?), data_bytes, number: None }))
     }
 
@@ -88,14 +89,6 @@ impl Region {
     pub(super) fn pad_pointer(&self) -> *mut u8 {
         pointer(self.pad())
     }
-}
-
-/// Bytes of the data region, and of it and the pad.
-fn extent(size: WorkspaceSize) -> Result<(u64, u64), TransportError> {
-    let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN);
-    let data = stride.and_then(|stride| stride.checked_mul(2));
-    let both = data.and_then(|data| Some((data, data.checked_add(pad_bytes(size.signals))?)));
-    both.ok_or(TransportError::OutOfMemory { what: "workspace", bytes: u64::MAX })
 }
 
 impl Drop for Region {

@@ -1,7 +1,8 @@
 //! What goes to mates by copy engines: own rows, and what has come along the rail.
 //!
 //! Invariant: a mate's signal gets the epoch with own rows, which are there, and otherwise the word that came with the chunk, after the chunk: what is not whole
-//! is passed on as not whole.
+//! is passed on as not whole. Messages that are aborted may leave a chunk torn whose word has come, and that is passed on as if it were whole: by then this rank's kernel
+//! has told its mates' that it failed, and they look before they close the call (`nccl/guard.rs` has the order, and what stands in for a kernel that has not begun).
 
 use super::workspace::Workspace;
 use crate::cuda::{CudaDevice, CudaError, Event, write_value_async};

@@ -101,7 +101,8 @@ impl Comm {
     /// is left behind, because NCCL offers no way to end it.
     pub fn join(device: &CudaDevice, id: UniqueId, rank: u32, world: u32, deadline: Duration) -> Result<Self, NcclError> {
         let library = library()?;
-        let (send, receive) = mpsc::sync_channel(1);
+        // Without a place for a result: one that nobody takes is given back to be aborted, whenever the deadline passes.
+        let (send, receive) = mpsc::sync_channel(0);
         let on = device.clone();
         let join = move || {
             let joined = on.bind().map_err(NcclError::from).and_then(|()| {

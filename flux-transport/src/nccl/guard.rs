@@ -4,6 +4,10 @@
 //! fault record, an abort word or an error of NCCL, or the stream has stood still in a call for too long, flags are let go again and again, and the
 //! communicator is given up, until the stream is empty. For none of that is anything asked of the driver, where another thread may wait for the device, and so for
 //! this. No wait of these threads that a rank's calls depend on is without an end, nor is one for them.
+//!
+//! Before any of that the rank's kernel is given a [moment](RECORD) to leave its fault record, for which the abort word is set. An aborted communicator may leave a chunk
+//! torn whose word has come, and streams pass both on to mates; a kernel that leaves a record has told its mates before, so none of them closes the call with such
+//! a chunk. Where no kernel waits, because none was launched, say, the moment is for the message by which the peers hear of it (`Communicator::abort`).
 
 use super::messages::GivenUp;
 use super::progress::Standing;
@@ -22,6 +26,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(2);
 /// Looks until NCCL is asked, which takes a lock.
 const ASK: u32 = 16;
+/// For the kernel to see the abort word, which takes some milliseconds, and to leave its record. Where none waits there will be none.
+const RECORD: Duration = Duration::from_millis(100);
 /// Between two releases of the flags.
 const AGAIN: Duration = Duration::from_millis(10);
 /// The longest that leaving waits for what was sent.
@@ -56,6 +62,8 @@ impl Watched {
         if !self.until_fault() {
             return;
         }
+        // Whatever ended the calls without a record has set the abort word.
+        until_recorded(|| self.fault.record().is_some() || self.stop.load(Ordering::Acquire));
         // Before the communicator, which a call may hold that waits in the driver for the stream.
         self.release();
         if let Some(Err(SendError(given_up))) = self.link.take().map(|messages| aborter.send(messages.give_up())) {
@@ -74,6 +82,11 @@ impl Watched {
             std::thread::park_timeout(AGAIN);
         }
     }
+}
+
+/// Returns when there is a record, or a moment later.
+fn until_recorded(mut recorded: impl FnMut() -> bool) {
+    let Ok(_) = done_by(Instant::now() + RECORD, || Ok::<_, Infallible>(recorded()));
 }
 
 /// Starts the thread that gives a communicator up, if it is given one, in the device's context, which it enters now: then the driver might keep it waiting.
@@ -165,6 +178,16 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_record_of_a_kernel_is_waited_for_and_no_longer_than_a_moment() {
+        let began = Instant::now();
+        let recorded = || began.elapsed() >= RECORD / 4;
+        until_recorded(recorded);
+        assert!(recorded());
+        until_recorded(|| false);
+        assert!((RECORD..20 * RECORD).contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
 
     #[test]
     fn a_thread_that_does_not_end_is_not_waited_for_for_ever() {

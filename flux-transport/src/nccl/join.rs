@@ -20,7 +20,7 @@ pub(crate) fn join(
     control: &dyn ControlPlane,
     (deadline, until): (Duration, Instant),
 ) -> Result<(Link, SideStream), ConnectError> {
-    let joined = Messages::join(device, members.id, members.place(), members.sharing, until);
+    let joined = Messages::join(device, members, until);
     let joined = joined.map_err(|error| ConnectError::Transport(error.into()));
     let link = together(control, until, joined.map(|messages| Link::new(messages, deadline)))?;
     let proven = prove(device, &stream, &link, members, until);

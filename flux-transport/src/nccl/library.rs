@@ -48,11 +48,22 @@ pub enum NcclError {
         text: String,
     },
     /// The communicator was not complete in time: a rank is missing or stuck.
-    #[error("rank {rank} of {world} waited {waited:?} for the other ranks to join the NCCL communicator")]
+    #[error("rank {rank} waited {waited:?} for all {world} ranks of its NCCL communicator to join")]
     Deadline {
         /// The rank that waited.
         rank: u32,
-        /// Number of ranks.
+        /// Number of ranks of the communicator; on `mixed` those of a rail.
+        world: u32,
+        /// How long.
+        waited: std::time::Duration,
+    },
+    /// The communicator was complete, and a message that was to prove it did not come in time.
+    #[error("rank {rank} waited {waited:?} for a message from each of the {world} ranks of its NCCL communicator, all of which had joined")]
+    #[non_exhaustive]
+    Silent {
+        /// The rank that waited.
+        rank: u32,
+        /// Number of ranks of the communicator.
         world: u32,
         /// How long.
         waited: std::time::Duration,
@@ -70,7 +81,7 @@ pub enum NcclError {
     #[error(transparent)]
     Device(#[from] crate::cuda::CudaError),
     /// The operating system gave no thread.
-    #[error("no thread to join the communicator on: {reason}")]
+    #[error("no thread to join or leave the communicator on: {reason}")]
     Thread {
         /// What the system said.
         reason: String,
@@ -100,6 +111,9 @@ pub(super) struct Config {
     nvlink_centric_sched: c_int,
 }
 
+/// The oldest version whose communicators are told all that they are here.
+const OLDEST: u32 = 21_800;
+
 /// Bytes of it that 2.18 knows.
 const FIRST_CONFIG: usize = 48;
 
@@ -113,7 +127,7 @@ impl Config {
         Self {
             size: if says_all { size_of::<Self>() } else { FIRST_CONFIG },
             magic: 0xcafe_beef,
-            version: if says_all { super::sharing::SAYS_NET_CHANNELS } else { 21_800 },
+            version: if says_all { super::sharing::SAYS_NET_CHANNELS } else { OLDEST },
             blocking: 0,
             // Clusters need multiprocessors side by side; those that are left free lie anywhere.
             cga_cluster_size: 0,
@@ -249,9 +263,25 @@ pub fn version() -> Result<u32, NcclError> {
     Ok(version.unsigned_abs())
 }
 
+/// A version in the words of its makers.
+pub(super) fn words(version: u32) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+/// The library's version, where it is new enough for communicators that carry messages; otherwise why not.
+pub(super) fn supported(version: u32) -> Result<u32, String> {
+    if version >= OLDEST { Ok(version) } else { Err(format!("NCCL {} was found, {} or newer is needed", words(version), words(OLDEST))) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_is_too_old_is_refused_with_what_was_found_and_what_is_needed() {
+        assert_eq!((supported(21_800), supported(22_803)), (Ok(21_800), Ok(22_803)));
+        assert_eq!(supported(21_701).unwrap_err(), "NCCL 2.17.1 was found, 2.18.0 or newer is needed");
+    }
 
     #[test]
     fn a_missing_library_is_an_error_that_names_what_was_tried() {

@@ -4,7 +4,7 @@
 //! version, and nothing else.
 
 use super::comm::UniqueId;
-use super::library;
+use super::library::{self, NcclError};
 use super::sharing::{LANES, MOST_LANES, Sharing};
 use crate::control::{agree, together};
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
@@ -13,7 +13,7 @@ use crate::{Capabilities, ConnectError, Mover, Options, Select, World};
 use flux_core::{Nodes, Rank};
 use std::ffi::OsStr;
 use std::fmt::Display;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes of the pieces in which NCCL sends over a network; where ranks differ, what one sends another does not receive.
 const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
@@ -73,9 +73,11 @@ pub(crate) struct Members {
     pieces: u64,
     hosts: u32,
     pub(super) id: UniqueId,
-    pub(super) ranks: Vec<Rank>,
+    /// The transport that they meet for.
+    select: Select,
+    ranks: Vec<Rank>,
     /// This rank's place among them.
-    pub(super) own: usize,
+    own: usize,
 }
 
 impl Members {
@@ -97,7 +99,7 @@ impl Members {
             let own = nodes.node_of(rank) as usize;
             check(own, &of_rail)?;
             let Identity { id, sharing, version, pieces, .. } = of_rail[0].1;
-            Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, ranks, own })
+            Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, select, ranks, own })
         });
         together(control, until, met.map_err(unusable))
     }
@@ -110,7 +112,7 @@ impl Members {
 
     /// NCCL's version, for people.
     pub(crate) fn version(&self) -> String {
-        format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
+        library::words(self.version)
     }
 
     /// What may be worth a try, for people; nothing, or a clause.
@@ -123,6 +125,30 @@ impl Members {
         // At most MAX_WORLD.
         (u32::try_from(self.own).unwrap_or(u32::MAX), u32::try_from(self.ranks.len()).unwrap_or(u32::MAX))
     }
+
+    /// The error of an attempt to join that others did not come to.
+    pub(super) fn incomplete(&self, waited: Duration) -> NcclError {
+        let (rank, world) = self.named();
+        NcclError::Deadline { rank, world, waited }
+    }
+
+    /// The error of a proof to which a message did not come.
+    pub(super) fn silent(&self, waited: Duration) -> NcclError {
+        let (rank, world) = self.named();
+        NcclError::Silent { rank, world, waited }
+    }
+
+    /// The error of a proof in which the rank at place `peer` was heard to say `seen`.
+    pub(super) fn not_proven(&self, peer: u32, expected: u32, seen: u32) -> ConnectError {
+        let (rank, peer) = (self.ranks[self.own], self.ranks[peer as usize]);
+        let why = format!("rank {rank} received {seen:#010x} where rank {peer} sent {expected:#010x}");
+        ConnectError::Unusable { select: self.select, why }
+    }
+
+    /// This rank by its number in the world, as people know it, and how many are in the communicator.
+    fn named(&self) -> (u32, u32) {
+        (self.ranks[self.own].get(), self.place().1)
+    }
 }
 
 fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceInfo, Identity), String> {
@@ -134,7 +160,7 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     let info = cuda::device_info(ordinal).map_err(|why| words(&why))?;
     cuda::usable(ordinal).map_err(|why| words(&why))?;
     let lanes = lanes(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
-    let version = library::version().map_err(|why| words(&why))?;
+    let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
     let set = |name: &str| number(std::env::var_os(name).as_deref());
     let sharing = Sharing::new(lanes, nodes.count(), world.hosts().count(), version, set);
     // The first of a rail names its communicator.
@@ -181,11 +207,20 @@ fn advice(hosts: u32, pieces: u64) -> String {
     format!("; {PIECES} is not set: {GOOD_PIECES} in every rank's environment carries more over sockets")
 }
 
-/// What a variable says, as NCCL reads it: nothing where it is no number.
+/// What a variable says, as NCCL reads it (`ncclLoadParam`: `strtoll` with base 0): decimal, octal after a 0, hexadecimal after a 0x, as far as there are digits. Nothing
+/// where there are none, and for a number that is negative or too large.
 fn number(variable: Option<&OsStr>) -> Option<u64> {
-    let text = variable.and_then(OsStr::to_str).map(str::trim)?;
-    let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
-    hexadecimal.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16)).ok()
+    let text = variable.and_then(OsStr::to_str)?.trim_ascii_start();
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let after_0x =
+        text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).filter(|digits| digits.starts_with(|c: char| c.is_ascii_hexdigit()));
+    let (digits, base) = match after_0x {
+        Some(digits) => (digits, 16),
+        None if text.starts_with('0') => (text, 8),
+        None => (text, 10),
+    };
+    let end = digits.find(|c: char| !c.is_digit(base)).unwrap_or(digits.len());
+    i64::from_str_radix(&digits[..end], base).ok().map(i64::cast_unsigned)
 }
 
 #[cfg(test)]
@@ -216,6 +251,35 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_a_rail_name_ranks_of_the_world_and_the_transport() {
+        let info = DeviceInfo {
+            ordinal: 0,
+            uuid: DeviceUuid([0; 16]),
+            pci: String::new(),
+            name: String::new(),
+            sms: 132,
+            l2_bytes: 0,
+            memory_bytes: 0,
+            compute: (9, 0),
+            virtual_memory: true,
+            posix_handles: true,
+        };
+        let Identity { sharing, version, pieces, id, .. } = identity(0);
+        // The second of node 1 of 2: number 1 on the rail.
+        let ranks = [1, 5].map(Rank::new).to_vec();
+        let members = Members { info, sharing, version, pieces, hosts: 2, id, select: Select::Mixed, ranks, own: 1 };
+        let waited = Duration::from_secs(30);
+        let texts = [members.incomplete(waited), members.silent(waited)].map(|error| error.to_string());
+        assert_eq!(texts[0], "rank 5 waited 30s for all 2 ranks of its NCCL communicator to join");
+        assert!(texts[1].starts_with("rank 5 waited 30s for a message from each of the 2 ranks"), "{}", texts[1]);
+        let unusable = members.not_proven(0, 1, 2);
+        assert!(
+            matches!(&unusable, ConnectError::Unusable { select: Select::Mixed, why } if why.contains("rank 5 received 0x00000002 where rank 1 sent")),
+            "{unusable}"
+        );
+    }
+
+    #[test]
     fn the_variable_is_a_number_of_lanes_or_an_error() {
         let parse = |value: &str| lanes(Some(OsStr::new(value)));
         assert_eq!((lanes(None), parse(""), parse("8")), (Ok(LANES), Ok(LANES), Ok(8)));
@@ -231,6 +295,21 @@ mod tests {
         assert!(advice(2, 0).contains("NCCL_P2P_NET_CHUNKSIZE is not set: 524288 in every"));
         assert_eq!((advice(1, 0), advice(2, 1 << 17)), (String::new(), String::new()));
         assert_eq!((parse("524288"), parse("0x80000"), parse(" 1048576 ")), (Some(GOOD_PIECES), Some(GOOD_PIECES), Some(1 << 20)));
+        // As `strtoll` with base 0 does.
+        for (text, read) in [
+            ("02000000", 1 << 19),
+            ("0X80000", 1 << 19),
+            ("+17", 17),
+            ("512K", 512),
+            ("08", 0),
+            ("0x", 0),
+            ("0", 0),
+            ("0xg", 0),
+            ("\t7 8", 7),
+        ] {
+            assert_eq!(parse(text), Some(read), "{text}");
+        }
+        assert_eq!((parse("9223372036854775808"), parse("+-1"), parse("++1")), (None, None, None));
     }
 
     proptest! {

@@ -1,14 +1,16 @@
 //! An NCCL communicator for messages, made and used without blocking.
 //!
-//! Invariant: no call of this module waits for another rank, but for [`Messages::join`] and [`Messages::leave`], which have a deadline. What a group
-//! enqueues is on the stream when [`Messages::is_ready`] says so, and only then may the communicator be used again.
+//! Invariant: no call of this module waits for another rank, but for [`Messages::join`] and [`Messages::leave`], which have a deadline. What NCCL does without
+//! one is done on a thread of its own, and [noted](GivingUp) until it is done. What a group enqueues is on the stream when [`Messages::is_ready`] says so, and only
+//! then may the communicator be used again.
 
-use super::comm::{UniqueId, source, target};
+use super::comm::{source, target};
 use super::library::{Config, Library, NcclError, library, version};
+use super::members::Members;
 use super::remains::GivingUp;
-use super::sharing::Sharing;
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, done_by};
 use cudarc::nccl::sys::{ncclDataType_t, ncclUniqueId};
+use std::convert::Infallible;
 use std::ffi::c_int;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -18,6 +20,9 @@ use std::time::{Duration, Instant};
 const IN_PROGRESS: c_int = 7;
 /// Between looks at what takes milliseconds.
 const LOOK: Duration = Duration::from_millis(1);
+/// For the other ranks of this host to leave as well, without whom NCCL does not destroy a communicator. Ranks mostly leave together, and what NCCL may still
+/// use is then freed at once.
+const TOGETHER: Duration = Duration::from_secs(1);
 
 /// One rank's communicator. Whoever has it ends it by [`leave`](Self::leave) or [`abort`](Self::abort).
 pub(crate) struct Messages {
@@ -33,23 +38,18 @@ impl fmt::Debug for Messages {
 }
 
 impl Messages {
-    /// Joins the communicator `id` as `rank` of `world`, whose messages share multiprocessors so.
-    pub(super) fn join(
-        device: &CudaDevice,
-        id: UniqueId,
-        (rank, world): (u32, u32),
-        sharing: Sharing,
-        until: Instant,
-    ) -> Result<Self, NcclError> {
+    /// Joins the communicator of `members`.
+    pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Result<Self, NcclError> {
         let began = Instant::now();
         let library = library()?;
+        let ((place, count), sharing) = (members.place(), members.sharing);
         let (mut raw, mut config) = (0, Config::without_blocking(sharing.asked, sharing.lanes, version()?));
-        let id = ncclUniqueId { internal: id.to_bytes().map(u8::cast_signed) };
+        let id = ncclUniqueId { internal: members.id.to_bytes().map(u8::cast_signed) };
         {
             let _current = device.enter()?;
             let init = library.nccl_comm_init_rank_config;
             // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is read before the call returns.
-            let code = unsafe { init(&raw mut raw, world.cast_signed(), id, rank.cast_signed(), &raw mut config) };
+            let code = unsafe { init(&raw mut raw, count.cast_signed(), id, place.cast_signed(), &raw mut config) };
             library.accepted("ncclCommInitRankConfig", code)?;
         }
         let this = Self { library, device: device.clone(), raw };
@@ -59,7 +59,7 @@ impl Messages {
                 Ok(false) if Instant::now() < until => std::thread::sleep(LOOK),
                 Ok(false) => {
                     this.abort();
-                    return Err(NcclError::Deadline { rank, world, waited: began.elapsed() });
+                    return Err(members.incomplete(began.elapsed()));
                 }
                 Err(error) => {
                     this.abort();
@@ -87,7 +87,8 @@ impl Messages {
         Ok(Group { of: self, stream, open: true, _current: current })
     }
 
-    /// Leaves in good order: what was sent arrives. Does not wait for other ranks' leaving.
+    /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only: NCCL may go on with that, and what it may use is to be
+    /// [left](super::remains::leave) meanwhile.
     pub(crate) fn leave(self, until: Instant) -> Result<(), NcclError> {
         let finalised = self.device.enter().map_err(NcclError::from).and_then(|_current| {
             // SAFETY: the communicator lives as long as `self`, and is used for nothing more.
@@ -106,10 +107,20 @@ impl Messages {
             self.abort();
             return Err(error);
         }
+        let note = GivingUp::begin(&self.device);
         let (library, device, raw) = self.into_parts();
-        let _current = device.enter()?;
-        // SAFETY: finalised, and destroyed once: `self` is no more.
-        library.accepted("ncclCommDestroy", unsafe { (library.nccl_comm_destroy)(raw) })
+        let destroy = move || {
+            let destroyed = device.enter().map_err(NcclError::from).and_then(|_current| {
+                // SAFETY: finalised, and destroyed once: `self` is no more.
+                library.accepted("ncclCommDestroy", unsafe { (library.nccl_comm_destroy)(raw) })
+            });
+            if let Err(error) = destroyed {
+                tracing::warn!(%error, "while leaving an NCCL communicator");
+            }
+        };
+        let thread = note.apart("flux-nccl-destroy", destroy).map_err(|error| NcclError::Thread { reason: error.to_string() })?;
+        let Ok(_) = done_by(until.min(Instant::now() + TOGETHER), || Ok::<_, Infallible>(thread.is_finished()));
+        Ok(())
     }
 
     /// Notes that it is given up: what is [left](super::remains::leave) from now on stays until [`GivenUp::end`] has returned.

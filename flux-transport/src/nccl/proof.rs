@@ -1,19 +1,25 @@
 //! A word from every rank to every other, sent as chunks are, and read by its receiver.
 //!
-//! Invariant: it ends by the deadline. It also makes NCCL open its connections, all that it has for a pair of ranks, and load its kernel, and the driver whatever it
-//! copies a word with, none of which can be done while a kernel waits for what they are to carry.
+//! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of its own, which is looked at and not waited for. It also makes NCCL
+//! open its connections, all that it has for a pair of ranks, and load its kernel, and the driver whatever it copies a word with, none of which can be done while a
+//! kernel waits for what they are to carry.
 
 use super::link::Link;
 use super::members::Members;
 use super::remains;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, copy_async, copy_rows_async, done_by, read, write};
+use crate::cuda::{
+    CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async, copy_rows_async, done_by,
+    write_value_async,
+};
 use crate::nccl::NcclError;
-use crate::{ConnectError, Select, TransportError};
+use crate::{ConnectError, TransportError};
 use flux_core::rank::MAX_WORLD;
 use std::time::{Duration, Instant};
 
 /// Bytes of one message: more than NCCL sends in the way that it has for the smallest.
 const BYTES: usize = 1 << 20;
+/// Bytes of a word.
+const WORD: u64 = 4;
 /// For what was given up.
 const GONE: Duration = Duration::from_secs(2);
 
@@ -24,8 +30,8 @@ fn word(from: u32, to: u32) -> u32 {
 
 /// Sends and receives, and compares. `Err` where a word did not come, or is another; the communicator is given up then.
 pub(super) fn prove(device: &CudaDevice, stream: &SideStream, link: &Link, members: &Members, until: Instant) -> Result<(), ConnectError> {
-    let (sent, received) = (Buffer::new(device)?, Buffer::new(device)?);
-    let proven = exchange(device, stream, link, members, (&sent, &received), until);
+    let buffers = Buffers::new(device)?;
+    let proven = exchange(device, stream, link, members, &buffers, until);
     if proven.is_err() {
         if let Some(messages) = link.take() {
             messages.abort();
@@ -34,7 +40,7 @@ pub(super) fn prove(device: &CudaDevice, stream: &SideStream, link: &Link, membe
         if !matches!(done_by(Instant::now() + GONE, || stream.is_idle()), Ok(true)) {
             device.give_up("a message that was given up does not end");
         }
-        remains::leave(device, (sent, received));
+        remains::leave(device, buffers);
     }
     proven
 }
@@ -44,18 +50,18 @@ fn exchange(
     stream: &SideStream,
     link: &Link,
     members: &Members,
-    (sent, received): (&Buffer, &Buffer),
+    Buffers { sent, received, seen }: &Buffers,
     until: Instant,
 ) -> Result<(), ConnectError> {
     let began = Instant::now();
     let nccl = |error: NcclError| ConnectError::Transport(TransportError::Nccl(error));
     let (own, count) = members.place();
     let peers = || (0..count).filter(|&peer| peer != own);
+    let _current = device.enter()?;
     for peer in peers() {
-        // SAFETY: a message's first word, in the buffer.
-        unsafe { write(device, sent.at(peer), &word(own, peer).to_le_bytes()) }?;
+        // SAFETY: a message's first word, in the buffer, which is freed when nothing uses it.
+        unsafe { write_value_async(device, sent.at(peer), word(own, peer), stream.raw()) }?;
     }
-    device.synchronize()?;
     link.group(stream.raw(), |group| {
         for peer in peers() {
             // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
@@ -67,33 +73,56 @@ fn exchange(
         Ok(())
     })
     .map_err(nccl)?;
-    {
-        let _current = device.enter()?;
-        // SAFETY: the places of this rank's own messages, of which there are none.
+    // SAFETY: the places of this rank's own messages, of which there are none.
+    unsafe {
+        let (word, pitch) = (size_of::<u32>(), 4 * size_of::<u32>());
+        copy_async(device, received.at(own), sent.at(own), word, stream.raw())?;
+        copy_rows_async(device, (received.at(own), pitch), (sent.at(own), word), (2, word), stream.raw())
+    }?;
+    for peer in peers() {
+        let rows = |address| Rows { address, pitch: WORD };
+        // SAFETY: a message's first word, and a place for it, in the buffers.
         unsafe {
-            let (word, pitch) = (size_of::<u32>(), 4 * size_of::<u32>());
-            copy_async(device, received.at(own), sent.at(own), word, stream.raw())?;
-            copy_rows_async(device, (received.at(own), pitch), (sent.at(own), word), (2, word), stream.raw())
+            copy_out_async(device, (rows(place(seen, peer).expose_provenance() as u64), rows(received.at(peer))), (1, WORD), stream.raw())
         }?;
     }
     while !stream.is_idle()? {
         if Instant::now() >= until {
-            return Err(nccl(NcclError::Deadline { rank: own, world: count, waited: began.elapsed() }));
+            return Err(nccl(members.silent(began.elapsed())));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     for peer in peers() {
-        let mut seen = [0; 4];
-        // SAFETY: a message's first word, in the buffer.
-        unsafe { read(device, &mut seen, received.at(peer)) }?;
-        let (seen, expected) = (u32::from_le_bytes(seen), word(peer, own));
+        // SAFETY: the stream has written it, and is past that.
+        let (seen, expected) = (unsafe { place(seen, peer).read_volatile() }, word(peer, own));
         if seen != expected {
-            let (rank, peer) = (members.ranks[members.own], members.ranks[peer as usize]);
-            let why = format!("rank {rank} received {seen:#010x} where rank {peer} sent {expected:#010x}");
-            return Err(ConnectError::Unusable { select: Select::Nccl, why });
+            return Err(members.not_proven(peer, expected, seen));
         }
     }
     Ok(())
+}
+
+/// What is sent, what is received, and the first word of each message that has come, for the host.
+#[derive(Debug)]
+struct Buffers {
+    sent: Buffer,
+    received: Buffer,
+    seen: PinnedBlock,
+}
+
+impl Buffers {
+    fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        Ok(Self {
+            sent: Buffer::new(device)?,
+            received: Buffer::new(device)?,
+            seen: PinnedBlock::new(device, size_of::<u32>() * MAX_WORLD)?,
+        })
+    }
+}
+
+/// Where the word of `peer` is for the host.
+fn place(seen: &PinnedBlock, peer: u32) -> *mut u32 {
+    seen.host().cast::<u32>().wrapping_add(peer as usize)
 }
 
 /// A message for each rank.

@@ -1,6 +1,6 @@
-//! What NCCL may still use while it gives a communicator up, which it does on threads that wait for peers.
+//! What NCCL may still use while it gives a communicator up or destroys it, which it does on threads that wait for peers.
 //!
-//! Invariant: what was left here is freed when every communicator that was being given up on its device by then is gone, and by a thread none of whose calls is under
+//! Invariant: what was left here is freed when every communicator that was being ended on its device by then is gone, and by a thread none of whose calls is under
 //! way there: freeing waits for the device and may hold the driver meanwhile, which a call that is half handed over needs.
 //!
 //! What NCCL itself frees then it frees when it likes, and what frees memory may wait for the device and keep the driver meanwhile: a call that is half handed over
@@ -10,11 +10,13 @@ use crate::cuda::{CudaDevice, done_by};
 use std::any::Any;
 use std::convert::Infallible;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// A communicator that is being given up; gone when this is dropped.
+/// A communicator that is being given up or destroyed; gone when this is dropped.
 #[derive(Debug)]
 pub(super) struct GivingUp {
     _mark: Arc<()>,
@@ -27,11 +29,20 @@ impl GivingUp {
     pub(super) fn begin(device: &CudaDevice) -> Self {
         ground().begin(device.ordinal())
     }
+
+    /// Has a thread of its own do `what`, which takes as long as peers take, and is under way until that has returned.
+    pub(super) fn apart(self, name: &str, what: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+        let noted = move || {
+            let _under_way = self;
+            what();
+        };
+        std::thread::Builder::new().name(name.to_owned()).spawn(noted)
+    }
 }
 
 impl Drop for GivingUp {
     fn drop(&mut self) {
-        tracing::debug!(device = self.ordinal, after = ?self.since.elapsed(), "a communicator of NCCL is given up");
+        tracing::debug!(device = self.ordinal, after = ?self.since.elapsed(), "a communicator of NCCL is gone");
     }
 }
 
@@ -41,7 +52,7 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
     let left = ground.leave(device.ordinal(), Box::new(things));
     if left.is_none() {
         LEFT.store(true, Ordering::Release);
-        tracing::info!(device = device.ordinal(), "NCCL still gives a communicator up: its streams and memory are freed by a later call");
+        tracing::info!(device = device.ordinal(), "NCCL still ends a communicator: its streams and memory are freed by a later call");
     }
     // What is dropped may wait for the device.
     drop(ground);
@@ -52,7 +63,7 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
 pub(crate) fn settle(device: &CudaDevice, until: Instant) {
     let Ok(settled) = done_by(until, || Ok::<_, Infallible>(!ground().is_giving_up(device.ordinal())));
     if !settled {
-        tracing::info!(device = device.ordinal(), "NCCL still gives a communicator up: what it frees may hold up the calls of the next");
+        tracing::info!(device = device.ordinal(), "NCCL still ends a communicator: what it frees may hold up the calls of the next");
     }
     sweep(device, || true);
 }
@@ -181,6 +192,23 @@ mod tests {
         let (freed, more) = ground.sweep(0);
         assert!(freed.is_empty() && more && is_under_way(&look), "those of device 1 are for who is idle there");
         assert_eq!(ground.sweep(1).0.len(), 1);
+    }
+
+    #[test]
+    fn what_takes_as_long_as_peers_take_holds_up_nobody_and_things_stay_meanwhile() {
+        let mut ground = empty();
+        let (peer, until_it_leaves) = std::sync::mpsc::channel::<()>();
+        let destroy = move || assert!(until_it_leaves.recv().is_err());
+        let thread = ground.begin(0).apart("test", destroy).unwrap();
+        let (thing, look) = things();
+        assert!(ground.leave(0, thing).is_none());
+        // A second communicator of the device, whose peers leave with it, comes and goes meanwhile.
+        ground.begin(0).apart("test", || {}).unwrap().join().unwrap();
+        assert!(!thread.is_finished() && ground.is_giving_up(0));
+        assert!(ground.sweep(0).0.is_empty() && is_under_way(&look));
+        drop(peer);
+        thread.join().unwrap();
+        assert_eq!((ground.sweep(0).0.len(), ground.is_giving_up(0)), (1, false));
     }
 
     #[test]

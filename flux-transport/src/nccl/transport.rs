@@ -120,7 +120,7 @@ impl Transport for NcclTransport {
         let epoch = drained?;
         let epochs =
             answers?.iter().map(|answer| Epoch::new(answer.as_array().map_or(0, |bytes| u32::from_le_bytes(*bytes)))).collect::<Vec<_>>();
-        let made = Workspace::new(&self.device, aside, (self.rank, self.world), size, epoch).map_err(TransportError::from);
+        let made = Workspace::new(&self.device, aside, (self.rank, self.world), size, epoch);
         let grown = together(control, until, made.and_then(|made| same_epoch(&epochs).map(|()| made)))?;
         *generation = Generation::new(grown, &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);

@@ -9,7 +9,7 @@ use super::outbox::{Outbox, RELEASE};
 use super::progress::{Place, Progress, Standing};
 use crate::TransportError;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::drain::{COMPUTING, Limits};
+use crate::drain::{COMPUTING, FAILED, Limits};
 use crate::fault::reason;
 use crate::nvlink::FaultBlock;
 use flux_core::Rank;
@@ -141,7 +141,8 @@ impl Watched {
     }
 
     /// Waits until calls are `done`, the last of which has number `last`. A device that works is waited for as long as it takes; once calls have failed, for
-    /// the deadline; and for some deadlines more than once the side stream has nothing left to do for them.
+    /// the deadline; and for some deadlines more than once the side stream has nothing left to do for them. A device that was waited for in vain after a failure is given
+    /// up: who goes on with it, to rebuild say, would wait for it in the driver.
     pub(crate) fn drain(&self, last: Epoch, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
         let drained = Limits::default().wait(done, || {
             let failed = self.has_failed().then_some(self.deadline);
@@ -153,6 +154,9 @@ impl Watched {
             return Ok(());
         }
         tracing::warn!(rank = self.rank.get(), "earlier calls do not end: {}", self.place());
+        if self.has_failed() {
+            self.device.give_up(FAILED);
+        }
         Err(TransportError::NotDrained)
     }
 }

@@ -5,8 +5,9 @@
 use super::carry::Memory;
 use super::generation::Outgoing;
 use super::outbox::Outbox;
-use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
+use crate::transport::checked_bytes;
+use crate::{TransportError, WorkspaceView};
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank, WorldSize};
@@ -33,14 +34,15 @@ impl Workspace {
         (rank, world): (Rank, WorldSize),
         size: WorkspaceSize,
         epoch: Epoch,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, TransportError> {
+        let (data_bytes, _) = checked_bytes(&size)?;
         // The driver makes no block of nothing.
         let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(256)));
         let this = Self {
             size,
             rank,
             world,
-            data: block(size.data_bytes())?,
+            data: block(data_bytes)?,
             pad: block(pad_bytes(size.signals))?,
             control: block(control::bytes(size.counters))?,
             outbox: Outbox::new(device, stream, (rank, Nodes::apart(world)), size, epoch)?,

@@ -4,7 +4,8 @@
 //! guessed at. Offsets are not sent: every rank computes them from the size, which all must have in common.
 
 use crate::cuda::DeviceUuid;
-use flux_core::layout::{WorkspaceSize, pad_bytes};
+use crate::transport::checked_bytes;
+use flux_core::layout::WorkspaceSize;
 
 /// First bytes of a message, with the version.
 const MAGIC: [u8; 8] = *b"fluxnvl1";
@@ -74,14 +75,8 @@ impl Offer {
 
     /// Whether the memory can hold what it is said to hold; `None` where the numbers overflow.
     pub(super) fn holds(&self) -> Option<bool> {
-        Some(self.bytes >= shared_bytes(&self.size)?)
+        checked_bytes(&self.size).ok().map(|(_, both)| self.bytes >= both)
     }
-}
-
-/// Bytes of the shared allocation, before rounding: the data region, then the pad. `None` on overflow.
-pub(super) fn shared_bytes(size: &WorkspaceSize) -> Option<u64> {
-    let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN)?;
-    stride.checked_mul(2)?.checked_add(pad_bytes(size.signals))
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -113,6 +108,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::layout::pad_bytes;
     use proptest::prelude::*;
 
     proptest! {

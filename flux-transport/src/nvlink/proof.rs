@@ -6,7 +6,7 @@
 use super::lane::Lane;
 use super::offer::Identity;
 use super::workspace::Workspace;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write};
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write_value_async};
 use crate::probe::vetoed;
 use flux_core::layout::broken_offset;
 use flux_core::rank::MAX_WORLD;
@@ -43,18 +43,16 @@ pub(super) fn send(
     identities: &[Identity],
 ) -> Result<(), CudaError> {
     let staging = DeviceBlock::new(device, 4 * MAX_WORLD)?;
-    let words: Vec<u8> =
-        (0..at.pads().len()).flat_map(|to| nonce(&identities[rank as usize], rank, index(to)).to_le_bytes()).collect();
-    // SAFETY: at most MAX_WORLD words, which the staging block holds.
-    unsafe { write(device, staging.address(), &words) }?;
-    // The copy into the staging block may still be on its way; the lane is not ordered after it.
-    device.synchronize()?;
     let _current = device.enter()?;
     // Memory of other nodes has no address.
     for (to, pad) in at.pads().iter().enumerate().filter(|&(to, &pad)| to != rank as usize && pad != 0) {
         let from = staging.address() + 4 * to as u64;
-        // SAFETY: the word is this rank's in the peer's pad; the staging block outlives the synchronisation below.
-        unsafe { copy_async(device, pad + broken_offset(rank), from, 4, lane.raw()) }?;
+        // By the lane: other work of the device is not waited for.
+        // SAFETY: one of at most MAX_WORLD words of the staging block, which outlives the synchronisation below; the other is this rank's in the peer's pad.
+        unsafe {
+            write_value_async(device, from, nonce(&identities[rank as usize], rank, index(to)), lane.raw())?;
+            copy_async(device, pad + broken_offset(rank), from, 4, lane.raw())?;
+        }
     }
     lane.synchronize()
 }

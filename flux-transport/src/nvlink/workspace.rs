@@ -4,10 +4,11 @@
 //! one and starts it where the old one stood; a graph that was captured on the old one replays on it as long as it is kept.
 
 use super::lane::Lane;
-use super::offer::{Offer, shared_bytes};
+use super::offer::Offer;
 use super::shared::{Peer, Shared};
 use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
+use crate::transport::checked_bytes;
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use std::os::fd::OwnedFd;
@@ -44,7 +45,7 @@ impl Draft {
         (handles, ordinals): (Handles, &[u32]),
     ) -> Result<Self, CudaError> {
         let too_large = || CudaError::Call { call: "cuMemCreate", code: 1, name: format!("no workspace can be as large as {size:?}") };
-        let bytes = shared_bytes(&size).ok_or_else(too_large)?;
+        let (_, bytes) = checked_bytes(&size).map_err(|_| too_large())?;
         let shared = Shared::new(device, bytes, handles, ordinals)?;
         let control_bytes = control::bytes(size.counters);
         let control = DeviceBlock::new(device, host_size(control_bytes))?;
@@ -95,7 +96,7 @@ impl Draft {
 pub(super) fn clear_pad(device: &CudaDevice, lane: &Lane, pad: u64, size: &WorkspaceSize, epoch: Epoch) -> Result<(), CudaError> {
     let _current = device.enter()?;
     let signals = host_size((pad_bytes(size.signals) - BROKEN_BYTES) / 4);
-    // SAFETY: the pad of this size lies behind the data region of an allocation that was made for both (`shared_bytes`).
+    // SAFETY: the pad of this size lies behind the data region of an allocation that was made for both (`checked_bytes`).
     unsafe {
         fill_words(device, pad, 0, host_size(BROKEN_BYTES / 4), lane.raw())?;
         fill_words(device, pad + BROKEN_BYTES, epoch.before(1).get(), signals, lane.raw())?;

@@ -1,7 +1,8 @@
 //! A rank's shared region: host memory through which all that it sends goes, pinned and mapped in every process that has a rank.
 //!
-//! Invariant: a file is mapped and registered once in a process, whichever of its ranks asks; whoever holds a region may use its addresses. Its pages
-//! are on the node of the owner's device where the system allows it: all GPUs of a host writing at once are slower than all reading.
+//! Invariant: a rank's region is mapped and registered once in its own process, for all ranks there, and in another once for each rank there that opens it; whoever
+//! holds a region may use its addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs of a host writing at once are slower
+//! than all reading.
 
 use super::layout::Layout;
 use crate::TransportError;

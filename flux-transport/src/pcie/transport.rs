@@ -160,8 +160,9 @@ impl Transport for Pcie {
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
-        let State { back, calls, .. } = &mut *locked(&self.state);
-        calls.abandon(stream, |caller| back.join(caller))
+        let State { out, back, calls, .. } = &mut *locked(&self.state);
+        // Both: where a call could not be carried to its end `back` may not be ordered after `out`, which reads the caller's rows.
+        calls.abandon(stream, |caller| out.join(caller).and(back.join(caller)))
     }
 
     fn finish(&self, stream: Stream) -> Result<(), TransportError> {

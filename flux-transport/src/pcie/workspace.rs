@@ -10,7 +10,7 @@ use crate::control::{ControlPlane, agree, together};
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, PinnedBlock, fill_words, host_size, read};
 use crate::drain::keep;
 use crate::nvlink::{Lane, Meeting, Members, NvLinkError};
-use crate::transport::same_epoch;
+use crate::transport::{checked_bytes, same_epoch};
 use crate::{TransportError, WorkspaceView};
 use flux_core::Rank;
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
@@ -48,9 +48,7 @@ struct Own {
 
 impl Own {
     fn new(device: &CudaDevice, lane: &Lane, world: u32, size: &WorkspaceSize, epoch: Epoch) -> Result<Self, TransportError> {
-        let too_large = || TransportError::OutOfMemory { what: "workspace", bytes: u64::MAX };
-        let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN);
-        let bytes = stride.and_then(|stride| stride.checked_mul(2)).ok_or_else(too_large)?;
+        let (bytes, _) = checked_bytes(size)?;
         let initial = epoch.before(1).get();
         // an empty workspace still has addresses
         let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(4)));
