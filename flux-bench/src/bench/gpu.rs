@@ -20,7 +20,7 @@ use flux_transport::cuda::DeviceBlock;
 use flux_transport::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
 
-/// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one reads.
+/// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one reads, nor the one after it.
 pub(crate) const SETS: usize = 3;
 
 /// One rank's contenders.
@@ -79,7 +79,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
             self.gemm(0)?;
             self.gpu.synchronize()?;
             self.site.comm().barrier()?;
-            let spans = choice::settled(|round| self.sample(Contender::Gemm, round))?;
+            let spans = choice::settled(|call| self.sample(Contender::Gemm, call))?;
             Ok(slowest(self.site.comm(), &spans)?.median)
         })?;
         self.gemm.choose(best);
@@ -88,11 +88,11 @@ impl<'a, T: Element> GpuLane<'a, T> {
 
     /// Spins for longer than the slowest rank takes to enqueue the contender that takes it longest.
     fn choose_spin(&mut self) -> anyhow::Result<()> {
-        let longest = choice::longest_enqueue(&Contender::ALL, |contender, round| {
+        let longest = choice::longest_enqueue(&Contender::ALL, |contender, call| {
             self.watch.beat();
             self.site.comm().barrier()?;
             let start = Instant::now();
-            self.launch(contender, round)?;
+            self.launch(contender, call)?;
             let took = start.elapsed();
             self.gpu.synchronize()?;
             Ok(took)
@@ -104,8 +104,8 @@ impl<'a, T: Element> GpuLane<'a, T> {
         Ok(())
     }
 
-    fn launch(&mut self, contender: Contender, round: usize) -> anyhow::Result<()> {
-        let set = round % self.sets.len();
+    fn launch(&mut self, contender: Contender, call: usize) -> anyhow::Result<()> {
+        let set = call % self.sets.len();
         match (contender, self.op.problem().op()) {
             (Contender::Op, _) => self.site.forward(self.op, &mut self.sets[set]),
             (Contender::Gemm, _) => self.gemm(set),
@@ -154,11 +154,11 @@ impl<'a, T: Element> GpuLane<'a, T> {
 }
 
 impl<T: Element> Lane for GpuLane<'_, T> {
-    fn sample(&mut self, contender: Contender, round: usize) -> anyhow::Result<Span> {
+    fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Span> {
         self.watch.beat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
         let gpu = self.gpu;
-        let end = gpu.time(|| self.launch(contender, round))?;
+        let end = gpu.time(|| self.launch(contender, call))?;
         Ok(Span { start: 0.0, end })
     }
 
