@@ -62,6 +62,25 @@ fn a_shape_that_no_world_can_split_is_refused() {
 }
 
 #[test]
+fn the_variable_decides_where_no_transport_is_named() {
+    let bench = |transport: &str, hidden: bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.args(["bench", "--tp", "2", "--ms", "16", "--shapes", "gpt3/128", "--samples", "1"]).env("FLUX_TRANSPORT", transport);
+        if hidden {
+            command.env("CUDA_VISIBLE_DEVICES", "");
+        }
+        command.output().unwrap()
+    };
+    for (transport, says) in [("nvlink", "transport nvlink needs GPUs"), ("pigeon", "FLUX_TRANSPORT: `pigeon` names no transport")] {
+        let done = bench(transport, true);
+        assert!(done.status.code() == Some(1) && text(&done).contains(says), "{transport}: {}", text(&done));
+    }
+    // Also where there are GPUs.
+    let done = bench("host", false);
+    assert!(done.status.success() && text(&done).contains("transport host, TP 2"), "{}", text(&done));
+}
+
+#[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let done = flux_bench(&["bench", "--transport", "host", "--json", "/no/such/folder/b.json"]);
     assert_eq!(done.status.code(), Some(1));
