@@ -1,7 +1,7 @@
 //! One rank's part of the benchmark, as a thread or as a process.
 //!
 //! Invariant: every rank takes the same steps, and what a row says of all ranks has come over the control plane when its case was over: nothing is exchanged
-//! inside an interval that is timed.
+//! inside an interval that is timed, but for the barrier that stands for the collective's own waits in the host's serial path.
 
 use super::gpu::{self, GpuLane};
 use super::host::HostLane;
@@ -62,7 +62,7 @@ impl Rank<'_> {
     fn on_host(&self, case: &Case) -> anyhow::Result<Row> {
         self.bar.set_message(case.problem.to_string());
         let (site, problem) = (self.site, &case.problem);
-        let workers = self.job.plan.workers.unwrap_or(machine::cores() / problem.world().get()).max(1);
+        let workers = self.job.plan.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
         let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
         let mut set = site.operand_set(problem)?;
         let verdict = verify(site, &op, &mut set)?;
