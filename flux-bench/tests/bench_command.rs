@@ -93,6 +93,8 @@ fn each_first_call_has_a_process_of_its_own_and_a_slow_one_fails() {
     let done = flux_bench(&[words.as_slice(), &["--at-most", "1e9"]].concat());
     assert!(done.status.success(), "{}", text(&done));
     assert_eq!(text(&done).lines().filter(|l| l.starts_with("ag_gemm")).count(), 2, "{}", text(&done));
+    let unjudged = flux_bench(&words);
+    assert!(unjudged.status.success() && !text(&unjudged).contains("at most"), "{}", text(&unjudged));
     let slow = flux_bench(&[words.as_slice(), &["--at-most", "0"]].concat());
     assert_eq!((slow.status.code(), text(&slow).matches("TOO SLOW").count()), (Some(1), 2), "{}", text(&slow));
 }
