@@ -141,4 +141,11 @@ fn a_launch_gives_each_rank_its_number_and_reports_a_failure() {
     }
     let failed = flux_bench(&["launch", "--ranks", "2", "--", "sh", "-c", "exit $((FLUX_RANK * 7))"]);
     assert_eq!(failed.status.code(), Some(7), "{}", text(&failed));
+    let missing = flux_bench(&["launch", "--ranks", "1", "--", "/no/such/program"]);
+    assert_eq!(missing.status.code(), Some(1), "{}", text(&missing));
+    assert!(
+        text(&missing).ends_with("cannot start \"/no/such/program\" as rank 0: No such file or directory (os error 2)\n"),
+        "{}",
+        text(&missing)
+    );
 }
