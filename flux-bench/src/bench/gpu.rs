@@ -3,18 +3,21 @@
 //! Invariant: a sample is the time between two events on the rank's stream. Before the first, a one-word all-reduce has lined the ranks up on
 //! their devices and a spinning kernel has given the host time to enqueue what is timed, so launch cost is hidden alike for all contenders.
 
+use super::SEED;
 use super::measure::{Contender, Lane, slowest};
 use super::watch::Watch;
+use crate::data::Fill;
 use crate::gpu::Gpu;
 use crate::gpu::choice;
 use crate::gpu::cublas::Gemm;
 use crate::memory::Buffer;
 use crate::op::FusedOp;
-use crate::operands::{elements, w_window, x_window, y_window};
+use crate::operands::{Operands, elements, w_window, x_window, y_window};
+use crate::reference::{Verdict, Violation};
 use crate::site::{OperandSet, Site};
 use crate::stats::Span;
 use anyhow::{Context, bail};
-use flux_core::{OpKind, Problem};
+use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_transport::cuda::DeviceBlock;
 use flux_transport::nccl::{Comm, ElementType};
@@ -66,6 +69,33 @@ impl<'a, T: Element> GpuLane<'a, T> {
         self.comm(0)?;
         self.choose_algorithm()?;
         self.choose_spin()
+    }
+
+    /// One call of what the op is compared with, poisoned before and checked as a whole on random data: of AllGather-GEMM the serial path, of GEMM-ReduceScatter the GEMM, as
+    /// that of a world of one. The sum of its results is NCCL's, which rounds it in an order of its own: the bound of an element does not hold for it. Collective.
+    pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
+        self.watch.beat();
+        let (gpu, problem, rank) = (self.gpu, *self.op.problem(), self.site.rank());
+        gpu.poison(self.between.address(), self.between.bytes())?;
+        if problem.op() == OpKind::AllGatherGemm {
+            self.site.poison(&mut self.sets[0].y)?;
+            self.launch(Contender::Serial, 0)?;
+            return self.site.verify(&self.sets[0], false);
+        }
+        let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
+        let [m, n, k] = [problem.m(), problem.n(), problem.k_local()].map(|extent| extent as usize);
+        let alone = Operands::new(Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), world)?, SEED, 0, Fill::Uniform);
+        let held = self.sets[0].holds.take().context("the operands must be filled first")?;
+        for (to, window, seed) in [
+            (&self.sets[0].x, x_window(&alone.problem, first), alone.seed_x),
+            (&self.sets[0].w, w_window(&alone.problem, first), alone.seed_w),
+        ] {
+            gpu.fill(block(to)?, window, seed, alone.fill, problem.dtype())?;
+        }
+        self.gemm(0)?;
+        let verdict = gpu.verify(&alone, first, self.between.address(), (false, Nodes::apart(world)))?;
+        self.site.fill(&mut self.sets[0], held)?;
+        Ok(Verdict { first: verdict.first.map(|first| Violation { rank: rank.get(), ..first }), ..verdict })
     }
 
     /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
@@ -174,7 +204,7 @@ impl<T: Element> Lane for GpuLane<'_, T> {
 
 /// Bytes of device memory that a row takes on one rank, the workspace left out.
 pub(super) fn device_bytes(problem: &Problem) -> u64 {
-    let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, flux_core::Rank::new(0))) as u64);
+    let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, Rank::new(0))) as u64);
     let between = match problem.op() {
         OpKind::AllGatherGemm => u64::from(problem.m()) * u64::from(problem.k()),
         OpKind::GemmReduceScatter => u64::from(problem.m()) * u64::from(problem.n()),
@@ -182,9 +212,13 @@ pub(super) fn device_bytes(problem: &Problem) -> u64 {
     (windows.iter().sum::<u64>() * SETS as u64 + between) * problem.dtype().bytes() as u64
 }
 
-fn address<T>(buffer: &Buffer<T>) -> anyhow::Result<u64> {
+fn block<T>(buffer: &Buffer<T>) -> anyhow::Result<&DeviceBlock> {
     match buffer {
-        Buffer::Cuda { block, .. } => Ok(block.address()),
+        Buffer::Cuda { block, .. } => Ok(block),
         Buffer::Host(_) => bail!("host memory on a rank that works on a device"),
     }
+}
+
+fn address<T>(buffer: &Buffer<T>) -> anyhow::Result<u64> {
+    Ok(block(buffer)?.address())
 }

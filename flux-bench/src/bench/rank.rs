@@ -90,13 +90,17 @@ impl Rank<'_> {
                 site.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform))?;
             }
             let mut lane = GpuLane::new(site, &nccl, &op, &mut sets, &watch)?;
-            let times = watch.over(|| {
+            let measured = watch.over(|| {
                 lane.prepare()?;
-                self.times(case, &mut lane)
+                Ok((lane.verify()?, self.times(case, &mut lane)?))
             });
             // Here, while all that a collective may still use is there.
-            let times = times.unwrap_or_else(|error| end::give_up(world.rank(), &error));
+            let (baseline, times) = measured.unwrap_or_else(|error| end::give_up(world.rank(), &error));
             drop(lane);
+            if !baseline.ok() {
+                eprintln!("{}, the baseline: {baseline}", case.problem);
+            }
+            let verdict = verdict.merge(baseline.of_wrong_elements());
             rows.push(self.row(case, &op, times, verdict.merge(verify(site, &op, &mut sets[0])?))?);
         }
         Ok(rows)
@@ -144,6 +148,6 @@ fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut OperandSet<bf16>) -> anyhow
         site.sync(op)?;
         site.verify(set, op.schedule().stack)
     };
-    let exact = call(Fill::SmallInts)?;
-    Ok(Verdict { violations: exact.violations, first: exact.first, ..Verdict::default() }.merge(call(Fill::Uniform)?))
+    let exact = call(Fill::SmallInts)?.of_wrong_elements();
+    Ok(exact.merge(call(Fill::Uniform)?))
 }
