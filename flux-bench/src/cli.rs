@@ -114,6 +114,12 @@ mod tests {
     }
 
     #[test]
+    fn links_are_measured_at_least_once() {
+        let parse = |samples: &str| Cli::try_parse_from(["flux-bench", "links", "--samples", samples]);
+        assert!(parse("1").is_ok() && parse("0").is_err());
+    }
+
+    #[test]
     fn trace_needs_one_shape_and_something_to_show() {
         let parse = |words: &str| Cli::try_parse_from(["flux-bench", "trace"].into_iter().chain(words.split(' ')));
         assert!(parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err());
