@@ -71,31 +71,42 @@ impl<'a, T: Element> GpuLane<'a, T> {
         self.choose_spin()
     }
 
-    /// One call of what the op is compared with, poisoned before and checked as a whole on random data: of AllGather-GEMM the serial path, of GEMM-ReduceScatter the GEMM, as
-    /// that of a world of one. The sum of its results is NCCL's, which rounds it in an order of its own: the bound of an element does not hold for it. Collective.
+    /// One call of what the op is compared with, on integers, its output poisoned before and checked as a whole: of AllGather-GEMM the serial path, of
+    /// GEMM-ReduceScatter the GEMM, as that of a world of one. Integers are exact however an algorithm shares out `k`; but NCCL's sum of them is rounded on its way,
+    /// and no reference says what it has to be. Collective.
     pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
         self.watch.beat();
-        let (gpu, problem, rank) = (self.gpu, *self.op.problem(), self.site.rank());
-        gpu.poison(self.between.address(), self.between.bytes())?;
-        if problem.op() == OpKind::AllGatherGemm {
-            self.site.poison(&mut self.sets[0].y)?;
-            self.launch(Contender::Serial, 0)?;
-            return self.site.verify(&self.sets[0], false);
-        }
+        let held = self.sets[0].holds.context("the operands must be filled first")?;
+        self.gpu.poison(self.between.address(), self.between.bytes())?;
+        let verdict = match held.problem.op() {
+            OpKind::AllGatherGemm => {
+                self.site.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
+                self.site.poison(&mut self.sets[0].y)?;
+                self.launch(Contender::Serial, 0)?;
+                self.site.verify(&self.sets[0], false)?
+            }
+            OpKind::GemmReduceScatter => self.verify_gemm()?,
+        };
+        self.site.fill(&mut self.sets[0], held)?;
+        // The GEMM's `x` and what the collective reads are of random data again.
+        self.launch(Contender::Serial, 0)?;
+        Ok(verdict)
+    }
+
+    /// The GEMM of a GEMM-ReduceScatter on the first set, of which it leaves nothing.
+    fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
+        let (gpu, problem, set) = (self.gpu, self.op.problem(), &mut self.sets[0]);
         let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
         let [m, n, k] = [problem.m(), problem.n(), problem.k_local()].map(|extent| extent as usize);
-        let alone = Operands::new(Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), world)?, SEED, 0, Fill::Uniform);
-        let held = self.sets[0].holds.take().context("the operands must be filled first")?;
-        for (to, window, seed) in [
-            (&self.sets[0].x, x_window(&alone.problem, first), alone.seed_x),
-            (&self.sets[0].w, w_window(&alone.problem, first), alone.seed_w),
-        ] {
-            gpu.fill(block(to)?, window, seed, alone.fill, problem.dtype())?;
-        }
+        let alone = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), world)?;
+        let operands = Operands::new(alone, SEED, 0, Fill::SmallInts);
+        set.holds = None;
+        gpu.fill(block(&set.x)?, x_window(&alone, first), operands.seed_x, operands.fill, alone.dtype())?;
+        gpu.fill(block(&set.w)?, w_window(&alone, first), operands.seed_w, operands.fill, alone.dtype())?;
         self.gemm(0)?;
-        let verdict = gpu.verify(&alone, first, self.between.address(), (false, Nodes::apart(world)))?;
-        self.site.fill(&mut self.sets[0], held)?;
-        Ok(Verdict { first: verdict.first.map(|first| Violation { rank: rank.get(), ..first }), ..verdict })
+        let verdict = gpu.verify(&operands, first, self.between.address(), (false, Nodes::apart(world)))?;
+        let rank = self.site.rank().get();
+        Ok(Verdict { first: verdict.first.map(|first| Violation { rank, ..first }), ..verdict })
     }
 
     /// Times every candidate on every rank and takes the one whose slowest rank is fastest.

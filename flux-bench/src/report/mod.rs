@@ -70,7 +70,7 @@ pub struct Row {
     pub tflops: f64,
     /// Largest deviation from an fp64 reference over the whole output, in units of the reference's largest element.
     pub max_rel_err: f64,
-    /// Whether random data stayed within the derived bound and integer data were exact, over the whole output on every rank; on GPUs the baseline's random data too.
+    /// Whether random data stayed within the derived bound and integer data were exact, over the whole output on every rank; on GPUs the baseline's integers too.
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
