@@ -6,12 +6,14 @@
 
 and reads FILE: a line of JSON that names the versions, then one for each row. One process a GPU, all in the caller's process group.
 
-Invariant: in each round every contender runs once, in the same order on every rank. Before each sample a one-word all-reduce has lined the
-ranks up on their devices, and a spinning kernel has given the host the time to enqueue what is timed. A result that is not the serial
-path's makes its row unverified; a fused op that raises leaves the reason in place of its times.
+Invariant: in each round every contender runs once, in the same order on every rank, and every call takes another operand set than the one
+before. Before each sample a one-word all-reduce has lined the ranks up on their devices, and a spinning kernel has given the host the time to
+enqueue what is timed. A result that is not the serial path's makes its row unverified; a fused op that raises leaves the reason in place of
+its times.
 """
 
 import ctypes
+import itertools
 import json
 import signal
 import sys
@@ -137,11 +139,11 @@ class Bench:
         contenders = [("gemm_ms", gemm), ("serial_ms", serial)] + ([] if why else [("async_tp_ms", fused)])
         spins = [self.spin_for(call, sets) for _, call in contenders]
         rounds = [[] for _ in contenders]
-        for index in range(WARM_UP + self.job["samples"]):
-            for (_, call), spin, times in zip(contenders, spins, rounds):
-                elapsed = self.sample(call, sets[index % SETS], spin)
+        for index, turns in enumerate(schedule(len(contenders), WARM_UP + self.job["samples"])):
+            for contender, operands in turns:
+                elapsed = self.sample(contenders[contender][1], sets[operands], spins[contender])
                 if index >= WARM_UP:
-                    times.append(elapsed)
+                    rounds[contender].append(elapsed)
         row = {"op": case["op"], "model": case["model"], "m": m, "n": case["n"], "k": case["k"], "tp": self.world, "dtype": "bf16"}
         row["async_tp_ms"] = None
         for (name, _), times in zip(contenders, rounds):
@@ -193,6 +195,12 @@ class Bench:
         self.end.record()
         self.end.synchronize()
         return self.start.elapsed_time(self.end)
+
+
+def schedule(contenders, rounds):
+    """Who runs in each round and on which operand set: in all orders by turns, so that none always follows the same other, the sets one after the other."""
+    orders, calls = list(itertools.permutations(range(contenders))), itertools.count()
+    return [[(contender, next(calls) % SETS) for contender in orders[index % len(orders)]] for index in range(rounds)]
 
 
 def percentiles(times):

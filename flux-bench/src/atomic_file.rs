@@ -3,9 +3,8 @@
 //! Invariant: the target's name refers to what it referred to before, or to the complete new content, whatever fails in between: the content
 //! is written to a temporary file in the target's own folder, brought to the medium, and renamed.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Why a file was not written. Nothing is left behind.
@@ -16,7 +15,7 @@ pub enum WriteError {
     #[error("{0} cannot be written: it is not a regular file")]
     NotAFile(PathBuf),
     /// The folder is missing or cannot be written.
-    #[error("{target} cannot be written: a file cannot be created in {folder}: {source}", target = target.display(), folder = folder.display())]
+    #[error("{target} cannot be written: a file cannot be created in {folder}", target = target.display(), folder = folder.display())]
     Create {
         /// What should have been written.
         target: PathBuf,
@@ -26,7 +25,7 @@ pub enum WriteError {
         source: io::Error,
     },
     /// The content could not be written whole: a full disk, a quota, a medium's error.
-    #[error("{target} was not written: {source}", target = target.display())]
+    #[error("{target} was not written", target = target.display())]
     Write {
         /// What should have been written.
         target: PathBuf,
@@ -77,9 +76,9 @@ fn temporary(target: &Path) -> Result<tempfile::NamedTempFile, WriteError> {
     let folder = folder(target);
     let mut prefix = std::ffi::OsString::from(".");
     prefix.push(name);
-    // What a plain `File::create` would give: everything that the umask leaves.
-    let created =
-        tempfile::Builder::new().prefix(&prefix).suffix(".partial").permissions(Permissions::from_mode(0o666)).tempfile_in(folder);
+    // What a plain `File::create` would give, everything that the umask leaves; and the system's own error: of its own files the library's would say the path again.
+    let create = |path: &Path| File::options().read(true).write(true).create_new(true).open(path);
+    let created = tempfile::Builder::new().prefix(&prefix).suffix(".partial").make_in(folder, create);
     created.map_err(|source| WriteError::Create { target: target.to_owned(), folder: folder.to_owned(), source })
 }
 
@@ -106,6 +105,16 @@ mod tests {
     }
 
     #[test]
+    fn an_error_says_the_systems_reason_and_the_path_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = format!("{:#}", anyhow::Error::from(check(&folder.path().join("no/y.bin")).unwrap_err()));
+        assert_eq!((error.matches("No such file").count(), error.matches("/no").count()), (1, 2), "target and folder: {error}");
+        let full = |_: &mut dyn Write| Err(io::Error::from(io::ErrorKind::StorageFull));
+        let error = format!("{:#}", anyhow::Error::from(write(&folder.path().join("y.bin"), full).unwrap_err()));
+        assert!(error.ends_with("y.bin was not written: no storage space"), "{error}");
+    }
+
+    #[test]
     fn a_success_replaces_the_old_file() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("y.bin");
@@ -113,6 +122,10 @@ mod tests {
             write(&target, |w| w.write_all(content)).unwrap();
             assert_eq!(fs::read(&target).unwrap(), content);
         }
+        let plain = folder.path().join("plain");
+        fs::write(&plain, "").unwrap();
+        assert_eq!(fs::metadata(&target).unwrap().permissions(), fs::metadata(&plain).unwrap().permissions());
+        fs::remove_file(plain).unwrap();
         assert_eq!(names(folder.path()), ["y.bin"]);
     }
 

@@ -90,7 +90,8 @@ fn status(right: bool) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use crate::plan::{Plan, ScheduleArgs};
+    use clap::{Args, CommandFactory};
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -113,6 +114,12 @@ mod tests {
     }
 
     #[test]
+    fn links_are_measured_at_least_once() {
+        let parse = |samples: &str| Cli::try_parse_from(["flux-bench", "links", "--samples", samples]);
+        assert!(parse("1").is_ok() && parse("0").is_err());
+    }
+
+    #[test]
     fn trace_needs_one_shape_and_something_to_show() {
         let parse = |words: &str| Cli::try_parse_from(["flux-bench", "trace"].into_iter().chain(words.split(' ')));
         assert!(parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err());
@@ -130,6 +137,18 @@ mod tests {
         let Command::Simulate(args) = parse("--ms 512 --machine h800 --band 2").unwrap().command else { panic!("not a simulation") };
         assert_eq!((args.machine.name, args.tp, args.schedule.band), ("H800", 8, Some(2)));
         assert!(parse("--against a.json --splits 2").is_ok());
+    }
+
+    #[test]
+    fn no_workers_are_refused_and_every_change_to_the_plan_is_listed_as_one() {
+        for command in ["bench --workers 0", "trace --ops ag_gemm --ms 64 --summary --workers 0"] {
+            assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(command.split(' '))).is_err(), "{command}");
+        }
+        let schedule = ScheduleArgs::augment_args(clap::Command::new("schedule"));
+        let plan = Plan::augment_args(clap::Command::new("plan"));
+        for argument in schedule.get_arguments().chain(plan.get_arguments()) {
+            assert_eq!(argument.get_help_heading(), Some("Plan"), "{}", argument.get_id());
+        }
     }
 
     #[test]

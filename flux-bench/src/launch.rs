@@ -2,6 +2,7 @@
 //!
 //! Invariant: the launch fails where a rank failed, and leaves no rank behind.
 
+use crate::report::{LAUNCHED_BY, command_line};
 use anyhow::Context;
 use flux_core::WorldSize;
 use flux_core::rank::MAX_WORLD;
@@ -27,7 +28,7 @@ pub fn run(args: &Args) -> anyhow::Result<u8> {
     let ranks = WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
     let (program, words) = args.program.split_first().context("there is no program to launch")?;
     // NVLink multicast can take a shared host's devices out of service.
-    let mut launcher = Launcher::new(ranks, program).args(words).env("NCCL_NVLS_ENABLE", "0");
+    let mut launcher = Launcher::new(ranks, program).args(words).env("NCCL_NVLS_ENABLE", "0").env(LAUNCHED_BY, command_line());
     if let Some(hosts) = args.hosts {
         launcher = launcher.apart(hosts);
     }

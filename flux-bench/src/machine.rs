@@ -1,7 +1,7 @@
 //! What this machine is, as reports name it, and which devices ranks work on.
 
 use crate::report::Ranks;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use flux_core::Rank;
 use flux_transport::{Communicator, Mover, Options, Select, cuda, nccl};
 
@@ -30,11 +30,12 @@ pub fn gpu_count() -> u32 {
     cuda::device_count().unwrap_or(0)
 }
 
-/// Whether ranks of a transport work on GPUs here.
+/// Whether ranks of a transport work on GPUs here; `auto` is what `FLUX_TRANSPORT` names, as it is for a communicator.
 ///
 /// # Errors
-/// GPUs are asked for where there are none.
+/// GPUs are asked for where there are none, or the variable names no transport.
 pub fn uses_gpus(select: Select) -> anyhow::Result<bool> {
+    let select = named(select, std::env::var("FLUX_TRANSPORT").ok().as_deref())?;
     match select {
         Select::Host => Ok(false),
         Select::Auto => Ok(gpu_count() > 0),
@@ -43,6 +44,14 @@ pub fn uses_gpus(select: Select) -> anyhow::Result<bool> {
             Err(why) => bail!("transport {select} needs GPUs: {why}"),
             Ok(()) => bail!("transport {select} needs GPUs: this process sees none"),
         },
+    }
+}
+
+/// What is asked for: where that is left open, what the variable names.
+fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
+    match variable {
+        Some(name) if select == Select::Auto && !name.is_empty() => name.parse().context("FLUX_TRANSPORT"),
+        _ => Ok(select),
     }
 }
 
@@ -93,7 +102,18 @@ fn driver_of(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::driver_of;
+    use super::{driver_of, named};
+    use flux_transport::Select;
+
+    #[test]
+    fn the_variable_names_what_is_left_open_and_no_nonsense() {
+        assert_eq!(named(Select::Auto, None).unwrap(), Select::Auto);
+        assert_eq!(named(Select::Auto, Some("")).unwrap(), Select::Auto);
+        assert_eq!(named(Select::Auto, Some("pcie")).unwrap(), Select::Pcie);
+        assert_eq!(named(Select::Host, Some("pigeon")).unwrap(), Select::Host);
+        let error = format!("{:#}", named(Select::Auto, Some("pigeon")).unwrap_err());
+        assert!(error.starts_with("FLUX_TRANSPORT: `pigeon` names no transport"), "{error}");
+    }
 
     #[test]
     fn the_driver_is_found_in_the_modules_text() {

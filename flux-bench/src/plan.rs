@@ -36,7 +36,7 @@ pub struct ScheduleArgs {
     #[arg(long, value_name = "ITEMS", help_heading = "Plan")]
     pub splits: Option<u32>,
     /// Workers by groups of whom the tiles that whole waves leave are shared; 1 for none
-    #[arg(long, value_name = "WORKERS")]
+    #[arg(long, value_name = "WORKERS", help_heading = "Plan")]
     pub shares: Option<u32>,
     /// Partial tiles that are added while a tile is multiplied (gemm_rs)
     #[arg(long, value_name = "TILES", help_heading = "Plan")]
@@ -65,7 +65,7 @@ pub struct Plan {
     #[arg(long, value_name = "PERCENT", help_heading = "Plan")]
     pub spread: Option<u32>,
     /// Workers of a rank: CTAs, or threads on the host
-    #[arg(long, help_heading = "Plan")]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Plan")]
     pub workers: Option<u32>,
 }
 

@@ -84,6 +84,12 @@ impl Verdict {
         Some(Self { max_error: f64::from_bits(error), max_reference: f64::from_bits(reference), violations, first })
     }
 
+    /// What is wrong alone: how far off integers are, or a baseline, says nothing of the op's random data.
+    #[must_use]
+    pub(crate) fn of_wrong_elements(self) -> Self {
+        Self { violations: self.violations, first: self.first, ..Self::default() }
+    }
+
     /// Whether every element was right.
     pub const fn ok(&self) -> bool {
         self.violations == 0

@@ -103,6 +103,14 @@ pub fn layers(models: &[Model], ops: &[OpKind], ms: &[usize], world: WorldSize) 
     Ok(layers)
 }
 
+/// What `--shapes` and `--ms` say, and where they say nothing whole layers at `on_gpus` rows, or on the host what two cores finish in seconds.
+pub(crate) fn or_usual(models: &[Model], ms: &[usize], on_gpus: Option<&[usize]>) -> anyhow::Result<(Vec<Model>, Vec<usize>)> {
+    let usual = if on_gpus.is_some() { ["gpt3", "llama70b"] } else { ["gpt3/16", "llama70b/16"] };
+    let models = if models.is_empty() { usual.iter().map(|word| word.parse()).collect::<Result<_, _>>()? } else { models.to_vec() };
+    let ms = if ms.is_empty() { on_gpus.unwrap_or(&[512]) } else { ms };
+    Ok((models, ms.to_vec()))
+}
+
 /// The op of a `--ops` word.
 pub fn parse_op(word: &str) -> Result<OpKind, String> {
     match word.replace('-', "_").as_str() {
@@ -123,6 +131,15 @@ pub fn world(tp: u32) -> anyhow::Result<WorldSize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_left_out_is_what_the_machine_can_do() {
+        let names = |(models, ms): (Vec<Model>, Vec<usize>)| (models.iter().map(|m| m.name().to_owned()).collect::<Vec<_>>().join(" "), ms);
+        assert_eq!(names(or_usual(&[], &[], Some(&[64, 128])).unwrap()), ("gpt3 llama70b".to_owned(), vec![64, 128]));
+        assert_eq!(names(or_usual(&[], &[], None).unwrap()), ("gpt3/16 llama70b/16".to_owned(), vec![512]));
+        let given = ["gpt3/128".parse().unwrap()];
+        assert_eq!(names(or_usual(&given, &[16], None).unwrap()), ("gpt3/128".to_owned(), vec![16]));
+    }
 
     #[test]
     fn models_have_the_extents_of_the_issue() {

@@ -62,6 +62,25 @@ fn a_shape_that_no_world_can_split_is_refused() {
 }
 
 #[test]
+fn the_variable_decides_where_no_transport_is_named() {
+    let bench = |transport: &str, hidden: bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.args(["bench", "--tp", "2", "--ms", "16", "--shapes", "gpt3/128", "--samples", "1"]).env("FLUX_TRANSPORT", transport);
+        if hidden {
+            command.env("CUDA_VISIBLE_DEVICES", "");
+        }
+        command.output().unwrap()
+    };
+    for (transport, says) in [("nvlink", "transport nvlink needs GPUs"), ("pigeon", "FLUX_TRANSPORT: `pigeon` names no transport")] {
+        let done = bench(transport, true);
+        assert!(done.status.code() == Some(1) && text(&done).contains(says), "{transport}: {}", text(&done));
+    }
+    // Also where there are GPUs.
+    let done = bench("host", false);
+    assert!(done.status.success() && text(&done).contains("transport host, TP 2"), "{}", text(&done));
+}
+
+#[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let done = flux_bench(&["bench", "--transport", "host", "--json", "/no/such/folder/b.json"]);
     assert_eq!(done.status.code(), Some(1));
@@ -74,6 +93,8 @@ fn each_first_call_has_a_process_of_its_own_and_a_slow_one_fails() {
     let done = flux_bench(&[words.as_slice(), &["--at-most", "1e9"]].concat());
     assert!(done.status.success(), "{}", text(&done));
     assert_eq!(text(&done).lines().filter(|l| l.starts_with("ag_gemm")).count(), 2, "{}", text(&done));
+    let unjudged = flux_bench(&words);
+    assert!(unjudged.status.success() && !text(&unjudged).contains("at most"), "{}", text(&unjudged));
     let slow = flux_bench(&[words.as_slice(), &["--at-most", "0"]].concat());
     assert_eq!((slow.status.code(), text(&slow).matches("TOO SLOW").count()), (Some(1), 2), "{}", text(&slow));
 }
@@ -120,4 +141,11 @@ fn a_launch_gives_each_rank_its_number_and_reports_a_failure() {
     }
     let failed = flux_bench(&["launch", "--ranks", "2", "--", "sh", "-c", "exit $((FLUX_RANK * 7))"]);
     assert_eq!(failed.status.code(), Some(7), "{}", text(&failed));
+    let missing = flux_bench(&["launch", "--ranks", "1", "--", "/no/such/program"]);
+    assert_eq!(missing.status.code(), Some(1), "{}", text(&missing));
+    assert!(
+        text(&missing).ends_with("cannot start \"/no/such/program\" as rank 0: No such file or directory (os error 2)\n"),
+        "{}",
+        text(&missing)
+    );
 }

@@ -47,6 +47,7 @@ fn processes_measure_what_threads_do() {
     let done = flux_bench().args(BENCH).args(["--tp", "3", "--processes", "--sustained", "0.1", "--json"]).arg(&path).output().unwrap();
     assert_measured(&done, &path, 3, 3);
     let report = report(&path);
+    assert!(report.origin.command.starts_with("flux-bench bench --transport host "), "{}", report.origin.command);
     assert!(report.origin.command.contains(" --tp 3 --processes --sustained 0.1 "), "{}", report.origin.command);
     assert!(report.rows.iter().all(|row| row.sustained.is_some_and(|s| s.blocks == 1 && s.t_op_ms.median > 0.0)));
 }
@@ -58,6 +59,8 @@ fn under_a_launcher_the_ranks_are_those_that_were_launched() {
     let program = env!("CARGO_BIN_EXE_flux-bench");
     let done = flux_bench().args(["launch", "--ranks", "2", "--", program]).args(BENCH).arg("--json").arg(&path).output().unwrap();
     assert_measured(&done, &path, 2, 3);
+    let command = report(&path).origin.command;
+    assert!(command.starts_with("flux-bench launch --ranks 2 -- flux-bench bench --transport host "), "{command}");
 
     let done = flux_bench().args(["launch", "--ranks", "2", "--", program]).args(BENCH).args(["--tp", "4"]).output().unwrap();
     assert_eq!(done.status.code(), Some(1), "{}", text(&done));

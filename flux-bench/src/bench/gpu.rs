@@ -3,24 +3,27 @@
 //! Invariant: a sample is the time between two events on the rank's stream. Before the first, a one-word all-reduce has lined the ranks up on
 //! their devices and a spinning kernel has given the host time to enqueue what is timed, so launch cost is hidden alike for all contenders.
 
+use super::SEED;
 use super::measure::{Contender, Lane, slowest};
 use super::watch::Watch;
+use crate::data::Fill;
 use crate::gpu::Gpu;
 use crate::gpu::choice;
 use crate::gpu::cublas::Gemm;
 use crate::memory::Buffer;
 use crate::op::FusedOp;
-use crate::operands::{elements, w_window, x_window, y_window};
+use crate::operands::{Operands, elements, w_window, x_window, y_window};
+use crate::reference::{Verdict, Violation};
 use crate::site::{OperandSet, Site};
 use crate::stats::Span;
 use anyhow::{Context, bail};
-use flux_core::{OpKind, Problem};
+use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_transport::cuda::DeviceBlock;
 use flux_transport::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
 
-/// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one reads.
+/// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one reads, nor the one after it.
 pub(crate) const SETS: usize = 3;
 
 /// One rank's contenders.
@@ -68,6 +71,44 @@ impl<'a, T: Element> GpuLane<'a, T> {
         self.choose_spin()
     }
 
+    /// One call of what the op is compared with, on integers, its output poisoned before and checked as a whole: of AllGather-GEMM the serial path, of
+    /// GEMM-ReduceScatter the GEMM, as that of a world of one. Integers are exact however an algorithm shares out `k`; but NCCL's sum of them is rounded on its way,
+    /// and no reference says what it has to be. Collective.
+    pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
+        self.watch.beat();
+        let held = self.sets[0].holds.context("the operands must be filled first")?;
+        self.gpu.poison(self.between.address(), self.between.bytes())?;
+        let verdict = match held.problem.op() {
+            OpKind::AllGatherGemm => {
+                self.site.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
+                self.site.poison(&mut self.sets[0].y)?;
+                self.launch(Contender::Serial, 0)?;
+                self.site.verify(&self.sets[0], false)?
+            }
+            OpKind::GemmReduceScatter => self.verify_gemm()?,
+        };
+        self.site.fill(&mut self.sets[0], held)?;
+        // The GEMM's `x` and what the collective reads are of random data again.
+        self.launch(Contender::Serial, 0)?;
+        Ok(verdict)
+    }
+
+    /// The GEMM of a GEMM-ReduceScatter on the first set, of which it leaves nothing.
+    fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
+        let (gpu, problem, set) = (self.gpu, self.op.problem(), &mut self.sets[0]);
+        let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
+        let [m, n, k] = [problem.m(), problem.n(), problem.k_local()].map(|extent| extent as usize);
+        let alone = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), world)?;
+        let operands = Operands::new(alone, SEED, 0, Fill::SmallInts);
+        set.holds = None;
+        gpu.fill(block(&set.x)?, x_window(&alone, first), operands.seed_x, operands.fill, alone.dtype())?;
+        gpu.fill(block(&set.w)?, w_window(&alone, first), operands.seed_w, operands.fill, alone.dtype())?;
+        self.gemm(0)?;
+        let verdict = gpu.verify(&operands, first, self.between.address(), (false, Nodes::apart(world)))?;
+        let rank = self.site.rank().get();
+        Ok(Verdict { first: verdict.first.map(|first| Violation { rank, ..first }), ..verdict })
+    }
+
     /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
     fn choose_algorithm(&mut self) -> anyhow::Result<()> {
         // Equal devices have equal candidates; should they not, all must still run as many collectives.
@@ -79,7 +120,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
             self.gemm(0)?;
             self.gpu.synchronize()?;
             self.site.comm().barrier()?;
-            let spans = choice::settled(|round| self.sample(Contender::Gemm, round))?;
+            let spans = choice::settled(|call| self.sample(Contender::Gemm, call))?;
             Ok(slowest(self.site.comm(), &spans)?.median)
         })?;
         self.gemm.choose(best);
@@ -88,11 +129,11 @@ impl<'a, T: Element> GpuLane<'a, T> {
 
     /// Spins for longer than the slowest rank takes to enqueue the contender that takes it longest.
     fn choose_spin(&mut self) -> anyhow::Result<()> {
-        let longest = choice::longest_enqueue(&Contender::ALL, |contender, round| {
+        let longest = choice::longest_enqueue(&Contender::ALL, |contender, call| {
             self.watch.beat();
             self.site.comm().barrier()?;
             let start = Instant::now();
-            self.launch(contender, round)?;
+            self.launch(contender, call)?;
             let took = start.elapsed();
             self.gpu.synchronize()?;
             Ok(took)
@@ -104,8 +145,8 @@ impl<'a, T: Element> GpuLane<'a, T> {
         Ok(())
     }
 
-    fn launch(&mut self, contender: Contender, round: usize) -> anyhow::Result<()> {
-        let set = round % self.sets.len();
+    fn launch(&mut self, contender: Contender, call: usize) -> anyhow::Result<()> {
+        let set = call % self.sets.len();
         match (contender, self.op.problem().op()) {
             (Contender::Op, _) => self.site.forward(self.op, &mut self.sets[set]),
             (Contender::Gemm, _) => self.gemm(set),
@@ -154,11 +195,11 @@ impl<'a, T: Element> GpuLane<'a, T> {
 }
 
 impl<T: Element> Lane for GpuLane<'_, T> {
-    fn sample(&mut self, contender: Contender, round: usize) -> anyhow::Result<Span> {
+    fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Span> {
         self.watch.beat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
         let gpu = self.gpu;
-        let end = gpu.time(|| self.launch(contender, round))?;
+        let end = gpu.time(|| self.launch(contender, call))?;
         Ok(Span { start: 0.0, end })
     }
 
@@ -174,7 +215,7 @@ impl<T: Element> Lane for GpuLane<'_, T> {
 
 /// Bytes of device memory that a row takes on one rank, the workspace left out.
 pub(super) fn device_bytes(problem: &Problem) -> u64 {
-    let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, flux_core::Rank::new(0))) as u64);
+    let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, Rank::new(0))) as u64);
     let between = match problem.op() {
         OpKind::AllGatherGemm => u64::from(problem.m()) * u64::from(problem.k()),
         OpKind::GemmReduceScatter => u64::from(problem.m()) * u64::from(problem.n()),
@@ -182,9 +223,13 @@ pub(super) fn device_bytes(problem: &Problem) -> u64 {
     (windows.iter().sum::<u64>() * SETS as u64 + between) * problem.dtype().bytes() as u64
 }
 
-fn address<T>(buffer: &Buffer<T>) -> anyhow::Result<u64> {
+fn block<T>(buffer: &Buffer<T>) -> anyhow::Result<&DeviceBlock> {
     match buffer {
-        Buffer::Cuda { block, .. } => Ok(block.address()),
+        Buffer::Cuda { block, .. } => Ok(block),
         Buffer::Host(_) => bail!("host memory on a rank that works on a device"),
     }
+}
+
+fn address<T>(buffer: &Buffer<T>) -> anyhow::Result<u64> {
+    Ok(block(buffer)?.address())
 }

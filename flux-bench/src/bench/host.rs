@@ -115,7 +115,7 @@ impl<'a, T: Element> HostLane<'a, T> {
 }
 
 impl<T: Element> Lane for HostLane<'_, T> {
-    fn sample(&mut self, contender: Contender, _round: usize) -> anyhow::Result<Span> {
+    fn sample(&mut self, contender: Contender, _call: usize) -> anyhow::Result<Span> {
         self.block(contender, 1)
     }
 

@@ -1,6 +1,7 @@
 //! Interleaved rounds: in each, every contender runs once, so that a machine that slows down slows them all.
 //!
-//! Invariant: the ranks run the same contenders in the same order, and each sample starts with all ranks lined up.
+//! Invariant: the ranks run the same contenders in the same order, each sample starts with all ranks lined up, and every call takes the next operand set of a
+//! rotation, whosever it is: what the call before has left in L2 is no contender's own.
 
 use crate::report::Measured;
 use crate::rest::Rest;
@@ -22,8 +23,16 @@ pub enum Contender {
 }
 
 impl Contender {
-    /// All, in the order of a round.
+    /// All.
     pub const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
+
+    /// All, in the order of a round: in four rounds each follows each other once, whose heat and leavings in L2 it finds. The collective is a rest for the card,
+    /// which to and fro would give to its neighbours and never to the op.
+    ///
+    /// Source: Williams, "Experimental designs balanced for the estimation of residual effects of treatments", 1949.
+    pub fn in_round(round: usize) -> [Self; 4] {
+        [0, 1, 3, 2].map(|contender| Self::ALL[(contender + round) % 4])
+    }
 
     /// Its times.
     pub const fn of(self, measured: &Measured) -> Times {
@@ -38,8 +47,8 @@ impl Contender {
 
 /// One rank's contenders at one shape.
 pub trait Lane {
-    /// Lines the ranks up, runs `contender` once on this rank's operand set number `round` of its rotation, and says how long that took.
-    fn sample(&mut self, contender: Contender, round: usize) -> anyhow::Result<Span>;
+    /// Lines the ranks up, runs `contender` once on this rank's operand set number `call` of its rotation, and says how long that took.
+    fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Span>;
 
     /// Lines the ranks up once, runs `contender` so many times back to back on all operand sets in turn, and says how long that took in all.
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span>;
@@ -51,12 +60,13 @@ pub const WARM_UP: usize = 5;
 /// Times all contenders over so many rounds, each sample after a rest. Collective; every rank gets the same result. `tick` is called after each round, warm-up included.
 pub fn measure(lane: &mut dyn Lane, comm: &Communicator, samples: usize, rest: Rest, tick: &dyn Fn()) -> anyhow::Result<Measured> {
     let mut spans: [Vec<Span>; 4] = Default::default();
+    let mut calls = 0..;
     for round in 0..WARM_UP + samples {
-        for (contender, spans) in Contender::ALL.into_iter().zip(&mut spans) {
+        for (contender, call) in Contender::in_round(round).into_iter().zip(&mut calls) {
             rest.take();
-            let span = lane.sample(contender, round).with_context(|| format!("{contender:?}, round {round}"))?;
+            let span = lane.sample(contender, call).with_context(|| format!("{contender:?}, round {round}"))?;
             if round >= WARM_UP {
-                spans.push(span);
+                spans[contender as usize].push(span);
             }
         }
         tick();
@@ -89,18 +99,20 @@ pub(super) fn slowest(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Time
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::gpu::SETS;
     use crate::ranks;
     use flux_transport::{Options, Select, World};
     use std::time::{Duration, Instant};
 
-    /// Says when it was asked.
+    /// Says what it was asked for, and when. A contender's time is its number, and much more in warm-up rounds.
     #[derive(Default)]
-    struct Asked(Vec<Instant>);
+    struct Asked(Vec<(Contender, usize, Instant)>);
 
     impl Lane for Asked {
-        fn sample(&mut self, _: Contender, _: usize) -> anyhow::Result<Span> {
-            self.0.push(Instant::now());
-            Ok(Span { start: 0.0, end: 1.0 })
+        fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Span> {
+            let warm_up = if self.0.len() < WARM_UP * Contender::ALL.len() { 100.0 } else { 0.0 };
+            self.0.push((contender, call, Instant::now()));
+            Ok(Span { start: 0.0, end: warm_up + f64::from(contender as u8) })
         }
 
         fn block(&mut self, _: Contender, _: usize) -> anyhow::Result<Span> {
@@ -108,15 +120,49 @@ mod tests {
         }
     }
 
-    #[test]
-    fn each_sample_comes_after_a_rest() {
+    /// What was asked for in so many rounds, and what came of it.
+    fn asked(samples: usize, rest: Rest) -> (Asked, Measured) {
         let [world] = &World::local(1).unwrap()[..] else { panic!("not one rank") };
         let comm = Communicator::connect_blocking(world, Options::from(Select::Host)).unwrap();
-        let (mut lane, begun) = (Asked::default(), Instant::now());
-        measure(&mut lane, &comm, 2, Rest { ms: Some(3) }, &|| ()).unwrap();
-        assert_eq!(lane.0.len(), (WARM_UP + 2) * Contender::ALL.len());
-        let before = std::iter::once(&begun).chain(&lane.0);
-        assert!(before.zip(&lane.0).all(|(before, now)| now.duration_since(*before) >= Duration::from_millis(3)));
+        let mut lane = Asked::default();
+        let measured = measure(&mut lane, &comm, samples, rest, &|| ()).unwrap();
+        (lane, measured)
+    }
+
+    #[test]
+    fn each_sample_comes_after_a_rest() {
+        let begun = Instant::now();
+        let (lane, _) = asked(2, Rest { ms: Some(3) });
+        let when: Vec<Instant> = lane.0.iter().map(|&(.., when)| when).collect();
+        assert_eq!(when.len(), (WARM_UP + 2) * Contender::ALL.len());
+        let before = std::iter::once(&begun).chain(&when);
+        assert!(before.zip(&when).all(|(before, now)| now.duration_since(*before) >= Duration::from_millis(3)));
+    }
+
+    #[test]
+    fn every_call_takes_another_operand_set_and_none_always_follows_the_same_other() {
+        let samples = 12 * SETS - WARM_UP;
+        let (lane, measured) = asked(samples, Rest { ms: None });
+        let mut follows = [[0; 4]; 4];
+        for (before, now) in lane.0.iter().zip(&lane.0[1..]) {
+            assert_ne!(before.1 % SETS, now.1 % SETS, "{:?} after {:?}", now.0, before.0);
+            follows[now.0 as usize][before.0 as usize] += 1;
+        }
+        for (round, calls) in lane.0.chunks(4).enumerate() {
+            assert!(Contender::ALL.iter().all(|of| calls.iter().any(|(c, ..)| c == of)), "round {round}: {calls:?}");
+        }
+        for contender in Contender::ALL {
+            let mut taken = [0; SETS];
+            lane.0.iter().filter(|(c, ..)| *c == contender).for_each(|(_, call, _)| taken[call % SETS] += 1);
+            assert_eq!(taken, [12; SETS], "{contender:?} on each set");
+            let (follows, own) = (follows[contender as usize], contender as usize);
+            assert!(
+                follows.iter().enumerate().all(|(other, &times)| if other == own { times == 0 } else { times >= 9 }),
+                "{contender:?}: {follows:?}"
+            );
+            let only = f64::from(contender as u8);
+            assert_eq!(contender.of(&measured), Times { p10: only, median: only, p90: only }, "its own rounds, without warm-up");
+        }
     }
 
     #[test]

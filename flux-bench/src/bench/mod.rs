@@ -36,7 +36,7 @@ pub struct Args {
     /// Global rows; 512 to 8192 on GPUs and 512 on the host where it is left out
     #[arg(long, value_delimiter = ',', value_name = "M,...")]
     pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16
+    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on the host a sixteenth of both
     #[arg(long, value_delimiter = ',', value_name = "MODEL,...")]
     pub shapes: Vec<Model>,
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out. A launch has as many as were launched
@@ -165,18 +165,8 @@ impl Job {
 }
 
 fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Case>> {
-    let default = |words: &[&str]| words.iter().map(|w| w.parse()).collect::<Result<Vec<Model>, _>>();
-    let models = match (args.shapes.as_slice(), on_gpus) {
-        ([], true) => default(&["gpt3", "llama70b"])?,
-        // Shapes that two cores finish in seconds.
-        ([], false) => default(&["gpt3/16", "llama70b/16"])?,
-        (given, _) => given.to_vec(),
-    };
-    let ms = match (args.ms.as_slice(), on_gpus) {
-        ([], true) => vec![512, 1024, 2048, 4096, 8192],
-        ([], false) => vec![512],
-        (given, _) => given.to_vec(),
-    };
+    let on_gpus = on_gpus.then_some([512, 1024, 2048, 4096, 8192].as_slice());
+    let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus)?;
     let most = ms.iter().max().copied().filter(|_| args.ms.is_empty());
     let layers = shapes::layers(&models, &args.ops, &ms, world)?;
     let case = |Layer { model, problem }: Layer| {

@@ -1,7 +1,7 @@
 //! One rank's part of the benchmark, as a thread or as a process.
 //!
 //! Invariant: every rank takes the same steps, and what a row says of all ranks has come over the control plane when its case was over: nothing is exchanged
-//! inside an interval that is timed.
+//! inside an interval that is timed, but for the barrier that stands for the collective's own waits in the host's serial path.
 
 use super::gpu::{self, GpuLane};
 use super::host::HostLane;
@@ -62,7 +62,7 @@ impl Rank<'_> {
     fn on_host(&self, case: &Case) -> anyhow::Result<Row> {
         self.bar.set_message(case.problem.to_string());
         let (site, problem) = (self.site, &case.problem);
-        let workers = self.job.plan.workers.unwrap_or(machine::cores() / problem.world().get()).max(1);
+        let workers = self.job.plan.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
         let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
         let mut set = site.operand_set(problem)?;
         let verdict = verify(site, &op, &mut set)?;
@@ -90,13 +90,17 @@ impl Rank<'_> {
                 site.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform))?;
             }
             let mut lane = GpuLane::new(site, &nccl, &op, &mut sets, &watch)?;
-            let times = watch.over(|| {
+            let measured = watch.over(|| {
                 lane.prepare()?;
-                self.times(case, &mut lane)
+                Ok((lane.verify()?, self.times(case, &mut lane)?))
             });
             // Here, while all that a collective may still use is there.
-            let times = times.unwrap_or_else(|error| end::give_up(world.rank(), &error));
+            let (baseline, times) = measured.unwrap_or_else(|error| end::give_up(world.rank(), &error));
             drop(lane);
+            if !baseline.ok() {
+                eprintln!("{}, the baseline: {baseline}", case.problem);
+            }
+            let verdict = verdict.merge(baseline.of_wrong_elements());
             rows.push(self.row(case, &op, times, verdict.merge(verify(site, &op, &mut sets[0])?))?);
         }
         Ok(rows)
@@ -144,6 +148,6 @@ fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut OperandSet<bf16>) -> anyhow
         site.sync(op)?;
         site.verify(set, op.schedule().stack)
     };
-    let exact = call(Fill::SmallInts)?;
-    Ok(Verdict { violations: exact.violations, first: exact.first, ..Verdict::default() }.merge(call(Fill::Uniform)?))
+    let exact = call(Fill::SmallInts)?.of_wrong_elements();
+    Ok(exact.merge(call(Fill::Uniform)?))
 }

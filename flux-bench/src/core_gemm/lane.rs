@@ -102,9 +102,7 @@ impl<'a> Lane<'a> {
 
     /// One call of each contender of ours with integer data, which must be exact.
     pub(super) fn verify_exact(&mut self) -> anyhow::Result<Verdict> {
-        let verdict = self.verify_all(Fill::SmallInts)?;
-        // How far off integers are says nothing of random data.
-        Ok(Verdict { violations: verdict.violations, first: verdict.first, ..Verdict::default() })
+        Ok(self.verify_all(Fill::SmallInts)?.of_wrong_elements())
     }
 
     /// The same with random data, which must be within the bound.

@@ -25,11 +25,11 @@ pub struct Args {
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Global rows
-    #[arg(long, value_delimiter = ',', value_name = "M,...", default_value = "512,2048,8192")]
+    /// Global rows; 512, 2048 and 8192 on GPUs and 512 on the host where it is left out
+    #[arg(long, value_delimiter = ',', value_name = "M,...")]
     pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16
-    #[arg(long, value_delimiter = ',', value_name = "MODEL,...", default_value = "gpt3,llama70b")]
+    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on the host a sixteenth of both
+    #[arg(long, value_delimiter = ',', value_name = "MODEL,...")]
     pub shapes: Vec<Model>,
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out
     #[arg(long, value_name = "RANKS")]
@@ -40,9 +40,9 @@ pub struct Args {
     /// Ops
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
-    /// How many times as long as a warm call a first one may take
-    #[arg(long, value_name = "RATIO", default_value_t = 2.0)]
-    pub at_most: f64,
+    /// How many times as long as a warm call a first one may take; 2 on GPUs, and any on the host, where it is left out
+    #[arg(long, value_name = "RATIO")]
+    pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub limit: u64,
@@ -58,7 +58,8 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     let on_gpus = machine::uses_gpus(args.transport)?;
     let tp = args.tp.unwrap_or_else(|| if on_gpus { machine::gpu_count() } else { 8 });
-    let cases = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(tp)?)?;
+    let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus.then_some(&[512, 2048, 8192]))?;
+    let cases = shapes::layers(&models, &args.ops, &ms, shapes::world(tp)?)?;
     ensure!(!cases.is_empty(), "there is nothing to time");
     if let Some(path) = &args.here {
         let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
@@ -71,7 +72,9 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let folder = tempfile::tempdir().context("a folder for the rows cannot be made")?;
     let rows = cases.iter().map(|case| in_a_process(args, case, tp, folder.path())).collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(on_gpus, tp, bench_report::Ranks::Threads);
-    let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most: args.at_most, rows };
+    // On the host a few cores are shared by all ranks' threads, which start when they can.
+    let at_most = args.at_most.or(on_gpus.then_some(2.0));
+    let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most, rows };
     print!("{}", table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;

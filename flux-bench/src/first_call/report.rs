@@ -18,8 +18,9 @@ pub struct FirstCallReport {
     /// Where it was measured, and how it is repeated: `device` to `command`.
     #[serde(flatten)]
     pub origin: Origin,
-    /// How many times as long as a warm call a first one may take.
-    pub at_most: f64,
+    /// How many times as long as a warm call a first one may take, where that is judged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
     /// One per op and shape, each from a process of its own.
     pub rows: Vec<FirstCall>,
 }
@@ -32,7 +33,7 @@ pub struct FirstCall {
     pub head: Head,
     /// The first call after the op was built.
     pub first_call_ms: f64,
-    /// Later calls, timed alike: after as long a rest.
+    /// Later calls, timed alike: on GPUs after as long a rest.
     pub warm_ms: Times,
     /// Calls without a rest before them.
     pub busy_ms: Times,
@@ -62,19 +63,20 @@ impl FirstCallReport {
 
     /// Not a number is no success.
     fn keeps(&self, row: &FirstCall) -> bool {
-        row.ratio() <= self.at_most
+        self.at_most.is_none_or(|most| row.ratio() <= most)
     }
 }
 
 /// The report as text: what was measured where, then a line a row.
 pub fn table(report: &FirstCallReport) -> String {
     let tp = report.rows.first().map_or(0, |r| r.head.tp);
+    let at_most = report.at_most.map_or_else(String::new, |most| format!("; at most {most} times a warm call"));
+    let rests =
+        if report.origin.gpus > 0 { "warm: after as long a rest as the first; busy: right after another" } else { "no call after a rest" };
     let mut text = format!(
-        "{}, TP {tp}\nfirst call after build, a process each; ms, slowest rank; at most {} times a warm call\n\
-         warm: after as long a rest as the first; busy: right after another\n\n\
+        "{}, TP {tp}\nfirst call after build, a process each; ms, slowest rank{at_most}\n{rests}\n\n\
          {}    first     warm  ratio     busy   enqueue first     warm\n",
         report.origin.device,
-        report.at_most,
         Head::ABOVE
     );
     for r in &report.rows {

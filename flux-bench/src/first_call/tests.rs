@@ -17,7 +17,12 @@ fn row(first_call_ms: f64) -> FirstCall {
 }
 
 fn report(rows: Vec<FirstCall>) -> FirstCallReport {
-    FirstCallReport { schema: SCHEMA, origin: crate::report::Origin::of_a_test("a device", 2, "flux-bench first-call"), at_most: 2.0, rows }
+    FirstCallReport {
+        schema: SCHEMA,
+        origin: crate::report::Origin::of_a_test("a device", 2, "flux-bench first-call"),
+        at_most: Some(2.0),
+        rows,
+    }
 }
 
 #[test]
@@ -30,6 +35,21 @@ fn one_slow_first_call_fails_the_whole_and_is_marked() {
         assert_eq!(marked.iter().filter(|&&m| m).count(), 1);
         assert!(marked[marked.len() - 1]);
     }
+}
+
+#[test]
+fn the_host_is_not_judged_and_has_no_rests() {
+    let on_gpus = report(vec![row(100.0)]);
+    assert!(table(&on_gpus).contains("at most 2 times a warm call\nwarm: after as long a rest"), "{}", table(&on_gpus));
+    let mut on_host = FirstCallReport { at_most: None, ..on_gpus };
+    on_host.origin.gpus = 0;
+    let text = table(&on_host);
+    assert!(
+        on_host.kept() && !text.contains("TOO SLOW") && !text.contains("at most") && text.contains("\nno call after a rest\n"),
+        "{text}"
+    );
+    let json = serde_json::to_value(&on_host).unwrap();
+    assert!(json.get("at_most").is_none() && serde_json::from_value::<FirstCallReport>(json).unwrap() == on_host);
 }
 
 #[test]

@@ -14,13 +14,15 @@ const RING: u32 = 4;
 
 type Report<'a> = &'a mut dyn FnMut(Link);
 
-/// Measures everything that this machine has devices for.
-pub(super) fn all(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
+/// Copies to pinned memory of the host and from it.
+pub(super) fn with_the_host(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
     let everyone: Vec<&Rig> = rigs.iter().collect();
-    host_staging(&everyone, samples, report)?;
-    if rigs.len() < 2 {
-        return Ok(());
-    }
+    host_staging(&everyone, samples, report)
+}
+
+/// What goes between devices, of which there are two at least, that reach each other.
+pub(super) fn between(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
+    let everyone: Vec<&Rig> = rigs.iter().collect();
     one_pair(rigs, samples, report)?;
     all_gather(&everyone, samples, report)?;
     bulk(&everyone, samples, report)?;
@@ -55,10 +57,8 @@ fn host_staging(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Re
             // SAFETY: the rig's own memory, a half of it for each lane.
             unsafe { copy(lane, to, from, BOX / 2) }
         };
-        if group[0].lanes.len() > 1 {
-            let name = format!("to pinned host memory and from it, each way, {who}");
-            rate(&name, BOX / 2, samples, report, &|| once(group, 2, &both))?;
-        }
+        let name = format!("to pinned host memory and from it, each way, {who}");
+        rate(&name, BOX / 2, samples, report, &|| once(group, 2, &both))?;
         if rigs.len() == 1 {
             break;
         }

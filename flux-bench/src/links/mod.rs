@@ -6,7 +6,7 @@
 mod measures;
 mod rig;
 
-use crate::report;
+use crate::report::{Origin, Ranks};
 use anyhow::Context;
 use flux_transport::cuda;
 use serde::Serialize;
@@ -19,8 +19,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Runs of each movement
-    #[arg(long, default_value_t = 20)]
-    pub samples: usize,
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub samples: u32,
 }
 
 /// One measured movement.
@@ -40,27 +40,35 @@ pub struct Link {
 struct LinkTable {
     schema: u32,
     #[serde(flatten)]
-    origin: report::Origin,
+    origin: Origin,
     rows: Vec<Link>,
 }
 
 /// Measures, prints, writes.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    cuda::available().context("links are measured between GPUs")?;
+    cuda::available().context("links are those of GPUs")?;
     if let Some(path) = &args.json {
         crate::atomic_file::check(path)?;
     }
     let rigs = rig::open_all()?;
-    let machine = crate::machine::describe(true, rigs.len() as u32, report::Ranks::Threads);
+    let machine = crate::machine::describe(true, rigs.len() as u32, Ranks::Threads);
     println!("{}, {} GPUs\n", machine.device, machine.gpus);
     let mut rows = Vec::new();
-    measures::all(&rigs, args.samples.max(1), &mut |link: Link| {
+    let samples = args.samples as usize;
+    let mut report = |link: Link| {
         let rate = link.gb_per_s.map_or_else(String::new, |r| format!("{r:8.1} GB/s"));
         println!("{:<64} {:>10}  {:>10.2} us  {rate}", link.movement, size(link.bytes), link.us);
         rows.push(link);
-    })?;
+    };
+    measures::with_the_host(&rigs, samples, &mut report)?;
+    if rigs.len() > 1 {
+        match rig::reach(&rigs)? {
+            Ok(()) => measures::between(&rigs, samples, &mut report)?,
+            Err(why) => println!("between GPUs nothing is measured: {why}"),
+        }
+    }
     if let Some(path) = &args.json {
-        let table = LinkTable { schema: report::SCHEMA, origin: report::Origin::of(&machine), rows };
+        let table = LinkTable { schema: crate::report::SCHEMA, origin: Origin::of(&machine), rows };
         crate::atomic_file::write_json(path, &table)?;
     }
     Ok(())

@@ -1,9 +1,10 @@
 //! Devices made ready for moving bytes between them.
 //!
-//! Invariant: every device's `outbox` and `inbox` can be read and written by every other, and nothing else uses them.
+//! Invariant: nothing but what is measured uses a device's `outbox`, `inbox` and `staging`; where [`reach`] says so, every other device can read and write the
+//! first two.
 
 use crate::gpu::{Gpu, kernels};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_kernels::harness::Links;
 use flux_transport::cuda::{self, CudaDevice, DeviceBlock, PinnedBlock};
@@ -38,22 +39,32 @@ impl Lane {
     }
 }
 
-/// Opens every device and lets each reach the others.
+/// Lanes of a rig at least: one for each way to the host and back.
+const BOTH_WAYS: usize = 2;
+
+/// Opens every device.
 pub(super) fn open_all() -> anyhow::Result<Vec<Rig>> {
     let count = cuda::device_count()?;
     let devices = (0..count).map(CudaDevice::open).collect::<Result<Vec<_>, _>>()?;
-    for (from, to) in devices.iter().flat_map(|f| devices.iter().map(move |t| (f, t))).filter(|(f, t)| f.ordinal() != t.ordinal()) {
-        if !cuda::can_access_peer(from.ordinal(), to.ordinal())? {
-            bail!("GPU {} cannot access memory of GPU {}: there is no direct link to measure", from.ordinal(), to.ordinal());
+    devices.iter().map(|device| Rig::open(device, BOTH_WAYS.max(devices.len() - 1))).collect()
+}
+
+/// Lets each device reach the others, or says which one cannot.
+pub(super) fn reach(rigs: &[Rig]) -> anyhow::Result<Result<(), String>> {
+    let devices = || rigs.iter().map(|rig| rig.gpu.device());
+    for (from, to) in devices().flat_map(|f| devices().map(move |t| (f, t))).filter(|(f, t)| f.ordinal() != t.ordinal()) {
+        let (here, there) = (from.ordinal(), to.ordinal());
+        if !cuda::can_access_peer(here, there)? {
+            return Ok(Err(format!("GPU {here} cannot access memory of GPU {there}")));
         }
         from.bind()?;
         // SAFETY: both contexts are retained; `from`'s is current.
         match unsafe { sys::cuCtxEnablePeerAccess(to.context().cu_ctx(), 0) } {
             sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
-            code => bail!("GPU {} may not access GPU {}: {code:?}", from.ordinal(), to.ordinal()),
+            code => return Ok(Err(format!("GPU {here} may not access GPU {there}: {code:?}"))),
         }
     }
-    devices.iter().map(|device| Rig::open(device, devices.len().max(2) - 1)).collect()
+    Ok(Ok(()))
 }
 
 impl Rig {

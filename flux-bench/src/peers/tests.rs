@@ -120,3 +120,33 @@ fn the_script_says_that_there_is_no_pytorch() {
     let error = run(&python(folder.path(), text), &small_job(), limit()).unwrap_err().to_string();
     assert!(error.contains("exit status: 3:\nPyTorch cannot be imported"), "{error}");
 }
+
+/// Of the real script, which makes it without PyTorch.
+#[test]
+fn the_schedule_gives_every_call_another_operand_set_and_every_contender_all_of_them() {
+    const CHECKS: &str = r#"
+import json, runpy, sys
+script = runpy.run_path(sys.argv[1])
+print(json.dumps([[script["schedule"](contenders, 36) for contenders in (2, 3)], script["SETS"]]))
+"#;
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/async_tp.py");
+    let said = Command::new("python3").args(["-B", "-c", CHECKS, script]).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let (schedules, sets): (Vec<Vec<Vec<[usize; 2]>>>, usize) = serde_json::from_slice(&said.stdout).unwrap();
+    for (rounds, contenders) in schedules.iter().zip([2, 3]) {
+        let calls: Vec<[usize; 2]> = rounds.iter().flatten().copied().collect();
+        assert_eq!((rounds.len(), calls.len()), (36, 36 * contenders));
+        assert!(calls.windows(2).all(|pair| pair[0][1] != pair[1][1]), "{calls:?}");
+        for contender in 0..contenders {
+            assert!(rounds.iter().all(|round| round.iter().filter(|turn| turn[0] == contender).count() == 1));
+            for set in 0..sets {
+                let taken = calls.iter().filter(|&&turn| turn == [contender, set]).count();
+                assert_eq!(taken, 36 / sets, "{contender} of {contenders} on set {set}");
+            }
+            for other in (0..contenders).filter(|&other| other != contender) {
+                let after = calls.windows(2).filter(|pair| pair[0][0] == other && pair[1][0] == contender).count();
+                assert!(after >= 12, "{contender} of {contenders} follows {other} {after} times");
+            }
+        }
+    }
+}

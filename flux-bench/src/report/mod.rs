@@ -70,7 +70,7 @@ pub struct Row {
     pub tflops: f64,
     /// Largest deviation from an fp64 reference over the whole output, in units of the reference's largest element.
     pub max_rel_err: f64,
-    /// Whether random data stayed within the derived bound and integer data were exact, over the whole output on every rank.
+    /// Whether random data stayed within the derived bound and integer data were exact, over the whole output on every rank; on GPUs the baseline's integers too.
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
@@ -144,11 +144,17 @@ fn milliseconds(times: Times) -> Duration {
     Duration::from_secs_f64(times.median.max(0.0) * 1e-3)
 }
 
-/// The command line of this process with the variables that change what it measures, quoted for a shell on any machine: of absolute paths only the file's
-/// name is told.
+/// The variable in which `flux-bench launch` tells its ranks its own [`command_line`].
+pub(crate) const LAUNCHED_BY: &str = "FLUX_LAUNCHED_BY";
+
+/// The command line that repeats this run: that of this process, or of `flux-bench launch` where that has started it. With the variables that change what
+/// it measures, quoted for a shell on any machine: of absolute paths only the file's name is told.
 pub fn command_line() -> String {
+    if let Ok(launcher) = std::env::var(LAUNCHED_BY) {
+        return launcher;
+    }
     let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    shown(variables, std::env::args())
+    shown(variables, std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
 }
 
 /// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.

@@ -48,7 +48,7 @@ pub(super) fn table(rows: &[Row]) -> String {
             let _ = writeln!(text, "\nback to back, {} s each, by turns: times of a call and E, and the rounds' E\n", s.seconds);
             let _ = writeln!(text, "{}   T_op ms    T_gemm  T_serial     E %  rounds  difference", Head::ABOVE);
         }
-        let (sustained, rounds) = (stands_out(&s.t_serial_ms, &s.t_gemm_ms), resolved(row));
+        let (sustained, rounds) = (stands_out(&s.t_serial_ms, &s.t_gemm_ms, s.blocks), resolved(row));
         let shown = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{:.1}", v * 100.0));
         let [op, gemm, serial] = [s.t_op_ms, s.t_gemm_ms, s.t_serial_ms].map(|t| ms(t.median));
         let e = shown(s.overlap_efficiency.filter(|_| sustained));

@@ -95,6 +95,21 @@ fn an_efficiency_within_the_noise_is_not_shown() {
 }
 
 #[test]
+fn an_efficiency_of_few_samples_is_not_shown() {
+    let mut report = report();
+    for (samples, shown) in [(1, false), (2, false), (4, false), (5, true)] {
+        report.rows[0].samples = samples;
+        assert_eq!(table(&report).contains("  75.0  "), shown, "{samples}: {}", table(&report));
+    }
+    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12) };
+    let sustained = |blocks| Sustained::new(1.0, blocks, [flat(1.8), flat(1.6), flat(2.6)], &measured);
+    for (blocks, shown) in [(2, false), (5, true)] {
+        report.rows[0].sustained = Some(sustained(blocks));
+        assert_eq!(table(&report).contains(" 80.0 "), shown, "{blocks}: {}", table(&report));
+    }
+}
+
+#[test]
 fn a_command_line_is_quoted_with_what_counts_and_tells_no_machines_paths() {
     let words = ["/opt/flux-bench", "bench", "--json", "/data/out/x.json", "--json=/data/y.json", "results/z.json", "it's"];
     let set = [("NCCL_P2P_DISABLE", "1"), ("NCCL_NVLS_ENABLE", "0"), ("HOME", "/x"), ("FLUX_NODES", "2"), ("CUDA_VISIBLE_DEVICES", "0,1")];

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum InputError {
     /// The file cannot be read.
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error("{} cannot be read", path.display())]
     Read {
         /// The file.
         path: PathBuf,

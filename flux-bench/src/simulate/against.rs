@@ -60,7 +60,7 @@ pub fn compare(report: &Report, args: ScheduleArgs, pushes: Pushes, machine: &Ma
     report.rows.iter().map(|row| Compared::of(row, args, pushes, machine).with_context(|| row.head.to_string())).collect()
 }
 
-/// The rows as text, and how far the simulation is off where the model is meant to hold.
+/// The rows as text, and the verdict on the model.
 pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
     let head = ["op", "model", "m", "n", "k", "tp", "measured ms", "simulated", "off %", ""];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
@@ -69,12 +69,23 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
         let figures = [ms(row.measured), ms(row.simulated), format!("{:+.1}", row.off()), other.to_owned()];
         row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(figures).collect()
     }));
-    let off: Vec<f64> = rows.iter().filter(|row| row.head.m >= LEAST_ROWS).map(|row| row.off().abs()).collect();
-    let summary = Times::of(&off).map_or_else(String::new, |times| {
+    format!("{}\n{}{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines), summary(rows))
+}
+
+/// How far the simulation is off where the model is meant to hold: what was measured with another schedule says nothing of that.
+fn summary(rows: &[Compared]) -> String {
+    let (same, others): (Vec<&Compared>, Vec<_>) = rows.iter().filter(|row| row.head.m >= LEAST_ROWS).partition(|row| row.same_schedule);
+    let left_out = if others.is_empty() { String::new() } else { format!("; {} of another schedule left out", others.len()) };
+    let off: Vec<f64> = same.iter().map(|row| row.off().abs()).collect();
+    let found = Times::of(&off).map(|times| {
         let most = off.iter().copied().fold(0.0, f64::max);
-        format!("\nm >= {LEAST_ROWS}: {} rows, off by {:.1} % (median), {most:.1} % at most\n", off.len(), times.median)
+        let rows = if off.len() == 1 { "row" } else { "rows" };
+        format!("{} {rows}, off by {:.1} % (median), {most:.1} % at most", off.len(), times.median)
     });
-    format!("{}\n{}{summary}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
+    match found {
+        None if others.is_empty() => String::new(),
+        found => format!("\nm >= {LEAST_ROWS}: {}{left_out}\n", found.as_deref().unwrap_or("no rows")),
+    }
 }
 
 #[cfg(test)]
@@ -95,7 +106,11 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("-5.0\n") && text.contains("+3.0  other schedule\n"), "{text}");
-        assert!(text.ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n"), "{text}");
+        assert!(text.ends_with("\nm >= 512: 1 row, off by 5.0 % (median), 5.0 % at most; 1 of another schedule left out\n"), "{text}");
+        let alike = [row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, true)];
+        assert!(table(&alike, &Machine::H200).ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n"));
+        assert!(table(&rows[2..], &Machine::H200).ends_with("\nm >= 512: no rows; 1 of another schedule left out\n"));
+        assert!(!table(&rows[..1], &Machine::H200).contains("m >= 512"));
         let known = table(&rows[1..2], &Machine::H800);
         assert!(known.starts_with("SIMULATED, not measured: a model of H800 over NVLink, which nothing measured has confirmed"), "{known}");
         assert!(!known.contains("m < 512"), "{known}");

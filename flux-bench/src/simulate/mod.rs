@@ -39,7 +39,7 @@ pub struct Args {
     /// GPUs of the machine: h200, or h800 (never measured)
     #[arg(long, default_value = "h200", value_parser = machine)]
     pub machine: Machine,
-    /// Simulate the rows of this file of `bench --json` and show both times of each
+    /// Simulate the rows of this file of `bench --json`, show both times of each, and how far off those are that were measured with the schedule simulated
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
     pub against: Option<PathBuf>,
     /// Print each row's schedule too

@@ -60,7 +60,7 @@ pub enum LaunchError {
         ranks: WorldSize,
     },
     /// There is no room for the rendezvous.
-    #[error("cannot make a private directory in {}: {source}", .within.display())]
+    #[error("cannot make a private directory in {}", .within.display())]
     Directory {
         /// Where it was to be.
         within: PathBuf,
@@ -68,7 +68,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// The program does not start.
-    #[error("cannot start {program:?} as rank {rank}: {source}")]
+    #[error("cannot start {program:?} as rank {rank}")]
     Start {
         /// The program.
         program: OsString,
@@ -78,7 +78,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// The launcher cannot look after its ranks.
-    #[error("{step}: {source}")]
+    #[error("{step} failed")]
     Io {
         /// What was being done.
         step: &'static str,
