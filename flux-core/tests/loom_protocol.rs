@@ -4,10 +4,10 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p flux-core --test loom_protocol --release`
 #![cfg(loom)]
 
+use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::{NONE, WorkItem};
 use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, Word, Words, initialise, read_fault};
-use flux_core::Rank;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -46,8 +46,9 @@ impl Word for FlawedWord {
 struct Flaws {
     signal: Flaw,
     counter: Flaw,
+    ticket: Flaw,
 }
-const SOUND: Flaws = Flaws { signal: Flaw::None, counter: Flaw::None };
+const SOUND: Flaws = Flaws { signal: Flaw::None, counter: Flaw::None, ticket: Flaw::None };
 
 /// The last call before the wrap, so that the calls of a test have epochs `u32::MAX`, 0 and 1.
 const FIRST: Epoch = Epoch::new(u32::MAX);
@@ -98,7 +99,7 @@ fn machine(flaws: Flaws) -> [RankWords; 2] {
     let word = |flaw| FlawedWord(AtomicU32::new(0), flaw);
     let block = || Block {
         signals: std::array::from_fn(|_| word(flaws.signal)),
-        control: std::array::from_fn(|_| word(Flaw::None)),
+        control: std::array::from_fn(|control| word(if control == Control::Ticket as usize { flaws.ticket } else { Flaw::None })),
         counter: word(flaws.counter),
         fault: std::array::from_fn(|_| word(Flaw::None)),
         abort: word(Flaw::None),
@@ -153,23 +154,53 @@ enum Part {
 
 /// Calls one after the other, the third of which uses the half of the first again.
 fn calls(flaws: Flaws, calls: u32, parts: [Part; 2]) {
-    let run = move |words: RankWords, part: Part| {
-        for _ in 0..calls {
-            let call = Protocol::open(&words, words.1);
-            if part != Part::Receives {
-                send(call, &words, 0, 1);
-            }
-            if part != Part::Sends {
-                receive(call, &words, 1);
-            }
-            assert_eq!(call.leave(1, false, patient), Ok(Left::Closed));
-        }
-    };
     explore(3, move || {
         let [first, second] = machine(flaws);
-        let other = thread::spawn(move || run(second, parts[1]));
-        run(first, parts[0]);
+        let other = thread::spawn(move || calls_of(&second, calls, parts[1]));
+        calls_of(&first, calls, parts[0]);
         other.join().expect("the other rank ends");
+    });
+}
+
+/// A rank's calls, by one worker.
+fn calls_of(words: &RankWords, calls: u32, part: Part) {
+    for _ in 0..calls {
+        let call = Protocol::open(words, words.1);
+        if part != Part::Receives {
+            send(call, words, 0, 1);
+        }
+        if part != Part::Sends {
+            receive(call, words, 1);
+        }
+        assert_eq!(call.leave(1, false, patient), Ok(Left::Closed));
+    }
+}
+
+/// Two workers of a rank read in its first call, and the one that closes it makes the next, on the strength of which the peer writes over what both have read.
+fn readers(flaws: Flaws) {
+    explore(2, move || {
+        let [first, second] = machine(flaws);
+        let peer = thread::spawn(move || {
+            calls_of(&second, 2, Part::Both);
+            send(Protocol::open(&second, READER), &second, 0, 1);
+        });
+        let work = |words: RankWords| {
+            let call = Protocol::open(&words, SENDER);
+            receive(call, &words, 1);
+            if call.leave(2, false, patient) == Ok(Left::Closed) {
+                calls_of(&words, 1, Part::Both);
+            }
+        };
+        let call = Protocol::open(&first, SENDER);
+        send(call, &first, 0, 1);
+        // Before there are two of them: workers that spin beside each other have no end in the model.
+        call.wait(0, READER, patient).expect("nothing fails");
+        let other = first.clone();
+        let other = thread::spawn(move || work(other));
+        work(first);
+        for thread in [peer, other] {
+            thread.join().expect("every thread ends");
+        }
     });
 }
 
@@ -214,6 +245,17 @@ fn a_relaxed_publish_is_caught() {
 #[should_panic(expected = "Causality violation")]
 fn reuse_of_a_half_by_a_rank_that_hears_from_nobody_is_caught() {
     calls(SOUND, 3, [Part::Sends, Part::Receives]);
+}
+
+#[test]
+fn the_last_worker_to_leave_goes_on_for_all() {
+    readers(SOUND);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_relaxed_ticket_is_caught() {
+    readers(Flaws { ticket: Flaw::RelaxedIncrement, ..SOUND });
 }
 
 #[test]

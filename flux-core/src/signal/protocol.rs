@@ -7,9 +7,9 @@
 
 use super::fault::poison;
 use super::{Control, Epoch, Poisoned, Word, Words};
+use crate::Rank;
 use crate::layout::{FaultRecord, fault};
 use crate::program::{NONE, WorkItem};
-use crate::Rank;
 use std::ops::ControlFlow;
 
 /// A worker's side of the call in progress, on `rank`.

@@ -3,8 +3,8 @@
 //! Invariant: a word on a pad has one writer in a call, the rank that the tile program names; its owner only reads it. Control words, counters and fault words are private to a rank.
 
 use super::{Epoch, Word};
-use crate::layout::{WorkspaceSize, control};
 use crate::Rank;
+use crate::layout::{WorkspaceSize, control};
 
 /// The control words of a rank, besides its chunk counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -35,13 +35,7 @@ pub(super) fn nonce(sender: &Identity, from: u32, to: u32) -> u32 {
 }
 
 /// Writes this rank's words and waits until the copies are done.
-pub(super) fn send(
-    device: &CudaDevice,
-    lane: &Lane,
-    at: &Workspace,
-    rank: u32,
-    identities: &[Identity],
-) -> Result<(), CudaError> {
+pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, identities: &[Identity]) -> Result<(), CudaError> {
     let staging = DeviceBlock::new(device, 4 * MAX_WORLD)?;
     let _current = device.enter()?;
     // Memory of other nodes has no address.
@@ -58,12 +52,7 @@ pub(super) fn send(
 }
 
 /// Reads this rank's pad and returns the words that are not what their writers sent.
-pub(super) fn check(
-    device: &CudaDevice,
-    at: &Workspace,
-    rank: u32,
-    identities: &[Identity],
-) -> Result<Vec<Missing>, CudaError> {
+pub(super) fn check(device: &CudaDevice, at: &Workspace, rank: u32, identities: &[Identity]) -> Result<Vec<Missing>, CudaError> {
     let vetoed = vetoed();
     let mut missing = Vec::new();
     for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize && at.pads()[peer] != 0) {

@@ -1,8 +1,8 @@
 //! Ranks as threads, and what an executor does with a workspace.
 
+use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::{Left, Poisoned, Protocol, SharedMemory};
-use flux_core::Rank;
 use flux_transport::{Options, Select, WorkspaceView, World};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};

@@ -1,13 +1,10 @@
 //! A rank that drops a communicator which works while its peers keep theirs. Ranks are processes: among threads NCCL leaves the work to the last. The test starts
 //! its own binary again for each rank.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
-mod gpu_support;
-
+use crate::gpu_support::{devices, skip};
 use flux_core::WorldSize;
 use flux_transport::launch::{Launcher, exit_code};
 use flux_transport::{Communicator, Select, World, nccl};
-use gpu_support::{devices, skip};
 use std::time::{Duration, Instant};
 
 /// Set for the processes that are ranks.
@@ -17,12 +14,12 @@ const KEPT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_rank_leaves_while_its_peers_stay() {
-    let Some(_) = devices("gpu_nccl_leave", 2) else { return };
+    let Some(_) = devices("gpu_nccl", 2) else { return };
     if let Err(why) = nccl::available() {
-        return skip("gpu_nccl_leave", &why);
+        return skip("gpu_nccl", &why);
     }
     let status = Launcher::new(WorldSize::new(2).unwrap(), std::env::current_exe().unwrap())
-        .args(["--exact", "one_rank", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "leave::one_rank", "--nocapture", "--test-threads=1"])
         .env(IS_RANK, "1")
         .run()
         .unwrap();

@@ -1,16 +1,13 @@
 //! Pushes by copy engines: rows and signals arrive, in the right half, in the order of calls.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
-mod gpu_support;
-
+use crate::gpu_support::push::{ROW, calls_arrive, options, push, shard, transfers};
+use crate::gpu_support::{Buffer, devices, linked_devices, with_ranks};
 use flux_core::program::Transfer;
 use flux_transport::{Options, TransportError};
-use gpu_support::push::{ROW, calls_arrive, options, push, shard, transfers};
-use gpu_support::{Buffer, devices, linked_devices, with_ranks};
 
 #[test]
 fn rows_and_signals_arrive_in_the_half_of_each_call() {
-    let Some(world) = linked_devices("gpu_push", 2) else { return };
+    let Some(world) = linked_devices("gpu_peers", 2) else { return };
     for world in [2, world] {
         let first = u32::MAX - 2;
         with_ranks(world, options(world, first), |this| calls_arrive(&this, first));
@@ -19,7 +16,7 @@ fn rows_and_signals_arrive_in_the_half_of_each_call() {
 
 #[test]
 fn ranks_on_one_device_push_to_each_other() {
-    let Some(_) = devices("gpu_push", 1) else { return };
+    let Some(_) = devices("gpu_peers", 1) else { return };
     for world in [2, 3] {
         let shared = Options { shared_device: true, device: Some(0), ..options(world, 1) };
         with_ranks(world, shared, |this| calls_arrive(&this, 1));
@@ -28,7 +25,7 @@ fn ranks_on_one_device_push_to_each_other() {
 
 #[test]
 fn a_bad_transfer_is_refused_before_anything_moves() {
-    let Some(_) = devices("gpu_push", 1) else { return };
+    let Some(_) = devices("gpu_peers", 1) else { return };
     let shared = Options { shared_device: true, device: Some(0), ..options(2, 1) };
     with_ranks(2, shared, |this| {
         let mut list = transfers(this.rank(), 2);

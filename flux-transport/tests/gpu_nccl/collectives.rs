@@ -1,13 +1,10 @@
 //! NCCL's collectives over all devices of the machine, each rank a thread, against sums made on the host.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
-mod gpu_support;
-
+use crate::gpu_support::{Buffer, devices, on_threads, pattern, read_words, skip};
 use flux_core::layout::WorkspaceSize;
 use flux_transport::cuda::{CudaDevice, SideStream};
 use flux_transport::nccl::{self, Comm, ElementType, UniqueId};
 use flux_transport::{Communicator, Options, Select, World};
-use gpu_support::{Buffer, devices, on_threads, pattern, read_words, skip};
 use std::time::Duration;
 
 #[test]

@@ -1,16 +1,13 @@
 //! Symmetric memory: every rank reaches every other's, and growth keeps the epoch.
-#![allow(clippy::unwrap_used, reason = "a test")]
 
-mod gpu_support;
-
+use crate::gpu_support::memory::{SIZE, assert_fresh, exchange_blocks, options};
+use crate::gpu_support::{devices, linked_devices, with_ranks};
 use flux_core::layout::WorkspaceSize;
 use flux_transport::{Communicator, ConnectError, Options, Select, World};
-use gpu_support::memory::{SIZE, assert_fresh, exchange_blocks, options};
-use gpu_support::{devices, linked_devices, with_ranks};
 
 #[test]
 fn every_rank_reads_what_every_other_wrote() {
-    let Some(world) = linked_devices("gpu_memory", 2) else { return };
+    let Some(world) = linked_devices("gpu_peers", 2) else { return };
     for (world, epoch) in [(world, 1), (2, 0)] {
         with_ranks(world, options(epoch), |this| {
             assert_fresh(&this, epoch);
@@ -23,7 +20,7 @@ fn every_rank_reads_what_every_other_wrote() {
 
 #[test]
 fn ranks_that_share_a_device_reach_each_other() {
-    let Some(_) = devices("gpu_memory", 1) else { return };
+    let Some(_) = devices("gpu_peers", 1) else { return };
     for world in [1, 2, 4] {
         let shared = Options { shared_device: true, device: Some(0), ..options(9) };
         with_ranks(world, shared, |this| {
@@ -35,7 +32,7 @@ fn ranks_that_share_a_device_reach_each_other() {
 
 #[test]
 fn two_ranks_on_one_device_are_refused_unless_asked_for() {
-    let Some(_) = devices("gpu_memory", 1) else { return };
+    let Some(_) = devices("gpu_peers", 1) else { return };
     let worlds = World::local(2).unwrap();
     std::thread::scope(|scope| {
         for world in worlds {
@@ -51,7 +48,7 @@ fn two_ranks_on_one_device_are_refused_unless_asked_for() {
 
 #[test]
 fn growth_keeps_the_epoch_and_maps_new_memory_everywhere() {
-    let Some(count) = linked_devices("gpu_memory", 1) else { return };
+    let Some(count) = linked_devices("gpu_peers", 1) else { return };
     let world = count.min(2);
     with_ranks(world, options(u32::MAX), |this| {
         let old = this.view();
@@ -77,7 +74,7 @@ fn growth_keeps_the_epoch_and_maps_new_memory_everywhere() {
 
 #[test]
 fn a_growth_beyond_the_device_leaves_the_workspace_as_it_was() {
-    let Some(count) = linked_devices("gpu_memory", 1) else { return };
+    let Some(count) = linked_devices("gpu_peers", 1) else { return };
     let world = count.min(2);
     with_ranks(world, options(3), |this| {
         let view = this.view();
