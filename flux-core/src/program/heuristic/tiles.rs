@@ -25,7 +25,7 @@ pub(super) const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);
 /// Steps along `k` from which on it is long enough, as its ends are longer. With fewer it was not measured.
 const LARGE_STEPS: u32 = 96;
 /// Operations of a rank from which on it is a choice for partial tiles that are staged, too: some 3 ms of an H200. GPT-3 at TP 2 and m = 1024, a quarter of that, takes 19 % more
-/// time over `pcie` with it (results/h200-x2-pcie.json, 8be58e2).
+/// time over `pcie` with it (results/h200-x2-pcie.json of 8be58e2, in the history).
 pub(super) const LONG: u64 = 2_000_000_000_000;
 /// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
 const READ: u64 = 2900;
