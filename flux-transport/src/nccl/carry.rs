@@ -3,8 +3,8 @@
 //! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
 //! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
 //! failed sends other words; so what is not whole is never sent as if it were. Only where messages are aborted may a word have come before its chunk: by then this rank's
-//! call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before
-//! this stream asks for it, which is after the call that read the half before.
+//! call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks for it, which is after the call that read the
+//! half before.
 
 use super::outbox::Outbox;
 use super::progress::{Place, Step};

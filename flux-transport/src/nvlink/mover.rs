@@ -1,6 +1,7 @@
 //! The push of an AllGather-GEMM by copy engines.
 //!
-//! Invariant: every word raised is this call's epoch, read on the device, and follows the rows that it announces.
+//! Invariant: every word raised is this call's epoch, read on the device, and follows the rows that it announces; after a call that failed, whose epoch stands still, it
+//! is that one's, and peers have been told by then (`broken_offset`).
 //! The half that rows go to is the epoch's, which the host knows as long as nothing but its own calls advances the epoch, so only until a
 //! call of the communicator is captured: a replay advances the epoch unseen, and reading it back would be a synchronisation. From then on
 //! the movers of the fused kernel push, which read the epoch on the device.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 pub(crate) mod memory;
+pub(crate) mod processes;
 pub(crate) mod push;
 
 use cudarc::driver::{result, sys};
