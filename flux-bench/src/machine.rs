@@ -35,7 +35,9 @@ pub fn gpu_count() -> u32 {
 /// # Errors
 /// GPUs are asked for where there are none, or the variable names no transport.
 pub fn uses_gpus(select: Select) -> anyhow::Result<bool> {
-    let select = named(select, std::env::var("FLUX_TRANSPORT").ok().as_deref())?;
+    // What is no text names no transport; it does not count as not set.
+    let variable = std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
+    let select = named(select, variable.as_deref())?;
     match select {
         Select::Host => Ok(false),
         Select::Auto => Ok(gpu_count() > 0),

@@ -1,5 +1,5 @@
 //! The signal protocol in every interleaving and with every stale read that the memory model allows: what `src/signal` runs over real
-//! memory, unchanged, over loom's atomics. Each ordering that it relies on is also broken on purpose, and the break must be found.
+//! memory, unchanged, over loom's atomics. Those of signals, counters and the ticket are also broken on purpose, and each break must be found.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p flux-core --test loom_protocol --release`
 #![cfg(loom)]

@@ -198,9 +198,9 @@ fn who_held_rank_zeros_place_before_is_forgotten() {
     for (earlier, secret) in [(with_secret, true), (with_name, false)] {
         for anew in [false, true] {
             std::thread::scope(|scope| {
-                let one = scope.spawn(|| join(&site.rank(&told(1, &hosts)), after(1100)).unwrap_err().to_string());
+                let one = scope.spawn(|| join(&site.rank(&told(1, &hosts)), after(1900)).unwrap_err().to_string());
                 // It ends while the rank goes on.
-                let ended = join(&earlier, after(400)).unwrap_err().to_string();
+                let ended = join(&earlier, after(1000)).unwrap_err().to_string();
                 assert_eq!(ended.contains("did not know the secret"), secret, "{ended}");
                 if anew {
                     // Rank 0 is there then, and rank 2 is missing; who comes to both must not speak of the one before.

@@ -118,7 +118,7 @@ fn a_rank_of_another_version_is_named_to_all_ranks() {
     let directory = private();
     let came: Vec<_> = [0, 1].map(|rank| environment(directory.path(), rank, 3)).into();
     std::thread::scope(|scope| {
-        let stranger = scope.spawn(|| knock::as_rank(directory.path(), &knock::hello(1, 2, 3, "9.8.7")));
+        let stranger = scope.spawn(|| knock::as_rank(directory.path(), &knock::hello(knock::PROTOCOL, 2, 3, "9.8.7")));
         for error in errors(directory.path(), &came, ample()) {
             let text = error.to_string();
             assert!(matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)), "{text}");

@@ -63,7 +63,7 @@ fn form_among_strangers() {
                 }
                 // A rank that this world does not have, of another launch.
                 4 => {
-                    knock::say(&knock::connect(path), &knock::hello(1, number, world, env!("CARGO_PKG_VERSION")));
+                    knock::say(&knock::connect(path), &knock::hello(knock::PROTOCOL, number, world, env!("CARGO_PKG_VERSION")));
                 }
                 // Says nothing and stays: more than rank 0 keeps.
                 _ => silent.push(knock::connect(path)),

@@ -217,6 +217,8 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         // SAFETY: as above.
         let again = unsafe { call.push(&push) };
         assert!(matches!(again, Err(TransportError::MoverUnusable { .. })));
+        // Whoever gives up first breaks it for both.
+        comm.barrier().unwrap();
         drop(call);
         assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { .. } })));
         comm.barrier().unwrap();

@@ -113,7 +113,7 @@ fn every_rank_answers_for_its_communicators_whatever_it_does() {
 
 #[test]
 fn questions_at_the_same_time_have_their_own_answers_and_their_own_time() {
-    const PATIENCE: Duration = Duration::from_millis(300);
+    const PATIENCE: Duration = Duration::from_secs(1);
     for planes in groups(3) {
         let answerers: Vec<Arc<Answerer>> = planes
             .iter()
@@ -135,7 +135,7 @@ fn questions_at_the_same_time_have_their_own_answers_and_their_own_time() {
                 });
             }
         });
-        assert!(start.elapsed() < 2 * PATIENCE, "{:?}", start.elapsed());
+        assert!(start.elapsed() < 4 * PATIENCE, "{:?}", start.elapsed());
         drop(answerers);
     }
 }

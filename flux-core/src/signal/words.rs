@@ -54,7 +54,8 @@ pub trait Words {
 
 /// Gives `rank`'s words the values that they have before the first call of a communicator, whose epoch is `first`.
 ///
-/// Every rank does this for itself, before any rank begins a call.
+/// Every rank does this for itself, before any rank begins a call. The words in which ranks say that they have given up
+/// ([`broken_offset`](crate::layout::broken_offset)) are not among them: a device's kernels write and read those, and they begin as 0.
 pub fn initialise<S: Words>(words: &S, rank: Rank, size: WorkspaceSize, first: Epoch) {
     let before = first.before(1).get();
     for index in 0..size.signals {

@@ -14,15 +14,18 @@ fn shard_of(program: &TileProgram, item: &WorkItem) -> u32 {
     }
 }
 
-/// In every call, which is why nobody has to say that room is free again (`flux_core::signal`).
+/// In every call, whatever the op, from all that it writes to in any: why nobody has to say that room is free again (`flux_core::signal`).
 pub(crate) fn assert_hears_from_all_that_it_writes_to(call: &Call) {
     for program in &call.0 {
+        let (rank, nodes) = (program.rank, program.nodes);
+        let reaches = |peer: Rank| nodes.together(peer, rank) || nodes.local_of(peer) == nodes.local_of(rank);
+        let reached: BTreeSet<u32> = program.problem.world().ranks().filter(|&peer| peer != rank && reaches(peer)).map(Rank::get).collect();
         let moved = program.transfers.iter().chain(program.forwards.iter().map(|forward| &forward.to)).map(|transfer| transfer.dest);
         let sent = program.items.iter().filter(|item| item.sink == sink::SEND).map(|item| item.dest);
         let scattered = program.items.iter().flat_map(|item| program.heard_by(item)).map(Rank::get);
-        let written: BTreeSet<u32> = moved.chain(sent).chain(scattered).filter(|&to| to != program.rank.get()).collect();
+        let written: BTreeSet<u32> = moved.chain(sent).chain(scattered).filter(|&to| to != rank.get()).collect();
         let heard: BTreeSet<u32> = program.awaits.iter().map(|entry| entry.peer).collect();
-        assert!(written.is_subset(&heard), "{program}");
+        assert!(written.is_subset(&reached) && reached.is_subset(&heard), "{written:?}, {heard:?}: {program}");
     }
 }
 

@@ -12,8 +12,9 @@ struct WaitTarget {
     u32 signal;
 };
 
-// Time for what peers have loaded when they look at a word for the last time in a call: many times what a load takes.
-constexpr u32 kMomentNs = 1000000;
+// Time for what peers still read of a call when they look for the last time at whether this rank works: loads that are on their way, and all that folds add. Many times
+// what reading gigabytes takes.
+constexpr u64 kMomentNs = 10000000;
 
 // Leaves the record of the first wait of this rank that failed; the others find the poison. `rank` is whose failure it is.
 //
@@ -38,7 +39,8 @@ __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const W
     f->abort = abort;
     // Orders the fields before the state that announces them to the host.
     ptx::store_release_sys(const_cast<u32*>(&p.fault->state), 1);
-    ptx::sleep_ns(kMomentNs);
+    // A sleep may end at any time before twice its length.
+    for (const u64 start = ptx::global_timer_ns(); ptx::global_timer_ns() - start < kMomentNs;) ptx::sleep_ns(100000);
 }
 
 // Whether the peer has not given up, as far as it has said. One that has may have overwritten what this rank has read in the call.

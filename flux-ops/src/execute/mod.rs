@@ -114,14 +114,15 @@ const LAUNCH_REFUSED: u32 = 0x464c_0001;
 /// Ends a call whose work was enqueued, or was not: then, and where it cannot be finished, the peers' waits end, who have agreed on the call and may have been given a
 /// part of it.
 fn end(comm: &Communicator, call: Call<'_>, enqueued: Result<(), CallError>) -> Result<(), CallError> {
-    let ended = match enqueued {
-        Ok(()) => call.finish().map_err(CallError::from),
+    match enqueued {
+        Ok(()) => call.finish().map_err(CallError::from).inspect_err(|_| comm.abort(LAUNCH_REFUSED)),
         Err(error) => {
+            // Before the call is dropped, which ends this rank's own waits: what those let go of may reach peers.
+            comm.abort(LAUNCH_REFUSED);
             drop(call);
             Err(error)
         }
-    };
-    ended.inspect_err(|_| comm.abort(LAUNCH_REFUSED))
+    }
 }
 
 /// Where `comm` works.

@@ -8,7 +8,7 @@ use crate::transport::checked_bytes;
 use flux_core::layout::WorkspaceSize;
 
 /// First bytes of a message, with the version.
-const MAGIC: [u8; 8] = *b"fluxnvl1";
+const MAGIC: [u8; 8] = *b"fluxnvl2";
 
 /// Who a rank is: exchanged once, at connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,6 +32,9 @@ pub(crate) fn say(socket: &OwnedFd, bytes: &[u8]) -> bool {
     rustix::net::send(socket, bytes, SendFlags::NOSIGNAL).is_ok()
 }
 
+/// The library's version of the messages.
+pub(crate) const PROTOCOL: u32 = 2;
+
 /// A hello of a launch that rank 0 does not ask for, because something else is wrong with it.
 pub(crate) fn hello(protocol: u32, rank: u32, world: u32, version: &str) -> Vec<u8> {
     fields(protocol, rank, world, 0, version)
@@ -39,7 +42,7 @@ pub(crate) fn hello(protocol: u32, rank: u32, world: u32, version: &str) -> Vec<
 
 /// A rank's hello as the library says it.
 pub(crate) fn hello_of(directory: &Path, rank: u32, world: u32) -> Vec<u8> {
-    fields(1, rank, world, place(&environment(directory, rank, world)).nonce, env!("CARGO_PKG_VERSION"))
+    fields(PROTOCOL, rank, world, place(&environment(directory, rank, world)).nonce, env!("CARGO_PKG_VERSION"))
 }
 
 fn fields(protocol: u32, rank: u32, world: u32, nonce: u128, version: &str) -> Vec<u8> {

@@ -116,7 +116,7 @@ mod tests {
         let ranks = [0, 1, 2].map(|host| Whereabouts { host: HostId([host; HOST_ID_BYTES]), address });
         let roster = Roster { meeting: 7, ranks: ranks.into() };
         let hosts = Hosts::group(&[0, 1, 2]);
-        let deadline = Instant::now() + Duration::from_millis(300);
+        let deadline = Instant::now() + Duration::from_secs(2);
         std::thread::scope(|scope| {
             // Rank 2, with another secret.
             scope.spawn(|| {
