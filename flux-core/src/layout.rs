@@ -6,7 +6,8 @@
 //! ```text
 //! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer, slots or scattered rows, from the start of the half;
 //!                                                 behind them, from a border of 1024 bytes, the rank's own part slots
-//! pad    (symmetric)  [ broken[0..16] ][ signal 0 of half 0 ][ of half 1 ][ signal 1 of half 0 ] ...    one u32 at the start of each line
+//! pad    (symmetric)  [ said by ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ][ signal 1 of half 0 ] ...    one u32 at the start of each line
+//!                     said by a rank: why it has given up, a u32 that nobody uses, and for each half the number of the call that it is in and that call's op
 //! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ counters, dense u32 ]
 //! fault  (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
 //! ```
@@ -24,6 +25,13 @@ pub const fn broken_offset(rank: u32) -> u64 {
     rank as u64 * LINE
 }
 
+/// Offset, in a pad, of the two words by which `rank` says which call of half `half` it is in: the call's number, and then the number of its op, which is not 0.
+///
+/// Both begin as 0, so whoever looks takes the first for said when there is an op, too.
+pub const fn calling_offset(rank: u32, half: usize) -> u64 {
+    broken_offset(rank) + 8 + half as u64 * 8
+}
+
 /// Offset, in a pad, of signal `index` of the calls that use half `half` of the data regions.
 ///
 /// Each half has words of its own, because one signal may be raised by other ranks in an op than in the next: a rank that is a call ahead must not be taken
@@ -32,7 +40,7 @@ pub const fn signal_offset(index: u32, half: usize) -> u64 {
     (MAX_WORLD as u64 + 2 * index as u64 + half as u64) * LINE
 }
 
-/// Bytes of those words, which begin as 0; the others of a pad begin as the epoch before the first call's.
+/// Bytes of what ranks say about themselves, which begins as 0; the others of a pad begin as the epoch before the first call's.
 pub const BROKEN_BYTES: u64 = signal_offset(0, 0);
 
 /// Bytes of a pad of `signals` signals.
@@ -72,9 +80,9 @@ pub const FAULT_BYTES: u64 = 2 * LINE;
 pub struct FaultRecord {
     /// 0: nothing happened; 1: the record is complete.
     pub state: u32,
-    /// [`fault::TIMEOUT`] or [`fault::ABORTED`].
+    /// [`fault::TIMEOUT`], [`fault::ABORTED`] or [`fault::DISAGREED`].
     pub code: u32,
-    /// What was waited for: [`fault::SIGNAL`] or [`fault::PUSHED`].
+    /// What was waited for: [`fault::SIGNAL`], [`fault::PUSHED`] or [`fault::CALL`].
     pub wait: u32,
     /// The rank that waited; where the wait was ended because a rank had given up, that one.
     pub rank: u32,
@@ -82,9 +90,9 @@ pub struct FaultRecord {
     pub peer: u32,
     /// Index of the signal, where a signal was waited for.
     pub signal: u32,
-    /// Epoch that was expected.
+    /// Epoch that was expected; the own op, where a peer is in another.
     pub expected: u32,
-    /// Value that was last seen.
+    /// Value that was last seen; the peer's op, where it is in another.
     pub seen: u32,
     /// Epoch of the call.
     pub epoch: u32,
@@ -100,12 +108,18 @@ pub mod fault {
     pub const TIMEOUT: u32 = 1;
     /// The abort word was set.
     pub const ABORTED: u32 = 2;
+    /// A peer is in a call of another op.
+    pub const DISAGREED: u32 = 3;
+    /// Reason of a rank that has given up because a peer is in a call of another op.
+    pub const IN_ANOTHER_OP: u32 = 0xffff_0009;
     /// Reason of a rank that has given up because the deadline passed.
     pub const TIMED_OUT: u32 = 0xffff_0008;
     /// A chunk or partial tile did not arrive.
     pub const SIGNAL: u32 = 1;
     /// The own mover did not finish.
     pub const PUSHED: u32 = 2;
+    /// The peer has not said which call it is in.
+    pub const CALL: u32 = 3;
 }
 
 const _: () = assert!(size_of::<FaultRecord>() == 64);

@@ -4,10 +4,10 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p flux-core --test loom_protocol --release`
 #![cfg(loom)]
 
-use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::{NONE, WorkItem};
 use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, Word, Words, initialise, read_fault};
+use flux_core::{Rank, WorldSize};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -47,8 +47,9 @@ struct Flaws {
     signal: Flaw,
     counter: Flaw,
     ticket: Flaw,
+    calling: Flaw,
 }
-const SOUND: Flaws = Flaws { signal: Flaw::None, counter: Flaw::None, ticket: Flaw::None };
+const SOUND: Flaws = Flaws { signal: Flaw::None, counter: Flaw::None, ticket: Flaw::None, calling: Flaw::None };
 
 /// The last call before the wrap, so that the calls of a test have epochs `u32::MAX`, 0 and 1.
 const FIRST: Epoch = Epoch::new(u32::MAX);
@@ -59,6 +60,8 @@ const READER: Rank = Rank::new(1);
 /// The words of one rank's pad and blocks.
 struct Block {
     signals: [FlawedWord; 2],
+    /// What the peer says about its calls of each half.
+    calling: [[FlawedWord; 2]; 2],
     control: [FlawedWord; 4],
     counter: FlawedWord,
     fault: [FlawedWord; 16],
@@ -81,6 +84,9 @@ impl Words for RankWords {
         assert_eq!(index, 0);
         &self.0.blocks[owner.index()].signals[half]
     }
+    fn calling(&self, owner: Rank, _of: Rank, half: usize) -> [&FlawedWord; 2] {
+        self.0.blocks[owner.index()].calling[half].each_ref()
+    }
     fn control(&self, word: Control) -> &FlawedWord {
         &self.0.blocks[self.1.index()].control[word as usize]
     }
@@ -99,6 +105,7 @@ fn machine(flaws: Flaws) -> [RankWords; 2] {
     let word = |flaw| FlawedWord(AtomicU32::new(0), flaw);
     let block = || Block {
         signals: std::array::from_fn(|_| word(flaws.signal)),
+        calling: std::array::from_fn(|_| std::array::from_fn(|_| word(flaws.calling))),
         control: std::array::from_fn(|control| word(if control == Control::Ticket as usize { flaws.ticket } else { Flaw::None })),
         counter: word(flaws.counter),
         fault: std::array::from_fn(|_| word(Flaw::None)),
@@ -297,4 +304,47 @@ fn of_two_failing_waits_one_leaves_a_whole_record_and_both_end() {
         assert_eq!(other.join().expect("the wait ends"), Err(Poisoned));
         whole(read_fault(&reader).expect("there is a record"));
     });
+}
+
+/// Calls of two ranks that say which op each is of, `ops` of them on each; what the last call of each comes to.
+fn announced(flaws: Flaws, ops: [&'static [u32]; 2]) {
+    explore(3, move || {
+        let [first, second] = machine(flaws);
+        let other = thread::spawn(move || announced_by(&second, ops[1]));
+        let left = [announced_by(&first, ops[0]), other.join().expect("the other rank ends")];
+        let agree = ops[0] == ops[1];
+        assert_eq!(left, if agree { [Ok(Left::Closed); 2] } else { [Err(Poisoned); 2] }, "both ranks see it");
+        if !agree {
+            let record = read_fault(&first).expect("a record");
+            assert_eq!((record.code, record.peer, record.expected, record.seen), (fault::DISAGREED, 1, 1, 2));
+        }
+    });
+}
+
+fn announced_by(words: &RankWords, ops: &[u32]) -> Result<Left, Poisoned> {
+    let mut left = Err(Poisoned);
+    for &op in ops {
+        let call = Protocol::open(words, words.1).of(op, WorldSize::new(2).expect("a world"));
+        call.announce();
+        left = call.leave(1, false, patient);
+        left?;
+    }
+    left
+}
+
+#[test]
+fn ranks_in_calls_of_one_op_close_them() {
+    // The third uses the words of the first again.
+    announced(SOUND, [&[1, 2, 3]; 2]);
+}
+
+#[test]
+fn ranks_in_calls_of_different_ops_all_fail() {
+    announced(SOUND, [&[1], &[2]]);
+}
+
+#[test]
+#[should_panic(expected = "both ranks see it")]
+fn an_op_that_is_not_released_with_its_call_is_caught() {
+    announced(Flaws { calling: Flaw::RelaxedStore, ..SOUND }, [&[1, 2, 3]; 2]);
 }

@@ -50,9 +50,10 @@ struct Fault {
 };
 static_assert(sizeof(Fault) == kLine + 4, "layout.rs");
 
-enum class FaultCode : u32 { kTimeout = 1, kAborted = 2 };
-constexpr u32 kTimedOut = 0xFFFF0008;  // why a rank whose wait passed its deadline has given up
-enum class FaultWait : u32 { kSignal = 1, kPushed = 2 };
+enum class FaultCode : u32 { kTimeout = 1, kAborted = 2, kDisagreed = 3 };
+constexpr u32 kTimedOut = 0xFFFF0008;     // why a rank whose wait passed its deadline has given up
+constexpr u32 kInAnotherOp = 0xFFFF0009;  // why one has whose peer is in a call of another op
+enum class FaultWait : u32 { kSignal = 1, kPushed = 2, kCall = 3 };
 
 // Times in nanoseconds of %globaltimer; only kernels that are instantiated to trace write them.
 struct ItemStamps {
@@ -105,6 +106,7 @@ struct Params {
     u32 early;             // partial tiles that are added along k, of an item that adds any
     u32 early_first;       // the step along k before which the first of them is added
     u32 early_gap;         // steps from one to the next
+    u32 op;                // which op the call is of, as ranks tell each other; 0 where they do not
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces
@@ -114,6 +116,11 @@ static_assert(sizeof(Params) == 1024, "params.rs");
 // Why `rank` has given up, 0 while it has not: on every peer's pad, written by `rank`.
 __device__ __forceinline__ u32* broken_word(u64 pad, u32 rank) {
     return reinterpret_cast<u32*>(pad + static_cast<u64>(rank) * kLine);
+}
+
+// Which call `rank` is in, on every peer's pad, written by `rank`: its number in the lower half, and in the upper its op.
+__device__ __forceinline__ u64* calling_words(u64 pad, u32 rank, u32 epoch) {
+    return reinterpret_cast<u64*>(pad + static_cast<u64>(rank) * kLine + 8 + (epoch & 1) * 8);
 }
 
 // Each half has words of its own: one signal may be raised by other ranks in an op than in the next, and a rank that is a call ahead must not be taken

@@ -309,6 +309,56 @@ fn calls_after_a_failed_one_announce_nothing() {
 }
 
 #[test]
+fn calls_of_different_ops_fail_on_all_ranks() {
+    let Some(context) = device("calls_of_different_ops_fail_on_all_ranks") else { return };
+    for (op, k, early) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
+        let p = problem(op, 256, 512, k, DType::Bf16, 3);
+        let schedule = Schedule { early, ..schedule(TILES[0], Chunk::Shard) };
+        // The call before the wrap, and that whose number is what a pad's words begin as.
+        for first in [u32::MAX, 0] {
+            let mut w = World::new(&context, p, &schedule, Epoch::new(first));
+            w.deadline_ns = 5_000_000_000;
+            w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
+            for rank in 0..3 {
+                w.op = if rank == 1 { 9 } else { 4 };
+                w.enqueue(rank);
+            }
+            w.synchronize();
+            for rank in 0..3 {
+                let (record, own) = (w.fault(rank), if rank == 1 { 9 } else { 4 });
+                assert_eq!(w.epoch(rank), first, "{op}: rank {rank} has not closed the call");
+                // Who hears of another's failure first says so, but of the other op nobody can miss.
+                let disagreed = (record.code, record.wait, record.expected, record.seen) == (fault::DISAGREED, fault::CALL, own, 13 - own);
+                assert!(disagreed || (record.code, record.abort) == (fault::ABORTED, fault::IN_ANOTHER_OP), "{op}: {record:?}");
+            }
+            assert!((0..3).any(|rank| w.fault(rank).code == fault::DISAGREED), "{op}");
+        }
+    }
+}
+
+#[test]
+fn a_relay_whose_mate_has_given_up_sends_no_sum() {
+    let Some(context) = device("a_relay_whose_mate_has_given_up_sends_no_sum") else { return };
+    let p = problem(OpKind::GemmReduceScatter, 128, 512, 512, DType::Bf16, 4);
+    let nodes = Nodes::new(p.world(), 2).expect("two nodes of two");
+    let programs = programs(p, &schedule(TILES[0], Chunk::Tiles(1)), nodes);
+    let variant = Variant::of(&programs[0]).expect("a variant");
+    let mut w = World::with(&context, programs, variant, Epoch::FIRST);
+    w.deadline_ns = 200_000_000;
+    w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
+    // Rank 3 relays to rank 1 what 2 has sent it.
+    w.give_up(2, 3);
+    (0..4).for_each(|rank| w.enqueue(rank));
+    w.synchronize();
+    let record = w.fault(3);
+    assert_eq!((record.code, record.rank, record.abort), (fault::ABORTED, 2, fault::TIMED_OUT));
+    let awaits: Vec<_> = w.program(1).awaits.iter().filter(|a| a.peer == 3).collect();
+    assert!(!awaits.is_empty(), "rank 1 awaits sums of rank 3");
+    assert!(awaits.iter().all(|a| w.signal(1, a.signal) != Epoch::FIRST.get()), "a sum was announced");
+    assert_ne!(w.fault(1).state, 0, "rank 1 has not closed the call");
+}
+
+#[test]
 fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
     let Some(context) = device("unsplit_gemm_at_the_reference_shapes_prints_its_rate") else { return };
     for (op, n, k) in [(OpKind::AllGatherGemm, 6144, 12288), (OpKind::GemmReduceScatter, 12288, 6144)] {

@@ -26,6 +26,11 @@ fn ten_thousand_calls_in_a_row() {
     on_gpus(|machine| suite::many_calls_in_a_row(machine, 10_000));
 }
 
+#[test]
+fn calls_in_different_orders_fail_on_every_rank() {
+    on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
+}
+
 /// Copy engines bring the same bytes as the kernel's own movers, and ranks need not agree on either.
 #[test]
 fn whoever_pushes_changes_no_bit() {

@@ -21,6 +21,11 @@ fn many_calls_in_a_row() {
 }
 
 #[test]
+fn calls_in_different_orders_fail_on_every_rank() {
+    suite::calls_in_different_orders_fail_on_every_rank(MACHINE);
+}
+
+#[test]
 fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
     let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 1, Values::Integers, 1);
     MACHINE.run(1, suite::defaults, |node| {

@@ -16,6 +16,8 @@ pub enum Wait {
     Signal,
     /// The own mover.
     Pushed,
+    /// That the peer says which call it is in.
+    Call,
 }
 
 /// Why a communicator is broken.
@@ -42,6 +44,17 @@ pub enum Fault {
         epoch: Epoch,
         /// The ranks that are late, as far as the others could say; `peer` itself unless that waits for another.
         late: Vec<Rank>,
+    },
+    /// A peer is in a call of another op: the ranks have not made the same calls in the same order.
+    #[error("rank {rank}: rank {peer} is in another op in call {epoch}: all ranks make the same calls in the same order")]
+    #[non_exhaustive]
+    Disagreed {
+        /// The rank that found it.
+        rank: Rank,
+        /// The rank that is in another op.
+        peer: Rank,
+        /// The number of the call.
+        epoch: Epoch,
     },
     /// A peer's process or thread is gone.
     #[error("rank {rank} is gone")]
@@ -77,6 +90,8 @@ pub(crate) mod reason {
     pub(crate) const REBUILT: u32 = 0xffff_0006;
     /// NCCL failed after a call was under way.
     pub(crate) const NCCL: u32 = 0xffff_0007;
+    /// A peer is in another op in the same call.
+    pub(crate) const IN_ANOTHER_OP: u32 = flux_core::layout::fault::IN_ANOTHER_OP;
     /// A wait passed its deadline, where peers are told of that by a word in memory.
     pub(crate) const TIMED_OUT: u32 = flux_core::layout::fault::TIMED_OUT;
 
@@ -89,6 +104,7 @@ pub(crate) mod reason {
             LATE => "it has given up waiting for this rank".to_owned(),
             NCCL => "NCCL reported an error of the devices or the network".to_owned(),
             TIMED_OUT => "a wait of its passed the deadline".to_owned(),
+            IN_ANOTHER_OP => "it found a rank in another op in the same call".to_owned(),
             REBUILT => "it rebuilds the communicator".to_owned(),
             OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
             other => format!("reason {other}"),
@@ -103,8 +119,12 @@ impl Fault {
         if record.code == fault::ABORTED {
             return Self::Aborted { rank, reason: record.abort };
         }
+        if record.code == fault::DISAGREED {
+            return Self::Disagreed { rank, peer: Rank::new(record.peer), epoch: Epoch::new(record.epoch) };
+        }
         let wait = match record.wait {
             fault::PUSHED => Wait::Pushed,
+            fault::CALL => Wait::Call,
             _ => Wait::Signal,
         };
         let (expected, epoch) = (Epoch::new(record.expected), Epoch::new(record.epoch));
@@ -120,6 +140,7 @@ impl fmt::Display for Awaited {
         match wait {
             Wait::Signal => write!(f, "signal {signal} of rank {peer} did not come"),
             Wait::Pushed => f.write_str("the own mover did not finish"),
+            Wait::Call => write!(f, "rank {peer} did not say which call it is in"),
         }
     }
 }

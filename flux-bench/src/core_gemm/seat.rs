@@ -120,6 +120,8 @@ impl Seat {
             control: self.control.address(),
             fault: self.fault.address(),
             half_stride: program.workspace().half_stride(),
+            // Alone, whatever its program says of peers.
+            op: 0,
             deadline_ns: DEADLINE_NS,
             await_pushed: false,
             workers: self.workers,

@@ -4,7 +4,8 @@
 
 use super::{Control, Words};
 use crate::Rank;
-use crate::layout::{ABORT_OFFSET, WorkspaceSize, control, signal_offset};
+use crate::layout::{ABORT_OFFSET, WorkspaceSize, calling_offset, control, signal_offset};
+use crate::rank::MAX_WORLD;
 use std::sync::atomic::AtomicU32;
 
 /// One rank's words, by the addresses of the pads and blocks that hold them. Cheap to clone; all clones reach the same words.
@@ -60,6 +61,11 @@ impl Words for SharedMemory {
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &AtomicU32 {
         assert!(index < self.size.signals && half < 2, "signal {index} is outside the pad of {} signals", self.size.signals);
         self.word(Block::Pad(owner), signal_offset(index, half))
+    }
+
+    fn calling(&self, owner: Rank, of: Rank, half: usize) -> [&AtomicU32; 2] {
+        assert!(of.index() < MAX_WORLD && half < 2, "no rank {of} has words for half {half}");
+        [0, 4].map(|word| self.word(Block::Pad(owner), calling_offset(of.get(), half) + word))
     }
 
     fn control(&self, word: Control) -> &AtomicU32 {

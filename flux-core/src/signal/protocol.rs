@@ -7,9 +7,9 @@
 
 use super::fault::poison;
 use super::{Control, Epoch, Poisoned, Word, Words};
-use crate::Rank;
 use crate::layout::{FaultRecord, fault};
 use crate::program::{NONE, WorkItem};
+use crate::{Rank, WorldSize};
 use std::ops::ControlFlow;
 
 /// A worker's side of the call in progress, on `rank`.
@@ -18,6 +18,14 @@ pub struct Protocol<'w, S> {
     words: &'w S,
     rank: Rank,
     epoch: Epoch,
+    op: Option<Op>,
+}
+
+/// Which op a call is of, and whose.
+#[derive(Clone, Copy, Debug)]
+struct Op {
+    number: u32,
+    world: WorldSize,
 }
 
 impl<S> Clone for Protocol<'_, S> {
@@ -51,7 +59,28 @@ impl<'w, S: Words> Protocol<'w, S> {
     /// A worker does this before it first leaves the call; a mover before its rank's workers can have left it.
     pub fn open(words: &'w S, rank: Rank) -> Self {
         let epoch = Epoch::new(words.control(Control::Epoch).load_acquire());
-        Self { words, rank, epoch }
+        Self { words, rank, epoch, op: None }
+    }
+
+    /// The same, of a call whose ranks tell each other which op it is of, `number` and not 0: all say the same, or the call fails on all. Signals alone would not
+    /// show it: ranks that make their calls in different orders may raise all that the others await, and send each other what belongs to another sum.
+    #[must_use]
+    pub fn of(self, number: u32, world: WorldSize) -> Self {
+        Self { op: (number != 0).then_some(Op { number, world }), ..self }
+    }
+
+    /// Says on the pads of all peers which op this rank's call is of. By one worker, before it leaves.
+    pub fn announce(&self) {
+        for (op, peer) in self.peers() {
+            let [call, number] = self.words.calling(peer, self.rank, self.half());
+            number.store_release(op.number);
+            call.store_release(self.epoch.get());
+        }
+    }
+
+    fn peers(&self) -> impl Iterator<Item = (Op, Rank)> + use<S> {
+        let rank = self.rank;
+        self.op.into_iter().flat_map(move |op| op.world.ranks().filter(move |&peer| peer != rank).map(move |peer| (op, peer)))
     }
 
     /// The number of the call.
@@ -85,7 +114,7 @@ impl<'w, S: Words> Protocol<'w, S> {
     /// neither reads what it waited for nor writes anything for peers.
     pub fn wait(&self, signal: u32, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
         let awaited = Awaited { wait: fault::SIGNAL, peer, signal };
-        self.poll(self.words.signal(self.rank, signal, self.half()), awaited, pause)
+        self.await_epoch(self.words.signal(self.rank, signal, self.half()), awaited, pause)
     }
 
     /// Says that `item`'s result is stored: raises its chunk's signal, if this was the chunk's last item on this rank, on the pads of `owners`, who are
@@ -124,13 +153,14 @@ impl<'w, S: Words> Protocol<'w, S> {
     }
 
     /// Leaves the call, of which this rank has `workers`, after the worker's last read of the half. The last worker closes it: with `await_pushed` it awaits
-    /// the own mover, and it advances the epoch. Between them a rank's workers have then heard from every peer (see above).
+    /// the own mover, hears from every peer which op its call is of, where they say it, and advances the epoch. Between them a rank's workers have then heard from
+    /// every peer anyhow (see above).
     ///
     /// Every worker leaves once, unless a wait of it has failed. `pause` as for [`wait`](Self::wait).
     ///
     /// # Errors
     /// [`Poisoned`], as for [`wait`](Self::wait); the epoch is not advanced then.
-    pub fn leave(self, workers: u32, await_pushed: bool, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<Left, Poisoned> {
+    pub fn leave(self, workers: u32, await_pushed: bool, mut pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<Left, Poisoned> {
         let ticket = self.words.control(Control::Ticket);
         if ticket.increment().wrapping_add(1) != workers {
             return Ok(Left::Early);
@@ -141,22 +171,56 @@ impl<'w, S: Words> Protocol<'w, S> {
         }
         if await_pushed {
             let awaited = Awaited { wait: fault::PUSHED, peer: self.rank, signal: 0 };
-            self.poll(self.words.control(Control::Pushed), awaited, pause)?;
+            self.await_epoch(self.words.control(Control::Pushed), awaited, &mut pause)?;
         }
+        self.peers().try_for_each(|(op, peer)| self.same_op(op, peer, &mut pause))?;
         // Releases all workers' reads and waits, acquired through the ticket, to those of the next call, and through what that publishes to the peers.
         self.words.control(Control::Epoch).store_release(self.epoch.next().get());
         Ok(Left::Closed)
     }
 
-    fn poll(&self, word: &S::Word, awaited: Awaited, mut pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
+    /// The op that the peer says it is in, once it is in this call.
+    fn op_of(&self, peer: Rank) -> Option<u32> {
+        let [call, number] = self.words.calling(self.rank, peer, self.half());
+        // Of a pad that nobody has written to both are 0, which may be the call's number.
+        let says = (call.load_acquire(), number.load_acquire());
+        (says.0 == self.epoch.get() && says.1 != 0).then_some(says.1)
+    }
+
+    /// Waits until the peer has said which op its call is of, which must be this one's.
+    fn same_op(&self, op: Op, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
+        let look = || match self.op_of(peer) {
+            Some(other) if other == op.number => Ok(()),
+            _ => Err(self.words.calling(self.rank, peer, self.half())[0].load_acquire()),
+        };
+        self.poll(look, Awaited { wait: fault::CALL, peer, signal: 0 }, pause)
+    }
+
+    fn await_epoch(&self, word: &S::Word, awaited: Awaited, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
+        let look = || {
+            let seen = word.load_acquire();
+            if seen == self.epoch.get() { Ok(()) } else { Err(seen) }
+        };
+        self.poll(look, awaited, pause)
+    }
+
+    /// Waits until `look` finds what it looks for; otherwise it says what it has seen instead.
+    fn poll(
+        &self,
+        look: impl Fn() -> Result<(), u32>,
+        awaited: Awaited,
+        mut pause: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), Poisoned> {
         let mut looks = 0;
         loop {
-            let seen = word.load_acquire();
-            if seen == self.epoch.get() {
-                return Ok(());
-            }
+            let Err(seen) = look() else { return Ok(()) };
             if self.poisoned() {
                 return Err(Poisoned);
+            }
+            // What does not come may be another op's.
+            let other = self.op.filter(|_| awaited.peer != self.rank).and_then(|op| Some((op, self.op_of(awaited.peer)?)));
+            if let Some((op, other)) = other.filter(|(op, other)| op.number != *other) {
+                return Err(self.disagree(op, awaited, other));
             }
             let abort = self.words.abort().load_acquire();
             looks += 1;
@@ -165,26 +229,23 @@ impl<'w, S: Words> Protocol<'w, S> {
             }
             if pause(looks).is_break() {
                 // A process that was stopped meanwhile finds its deadline over, and perhaps what it waited for there.
-                let seen = word.load_acquire();
-                return if seen == self.epoch.get() { Ok(()) } else { Err(self.fail(awaited, seen, 0)) };
+                return look().map_err(|seen| self.fail(awaited, seen, 0));
             }
         }
     }
 
     fn fail(&self, awaited: Awaited, seen: u32, abort: u32) -> Poisoned {
-        let record = FaultRecord {
-            code: if abort == 0 { fault::TIMEOUT } else { fault::ABORTED },
-            wait: awaited.wait,
-            rank: self.rank.get(),
-            peer: awaited.peer.get(),
-            signal: awaited.signal,
-            expected: self.epoch.get(),
-            seen,
-            epoch: self.epoch.get(),
-            abort,
-            ..FaultRecord::default()
-        };
-        poison(self.words, record)
+        let code = if abort == 0 { fault::TIMEOUT } else { fault::ABORTED };
+        poison(self.words, FaultRecord { code, expected: self.epoch.get(), seen, abort, ..self.record(awaited) })
+    }
+
+    fn disagree(&self, op: Op, awaited: Awaited, other: u32) -> Poisoned {
+        poison(self.words, FaultRecord { code: fault::DISAGREED, expected: op.number, seen: other, ..self.record(awaited) })
+    }
+
+    fn record(&self, awaited: Awaited) -> FaultRecord {
+        let Awaited { wait, peer, signal } = awaited;
+        FaultRecord { wait, rank: self.rank.get(), peer: peer.get(), signal, epoch: self.epoch.get(), ..FaultRecord::default() }
     }
 }
 

@@ -39,6 +39,9 @@ pub trait Words {
     /// Signal `index` of `owner`'s pad, for calls that use half `half`.
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &Self::Word;
 
+    /// The words by which `of` says on `owner`'s pad which call of half `half` it is in: the call's number, and the number of its op.
+    fn calling(&self, owner: Rank, of: Rank, half: usize) -> [&Self::Word; 2];
+
     /// A control word of this rank.
     fn control(&self, word: Control) -> &Self::Word;
 
@@ -54,8 +57,8 @@ pub trait Words {
 
 /// Gives `rank`'s words the values that they have before the first call of a communicator, whose epoch is `first`.
 ///
-/// Every rank does this for itself, before any rank begins a call. The words in which ranks say that they have given up
-/// ([`broken_offset`](crate::layout::broken_offset)) are not among them: a device's kernels write and read those, and they begin as 0.
+/// Every rank does this for itself, before any rank begins a call. What ranks say about themselves ([`broken_offset`](crate::layout::broken_offset),
+/// [`calling_offset`](crate::layout::calling_offset)) is not among them: it begins as 0, as fresh memory does.
 pub fn initialise<S: Words>(words: &S, rank: Rank, size: WorkspaceSize, first: Epoch) {
     let before = first.before(1).get();
     for index in 0..size.signals {

@@ -19,7 +19,13 @@ __device__ __forceinline__ void close_call(const Params& p, u32 epoch, bool fail
     if (ptx::from_lane(last, 0) == 0) return;
     // A shuffle moves the value alone: this orders the other lanes' accesses after what lane 0 has acquired with the ticket.
     __syncwarp();
-    bool ok = lane >= p.world || lane == p.rank || peer_works(p, epoch, lane);
+    bool ok = true;
+    if (lane < p.world && lane != p.rank) {
+        // Asked for together. Who has to wait for the one looks at the other again.
+        const u32 other = op_of(p, epoch, lane);
+        ok = peer_works(p, epoch, lane);
+        if (ok && other != p.op) ok = same_op(p, epoch, lane) && peer_works(p, epoch, lane);
+    }
     if (lane == p.rank && p.await_pushed) ok = wait_for(p, epoch, {&p.control->pushed, FaultWait::kPushed, p.rank, kNone});
     // Its next reader is ordered by the end of this kernel.
     if (__all_sync(0xFFFFFFFFu, ok) && lane == 0) ptx::store_relaxed_sys(&p.control->epoch, epoch + 1);

@@ -75,6 +75,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         } else if constexpr (!C::kReduceScatter) {
             if (warp == 3) Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         }
+        // The mover's warp, which has nothing to do by now.
+        if (warp == 2 && blockIdx.x == 0) announce_call(p, epoch);
         __syncwarp();
     } else {
         ptx::acquire_registers<C::kConsumerRegisters>();

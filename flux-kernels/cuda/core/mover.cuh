@@ -159,7 +159,8 @@ struct Mover {
             last = ptx::atomic_inc_wrap_relaxed(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
-        // Orders the chunk's rows, which lane 0 has acquired with the count, before all lanes' signals.
+        // Acquires, in the lane that has read the count, the chunk's rows; and orders them before all lanes' signals.
+        if (thread == 0) ptx::fence_acq_rel_sys();
         __syncwarp();
         ptx::fence_acq_rel_sys();
         if (thread < copies) ptx::store_relaxed_sys(signal_word(p.pad[dest], raises, epoch), epoch);

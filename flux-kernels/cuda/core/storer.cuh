@@ -243,7 +243,18 @@ struct Storer {
         if (!live) return;
         // The whole write, not only the read of the room: the signal follows it.
         ptx::bulk_wait<0>();
+        if (item.partials != 0 && !mates_work()) return;
         raise(item);
+    }
+
+    // Whether none of those has given up whose partial tiles are in the sum that a relay sends on. One that has may have overwritten them before they were read, and the
+    // sum's owner, in another node, does not hear of it. All that the item adds has been read by now.
+    __device__ __forceinline__ bool mates_work() const {
+        u32 reasons = 0;
+#pragma unroll 4
+        for (u32 peer = 0; peer < p.world; ++peer) reasons |= ptx::load_relaxed_sys(broken_word(p.pad[p.rank], peer));
+        for (u32 peer = 0; reasons != 0 && peer < p.world; ++peer) peer_works(p, epoch, peer);
+        return reasons == 0;
     }
 };
 

@@ -13,8 +13,24 @@ struct WaitTarget {
 };
 
 // Time for what peers still read of a call when they look for the last time at whether this rank works: loads that are on their way, and all that folds add. Many times
-// what reading gigabytes takes.
-constexpr u64 kMomentNs = 10000000;
+// what reading gigabytes takes, and what a GPU that several processes share gives to each at a time.
+constexpr u64 kMomentNs = 50000000;
+
+// The op that the peer says it is in, once it is in this call; 0 before, and where ranks do not say it.
+__device__ __forceinline__ u32 op_of(const Params& p, u32 epoch, u32 peer) {
+    if (p.op == 0) return 0;
+    const u64 says = ptx::load_relaxed_sys_64(calling_words(p.pad[p.rank], peer, epoch));
+    // Of a pad that nobody has written to both are 0, which may be the call's number.
+    return static_cast<u32>(says) == epoch ? static_cast<u32>(says >> 32) : 0;
+}
+
+// Says on the pads of all peers which call this rank is in. By one warp of the launch, and not after a failure: the epoch stands still then, so what is queued behind
+// the call that failed would say what it is in that call's place.
+__device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
+    const u32 peer = threadIdx.x % 32;
+    if (p.op == 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
+    ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op) << 32 | epoch);
+}
 
 // Leaves the record of the first wait of this rank that failed; the others find the poison. `rank` is whose failure it is.
 //
@@ -22,9 +38,11 @@ constexpr u64 kMomentNs = 10000000;
 // may still read: its call must not be closed (`peer_works`).
 __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const WaitTarget& t, FaultCode code, u32 rank, u32 seen, u32 abort) {
     if (ptx::atomic_cas(&p.control->poison, 0, 1) != 0) return;
+    const bool disagreed = code == FaultCode::kDisagreed;
+    const u32 reason = abort != 0 ? abort : disagreed ? kInAnotherOp : kTimedOut;
 #pragma unroll 1
     for (u32 peer = 0; peer < p.world; ++peer) {
-        if (peer != p.rank) ptx::store_relaxed_sys(broken_word(p.pad[peer], p.rank), abort != 0 ? abort : kTimedOut);
+        if (peer != p.rank) ptx::store_relaxed_sys(broken_word(p.pad[peer], p.rank), reason);
     }
     ptx::fence_acq_rel_sys();
     volatile Fault* f = p.fault;
@@ -33,7 +51,7 @@ __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const W
     f->rank = rank;
     f->peer = t.peer;
     f->signal = t.signal;
-    f->expected = epoch;
+    f->expected = disagreed ? p.op : epoch;
     f->seen = seen;
     f->epoch = epoch;
     f->abort = abort;
@@ -51,23 +69,43 @@ __device__ __forceinline__ bool peer_works(const Params& p, u32 epoch, u32 peer)
     return reason == 0;
 }
 
-// Polls until the word is the call's number; false when the wait was given up. Acquires what the word's writer released.
+// One wait's deadline, from when it begins.
+struct Patience {
+    u64 start = ptx::global_timer_ns();
+    u32 looks = 0;
+
+    // After a look at what is not there yet, but `seen` instead: whether to look again.
+    __device__ __forceinline__ bool again(const Params& p, u32 epoch, const WaitTarget& t, u32 seen) {
+        // Looks of many threads would hold up the loads of those that work.
+        ptx::sleep_ns(20);
+        // The clock, the poison, the peer's op and, more rarely because it lies behind PCIe, the abort word.
+        if (++looks % 64 != 0) return true;
+        if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
+        // What does not come may be another op's.
+        const u32 other = t.peer == p.rank ? 0 : op_of(p, epoch, t.peer);
+        const bool disagrees = other != 0 && other != p.op;
+        const u32 abort = looks % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
+        if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
+        record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, p.rank,
+                     disagrees ? other : seen, abort);
+        return false;
+    }
+};
+
+// Looks until the word is the call's number; false when the wait was given up. Acquires what the word's writer released.
 __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const WaitTarget& t) {
-    const u64 start = ptx::global_timer_ns();
-    for (u32 polls = 1;; ++polls) {
+    for (Patience patience;;) {
         const u32 seen = ptx::load_acquire_sys(t.word);
         if (seen == epoch) return true;
-        // Polls of many threads would hold up the loads of those that work.
-        ptx::sleep_ns(20);
-        // The clock, the poison and, more rarely because it lies behind PCIe, the abort word.
-        if (polls % 64 == 0) {
-            if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
-            const u32 abort = polls % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
-            if (abort != 0 || ptx::global_timer_ns() - start > p.deadline_ns) {
-                record_fault(p, epoch, t, abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, p.rank, seen, abort);
-                return false;
-            }
-        }
+        if (!patience.again(p, epoch, t, seen)) return false;
+    }
+}
+
+// Whether the peer's call is of the same op. It has said so by the time that this rank has heard from it, or very soon.
+__device__ __forceinline__ bool same_op(const Params& p, u32 epoch, u32 peer) {
+    for (Patience patience;;) {
+        if (op_of(p, epoch, peer) == p.op) return true;
+        if (!patience.again(p, epoch, {nullptr, FaultWait::kCall, peer, 0}, 0)) return false;
     }
 }
 

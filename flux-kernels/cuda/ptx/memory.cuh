@@ -18,6 +18,13 @@ __device__ __forceinline__ u32 load_relaxed_sys(const u32* p) {
     return v;
 }
 
+// ld.relaxed.sys, 64 bits
+__device__ __forceinline__ u64 load_relaxed_sys_64(const u64* p) {
+    u64 v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
 // ld.relaxed.gpu
 __device__ __forceinline__ u32 load_relaxed_gpu(const u32* p) {
     u32 v;
@@ -38,6 +45,11 @@ __device__ __forceinline__ void store_relaxed_gpu(u32* p, u32 v) {
 // st.relaxed.sys
 __device__ __forceinline__ void store_relaxed_sys(u32* p, u32 v) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+// st.relaxed.sys, 64 bits
+__device__ __forceinline__ void store_relaxed_sys_64(u64* p, u64 v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 // fence.acq_rel.sys

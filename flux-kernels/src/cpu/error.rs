@@ -94,6 +94,16 @@ pub enum ExecuteError {
         /// Epoch of the call.
         epoch: u32,
     },
+    /// A peer is in a call of another op. The communicator is broken.
+    #[error("rank {rank}: rank {peer} is in another op in call {epoch}: all ranks make the same calls in the same order")]
+    Disagreed {
+        /// The rank that found it.
+        rank: u32,
+        /// The rank that is in another op.
+        peer: u32,
+        /// Epoch of the call.
+        epoch: u32,
+    },
     /// The rank is poisoned by an earlier failure whose record is not written (yet). The communicator is broken.
     #[error("rank {rank} is poisoned by an earlier failure: the communicator must be rebuilt")]
     Poisoned {
@@ -107,10 +117,10 @@ impl ExecuteError {
     pub(super) fn from_record(record: Option<FaultRecord>, rank: Rank) -> Self {
         let Some(record) = record else { return Self::Poisoned { rank: rank.get() } };
         let FaultRecord { code, wait, rank, peer, signal, expected, seen, epoch, abort, .. } = record;
-        if code == fault::ABORTED {
-            Self::Aborted { rank, peer, wait, signal, abort, epoch }
-        } else {
-            Self::Timeout { rank, peer, wait, signal, expected, seen, epoch }
+        match code {
+            fault::ABORTED => Self::Aborted { rank, peer, wait, signal, abort, epoch },
+            fault::DISAGREED => Self::Disagreed { rank, peer, epoch },
+            _ => Self::Timeout { rank, peer, wait, signal, expected, seen, epoch },
         }
     }
 }
@@ -122,6 +132,7 @@ impl std::fmt::Display for Waited {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             fault::PUSHED => f.write_str("the end of the transfers"),
+            fault::CALL => f.write_str("the call"),
             _ => write!(f, "signal {}", self.1),
         }
     }

@@ -71,6 +71,12 @@ impl Words for HostMemory<'_> {
         unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::signal_offset(index, half))) }
     }
 
+    fn calling(&self, owner: Rank, of: Rank, half: usize) -> [&AtomicU32; 2] {
+        assert!(of.index() < self.pads.len() && half < 2, "rank {of} of {}", self.pads.len());
+        // SAFETY: every pad begins with what each rank says; the words are aligned and atomic, by `new`'s promise.
+        [0, 4].map(|word| unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::calling_offset(of.get(), half) + word)) })
+    }
+
     fn control(&self, word: Control) -> &AtomicU32 {
         // SAFETY: the control block has these words; they are aligned and atomic, by `new`'s promise.
         unsafe { AtomicU32::from_ptr(at(self.control + word.offset())) }

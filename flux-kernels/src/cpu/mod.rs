@@ -63,6 +63,8 @@ pub struct CpuArgs<'a, T> {
     pub memory: HostMemory<'a>,
     /// Whether a mover reads `x` in this call, so that it must have finished before the call returns.
     pub await_pushed: bool,
+    /// The number of the op that the call is of, by which ranks find that their calls are of different ones; 0 where they do not tell each other.
+    pub op: u32,
 }
 
 /// One rank's program with the buffers that executing it takes; a call allocates nothing (beyond what starting further workers takes).
@@ -101,9 +103,9 @@ impl<T: Element> Executor<T> {
     ///
     /// # Errors
     /// [`ExecuteError::Operand`], [`ExecuteError::Activation`] and [`ExecuteError::Workspace`] before anything is touched. [`ExecuteError::Timeout`] and
-    /// [`ExecuteError::Aborted`] when a wait failed, with the fault record and the poison word written; `y` is then undefined.
+    /// [`ExecuteError::Aborted`] when a wait failed, [`ExecuteError::Disagreed`] when a peer is in another op's call, with the fault record and the poison word written; `y` is then undefined.
     pub fn run(&mut self, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-        let CpuArgs { x, w, y, epilogue, memory, await_pushed } = args;
+        let CpuArgs { x, w, y, epilogue, memory, await_pushed, op } = args;
         let problem = self.program.problem;
         fits("x", problem.x_shape(), x.elements.len(), x.stride)?;
         fits("w", problem.w_shape(), w.elements.len(), w.stride)?;
@@ -111,10 +113,11 @@ impl<T: Element> Executor<T> {
         epilogue.fits(&problem)?;
         self.holds(&memory)?;
         let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
-        let protocol = Protocol::open(&memory, self.program.rank);
+        let protocol = Protocol::open(&memory, self.program.rank).of(op, problem.world());
         if protocol.poisoned() {
             return Err(failed());
         }
+        protocol.announce();
 
         let k = problem.k_local() as usize;
         for (row, to) in self.weights.chunks_exact_mut(k).enumerate() {

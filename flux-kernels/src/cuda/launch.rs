@@ -102,6 +102,9 @@ pub struct LaunchArgs<'a> {
     pub fault: u64,
     /// Bytes between the halves of a data region.
     pub half_stride: u64,
+    /// The number of the op that the call is of, by which ranks find that their calls are of different ones: the same on all ranks, and not that of another op. 0 where
+    /// they do not tell each other, because they do not reach each other's pads.
+    pub op: u32,
     /// Longest wait for another rank, in nanoseconds.
     pub deadline_ns: u64,
     /// Whether a mover outside of the kernel reads `x` and reports the end of it in the control block.
@@ -246,6 +249,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         early: p.early,
         early_first: p.early_steps().0,
         early_gap: p.early_steps().1,
+        op: args.op,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

@@ -97,6 +97,8 @@ pub(crate) struct World {
     /// CTAs of a rank.
     pub(crate) workers: u32,
     pub(crate) deadline_ns: u64,
+    /// Number of the op of the calls that are enqueued.
+    pub(crate) op: u32,
     /// Seed of a bias, which the next [`World::prepare`] fills and calls add.
     pub(crate) bias: Option<u64>,
     /// What calls apply.
@@ -146,7 +148,7 @@ impl World {
         let workers = kernel.multiprocessors() / ranks.len() as u32;
         let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
         let (bias, activation) = (None, Activation::None);
-        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, bias, activation, epoch: first }
+        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, op: 1, bias, activation, epoch: first }
     }
 
     fn raw(&self, rank: usize) -> usize {
@@ -206,6 +208,7 @@ impl World {
             control: rank.control.0,
             fault: rank.fault.0,
             half_stride: self.size.half_stride(),
+            op: self.op,
             deadline_ns: self.deadline_ns,
             await_pushed: false,
             workers: self.workers,
@@ -278,6 +281,21 @@ impl World {
     /// Leaves rank `i` as after a wait that failed.
     pub(crate) fn poison(&self, i: usize) {
         self.ranks[i].control.write(control::POISON, &[1]);
+    }
+
+    /// Rank `i` has given up, as far as `reader` hears.
+    pub(crate) fn give_up(&self, i: u32, reader: usize) {
+        self.pads[reader].write(layout::broken_offset(i), &[layout::fault::TIMED_OUT]);
+    }
+
+    /// The word of a signal of rank `i`, of the half of the call.
+    pub(crate) fn signal(&self, i: usize, index: u32) -> u32 {
+        self.pads[i].read(layout::signal_offset(index, self.epoch.half()), 1)[0]
+    }
+
+    /// Rank `i`'s program.
+    pub(crate) fn program(&self, i: usize) -> &TileProgram {
+        self.ranks[i].program.program()
     }
 
     /// The words of rank `i`'s signals, of both halves.

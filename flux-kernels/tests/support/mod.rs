@@ -184,6 +184,7 @@ impl<T: Element> Member<'_, T> {
                 epilogue,
                 memory: memory.view(self.rank, self.deadline),
                 await_pushed: pushes,
+                op: 1,
             })
         })?;
         Ok(y)

@@ -45,6 +45,8 @@ pub(crate) struct CudaExecutor {
     sending: Sending,
     // What copy engines carry through the host, where they do.
     route: Option<Route>,
+    // By which ranks that reach each other's pads tell which op a call is of; else 0.
+    number: u32,
     workers: u32,
     pace: Pace,
 }
@@ -73,7 +75,7 @@ impl CudaExecutor {
     pub(super) fn prepare(
         comm: &Communicator,
         ordinal: u32,
-        program: TileProgram,
+        (program, number): (TileProgram, u32),
         route: Option<Route>,
         (schedule, sending): (&Schedule, Sending),
         hands: Hands,
@@ -118,6 +120,7 @@ impl CudaExecutor {
             Push::Kernel => true,
             Push::CopyEngine => false,
         };
+        let number = if rounds.is_some() || route.is_some() { 0 } else { number };
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
         let program = ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?);
         Ok(Self {
@@ -129,6 +132,7 @@ impl CudaExecutor {
             rounds,
             sending,
             route,
+            number,
             workers,
             pace,
             device,
@@ -186,6 +190,7 @@ impl CudaExecutor {
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
+            op: self.number,
             deadline_ns: memory.deadline_ns,
             await_pushed: call.pushes(),
             workers: self.workers,

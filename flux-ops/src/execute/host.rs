@@ -22,11 +22,12 @@ const MAX_WORKERS: u32 = 256;
 #[derive(Debug)]
 pub(crate) struct HostExecutor<T> {
     workers: NonZeroUsize,
+    number: u32,
     executor: Mutex<Executor<T>>,
 }
 
 impl<T: Element> HostExecutor<T> {
-    pub(super) fn prepare(program: TileProgram, hands: Hands) -> Result<Self, BuildError> {
+    pub(super) fn prepare(program: TileProgram, number: u32, hands: Hands) -> Result<Self, BuildError> {
         if hands.trace {
             return Err(BuildError::Trace { place: Location::Host });
         }
@@ -39,7 +40,7 @@ impl<T: Element> HostExecutor<T> {
             None => share_of_cores(program.problem.world().index()),
         };
         let executor = Executor::new(program, workers)?;
-        Ok(Self { workers, executor: Mutex::new(executor) })
+        Ok(Self { workers, number, executor: Mutex::new(executor) })
     }
 
     pub(super) fn run(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
@@ -61,7 +62,7 @@ impl<T: Element> HostExecutor<T> {
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
         let epilogue = Epilogue { bias, activation };
-        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed: call.pushes() });
+        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed: call.pushes(), op: self.number });
         let finished = call.finish();
         match done {
             Ok(()) => finished.map_err(|error| failure_of(comm, error.into())),

@@ -134,14 +134,16 @@ impl<T: Element> Executor<T> {
     /// Makes everything that running `program` takes, but the workspace. There is a route where the transport [carries](carried) one.
     pub(crate) fn prepare(
         comm: &Communicator,
-        program: TileProgram,
+        (program, number): (TileProgram, u32),
         route: Option<Route>,
         (schedule, sending): (&Schedule, Sending),
         hands: Hands,
     ) -> Result<Self, BuildError> {
         match location(comm) {
-            Location::Host => HostExecutor::prepare(program, hands).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, program, route, (schedule, sending), hands).map(Self::Cuda),
+            Location::Host => HostExecutor::prepare(program, number, hands).map(Self::Host),
+            Location::Cuda(ordinal) => {
+                CudaExecutor::prepare(comm, ordinal, (program, number), route, (schedule, sending), hands).map(Self::Cuda)
+            }
         }
     }
 

@@ -15,6 +15,15 @@ pub(super) fn same_request(comm: &Communicator, request: &str) -> Result<(), Bui
     if requests.0.len() == 1 { Ok(()) } else { Err(BuildError::Disagreement { requests }) }
 }
 
+/// The number by which ranks tell in a call which op it is of: not 0, and of requests that differ nearly always another. Of the same requests it is the same, as their
+/// calls are.
+///
+/// FNV-1a of 32 bits (Fowler, Noll and Vo).
+pub(super) fn number(request: &str) -> u32 {
+    let hash = request.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    hash.max(1)
+}
+
 /// Tells the others whether this rank can go on; collective. Returns `mine` where every rank can.
 ///
 /// # Errors
@@ -44,6 +53,11 @@ fn group(requests: &[Vec<u8>]) -> Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_have_the_numbers_of_the_standard_and_never_none() {
+        assert_eq!(["", "a", "foobar"].map(number), [0x811c_9dc5, 0xe40c_292c, 0xbf9c_f968]);
+    }
 
     #[test]
     fn disagreeing_ranks_are_named_with_what_they_asked_for() {

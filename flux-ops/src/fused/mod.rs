@@ -114,7 +114,8 @@ impl<T: Element> FusedOp<T> {
             None
         };
         let (finish, chosen) = (request.finish, request.schedule.is_some());
-        let executor = Executor::prepare(comm, program, route, (&schedule, sending), request.hands)?;
+        let number = agreement::number(&request.to_string());
+        let executor = Executor::prepare(comm, (program, number), route, (&schedule, sending), request.hands)?;
         Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
     }
 

@@ -8,7 +8,7 @@ use flux_ops::{CallError, Layout};
 use flux_transport::{Fault, Options};
 use half::{bf16, f16};
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Two ops of different kind and size, call by call, on one communicator and so in one workspace.
 pub fn ops_share_a_communicator_and_its_workspace(machine: Machine) {
@@ -145,6 +145,46 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
                         let refused = call(&op, &case, node).unwrap_err();
                         assert!(matches!(refused, CallError::Transport(_)), "{refused}");
                     }
+                    together.wait();
+                },
+            );
+        }
+    }
+}
+
+/// Two ops, built in the same order everywhere, and called in another order by one rank: every rank's first call fails, long before the deadline, though as many signals
+/// come as each op awaits.
+pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
+    for world in machine.worlds(&[2, 3]) {
+        let (w, k) = (world as usize, if machine == Machine::Host { 24 } else { 64 });
+        let case = |op, [m, n, k]: [usize; 3]| Case::<bf16>::new(op, [m * w, n * w, k * w], world, Values::Integers, 37);
+        let (ag, rs) = (case(OPS[0], [40, 24, k]), case(OPS[1], [40, 24, k]));
+        let other = case(OPS[0], [48, 24, k]);
+        for cases in [[&ag, &rs], [&ag, &other]] {
+            let together = Barrier::new(w);
+            let deadline = Duration::from_secs(20);
+            machine.run(
+                world,
+                |options: &mut Options| options.deadline = deadline,
+                |node| {
+                    let ops = cases.map(|case| AnyOp::of(case, Plan::default(), node));
+                    together.wait();
+                    let begun = Instant::now();
+                    let first = usize::from(node.rank.get() == 1);
+                    let fault = match call(&ops[first], cases[first], node) {
+                        Err(CallError::Fault(failure)) => failure.fault,
+                        // On CUDA the call returns before the device gives up.
+                        Ok(_) => ops[first].status().unwrap_err(),
+                        Err(other) => panic!("{other}"),
+                    };
+                    let text = fault.to_string();
+                    // Who hears first of another's failure says whose it is.
+                    assert!(
+                        matches!(fault, Fault::Disagreed { .. } | Fault::Aborted { .. }) && text.contains("in another op"),
+                        "rank {}: {text}",
+                        node.rank
+                    );
+                    assert!(begun.elapsed() < deadline / 2, "rank {}: {text} after {:?}", node.rank, begun.elapsed());
                     together.wait();
                 },
             );
