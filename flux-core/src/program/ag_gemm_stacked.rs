@@ -73,6 +73,15 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
 }
 
+/// Entries of the await list that announce rows: of every slice, the chunks that each row block reads.
+pub(super) fn awaits(problem: &Problem, schedule: &Schedule, arrivals: &Arrivals) -> u64 {
+    let tile_m = schedule.tile.m;
+    // A row block reads one chunk, and one more for each that begins within it. Chunks are whole row blocks of their shard: all of them begin at borders of tiles, or none.
+    let begins_within = |shard: &Rank| !problem.shard_rows(*shard).start.is_multiple_of(tile_m);
+    let shards = problem.world().ranks().filter(begins_within).count() as u64;
+    (u64::from(problem.m().div_ceil(tile_m)) + shards * u64::from(arrivals.chunks())) * u64::from(arrivals.slices())
+}
+
 /// The own shard to every rank, the own one first: every reader's first steps along `k` need the first slice of all shards.
 fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank) -> Vec<Transfer> {
     let world = problem.world();
@@ -83,4 +92,26 @@ fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank) -> Vec<Transfer
         }
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::Chunk;
+    use crate::{DType, OpKind, TileShape, WorldSize};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn awaits_of_rows_are_counted(world in 2..=8_u32, m_shard in 1..=60_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_chunks in 1..=6_u32) {
+            let world = WorldSize::new(world).expect("a world size");
+            let problem = Problem::new(OpKind::AllGatherGemm, m_shard * world.index(), 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
+            let schedule = Schedule { chunk: Chunk::Tiles(chunk), k_chunks, stack: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
+            let counted = awaits(&problem, &schedule, &Arrivals::new(&problem, &schedule));
+            for rank in world.ranks() {
+                let program = TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
+                prop_assert_eq!(program.awaits.len() as u64, counted);
+            }
+        }
+    }
 }

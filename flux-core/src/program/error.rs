@@ -63,4 +63,14 @@ pub enum ScheduleError {
         /// Signals that peers would raise.
         signals: u64,
     },
+    /// Too many row blocks, each of which awaits every slice of what it reads.
+    #[error(
+        "tile {tile} makes {awaits} awaits of rows in one rank's program, above the limit {MAX_ITEMS}: use a larger tile, or fewer slices of k"
+    )]
+    TooManyAwaits {
+        /// Extents of the tile.
+        tile: TileShape,
+        /// Entries of the await list that announce rows.
+        awaits: u64,
+    },
 }

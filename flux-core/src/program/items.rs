@@ -47,7 +47,7 @@ impl Items {
         self.other_signals + self.part_slots
     }
 
-    /// The first entry that is appended to the await list next.
+    /// The first entry that is appended to the await list next. A list that is longer than a `u32` says is refused before it is built.
     pub(super) fn next_await(&self) -> u32 {
         self.awaits.len() as u32
     }

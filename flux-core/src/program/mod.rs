@@ -37,7 +37,7 @@ use crate::tile::TileGrid;
 use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 use arrivals::Arrivals;
 
-/// Most items of one program, and most signals of peers: 384 MiB of records.
+/// Most items of one program, most signals of peers, and most awaits of their rows: 384 MiB of items.
 pub const MAX_ITEMS: u64 = 1 << 22;
 
 /// What one rank does in one call.
@@ -242,6 +242,13 @@ fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), S
     }
     if signals > MAX_ITEMS {
         return Err(ScheduleError::TooManySignals { tile, signals });
+    }
+    // Else the list has no more than a few entries for each signal, each part of a tile, and each partial tile.
+    if stacked && problem.op() == OpKind::AllGatherGemm {
+        let awaits = ag_gemm_stacked::awaits(problem, schedule, &Arrivals::new(problem, schedule));
+        if awaits > MAX_ITEMS {
+            return Err(ScheduleError::TooManyAwaits { tile, awaits });
+        }
     }
     Ok(())
 }

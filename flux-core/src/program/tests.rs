@@ -176,6 +176,10 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
     let schedule = Schedule { chunk: Chunk::Tiles(1), k_chunks: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
+    // Few signals, of which each row block awaits all of its shard.
+    let schedule = Schedule { chunk: Chunk::Shard, k_chunks: u32::MAX, stack: true, ..schedule };
+    let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
+    assert_eq!(error, ScheduleError::TooManyAwaits { tile: schedule.tile, awaits: 1 << 24 });
 
     let large = problem(OpKind::GemmReduceScatter, 2, 1 << 20);
     let schedule = Schedule { tile: TileShape::new(1, 1, 1), ..good };

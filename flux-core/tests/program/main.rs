@@ -6,6 +6,7 @@
 mod mutations;
 mod mutations_along_k;
 mod mutations_early;
+mod mutations_grid;
 mod mutations_stacked;
 mod nodes;
 mod properties;

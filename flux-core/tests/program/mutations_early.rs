@@ -4,7 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
 use flux_core::OpKind::GemmReduceScatter;
 use flux_core::program::check::{Violation, verify};
-use flux_core::program::{WorkItem, sink};
+use flux_core::program::{Await, WorkItem, sink};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -65,5 +65,44 @@ proptest! {
         (p.awaits[entry].signal, p.awaits[entry].peer) = (second.signal, second.peer);
         (p.awaits[entry + 1].signal, p.awaits[entry + 1].peer) = (first.signal, first.peer);
         assert_violates!(call, Violation::Unguarded { what: "slot", .. });
+    }
+    /// A tile with all that two items of it need but the steps at which the first one adds.
+    #[test]
+    fn early_partial_tiles_of_an_item_that_lends_out_a_step(call in early_calls(), rank: Index, item: Index) {
+        let mut call = call;
+        for p in &mut call.0 {
+            (p.signals, p.part_slots) = (p.signals + 1, 1);
+        }
+        let p = pick(&mut call, rank);
+        let index = pick_item(&p.items, item, reduces);
+        let (all, raise, dest) = (p.k_steps(), p.signals - 1, p.rank.get());
+        let lead = p.items[index];
+        let late = p.late_awaits_of(&lead).to_vec();
+        let late_first = p.awaits.len() as u32;
+        p.awaits.push(Await { signal: raise, peer: dest, k_step: 0 });
+        p.awaits.extend(late);
+        let k = WorkItem { k_first: all - 1, k_steps: 1, part: 0, sink: sink::LEND, raise, raise_after: 1, dest, ..WorkItem::default() };
+        let lender = WorkItem { a_source: lead.a_source, a_outer: lead.a_outer, row: lead.row, rows: lead.rows, col: lead.col, cols: lead.cols, ..k };
+        p.items[index] = WorkItem { k_steps: all - 1, part: 0, parts: 1, late_first, late_count: lead.late_count + 1, ..lead };
+        p.items.insert(index, lender);
+        assert_violates!(call, Violation::EarlyInPart { item, k_steps, all: of, .. } if (item, k_steps + 1, of) == (index + 1, all, all));
+    }
+
+    /// One more than each item adds, which awaits what it adds at the steps that follow.
+    #[test]
+    fn more_early_partial_tiles_than_there_are(call in knob_calls(GemmReduceScatter, 2..=3, 30..=40, Just(Knobs::PLAIN)), rank: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let peers = p.problem.world().peers();
+        p.early = peers + 1;
+        let (first, gap) = p.early_steps();
+        for (entry, number) in p.awaits.iter_mut().zip((0..peers).cycle()) {
+            entry.k_step = first + number * gap;
+        }
+        for item in p.items.iter_mut().filter(|item| reduces(item)) {
+            (item.await_first, item.await_count, item.await_group) = (item.late_first, peers, 1);
+            (item.late_first, item.late_count) = (0, 0);
+        }
+        assert_violates!(call, Violation::FewerThanEarly { partials, early, .. } if (partials, early) == (peers, peers + 1));
     }
 }

@@ -1,7 +1,7 @@
 //! A loaded cubin and what is done with it, for kernels that take one parameter struct.
 
 use super::LaunchError;
-use super::call::{check, current_context, release_in};
+use super::call::{check, current_context, release_in, synchronize};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use std::ffi::CStr;
 
@@ -121,8 +121,7 @@ impl Module {
 
     /// Waits on this thread until the stream is empty.
     pub(crate) fn synchronize(&self, stream: usize) -> Result<(), LaunchError> {
-        // SAFETY: a stream of the current context, or the default stream.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream as sys::CUstream) })
+        synchronize(stream)
     }
 }
 

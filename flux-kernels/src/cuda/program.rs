@@ -2,7 +2,7 @@
 
 use super::Kernel;
 use super::LaunchError;
-use super::call::{check, current_context, release_in};
+use super::call::{check, current_context, release_in, synchronize};
 use crate::Variant;
 use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
@@ -40,6 +40,7 @@ impl DeviceProgram {
         let this = Self { program, memory, aside_bytes, context };
         // SAFETY: the destination was allocated with this size, the source is a live vector.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(this.items(), bytes.as_ptr().cast(), bytes.len()) })?;
+        synchronize(0)?;
         Ok(this)
     }
 

@@ -4,7 +4,7 @@
 //! one GPU's `%globaltimer`, which ticks every 32 ns or so: differences on one GPU mean something, those between GPUs do not.
 
 use super::LaunchError;
-use super::call::{check, current_context, release_in};
+use super::call::{check, current_context, release_in, synchronize};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys;
 
@@ -93,9 +93,7 @@ impl TraceBuffer {
         let this = Self { memory, items, workers, context };
         // SAFETY: the range was just allocated with this size.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(memory, 0, bytes) })?;
-        // Launches may be on streams that do not wait for the default stream.
-        // SAFETY: the default stream of the current context.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })?;
+        synchronize(0)?;
         Ok(this)
     }
 
@@ -104,8 +102,7 @@ impl TraceBuffer {
     /// # Errors
     /// [`LaunchError::Driver`] when the stream has failed.
     pub fn read(&self, stream: usize) -> Result<Stamps, LaunchError> {
-        // SAFETY: a stream of the current context, as the caller says.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream as sys::CUstream) })?;
+        synchronize(stream)?;
         let mut stamps = Stamps { items: vec![Zeroable::zeroed(); self.items], workers: vec![Zeroable::zeroed(); self.workers] };
         copy(bytemuck::cast_slice_mut(&mut stamps.items), self.item_stamps())?;
         copy(bytemuck::cast_slice_mut(&mut stamps.workers), self.worker_stamps())?;

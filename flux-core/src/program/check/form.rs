@@ -1,7 +1,7 @@
 //! Rule: each item multiplies the rows that it stores, and each record is of the form that its operation has; all tiles come before all folds.
 
 use super::{Record, Violation};
-use crate::program::{Await, EARLY_GAP, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::{Await, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
@@ -97,12 +97,6 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (rows, late) = (p.awaits_of(item), p.late_awaits_of(item));
     let reads_late = item.parts > 0 || item.partials > 0;
     match p.problem.op() {
-        OpKind::GemmReduceScatter if p.early > 0 && p.early_steps().1 < EARLY_GAP => {
-            Some("early partial tiles leave too few steps to each other")
-        }
-        OpKind::GemmReduceScatter if !early_awaits(p, item) => {
-            Some("during the multiplication the signals of early partial tiles are awaited, each before its step, and nothing else")
-        }
         OpKind::GemmReduceScatter if late.len() as u64 > late_reads(p, item) => {
             Some("more is awaited after the multiplication than is added")
         }
@@ -121,14 +115,6 @@ fn late_reads(p: &TileProgram, item: &WorkItem) -> u64 {
         sink::FOLD => u64::MAX,
         _ => u64::from(item.parts) + u64::from(item.partials.saturating_sub(p.early)),
     }
-}
-
-/// Whether there is an entry for each partial tile that is added during the multiplication, at its step.
-fn early_awaits(p: &TileProgram, item: &WorkItem) -> bool {
-    let early = if matches!(item.sink, sink::SEND | sink::REDUCE) { p.early.min(item.partials) } else { 0 };
-    let (first, gap) = p.early_steps();
-    let steps = (0..early).map(|number| first + number * gap);
-    p.awaits_of(item).iter().map(|entry| entry.k_step).eq(steps)
 }
 
 /// Whether `rows` are whole groups of so many entries, each with one step.

@@ -7,7 +7,9 @@ mod bounds;
 mod counters;
 mod cover;
 mod destinations;
+mod early;
 mod form;
+mod grid;
 mod order;
 mod parts;
 mod reads;
@@ -27,6 +29,8 @@ use super::TileProgram;
 ///   come before all folds;
 /// - each rank computes each element of each shard of its output exactly once, each step along `k` of it once, and folds each element of its own shard
 ///   once where rows are scattered;
+/// - each item is a tile of the grid that the layout has, and a fold takes the columns of a column of tiles;
+/// - an item that adds partial tiles early adds all that the program has early, and multiplies all of `k`;
 /// - a counter counts the items of one chunk;
 /// - every awaited signal is raised once in a call, by the rank that the await names, and every raised signal is awaited;
 /// - no two writers have a slot, a part slot or an element of a gather place in common;
@@ -45,7 +49,9 @@ pub fn verify(programs: &[TileProgram]) -> Result<(), Violation> {
     for program in programs {
         bounds::check(program)?;
         form::check(program)?;
+        early::check(program)?;
         cover::check(program)?;
+        grid::check(program)?;
         counters::check(program)?;
     }
     signals::check(programs)?;

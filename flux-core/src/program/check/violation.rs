@@ -2,6 +2,7 @@
 
 use crate::Rank;
 use std::fmt;
+use std::ops::Range;
 
 /// One record of a program, by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +106,44 @@ pub enum Violation {
         first: usize,
         /// The other.
         second: usize,
+    },
+    /// An item is no tile of the layout, or a fold takes other columns than a column of tiles.
+    #[error("rank {rank}, item {item} has {what} {}..{}, the tile there {}..{}", found.start, found.end, tile.start, tile.end)]
+    OffGrid {
+        /// Whose program.
+        rank: Rank,
+        /// The item.
+        item: usize,
+        /// `rows` or `columns`.
+        what: &'static str,
+        /// Those of the item.
+        found: Range<u32>,
+        /// Those of the tile in which they begin.
+        tile: Range<u32>,
+    },
+    /// An item adds fewer partial tiles than the program has early.
+    #[error("rank {rank}, item {item} adds {partials} partial tiles, where {early} are added during the multiplication")]
+    FewerThanEarly {
+        /// Whose program.
+        rank: Rank,
+        /// The item.
+        item: usize,
+        /// Partial tiles that it adds.
+        partials: u32,
+        /// Those of the program that are early.
+        early: u32,
+    },
+    /// An item adds partial tiles during the multiplication and leaves steps along `k` to others, though the steps at which it adds are of all of `k`.
+    #[error("rank {rank}, item {item} adds partial tiles during the multiplication, but multiplies {k_steps} of {all} steps along k")]
+    EarlyInPart {
+        /// Whose program.
+        rank: Rank,
+        /// The item.
+        item: usize,
+        /// Steps that it multiplies.
+        k_steps: u32,
+        /// Steps of the tile.
+        all: u32,
     },
     /// Items of one counter raise different signals.
     #[error("rank {rank}: items {first} and {second} share counter {counter} but not the signal and the count")]
