@@ -327,7 +327,7 @@ fn announced_by(words: &RankWords, ops: &[u32]) -> Result<Left, Poisoned> {
         let call = Protocol::open(words, words.1).of(op, WorldSize::new(2).expect("a world"));
         call.announce();
         left = call.leave(1, false, patient);
-        left?;
+        let _closed = left?;
     }
     left
 }
