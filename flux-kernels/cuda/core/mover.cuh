@@ -149,7 +149,7 @@ struct Mover {
         }
     }
 
-    // By a whole warp, whose lanes announce the rows to one reader each.
+    // By a whole warp, whose lanes know one reader of the rows each.
     __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
         u32 last = 0;
         if (thread == 0) {
@@ -159,11 +159,12 @@ struct Mover {
             last = ptx::atomic_inc_wrap_relaxed(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
-        // Acquires, in the lane that has read the count, the chunk's rows; and orders them before all lanes' signals.
+        // Acquires the chunk's rows in the lane that has read the count, and orders them before its signals: one fence, for which the first reader waits.
         if (thread == 0) ptx::fence_acq_rel_sys();
-        __syncwarp();
-        ptx::fence_acq_rel_sys();
-        if (thread < copies) ptx::store_relaxed_sys(signal_word(p.pad[dest], raises, epoch), epoch);
+        for (u32 copy = 0; copy < copies; ++copy) {
+            const u32 to = ptx::from_lane(dest, copy), signal = ptx::from_lane(raises, copy);
+            if (thread == 0) ptx::store_relaxed_sys(signal_word(p.pad[to], signal, epoch), epoch);
+        }
     }
 };
 
