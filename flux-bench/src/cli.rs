@@ -50,6 +50,9 @@ enum Command {
 pub fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("FLUX_LOG").unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    if let Err(error) = flux_transport::launch::hear_of_children() {
+        tracing::warn!(%error, "how programs end that this one starts may not be known");
+    }
     match act(Cli::parse().command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {

@@ -15,8 +15,11 @@ struct Run {
 }
 
 fn faults(words: &str) -> Run {
-    let words = words.split_ascii_whitespace();
-    let done = Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(["faults", "--transport", "host"]).args(words).output().unwrap();
+    faults_by(Command::new(env!("CARGO_BIN_EXE_flux-bench")), words)
+}
+
+fn faults_by(mut program: Command, words: &str) -> Run {
+    let done = program.args(["faults", "--transport", "host"]).args(words.split_ascii_whitespace()).output().unwrap();
     let [out, own] = [&done.stdout, &done.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let text = format!("{out}{own}");
     Run { code: done.status.code(), out, own, text }
@@ -43,6 +46,14 @@ fn a_descriptor_that_is_kept_at_each_rebuild_is_found_and_named() {
 fn ranks_that_are_killed_stopped_or_missing_are_named_and_the_group_is_rebuilt() {
     let counted = "6 kills, 2 short and 2 long stops, 2 missing; 5 rebuilds with survivors, 10 with replacements";
     pass("--ranks 4 --kills 6 --stops 4 --missing 2", counted);
+}
+
+#[test]
+fn ranks_are_heard_of_by_a_program_that_was_started_with_sigchld_ignored() {
+    let mut program = Command::new("env");
+    program.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_flux-bench")]);
+    let Run { code, text, .. } = faults_by(program, "--ranks 2 --kills 2 --stops 0 --missing 0");
+    assert_eq!(code, Some(0), "{text}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Deadlines that a kernel may take when nothing is missing that it waits for: it computes.
-pub(crate) const COMPUTING: u32 = 4;
+const COMPUTING: u32 = 4;
 /// Why a device is given up whose calls had failed.
 pub(crate) const FAILED: &str = "calls that had failed did not end";
 /// Besides, for work of the device that is not this communicator's.
@@ -22,12 +22,12 @@ const OTHERS: Duration = Duration::from_secs(20);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     failed: Option<Instant>,
-    ended: Option<Instant>,
+    works: Option<Instant>,
 }
 
 impl Limits {
-    /// Looks until `done` says so: true; false once the limits are over. Each time `allowed` says how long calls that have failed, and those that nothing keeps from
-    /// their end, are waited for.
+    /// Looks until `done` says so: true; false once the limits are over. Each time `allowed` says how long calls that have failed are waited for, and how
+    /// long what works is.
     pub(crate) fn wait<E>(
         &mut self,
         mut done: impl FnMut() -> Result<bool, E>,
@@ -37,16 +37,42 @@ impl Limits {
             if done()? {
                 return Ok(Some(true));
             }
-            let (failed, ended) = allowed();
-            Ok(self.are_over(failed, ended, now).then_some(false))
+            let (failed, works) = allowed();
+            Ok(self.are_over(failed, works, now).then_some(false))
         })
     }
 
-    fn are_over(&mut self, failed: Option<Duration>, ended: Option<Duration>, now: Instant) -> bool {
-        for (limit, allowed) in [(&mut self.failed, failed), (&mut self.ended, ended)] {
+    fn are_over(&mut self, failed: Option<Duration>, works: Option<Duration>, now: Instant) -> bool {
+        for (limit, allowed) in [(&mut self.failed, failed), (&mut self.works, works)] {
             *limit = allowed.map(|allowed| limit.unwrap_or(now + allowed));
         }
-        [self.failed, self.ended].into_iter().flatten().any(|limit| now >= limit)
+        [self.failed, self.works].into_iter().flatten().any(|limit| now >= limit)
+    }
+}
+
+/// How long is waited for what works, where calls have this deadline.
+const fn working(deadline: Duration) -> Duration {
+    deadline.saturating_mul(COMPUTING).saturating_add(OTHERS)
+}
+
+/// What is waited for as long as it takes steps, however many it has before it.
+#[derive(Debug)]
+pub(crate) struct Steps<P> {
+    allowed: Duration,
+    at: Option<P>,
+}
+
+impl<P: PartialEq> Steps<P> {
+    /// Of calls with this deadline.
+    pub(crate) const fn new(deadline: Duration) -> Self {
+        Self { allowed: working(deadline), at: None }
+    }
+
+    /// How long who stands at `place` may take to its next step, as [`Limits`] count it: anew from each.
+    pub(crate) fn allowed(&mut self, place: P) -> Option<Duration> {
+        let stands = self.at.as_ref() == Some(&place);
+        self.at = Some(place);
+        stands.then_some(self.allowed)
     }
 }
 
@@ -61,8 +87,7 @@ impl Drain {
     /// For calls with this deadline.
     pub(crate) const fn new(device: CudaDevice, deadline: Duration) -> Self {
         let failed = deadline.saturating_add(OTHERS);
-        let working = deadline.saturating_mul(COMPUTING).saturating_add(OTHERS);
-        Self { device, waits: Waits { failed, working, last: Mutex::new(None) } }
+        Self { device, waits: Waits { failed, working: working(deadline), last: Mutex::new(None) } }
     }
 
     /// Waits until the device is idle; `failed` says whether calls have failed. Work that comes meanwhile may not count.
@@ -154,18 +179,31 @@ mod tests {
     fn what_works_is_waited_for_and_what_has_failed_for_the_deadline() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut limits = Limits::default();
-        let mut over = |failed: bool, ended: bool, after: u32| {
-            limits.are_over(failed.then_some(second), ended.then_some(4 * second), start + after * second)
+        let mut over = |failed: bool, stands: bool, after: u32| {
+            limits.are_over(failed.then_some(second), stands.then_some(4 * second), start + after * second)
         };
         assert!(!over(false, false, 1000));
         assert!(!over(false, true, 1001));
         assert!(!over(false, true, 1004));
-        assert!(!over(false, false, 1006), "the stream was given more");
+        assert!(!over(false, false, 1006), "it has taken a step");
         assert!(!over(true, true, 1007));
         assert!(over(true, true, 1008));
         let mut limits = Limits::default();
         assert!(!limits.are_over(None, Some(4 * second), start));
         assert!(limits.are_over(None, Some(4 * second), start + 4 * second), "a kernel that does not end, without a fault");
+    }
+
+    #[test]
+    fn who_takes_steps_is_waited_for_and_who_stands_is_given_up_though_nothing_has_failed() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let (mut steps, mut limits) = (Steps::new(second), Limits::default());
+        let mut over = |place: u32, after: u32| limits.are_over(None, steps.allowed(place), start + after * second);
+        assert!((0..1000).all(|step| !over(step, 20 * step)), "a long queue");
+        assert!(!over(999, 20_000));
+        assert!(!over(999, 20_023));
+        assert!(!over(1000, 20_024), "it came in time");
+        assert!(!over(1000, 20_025));
+        assert!(over(1000, 20_049), "four deadlines and 20 s after it was first seen to stand there");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Waiting for a program with a limit.
 //!
 //! Invariant: [`wait`] ends soon after its limit whatever the program does. When it returns, nothing of the program's process group runs any more, unless the
-//! kernel does not let it go (a driver call that does not return); then it is collected when it does.
+//! kernel does not let it go (a driver call that does not return); then it is collected when it does. That holds in a process that is not told how its children
+//! end, too: because whoever started it had it ignore SIGCHLD, which exec keeps, or another of its threads waits for any child.
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io;
 use std::process::{Child, ExitStatus};
@@ -15,20 +17,32 @@ const LOOK: Duration = Duration::from_millis(5);
 /// `grace` to go.
 ///
 /// # Errors
-/// The system's, where it cannot be looked at or killed.
+/// `ECHILD` where it has ended and this process is not told how; else the system's, where it cannot be looked at or killed.
 pub fn wait(mut child: Child, limit: Duration, grace: Duration) -> io::Result<Option<ExitStatus>> {
     let leader = Pid::from_child(&child);
-    // Not reaped, so that the group's number is still its own when it is killed.
-    let over = || Ok(waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some());
-    let over = within(limit, over)?;
-    kill_process_group(leader, Signal::KILL)?;
-    if over {
+    // Not reaped, so that the group's number is still its own when it is killed; where the system has reaped it, numbers go round before this one is another's.
+    let over =
+        within(limit, || Ok(waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some()));
+    // Whatever became of looking.
+    let killed = kill_process_group(leader, Signal::KILL);
+    if over? {
         return child.wait().map(Some);
     }
-    if !within(grace, || Ok(child.try_wait()?.is_some()))? {
+    killed?;
+    let gone = |child: &mut Child| match child.try_wait() {
+        // What the system has reaped nobody has to collect.
+        Err(error) if is_untold(&error) => Ok(true),
+        end => Ok(end?.is_some()),
+    };
+    if !within(grace, || gone(&mut child))? {
         std::thread::Builder::new().name("flux-collect".to_owned()).spawn(move || child.wait())?;
     }
     Ok(None)
+}
+
+/// Whether the child that was asked for has ended, and this process is not told how.
+pub(crate) fn is_untold(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::CHILD.raw_os_error())
 }
 
 /// Whether `done` says so before `time` is over.

@@ -41,6 +41,7 @@ fn as_the_role_says() {
         "launches a while" => {
             launches(&shell(1, "echo > $FLUX_TEST_NOTES/$FLUX_RANK; while [ ! -e $FLUX_TEST_NOTES/go ]; do sleep 0.01; done; exit 5"));
         }
+        "launches untold" => launches_untold(),
         "meets nobody" => note("error", &format!("{:?}", World::from_env().unwrap_err())),
         role => panic!("no such role: {role}"),
     }
@@ -373,6 +374,29 @@ fn a_launcher_that_ignores_the_end_of_its_terminal_still_does() {
     std::thread::sleep(Duration::from_millis(100));
     std::fs::write(notes.path().join("go"), "").unwrap();
     assert_eq!(launcher.wait().unwrap().code(), Some(5), "the ranks' own end is the launch's");
+}
+
+/// A process that was started with SIGCHLD ignored.
+fn launches_untold() {
+    let untold = Command::new("true").status().unwrap_err();
+    assert_eq!(untold.raw_os_error(), Some(rustix::io::Errno::CHILD.raw_os_error()), "SIGCHLD is not ignored");
+    let error = Launcher::new(WorldSize::new(1).unwrap(), "/no/such/program").run().unwrap_err();
+    assert!(matches!(error, LaunchError::Start { .. }), "{error}");
+    // SIGCHLD is bit 16 of what a process ignores.
+    launches(&shell(
+        2,
+        r"[ $FLUX_RANK = 0 ] && exit 0; case $(sed -n 's/^SigIgn:.*\(.\)....$/\1/p' /proc/$$/status) in [02468ace]) exit 5;; esac; exit 6",
+    ));
+}
+
+#[test]
+fn a_launcher_that_ignores_its_children_hears_how_its_ranks_end_and_they_do_not_ignore_theirs() {
+    let notes = private();
+    let mut launcher = Command::new("env");
+    launcher.arg("--ignore-signal=CHLD").arg(std::env::current_exe().unwrap()).args(["--exact", "as_the_role_says", "--nocapture"]);
+    launcher.env(ROLE, "launches untold").env(NOTES, notes.path()).env("XDG_RUNTIME_DIR", notes.path());
+    let status = launcher.stdin(Stdio::null()).stdout(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(5), "rank 0 has ended well, and rank 1's end is the launch's");
 }
 
 #[test]

@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use self::apart::Apart;
 use self::signals::Signals;
+pub use self::signals::hear_of_children;
 use crate::bootstrap::{
     FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE, random, runtime_directory,
 };
@@ -127,7 +128,7 @@ impl Launcher {
     ///
     /// When one fails, the others get SIGTERM, and SIGKILL after the grace time. What a rank has started and left running is killed when it ends. SIGINT,
     /// SIGTERM, SIGQUIT and SIGHUP of this process go to the ranks as they are; a second one kills. A SIGHUP that this process ignores, as under `nohup`, stays
-    /// ignored. The ranks share stdout and stderr with this process, as they are; their stdin is empty.
+    /// ignored, and a SIGCHLD does not: see [`hear_of_children`]. The ranks share stdout and stderr with this process, as they are; their stdin is empty.
     ///
     /// # Errors
     /// See [`LaunchError`]; ranks that had started are killed.

@@ -1,6 +1,7 @@
-//! The signals that end a launch.
+//! The signals that end a launch, and the one by which a process is told of its children.
 //!
-//! Invariant: they are caught while a launch runs and do what they do by default when none does, however many launches a process makes and at whatever time.
+//! Invariant: those that end a launch are caught while one runs and do what they do by default when none does, however many launches a process makes and at whatever
+//! time.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::process::Signal;
 use signal_hook::SigId;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 /// What ends a program from outside.
 const ENDING: [(Signal, i32); 4] = [(Signal::INT, SIGINT), (Signal::TERM, SIGTERM), (Signal::QUIT, SIGQUIT), (Signal::HUP, SIGHUP)];
@@ -50,8 +51,23 @@ fn ignored(number: i32) -> bool {
     mask.is_some_and(|mask| mask >> (number - 1) & 1 == 1)
 }
 
+/// Has this process be told how its children end, for a program to call first thing in its `main`; [`Launcher::run`](super::Launcher::run) does it too.
+///
+/// Whoever starts a program may have it ignore SIGCHLD, by a mask that exec keeps: then the system forgets how children end, and waiting for one fails. From here on
+/// such a SIGCHLD is caught, with nothing done about it, and children start with the default.
+///
+/// # Errors
+/// The system's.
+pub fn hear_of_children() -> io::Result<()> {
+    if ignored(SIGCHLD) {
+        signal_hook::flag::register(SIGCHLD, Arc::default())?;
+    }
+    Ok(())
+}
+
 impl Signals {
     pub(super) fn catch() -> io::Result<Self> {
+        hear_of_children()?;
         let mut catching = CATCHING.lock().unwrap_or_else(PoisonError::into_inner);
         let catching = match &mut *catching {
             Some(catching) => catching,

@@ -14,7 +14,6 @@ use super::progress::Standing;
 use super::watched::Watched;
 use crate::ConnectError;
 use crate::cuda::done_by;
-use crate::drain::FAILED;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -139,7 +138,7 @@ impl Guard {
         let watched = &self.watched;
         let rank = watched.rank.get();
         if !drained {
-            watched.device.give_up(FAILED);
+            watched.device.give_up("calls did not end");
         }
         self.end();
         let Some(messages) = self.watched.link.take() else { return };

@@ -63,11 +63,6 @@ impl Place {
         self.0 & 0xffff == Self::ALONE
     }
 
-    /// Whether it has done all of call `epoch`.
-    pub(super) fn has_ended_call(self, epoch: Epoch) -> bool {
-        self == Self::new(epoch, Step::Ended)
-    }
-
     /// The call's number, where no later one than `last` was made.
     pub(super) const fn epoch(self, last: Epoch) -> Epoch {
         last.before(last.get().wrapping_sub(self.0 >> 16) & 0xffff)
@@ -187,7 +182,6 @@ mod tests {
             for (place, step) in places.into_iter().zip(steps) {
                 prop_assert_eq!(place.epoch(last), epoch);
                 prop_assert_eq!(place.has_ended(), step == Step::Ended);
-                prop_assert_eq!(place.has_ended_call(epoch), step == Step::Ended);
             }
         }
     }

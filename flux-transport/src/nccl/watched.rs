@@ -9,7 +9,7 @@ use super::outbox::{Outbox, RELEASE};
 use super::progress::{Place, Progress, Standing};
 use crate::TransportError;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::drain::{COMPUTING, FAILED, Limits};
+use crate::drain::{FAILED, Limits, Steps};
 use crate::fault::reason;
 use crate::nvlink::FaultBlock;
 use flux_core::Rank;
@@ -140,16 +140,12 @@ impl Watched {
         }
     }
 
-    /// Waits until calls are `done`, the last of which has number `last`. A device that works is waited for as long as it takes; once calls have failed, for
-    /// the deadline; and for some deadlines more than once the side stream has nothing left to do for them. A device that was waited for in vain after a failure is given
-    /// up: who goes on with it, to rebuild say, would wait for it in the driver.
-    pub(crate) fn drain(&self, last: Epoch, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
-        let drained = Limits::default().wait(done, || {
-            let failed = self.has_failed().then_some(self.deadline);
-            // With nothing left to do for a kernel, all that it waits for is there.
-            let ended = self.place().has_ended_call(last).then_some(self.deadline.saturating_mul(COMPUTING));
-            (failed, ended)
-        })?;
+    /// Waits until calls are `done`: as long as the side stream takes steps, however many are left. Where it takes none for some deadlines and more though nothing has
+    /// failed, the caller's stream does not come to the next call, or a kernel does not end that has all that it waits for. Once calls have failed they are waited for for
+    /// the deadline. A device that was waited for in vain after a failure is given up: who goes on with it, to rebuild say, would wait for it in the driver.
+    pub(crate) fn drain(&self, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
+        let mut steps = Steps::new(self.deadline);
+        let drained = Limits::default().wait(done, || (self.has_failed().then_some(self.deadline), steps.allowed(self.place())))?;
         if drained {
             return Ok(());
         }

@@ -171,9 +171,7 @@ impl Transport for Pcie {
     }
 
     fn read_fault(&self) -> Option<FaultRecord> {
-        // A peer that has given up may have sent anything before; while calls are under way they will come to that, or to the deadline, by themselves.
-        let of_a_peer = || if self.watch.idle() { self.watch.fault_of_a_peer() } else { None };
-        self.watch.fault().record().or_else(of_a_peer)
+        self.watch.fault().record().or_else(|| self.watch.fault_of_a_peer())
     }
 
     fn set_abort(&self, reason: u32) {

@@ -22,9 +22,29 @@ struct Shared {
     words: Mutex<Arc<Words>>,
     /// The last call whose streams were given something to wait for.
     begun: AtomicU32,
+    clean: Clean,
     /// 0, or why this rank gave up.
     reason: AtomicU32,
     stop: AtomicBool,
+}
+
+/// The last call that was found at its end when no peer had given up: what came in it and in those before is whole.
+#[derive(Debug)]
+struct Clean(AtomicU32);
+
+impl Clean {
+    /// What a look at the peers finds. It is due where a call has ended since the last one, which may be with what a peer let go of, and where none is under way. In a call
+    /// that is, a wait of this rank's may yet fail, and knows better who is late.
+    fn look(&self, finished: u32, begun: u32, of_a_peer: impl FnOnce() -> Option<FaultRecord>) -> Option<FaultRecord> {
+        if finished == self.0.load(Ordering::Acquire) && finished != begun {
+            return None;
+        }
+        let fault = of_a_peer();
+        if fault.is_none() {
+            self.0.store(finished, Ordering::Release);
+        }
+        fault
+    }
 }
 
 /// The thread, as long as it is wanted.
@@ -65,8 +85,9 @@ impl Shared {
 impl Watch {
     /// Starts the thread of rank `rank`, whose streams are done with call `begun`.
     pub(super) fn start(rank: u32, fault: FaultBlock, words: Arc<Words>, begun: u32) -> Result<Self, NvLinkError> {
-        let (begun, reason, stop) = (AtomicU32::new(begun), AtomicU32::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { fault, words: Mutex::new(words), begun, reason, stop });
+        let (begun, clean) = (AtomicU32::new(begun), Clean(AtomicU32::new(begun)));
+        let (reason, stop) = (AtomicU32::new(0), AtomicBool::new(false));
+        let shared = Arc::new(Shared { fault, words: Mutex::new(words), begun, clean, reason, stop });
         let watched = Arc::clone(&shared);
         let watch = move || {
             while !watched.stop.load(Ordering::Acquire) {
@@ -90,14 +111,12 @@ impl Watch {
         self.wake();
     }
 
-    /// Whether the streams are done with all calls.
-    pub(super) fn idle(&self) -> bool {
-        self.shared.words().finished() == self.shared.begun.load(Ordering::Acquire)
-    }
-
-    /// A peer that gave up before this rank's calls came to their end.
+    /// A peer that gave up before calls of this rank came to their end, as far as they have.
     pub(super) fn fault_of_a_peer(&self) -> Option<FaultRecord> {
-        self.shared.words().fault_of_a_peer()
+        let words = self.shared.words();
+        // Before the peers' words: what a call ended with was let go of after its rank had said so.
+        let finished = words.finished();
+        self.shared.clean.look(finished, self.shared.begun.load(Ordering::Acquire), || words.fault_of_a_peer())
     }
 
     /// Takes a new generation's words, where no call is under way.
@@ -128,5 +147,28 @@ impl Drop for Watch {
         {
             tracing::error!("the thread that ends waits has panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_ended_with_what_a_peer_let_go_of_is_not_taken_for_whole_though_the_next_is_under_way() {
+        let (record, clean) = (FaultRecord { state: 1, ..FaultRecord::default() }, Clean(AtomicU32::new(6)));
+        let broken = || Some(record);
+        assert_eq!(clean.look(6, 7, || unreachable!("none has ended: a wait of call 7 may yet fail")), None);
+        assert_eq!(clean.look(7, 8, || None), None);
+        assert_eq!(clean.look(7, 8, || unreachable!("call 7 was whole")), None);
+        assert_eq!(clean.look(8, 9, broken), Some(record));
+        assert_eq!(clean.look(8, 9, broken), Some(record), "it stays");
+        assert_eq!(clean.look(9, 9, broken), Some(record));
+        let clean = Clean(AtomicU32::new(u32::MAX));
+        assert_eq!(
+            (clean.look(0, 0, || None), clean.look(0, 0, broken)),
+            (None, Some(record)),
+            "with none under way nobody else will tell"
+        );
     }
 }

@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// Most that a program can say, on stdout and on stderr.
@@ -28,26 +28,42 @@ const WORDS: usize = 200;
 pub(super) enum Silence {
     /// It did not start.
     #[error("it does not start: {0}")]
-    NotStarted(#[from] io::Error),
+    NotStarted(io::Error),
+    /// It was started and could not be looked after.
+    #[error("it was started, and then lost: {0}")]
+    Lost(io::Error),
     /// It was killed.
     #[error("it had not answered after {0:?} and was killed: a driver call that does not return")]
     Late(Duration),
     /// It ended without one.
-    #[error("it ended without an answer ({status}){words}")]
-    Ended { status: ExitStatus, words: String },
+    #[error("it ended without an answer ({}){words}", .status.map_or_else(|| "this process is not told how".to_owned(), |status| status.to_string()))]
+    Ended { status: Option<ExitStatus>, words: String },
 }
 
 /// Has `program` answer `request` within `limit`.
 pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<Answer, Silence> {
+    let (child, out, err) = start(program, request).map_err(Silence::NotStarted)?;
+    let status = match limited::wait(child, limit, GRACE) {
+        Ok(Some(status)) => Some(status),
+        Ok(None) => return Err(Silence::Late(limit)),
+        // What it has said shows it: a crash in the driver leaves no whole answer.
+        Err(error) if limited::is_untold(&error) => None,
+        Err(error) => return Err(Silence::Lost(error)),
+    };
+    let well = status.is_none_or(|status| status.success());
+    let answer = if well { Answer::decode(&said(&out).map_err(Silence::Lost)?) } else { None };
+    answer.ok_or_else(|| Silence::Ended { status, words: said(&err).map_or_else(|_| String::new(), |text| last_words(&text)) })
+}
+
+/// The program, and what it says on stdout and on stderr.
+fn start(program: &Path, request: &Request) -> io::Result<(Child, File, File)> {
     let (out, err) = (room()?, room()?);
     let mut command = Command::new(program);
     command.env(REQUEST, request.encode()).env("CUDA_VISIBLE_DEVICES", request.visible()).process_group(0);
     // It would make each stream wait for the other device's before that has work.
     command.env_remove("CUDA_LAUNCH_BLOCKING");
     command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
-    let Some(status) = limited::wait(command.spawn()?, limit, GRACE)? else { return Err(Silence::Late(limit)) };
-    let answer = if status.success() { Answer::decode(&said(&out)?) } else { None };
-    answer.ok_or_else(|| Silence::Ended { status, words: said(&err).map_or_else(|_| String::new(), |text| last_words(&text)) })
+    Ok((command.spawn()?, out, err))
 }
 
 /// A file without a name that cannot grow: what is written beyond its end fails.
@@ -146,6 +162,39 @@ mod tests {
         for script in ["true", "echo works", "exit 3", &format!("printf '{}'; exit 1", whole.replace('\n', "\\n"))] {
             assert!(matches!(ask(script, LONG), Err(Silence::Ended { .. })), "{script}");
         }
+    }
+
+    /// Set for a process that ignores SIGCHLD, to the folder with its programs.
+    const UNTOLD: &str = "FLUX_TEST_UNTOLD";
+    const NAME: &str = "probe::child::tests::a_process_that_is_not_told_how_its_children_end_judges_by_what_they_say";
+
+    #[test]
+    fn a_process_that_is_not_told_how_its_children_end_judges_by_what_they_say() {
+        let (request, answer) = (Request { devices: vec![uuid(0), uuid(1)], veto: false }, Answer::Report(report(2, &[])));
+        let Some(folder) = std::env::var_os(UNTOLD).map(PathBuf::from) else {
+            let folder = tempfile::tempdir().unwrap();
+            let whole = format!("printf '{}'", answer.encode().replace('\n', "\\n"));
+            for (name, script) in
+                [("answers", &*whole), ("crashes", "kill -SEGV $$"), ("hangs", "sleep 1000 & echo $! > \"$0-pid\"; sleep 1000")]
+            {
+                let within = folder.path().join(name);
+                std::fs::create_dir(&within).unwrap();
+                program(&within, script);
+            }
+            let mut untold = Command::new("env");
+            untold.arg("--ignore-signal=CHLD").arg(std::env::current_exe().unwrap()).args(["--exact", NAME, "--nocapture"]);
+            assert!(untold.env(UNTOLD, folder.path()).status().unwrap().success(), "its words are above");
+            return;
+        };
+        let ask = |name: &str, limit| run(&folder.join(name).join("probe"), &request, limit);
+        assert!(limited::is_untold(&Command::new("true").status().unwrap_err()), "SIGCHLD is not ignored");
+        assert_eq!(ask("answers", LONG).unwrap(), answer);
+        assert!(matches!(ask("crashes", LONG), Err(Silence::Ended { status: None, .. })));
+        let start = Instant::now();
+        assert!(matches!(ask("hangs", Duration::from_millis(300)), Err(Silence::Late(_))) && start.elapsed() < Duration::from_secs(10));
+        let pid = std::fs::read_to_string(folder.join("hangs/probe-pid")).unwrap();
+        assert!(gone_within(&[pid.trim().parse().unwrap()], Duration::from_secs(5)), "{pid} still runs");
+        assert!(matches!(ask("missing", LONG), Err(Silence::NotStarted(_))));
     }
 
     #[test]
