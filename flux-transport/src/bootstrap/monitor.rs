@@ -205,7 +205,9 @@ impl Shared {
             },
             Kind::Ask => self.answer(rank, body),
             Kind::Said => self.note_answer(rank, body),
-            Kind::Join | Kind::Stopped | Kind::LeftOut | Kind::Welcome | Kind::Unable => self.note_regroup(rank, header.kind, body, descriptors),
+            Kind::Join | Kind::Stopped | Kind::LeftOut | Kind::Welcome | Kind::Unable => {
+                self.note_regroup(rank, header.kind, body, descriptors);
+            }
             Kind::Exchange | Kind::Descriptors | Kind::Barrier => {
                 let mut inbox = self.inbox();
                 let frames = &mut inbox.peers[rank.index()].frames;

@@ -47,7 +47,9 @@ fn heard(peer: &OwnedFd, last: Kind) -> (Vec<Kind>, Vec<u8>) {
 fn a_row_that_cannot_be_handed_over_is_no_group_for_anybody() {
     let (plane, peers) = plane_and_peers(3);
     fill(&plane, 1);
-    peers.iter().for_each(|peer| send(peer, Kind::Join));
+    for peer in &peers {
+        send(peer, Kind::Join);
+    }
     let refused = plane.shared.regroup(&[], ample()).unwrap_err();
     assert!(matches!(&refused, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{refused}");
     let (kinds, errno) = heard(&peers[1], Kind::Unable);

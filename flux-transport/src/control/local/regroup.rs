@@ -28,7 +28,9 @@ impl Regroup {
 
     fn begin(&mut self, rank: Rank) {
         self.waiting |= mask_of([rank]);
-        self.came.iter_mut().for_each(|came| *came |= mask_of([rank]));
+        for came in &mut self.came {
+            *came |= mask_of([rank]);
+        }
         self.came[rank.index()] = self.waiting;
     }
 
