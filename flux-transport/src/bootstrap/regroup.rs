@@ -20,6 +20,7 @@
 //! - A rank that is gone needs not be told. If it lives and has gone on, its leader had told this rank before, and what a peer has said is read before its end is seen.
 //!   Whoever is cut off for breaking the protocol is told that it is left out.
 //! - Whom no message reaches cannot be left out while it lives: [`ControlError::Timeout`] names it once more.
+//! - Whoever fails to connect in its group and goes back to this plane tells that group's ranks first (`comm/rebuild.rs`), so those for whom it did connect end with an error.
 //!
 //! Only ranks that did not wait at any time of an attempt are named by its [`ControlError::Timeout`], and left out of the next: each rank sees by itself who waits,
 //! so nobody is blamed for waiting for others, or for having begun earlier or later than this rank.
