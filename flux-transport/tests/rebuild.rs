@@ -5,11 +5,12 @@
 mod common;
 
 use common::{Words, each_rank, options};
+use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
-use flux_transport::control::GaveUp;
+use flux_transport::control::{GaveUp, Notice, Watcher};
 use flux_transport::{Communicator, ConnectError, Doing, Fault, Label, Options, Rebuild, Stream, TransportError, World};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 4096, signals: 8, counters: 2 };
@@ -150,4 +151,50 @@ fn threads_that_are_gone_have_no_replacement() {
             });
         }
     });
+}
+
+#[test]
+fn survivors_go_on_without_a_rank_whose_program_has_ended_in_good_order() {
+    let left = Barrier::new(3);
+    each_rank(3, |world| {
+        let old = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
+        if world.rank().get() == 0 {
+            old.abort(7);
+        }
+        if world.rank().get() == 2 {
+            drop((old, world));
+            left.wait();
+            return;
+        }
+        left.wait();
+        let new = old.rebuild_blocking(Rebuild::Survivors).unwrap();
+        assert_eq!(new.world_size().get(), 2);
+        (0..10).for_each(|_| call(&new).unwrap());
+    });
+}
+
+#[test]
+fn who_cannot_connect_in_a_new_group_gives_up_those_that_may_have() {
+    let heard: Arc<Mutex<Vec<Notice>>> = Arc::default();
+    each_rank(2, |world| {
+        let old = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
+        let soon = || Instant::now() + Duration::from_secs(20);
+        if world.rank().get() == 0 {
+            let group = world.control().regroup(&[], soon()).unwrap();
+            let watcher: Arc<Watcher> = {
+                let heard = Arc::clone(&heard);
+                Arc::new(move |notice| heard.lock().unwrap().push(notice))
+            };
+            group.watch(Arc::downgrade(&watcher));
+            // Not what a rank says that connects.
+            group.exchange(&[99], soon()).unwrap();
+            drop((old, world));
+            let _ = group.barrier(soon());
+            group.settle();
+        } else {
+            assert!(old.rebuild_blocking(Rebuild::Survivors).is_err());
+        }
+    });
+    let heard = heard.lock().unwrap();
+    assert!(matches!(heard[..], [Notice::GaveUp { by, what }] if by.get() == 1 && what.late().eq([Rank::new(0)])), "{heard:?}");
 }

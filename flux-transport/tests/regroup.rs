@@ -75,6 +75,70 @@ fn a_rank_that_was_given_up_is_left_out_and_cannot_make_a_group_of_its_own() {
 }
 
 #[test]
+fn a_rank_that_waits_hears_at_once_that_the_others_go_on_without_it() {
+    for planes in groups(3) {
+        let without = [&[][..], &[Rank::new(0)], &[Rank::new(0)]];
+        let mut ends = each(&planes, |plane| plane.regroup(without[plane.rank().index()], ample()));
+        assert!(matches!(ends.remove(0), Err(ControlError::GivenUp { by }) if by.get() != 0));
+        assert!(ends.into_iter().all(|end| end.unwrap().world().get() == 2));
+    }
+}
+
+#[test]
+fn of_two_ranks_that_leave_each_other_out_at_most_one_goes_on() {
+    for round in 0..200 {
+        for planes in groups(2) {
+            let alone = |plane: &dyn ControlPlane| plane.regroup(&[Rank::new(1 - plane.rank().get())], ample());
+            let ends = each(&planes, alone);
+            assert!(ends.iter().filter(|end| end.is_ok()).count() <= 1, "round {round}");
+            assert!(ends.iter().all(|end| matches!(end, Ok(_) | Err(ControlError::GivenUp { .. }))), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_came_later_is_not_taken_for_late_and_those_that_are_left_make_one_group() {
+    const DEADLINE: Duration = Duration::from_secs(2);
+    for planes in groups(3) {
+        let start = Instant::now();
+        let survivors = each(&planes[..2], |plane| {
+            // Rank 2 does not come, rank 0 comes half a deadline after rank 1, and both go on without whom they miss.
+            let begins = start + if plane.rank().get() == 0 { DEADLINE / 2 } else { Duration::ZERO };
+            std::thread::sleep(begins.saturating_duration_since(Instant::now()));
+            plane.regroup(&[], Instant::now() + DEADLINE).unwrap_or_else(|error| {
+                let ControlError::Timeout { missing, .. } = error else { panic!("rank {}: {error}", plane.rank()) };
+                assert_eq!(missing, [Rank::new(2)], "to rank {}", plane.rank());
+                plane.regroup(&missing, Instant::now() + DEADLINE).unwrap()
+            })
+        });
+        assert_eq!(numbers(&survivors).len(), 2, "they are of one group");
+        assert!(matches!(planes[2].regroup(&[], ample()), Err(ControlError::GivenUp { .. })));
+    }
+}
+
+#[test]
+fn a_rank_that_has_stopped_waiting_is_not_there() {
+    for planes in groups(2) {
+        // One after the other, not at one time.
+        for plane in planes.iter().rev() {
+            let rank = plane.rank().get();
+            let refused = plane.regroup(&[], after(50));
+            assert!(matches!(&refused, Err(ControlError::Timeout { missing, .. }) if *missing == [Rank::new(1 - rank)]), "{refused:?}");
+        }
+        assert_eq!(numbers(&each(&planes, |plane| plane.regroup(&[], ample()).unwrap())).len(), 2);
+    }
+}
+
+#[test]
+fn a_rank_that_has_left_in_good_order_is_gone() {
+    for mut planes in groups(3) {
+        planes.remove(1).goodbye();
+        let survivors = each(&planes, |plane| plane.regroup(&[], ample()).unwrap());
+        assert_eq!(numbers(&survivors).len(), 2);
+    }
+}
+
+#[test]
 fn ranks_that_do_not_ask_are_named_to_all_and_the_next_attempt_goes_on_without_them() {
     for planes in groups(4) {
         let deadline = Duration::from_millis(300);

@@ -1,7 +1,8 @@
 //! The rendezvous directory and the one name in it.
 //!
 //! Invariant: the directory is of this user and nobody else may enter it, so whoever reaches the socket in it is of this user (and
-//! is asked again by `SO_PEERCRED`). The name is removed before the socket is closed, whatever happened in between.
+//! is asked again by `SO_PEERCRED`). The name is removed before the socket is closed, whatever happened in between; but for a process that was killed meanwhile,
+//! whose name the next leader removes that makes a directory beside it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -62,6 +63,9 @@ impl Listener {
         let step = "taking the rendezvous socket's name";
         let not_there =
             || BootstrapError::Directory { path: place.directory.clone(), problem: "does not exist; its launcher makes it".to_owned() };
+        if place.made_by_leader {
+            sweep(&place.directory);
+        }
         loop {
             if place.made_by_leader {
                 match rustix::fs::mkdir(&place.directory, Mode::RWXU) {
@@ -115,6 +119,21 @@ impl Drop for Listener {
     }
 }
 
+/// Removes what leaders of this user have left beside `own` that were killed while their ranks met. Such names are often random, so that no later launch has the same.
+/// A leader that is about to take its name makes its directory again.
+fn sweep(own: &Path) {
+    let beside = own.parent().and_then(|parent| std::fs::read_dir(parent).ok()).into_iter().flatten().flatten();
+    for left in beside.filter(|entry| entry.file_name().to_str().is_some_and(HostPlace::is_name)).map(|entry| entry.path()) {
+        if left != own
+            && let Ok(Some(directory)) = open_private(&left)
+            && lock(&directory, Instant::now()) == Ok(true)
+            && remove_stale(&left.join(SOCKET_NAME)) == Ok(true)
+        {
+            let _ = std::fs::remove_dir(&left);
+        }
+    }
+}
+
 fn report(path: &Path, removed: io::Result<()>) {
     if let Err(error) = removed
         && error.kind() != io::ErrorKind::NotFound
@@ -153,5 +172,30 @@ fn remove_stale(path: &Path) -> Result<bool, Errno> {
         // Connected, or its queue is full: it lives.
         Ok(_) | Err(Errno::WOULDBLOCK) => Ok(false),
         Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_leader_left_goes_with_the_next_and_what_is_in_use_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let place = |nonce| HostPlace::below(parent.path(), nonce);
+        let soon = || Instant::now() + Duration::from_secs(20);
+        let make = |path: &Path| rustix::fs::mkdir(path, Mode::RWXU).unwrap();
+        // One with a name that nobody listens at, one killed before it had that, one of something else.
+        let (killed, earlier, other) = (place(1).directory, place(2).directory, parent.path().join("flux-other"));
+        for path in [&killed, &earlier, &other] {
+            make(path);
+        }
+        drop(socket::listen(&killed.join(SOCKET_NAME)).unwrap());
+        let live = Listener::bind(&place(3), soon()).unwrap().unwrap();
+        let next = Listener::bind(&place(4), soon()).unwrap().unwrap();
+        assert!([killed, earlier].iter().all(|path| !path.exists()) && other.exists());
+        assert!([&live, &next].iter().all(|listener| socket::connect(&listener.path).is_ok()));
+        drop((live, next));
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 1);
     }
 }

@@ -29,18 +29,20 @@ pub(super) enum Kind {
     Ask,
     /// The sender's answer: the question's number, then what it does.
     Said,
-    /// The sender wants to be of the new group that the receiver is to make.
+    /// The sender waits for a new group.
     Join,
+    /// The sender waits for a new group no more: it has one, or gives up.
+    Stopped,
+    /// The sender goes on without the receiver.
+    LeftOut,
     /// The new group: its members (bits), and a socket to each of the others in order.
     Welcome,
-    /// There is no new group yet: the ranks (bits) that did not ask for one.
-    Dismissed,
     /// There is no new group: the sender was to make it and could not; the body is the system's error.
     Unable,
 }
 
 impl Kind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Exchange,
         Self::Descriptors,
         Self::Barrier,
@@ -50,8 +52,9 @@ impl Kind {
         Self::Ask,
         Self::Said,
         Self::Join,
+        Self::Stopped,
+        Self::LeftOut,
         Self::Welcome,
-        Self::Dismissed,
         Self::Unable,
     ];
 
@@ -67,8 +70,9 @@ impl Kind {
             Self::Ask => "question",
             Self::Said => "answer",
             Self::Join => "joining",
+            Self::Stopped => "end of waiting",
+            Self::LeftOut => "leaving out",
             Self::Welcome => "welcome",
-            Self::Dismissed => "dismissal",
             Self::Unable => "inability",
         }
     }

@@ -14,10 +14,11 @@ use super::plane::ProcessControl;
 use super::socket;
 use crate::control::{Answer, Answerer};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 
 /// For an answer, which the monitor does not wait to send: who asks reads at once, or has gone on.
-const AT_ONCE: Duration = Duration::from_millis(5);
+pub(super) const AT_ONCE: Duration = Duration::from_millis(5);
 /// How long notices that are being handled are waited for.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Most peers that are looked at for what they have sent.
@@ -70,13 +71,18 @@ impl Inquiry {
 
 impl Shared {
     /// Sends one message; a peer that does not take it until the deadline does without.
-    pub(super) fn say(&self, rank: Rank, kind: Kind, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) {
-        let descriptors = u8::try_from(fds.len()).unwrap_or(u8::MAX);
-        let bytes = Header { kind, descriptors, sequence: 0 }.encode(body.len());
-        let Some(link) = self.links.get(rank.index()).and_then(Option::as_ref) else { return };
-        if let Err(error) = link.send(&[&bytes, body], fds, deadline) {
+    pub(super) fn say(&self, rank: Rank, kind: Kind, body: &[u8], deadline: Instant) {
+        if let Err(error) = self.send(rank, kind, body, &[], deadline) {
             tracing::debug!(%rank, %error, "did not hear the {}", kind.name());
         }
+    }
+
+    /// Sends one message that is needed.
+    pub(super) fn send(&self, rank: Rank, kind: Kind, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Errno> {
+        let descriptors = u8::try_from(fds.len()).unwrap_or(u8::MAX);
+        let bytes = Header { kind, descriptors, sequence: 0 }.encode(body.len());
+        let link = self.links.get(rank.index()).and_then(Option::as_ref).ok_or(Errno::PIPE)?;
+        link.send(&[&bytes, body], fds, deadline)
     }
 
     /// The monitor's answer to a question: the number of the question, then what an answerer says.
@@ -85,7 +91,7 @@ impl Shared {
         let Ok(communicator) = communicator.try_into().map(u32::from_le_bytes) else { return };
         let answerers: Vec<_> = self.inbox().inquiry.answerers.iter().filter_map(Weak::upgrade).collect();
         if let Some(words) = answerers.iter().find_map(|answerer| answerer(communicator)) {
-            self.say(asker, Kind::Said, &[&number[..], &words].concat(), &[], Instant::now() + AT_ONCE);
+            self.say(asker, Kind::Said, &[&number[..], &words].concat(), Instant::now() + AT_ONCE);
         }
     }
 
@@ -101,21 +107,26 @@ impl Shared {
 
     /// Returns when the monitor has handled everything that had come, or after [`SETTLE`].
     pub(super) fn settle(&self) {
-        let deadline = Instant::now() + SETTLE;
+        self.settled(Instant::now() + SETTLE);
+    }
+
+    /// Whether the monitor has handled everything that had come, as soon as it has, by the deadline.
+    pub(super) fn settled(&self, deadline: Instant) -> bool {
         let mut inbox = self.inbox();
         loop {
             // In this order: what is read no longer shows, but the monitor was busy before it read.
             let waiting = self.anything_to_read(|rank| inbox.peers[rank.index()].end.is_none());
             let left = deadline.saturating_duration_since(Instant::now());
-            if (!waiting && !inbox.busy) || left.is_zero() {
-                return;
+            let settled = !waiting && !inbox.busy;
+            if settled || left.is_zero() {
+                return settled;
             }
             let look = left.min(Duration::from_millis(1));
             inbox = self.changed.wait_timeout(inbox, look).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Whether a peer's message lies unread. Allocates nothing.
+    /// Whether a peer's message lies unread, as far as can be told. Allocates nothing.
     fn anything_to_read(&self, open: impl Fn(Rank) -> bool) -> bool {
         let mut polled: [PollFd<'_>; MAX_POLLED] = std::array::from_fn(|_| PollFd::new(&self.stop, PollFlags::empty()));
         let mut count = 0;
@@ -124,7 +135,7 @@ impl Shared {
             count += 1;
         }
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut polled[..count], Some(&none)).is_ok_and(|ready| ready > 0)
+        rustix::event::poll(&mut polled[..count], Some(&none)) != Ok(0)
     }
 }
 

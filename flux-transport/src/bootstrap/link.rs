@@ -104,18 +104,24 @@ impl Stream {
         if *torn {
             return Err(Errno::PIPE);
         }
-        let mut sent = 0;
-        while sent < message.len() {
-            match rustix::net::send(&self.socket, &message[sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(more) => sent += more,
+        let mut rest = &message[..];
+        self.send_bytes(&mut rest, deadline).inspect_err(|_| {
+            if rest.len() < message.len() {
+                // The other end could not tell the rest of this message from the next.
+                *torn = true;
+                let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+            }
+        })
+    }
+
+    /// Sends all of the bytes, or fails with those that are left.
+    fn send_bytes(&self, rest: &mut &[u8], deadline: Instant) -> Result<(), Errno> {
+        while !rest.is_empty() {
+            match rustix::net::send(&self.socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => *rest = &rest[sent..],
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => {
                     if socket::wait(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(deadline))? == 0 {
-                        if sent > 0 {
-                            // The other end could not tell the rest of this message from the next.
-                            *torn = true;
-                            let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
-                        }
                         return Err(Errno::TIMEDOUT);
                     }
                 }

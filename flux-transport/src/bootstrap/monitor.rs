@@ -7,11 +7,12 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use flux_core::Rank;
 
 use super::frame::{self, Kind, MAX_FRAME};
-use super::inquiry::Inquiry;
+use super::inquiry::{AT_ONCE, Inquiry};
 use super::link::Link;
 use super::regroup::Regroup;
 use super::socket::{self, Message, Received};
@@ -149,8 +150,9 @@ impl Shared {
                     || match self.read(rank, link, &mut buffer) {
                         None => true,
                         Some(end) => {
-                            // A peer that talks nonsense is cut off, and sees this rank's end in turn.
+                            // A peer that talks nonsense is cut off, and sees this rank's end in turn. It is not to take that for a death and go on alone.
                             if matches!(end, End::Broke(_)) {
+                                self.say(rank, Kind::LeftOut, &[], Instant::now() + AT_ONCE);
                                 link.cut();
                             }
                             self.end(rank, end);
@@ -203,7 +205,9 @@ impl Shared {
             },
             Kind::Ask => self.answer(rank, body),
             Kind::Said => self.note_answer(rank, body),
-            Kind::Join | Kind::Welcome | Kind::Dismissed | Kind::Unable => self.note_regroup(rank, header.kind, body, descriptors),
+            Kind::Join | Kind::Stopped | Kind::LeftOut | Kind::Welcome | Kind::Unable => {
+                self.note_regroup(rank, header.kind, body, descriptors);
+            }
             Kind::Exchange | Kind::Descriptors | Kind::Barrier => {
                 let mut inbox = self.inbox();
                 let frames = &mut inbox.peers[rank.index()].frames;

@@ -19,7 +19,7 @@ use super::frame::{Header, Kind, MAX_BODY};
 use super::monitor::{Arrived, End, Shared};
 use super::rendezvous::Mesh;
 use super::socket::MAX_DESCRIPTORS;
-use crate::control::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Watcher};
+use crate::control::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, REGROUPING, Watcher};
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
 const PARTING: Duration = Duration::from_millis(100);
@@ -159,7 +159,7 @@ impl ProcessControl {
     pub(super) fn part(&self, kind: Kind, body: &[u8]) {
         let deadline = Instant::now() + PARTING;
         for (rank, _) in self.shared.peers() {
-            self.shared.say(rank, kind, body, &[], deadline);
+            self.shared.say(rank, kind, body, deadline);
         }
     }
 }
@@ -246,8 +246,8 @@ impl ControlPlane for ProcessControl {
         if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
             return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
         }
-        let mesh = self.shared.regroup(self.world, without, deadline)?;
-        let io = |error: BootstrapError| ControlError::Io { step: "regrouping", source: std::io::Error::other(error) };
+        let mesh = self.shared.regroup(without, deadline)?;
+        let io = |error: BootstrapError| ControlError::Io { step: REGROUPING, source: std::io::Error::other(error) };
         mesh.into_control_plane().map_err(io)
     }
 }

@@ -1,8 +1,29 @@
 //! How the processes that are left of a group make a new one.
 //!
 //! Invariant: the new group's sockets are new. What a rank of the old group sends late goes to a socket that the new group does not read, and a
-//! rank that was left out holds none of the new ones. The lowest rank that is left makes them and hands each member its own, as rank 0 did when
-//! the ranks first met, or tells them what keeps it from that.
+//! rank that was left out holds none of the new ones.
+//!
+//! ```text
+//! every rank that is left                       the lowest of them
+//! says to all that it waits       join    ->    as all others
+//! knows who waits, and so who does not          once all wait: tells the ranks that it leaves out, and looks whether any has left it out
+//! takes its sockets                       <-    deals: a pair of sockets per two ranks, as the rendezvous did; or says what keeps it from that
+//! says that it waits no more      stopped ->    as all others
+//! ```
+//!
+//! No two groups of ranks that are all alive go on side by side:
+//!
+//! - Only its leader makes a group, and a rank is in one at a time. A group that has a leader of another in it does not connect, and that is an error to all of
+//!   its members. So two that go on are those of two leaders that have each left out the other.
+//! - A leader tells whom it leaves out before it deals, and looks for the like after that ([`Shared::leave_out`]). Within a host a message that was sent is
+//!   there to be read. So of two leaders that do this at the same time at least one finds that it was left out, and deals no more on this plane.
+//! - A rank that is gone needs not be told. If it lives and has gone on, its leader had told this rank before, and what a peer has said is read before its end is seen.
+//!   Whoever is cut off for breaking the protocol is told that it is left out.
+//! - Whom no message reaches cannot be left out while it lives: [`ControlError::Timeout`] names it once more.
+//! - Whoever fails to connect in its group and goes back to this plane tells that group's ranks first (`comm/rebuild.rs`), so those for whom it did connect end with an error.
+//!
+//! Only ranks that did not wait at any time of an attempt are named by its [`ControlError::Timeout`], and left out of the next: each rank sees by itself who waits,
+//! so nobody is blamed for waiting for others, or for having begun earlier or later than this rank.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::PoisonError;
@@ -12,22 +33,27 @@ use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
 use super::frame::Kind;
-use super::monitor::{End, Shared};
+use super::monitor::{Inbox, Shared};
 use super::rendezvous::Mesh;
 use super::socket;
 use super::unix::rows;
-use crate::control::{ControlError, mask_of, ranks_of};
+use crate::control::{ControlError, REGROUPING, came_and_went, mask_of, ranks_of};
 
-const STEP: &str = "regrouping";
 /// For a message to a rank that waits for it.
 const HANDING: Duration = Duration::from_millis(100);
 
 /// What has come of a new group.
 #[derive(Default)]
 pub(super) struct Regroup {
-    /// Ranks (bits) that asked this one to make it.
-    joined: u32,
+    /// Peers (bits) that wait for a group.
+    waiting: u32,
+    /// Peers (bits) that have waited since this rank began to.
+    came: u32,
+    /// Whether this rank waits.
+    waits: bool,
     verdict: Option<Verdict>,
+    /// A peer that goes on without this rank.
+    given_up_by: Option<Rank>,
 }
 
 struct Verdict {
@@ -38,8 +64,6 @@ struct Verdict {
 enum Said {
     /// The new group's members (bits), and a socket to each of the others.
     Group { members: u32, sockets: Vec<OwnedFd> },
-    /// Ranks (bits) that did not ask.
-    Absent(u32),
     /// What keeps the rank that was to make the group from it.
     Unable(std::io::Error),
 }
@@ -49,10 +73,21 @@ impl Said {
     fn new(kind: Kind, number: u32, sockets: Vec<OwnedFd>) -> Option<Self> {
         match kind {
             Kind::Welcome => Some(Self::Group { members: number, sockets }),
-            Kind::Dismissed => Some(Self::Absent(number)),
             Kind::Unable => Some(Self::Unable(std::io::Error::from_raw_os_error(number.cast_signed()))),
             _ => None,
         }
+    }
+}
+
+impl Regroup {
+    fn begin(&mut self) {
+        self.waits = true;
+        self.came = self.waiting;
+    }
+
+    fn stop(&mut self) {
+        self.waits = false;
+        self.verdict = None;
     }
 }
 
@@ -60,91 +95,128 @@ impl Shared {
     /// Takes note of a message about a new group.
     pub(super) fn note_regroup(&self, by: Rank, kind: Kind, body: &[u8], sockets: Vec<OwnedFd>) {
         let mut inbox = self.inbox();
-        if kind == Kind::Join {
-            inbox.regroup.joined |= mask_of([by]);
-        } else if let Some(said) = body.try_into().ok().and_then(|body| Said::new(kind, u32::from_le_bytes(body), sockets)) {
-            // Of what is none no group comes; who waits for it is told by the deadline.
-            inbox.regroup.verdict = Some(Verdict { by, said });
+        let Regroup { waiting, came, waits, verdict, given_up_by } = &mut inbox.regroup;
+        match kind {
+            Kind::Join => {
+                *waiting |= mask_of([by]);
+                *came |= mask_of([by]);
+            }
+            Kind::Stopped => *waiting &= !mask_of([by]),
+            Kind::LeftOut => *given_up_by = given_up_by.or(Some(by)),
+            _ if *waits && verdict.is_none() => {
+                // Of what is none no group comes; who waits for it is told by the deadline.
+                let said = body.try_into().ok().and_then(|body| Said::new(kind, u32::from_le_bytes(body), sockets));
+                *verdict = said.map(|said| Verdict { by, said });
+            }
+            // The sockets close here, so the group that this rank waits for no more learns of it at once.
+            _ => {}
         }
         self.changed.notify_all();
     }
 
     /// Meets the ranks that are neither gone nor in `without`.
-    pub(super) fn regroup(&self, world: WorldSize, without: &[Rank], deadline: Instant) -> Result<Mesh, ControlError> {
-        let missing = |mask: u32| ControlError::Timeout { step: STEP, missing: ranks_of(mask).collect() };
-        // So that those who wait for its verdict still hear it before they give up themselves.
-        let own_deadline = deadline.checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
-        let mut asked = None;
-        let mut inbox = self.inbox();
-        if inbox.regroup.verdict.as_ref().is_some_and(|verdict| !matches!(verdict.said, Said::Group { .. })) {
-            inbox.regroup.verdict = None; // of an earlier attempt
+    pub(super) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Mesh, ControlError> {
+        let without = mask_of(without.iter().copied()) & !mask_of([self.rank]);
+        // Who has stopped waiting by now does not wait.
+        self.settle();
+        self.inbox().regroup.begin();
+        self.say_to_all(without, Kind::Join);
+        let mesh = self.gather(without, deadline);
+        self.inbox().regroup.stop();
+        self.say_to_all(0, Kind::Stopped);
+        mesh
+    }
+
+    /// To every peer that is neither gone nor in `without`.
+    fn say_to_all(&self, without: u32, kind: Kind) {
+        let told = self.here(&self.inbox()) & !without & !mask_of([self.rank]);
+        for rank in ranks_of(told) {
+            self.say(rank, kind, &[], Instant::now() + HANDING);
         }
+    }
+
+    /// The ranks (bits) that are not gone, this one among them.
+    fn here(&self, inbox: &Inbox) -> u32 {
+        mask_of(self.peers().map(|(rank, _)| rank).filter(|rank| inbox.peers[rank.index()].end.is_none())) | mask_of([self.rank])
+    }
+
+    /// Waits until there is a group.
+    fn gather(&self, without: u32, deadline: Instant) -> Result<Mesh, ControlError> {
+        let own = mask_of([self.rank]);
+        // So that those who wait for a leader's verdict still hear it before they give up themselves.
+        let leaders_deadline = deadline.checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
+        let mut told = 0;
+        let mut inbox = self.inbox();
         loop {
             // First of all: who made the group may have gone on, and left the old one.
             if let Some(verdict) = inbox.regroup.verdict.take() {
                 drop(inbox);
                 return self.hear(verdict);
             }
-            let left = |rank: &Rank| !without.contains(rank) && inbox.peers[rank.index()].end == Some(End::Left);
-            if let Some(rank) = world.ranks().find(left) {
-                return Err(ControlError::PeerLeft { rank });
+            if let Some(by) = inbox.regroup.given_up_by {
+                return Err(ControlError::GivenUp { by });
             }
-            let members = world.ranks().filter(|rank| !without.contains(rank) && inbox.peers[rank.index()].end.is_none());
-            let members = mask_of(members) | mask_of([self.rank]);
-            let first = Rank::new(members.trailing_zeros());
-            let now = Instant::now();
-            let left = if first == self.rank {
-                let absent = members & !inbox.regroup.joined & !mask_of([self.rank]);
-                if absent == 0 {
-                    inbox.regroup.joined = 0;
-                    drop(inbox);
-                    return self.deal(members);
-                }
-                let left = own_deadline.unwrap_or(deadline).saturating_duration_since(now);
-                if left.is_zero() {
-                    drop(inbox);
-                    for rank in ranks_of(members & !absent).filter(|&rank| rank != self.rank) {
-                        self.say(rank, Kind::Dismissed, &absent.to_le_bytes(), &[], now + HANDING);
+            let here = self.here(&inbox);
+            let members = here & !without;
+            let leader = Rank::new(members.trailing_zeros());
+            let left = if leader == self.rank {
+                if members & !own & !inbox.regroup.waiting == 0 {
+                    let untold = here & without & !told;
+                    if untold == 0 {
+                        inbox.regroup.waiting &= !members;
+                        drop(inbox);
+                        return self.deal(members);
                     }
-                    return Err(missing(absent));
-                }
-                left
-            } else {
-                if asked != Some(first) {
-                    asked = Some(first);
                     drop(inbox);
-                    self.say(first, Kind::Join, &[], &[], deadline);
+                    self.leave_out(untold, deadline)?;
+                    told |= untold;
                     inbox = self.inbox();
                     continue;
                 }
-                let left = deadline.saturating_duration_since(now);
-                if left.is_zero() {
-                    return Err(missing(mask_of([first])));
-                }
-                left
+                leaders_deadline.unwrap_or(deadline)
+            } else {
+                deadline
             };
+            let left = left.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing = members & !own & !inbox.regroup.came;
+                return Err(if missing == 0 { came_and_went(leader) } else { late(missing) });
+            }
             inbox = self.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
+    /// Tells live ranks that a group is about to be made without them. Returns when all that was sent to this rank before they could know is handled.
+    fn leave_out(&self, ranks: u32, deadline: Instant) -> Result<(), ControlError> {
+        for rank in ranks_of(ranks) {
+            match self.send(rank, Kind::LeftOut, &[], &[], deadline) {
+                // What it said before its end is looked for below.
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+                Err(errno) => return Err(not_told(rank, errno)),
+            }
+        }
+        if self.settled(deadline) { Ok(()) } else { Err(io(Errno::TIMEDOUT)) }
+    }
+
     /// Connects every two members, and gives each its row of sockets.
     fn deal(&self, members: u32) -> Result<Mesh, ControlError> {
-        let io = |errno: Errno| ControlError::Io { step: STEP, source: errno.into() };
         let world = size(members).ok_or_else(|| io(Errno::INVAL))?;
-        let mut rows = match rows(world.index()) {
-            Ok(rows) => rows,
-            Err(errno) => {
-                // They all wait for this rank, and would take it for late.
-                for rank in ranks_of(members).filter(|&rank| rank != self.rank) {
-                    self.say(rank, Kind::Unable, &errno.raw_os_error().to_le_bytes(), &[], Instant::now() + HANDING);
-                }
-                return Err(io(errno));
+        let unable = |errno: Errno| {
+            // They all wait for this rank, and would take it for late.
+            for rank in ranks_of(members).filter(|&rank| rank != self.rank) {
+                self.say(rank, Kind::Unable, &errno.raw_os_error().to_le_bytes(), Instant::now() + HANDING);
             }
+            errno
         };
+        let mut rows = rows(world.index()).map_err(|errno| io(unable(errno)))?;
         for (rank, row) in ranks_of(members).zip(&rows).filter(|&(rank, _)| rank != self.rank) {
             let row: Vec<_> = row.iter().map(AsFd::as_fd).collect();
-            // A member that dies now is lost to the others when they first need it.
-            self.say(rank, Kind::Welcome, &members.to_le_bytes(), &row, Instant::now() + HANDING);
+            match self.send(rank, Kind::Welcome, &members.to_le_bytes(), &row, Instant::now() + HANDING) {
+                // A member that dies now is lost to the others when they first need it.
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+                // Those who have their rows lose this rank, whose own closes here.
+                Err(errno) => return Err(not_told(rank, unable(errno))),
+            }
         }
         Ok(Mesh::new(Rank::new(0), world, rows.swap_remove(0)))
     }
@@ -154,7 +226,6 @@ impl Shared {
         let Verdict { by, said } = verdict;
         let (mask, sockets) = match said {
             Said::Group { members, sockets } => (members, sockets),
-            Said::Absent(ranks) => return Err(ControlError::Timeout { step: STEP, missing: ranks_of(ranks).collect() }),
             Said::Unable(source) => return Err(ControlError::Leader { rank: by, source }),
         };
         let own = ranks_of(mask).position(|rank| rank == self.rank).and_then(|place| u32::try_from(place).ok());
@@ -172,6 +243,22 @@ impl Shared {
     }
 }
 
+fn late(ranks: u32) -> ControlError {
+    ControlError::Timeout { step: REGROUPING, missing: ranks_of(ranks).collect() }
+}
+
+/// Of a message that is needed and was not taken.
+fn not_told(rank: Rank, errno: Errno) -> ControlError {
+    if errno == Errno::TIMEDOUT { late(mask_of([rank])) } else { io(errno) }
+}
+
+fn io(errno: Errno) -> ControlError {
+    ControlError::Io { step: REGROUPING, source: errno.into() }
+}
+
 fn size(members: u32) -> Option<WorldSize> {
     WorldSize::new(members.count_ones())
 }
+
+#[cfg(test)]
+mod tests;

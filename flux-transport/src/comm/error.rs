@@ -13,7 +13,7 @@ use std::time::Duration;
 pub enum ConnectError {
     /// The ranks could not talk.
     #[error(transparent)]
-    Control(#[from] ControlError),
+    Control(ControlError),
     /// A transport could not take its memory or its mover.
     #[error(transparent)]
     Transport(TransportError),
@@ -82,10 +82,19 @@ pub enum ConnectError {
     },
 }
 
+impl From<ControlError> for ConnectError {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::GivenUp { by } => Self::GivenUp { by },
+            other => Self::Control(other),
+        }
+    }
+}
+
 impl From<TransportError> for ConnectError {
     fn from(error: TransportError) -> Self {
         match error {
-            TransportError::Control(error) => Self::Control(error),
+            TransportError::Control(error) => error.into(),
             TransportError::Disagreement { what, values } => Self::Disagreement { what, values },
             TransportError::PeerFailed { rank, reason } => Self::PeerFailed { rank, reason },
             TransportError::Cuda(error) => Self::Cuda(error),

@@ -6,17 +6,18 @@
 use super::connect::{apart, connect};
 use super::{Communicator, ConnectError};
 use crate::bootstrap::{self, START};
-use crate::control::{ControlPlane, ranks_of};
+use crate::control::{ControlPlane, GaveUp, mask_of, ranks_of};
 use crate::fault::reason;
 use crate::{ControlError, World};
 use flux_core::Rank;
+use flux_core::layout::FaultRecord;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Who takes part in the new communicator. All ranks that do say the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rebuild {
-    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world.
+    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world. Gone is who has died, and who has left in good order.
     Survivors,
     /// As many ranks as the launch had, each under its number: in the place of each lost one a new process, started with the same variables, which connects
     /// as at the start of the launch. Also for ranks that were late and are alive.
@@ -49,9 +50,9 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank. A [`ControlError::Timeout`] names ranks that did not come; they
-    /// are given up then, and rebuilding once more goes on without them. A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding
-    /// tried once more.
+    /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A [`ControlError::Timeout`] names ranks that did not
+    /// come at any time while this one waited; they are given up then, and rebuilding once more goes on without them. A [`ControlError::Leader`] gives nobody up: what it
+    /// says is to be mended, and rebuilding tried once more.
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         let comm = self.clone();
         apart(self.rank(), move || comm.rebuild_blocking(how)).await
@@ -68,7 +69,8 @@ impl Communicator {
             Rebuild::Survivors => self.survivors()?,
             Rebuild::Whole => self.whole()?,
         };
-        connect(&inner.world.moved(control), &inner.options)
+        let world = inner.world.moved(control);
+        connect(&world, &inner.options).inspect_err(|_| disown(&world))
     }
 
     /// Breaks this communicator, tells the peers, and waits until nothing of this rank uses it any more.
@@ -93,7 +95,11 @@ impl Communicator {
         if let Err(ControlError::Timeout { missing, .. }) = &regrouped {
             health.exclude(missing.iter().copied());
         }
-        Ok(regrouped?)
+        // Said before a peer was gone, and so heard by now: see `disown`.
+        match health.given_up_by() {
+            Some(by) => Err(ConnectError::GivenUp { by }),
+            None => Ok(regrouped?),
+        }
     }
 
     fn whole(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
@@ -108,4 +114,11 @@ impl Communicator {
             lost => Err(ConnectError::NoReplacement { lost, world: world.size() }),
         }
     }
+}
+
+/// Leaves a group that did not connect. A member may have seen it connect, where this rank failed at the last of its steps: it learns that this rank is neither dead nor late,
+/// but goes on from the old group, and so does not go on from this one without it.
+fn disown(world: &World) {
+    let others = world.size().ranks().filter(|&rank| rank != world.rank());
+    world.control().give_up(&GaveUp { communicator: 0, late: mask_of(others), record: FaultRecord::default() });
 }

@@ -99,7 +99,7 @@ impl LocalControl {
             presence: vec![Presence::Here; world.index()],
             watchers: world.ranks().map(|_| Vec::new()).collect(),
             answerers: world.ranks().map(|_| Vec::new()).collect(),
-            regroup: Regroup::default(),
+            regroup: Regroup::new(world),
         };
         let shared = Arc::new(Shared { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() });
         world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), turn: Mutex::default() }).collect()

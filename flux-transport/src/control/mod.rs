@@ -16,6 +16,7 @@ pub(crate) use local::LocalControl;
 
 use flux_core::{Rank, WorldSize};
 use std::fmt::Debug;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -103,11 +104,12 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// peers answer whatever they do, and at any time.
     fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer>;
 
-    /// A new control plane of the ranks that are neither gone nor in `without`, renumbered in order. All of them ask for it; this one's memory,
-    /// messages and steps have nothing to do with the new one's.
+    /// A new control plane of the ranks that are neither gone, however they went, nor in `without`, renumbered in order. All of them ask for it; this one's
+    /// memory, messages and steps have nothing to do with the new one's. Whoever is left out of a group and lives is in none that is made of this plane, then or later.
     ///
     /// # Errors
-    /// [`ControlError::Timeout`] names the ranks that did not ask, [`ControlError::Leader`] the one that could not make the group.
+    /// [`ControlError::Timeout`] names the ranks that did not ask at any time, [`ControlError::Leader`] the one that could not make the group,
+    /// [`ControlError::GivenUp`] one that leaves this rank out.
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError>;
 }
 
@@ -156,7 +158,13 @@ pub enum ControlError {
         /// The lowest that is left.
         rank: Rank,
         /// What the operating system said to it.
-        source: std::io::Error,
+        source: io::Error,
+    },
+    /// A peer goes on in a group without this rank, which is in no other one then.
+    #[error("rank {by} goes on without this rank")]
+    GivenUp {
+        /// The peer.
+        by: Rank,
     },
     /// The operating system refused something.
     #[error("{step}: {source}")]
@@ -164,7 +172,7 @@ pub enum ControlError {
         /// The step.
         step: &'static str,
         /// What it said.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// A peer does not do what this rank does.
     #[error("rank {rank}: {detail}")]
@@ -174,6 +182,15 @@ pub enum ControlError {
         /// What is wrong.
         detail: String,
     },
+}
+
+/// The step in which the ranks that are left make a group.
+pub(crate) const REGROUPING: &str = "regrouping";
+
+/// Nobody is late, and there is no group: it takes all of them at one time.
+pub(crate) fn came_and_went(leader: Rank) -> ControlError {
+    let why = "all of them came, but did not wait for the same group at one time";
+    ControlError::Leader { rank: leader, source: io::Error::new(io::ErrorKind::TimedOut, why) }
 }
 
 /// `rank 1`, `ranks 1, 2 and 5`.

@@ -37,8 +37,17 @@ impl HostPlace {
 
     /// In a directory of the user's own and of this launch.
     pub(crate) fn below(directory: &Path, nonce: u128) -> Self {
-        let uid = rustix::process::getuid().as_raw();
-        Self { directory: directory.join(format!("flux-{uid}-{nonce:032x}")), made_by_leader: true, nonce }
+        Self { directory: directory.join(format!("{}{nonce:032x}", Self::prefix())), made_by_leader: true, nonce }
+    }
+
+    /// How the names of such directories begin.
+    fn prefix() -> String {
+        format!("flux-{}-", rustix::process::getuid().as_raw())
+    }
+
+    /// Whether `name` is one that [`below`](Self::below) gives.
+    pub(in crate::bootstrap) fn is_name(name: &str) -> bool {
+        name.strip_prefix(&Self::prefix()).is_some_and(|nonce| nonce.len() == 32 && u128::from_str_radix(nonce, 16).is_ok())
     }
 }
 

@@ -115,6 +115,32 @@ fn a_message_that_was_cut_at_the_deadline_ends_the_connection() {
     assert_ne!(came % (block.len() + LENGTH_BYTES), 0, "the last message was cut");
 }
 
+/// The next test, in a process of its own.
+const APART: &str = "FLUX_TEST_APART";
+
+#[test]
+fn a_message_that_was_cut_by_an_error_ends_the_connection_too() {
+    if std::env::var_os(APART).is_none() {
+        let name = std::thread::current().name().unwrap().to_owned();
+        let mut apart = std::process::Command::new(std::env::current_exe().unwrap());
+        let end = apart.args(["--exact", &name]).env(APART, "1").output().unwrap();
+        assert!(
+            end.status.success() && String::from_utf8_lossy(&end.stdout).contains("1 passed"),
+            "{}",
+            String::from_utf8_lossy(&end.stdout)
+        );
+        return;
+    }
+    let (link, peer) = link_and_peer();
+    // What is sent first is taken, and the room for the rest cannot be waited for: a poll of more descriptors than a process may have is refused.
+    let limit = rustix::process::Rlimit { current: Some(0), ..rustix::process::getrlimit(rustix::process::Resource::Nofile) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let block = vec![0; 64 << 20];
+    assert_eq!(link.send(&[&block], &[], ample()), Err(Errno::INVAL));
+    assert_eq!(link.send(&[b"more"], &[], soon()), Err(Errno::PIPE));
+    drop(peer);
+}
+
 #[test]
 fn a_message_is_not_cut_by_another_thread() {
     let (link, peer) = link_and_peer();

@@ -16,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The addresses of rank 0's host; none where its name is not known (yet).
 ///
 /// # Errors
-/// [`BootstrapError::Address`] for what stands for all addresses of a host: rank 0 would listen on all of them, and others would look for it on their own host.
+/// [`BootstrapError::Address`] for what stands for all addresses of a host: rank 0 would listen on all of them, and others would look for it on their own host. Also where there are
+/// IPv6 addresses of a link only.
 pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Vec<IpAddr>, BootstrapError> {
     addresses_by(address, deadline, |name| Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect()))
 }
@@ -31,11 +32,16 @@ fn addresses_by(
         Ok(said) => vec![said],
         Err(_) => look_up(address.host(), deadline, resolve)?,
     };
+    let problem = |problem: String| BootstrapError::Address { address: address.to_string(), problem };
     if let Some(all) = found.iter().find(|found| found.to_canonical().is_unspecified()) {
-        let problem = format!("{all} stands for all addresses of a host: give one of rank 0's host");
-        return Err(BootstrapError::Address { address: address.to_string(), problem });
+        return Err(problem(format!("{all} stands for all addresses of a host: give one of rank 0's host")));
     }
-    Ok(without_loopback(address.host(), found))
+    // Each host reaches them by an interface of its own, which neither the address nor the roster says.
+    let (of_a_link, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_of_a_link);
+    match of_a_link.first() {
+        Some(only) if found.is_empty() => Err(problem(format!("{only} is good on one link only: give another address of rank 0's host"))),
+        _ => Ok(without_loopback(address.host(), found)),
+    }
 }
 
 /// What the resolver says, if it does in time.
@@ -87,6 +93,10 @@ fn means_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok()
 }
 
+fn is_of_a_link(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
 fn is_loopback(address: &IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
@@ -133,6 +143,20 @@ mod tests {
                 let error = addresses_by(&at(host), soon(), |_| Ok(resolved)).unwrap_err();
                 assert!(matches!(&error, BootstrapError::Address { .. }) && error.to_string().contains("all addresses"), "{host}: {error}");
             }
+        }
+    }
+
+    #[test]
+    fn addresses_of_a_link_are_passed_over_and_refused_where_there_are_no_others() {
+        let of_a_link: IpAddr = "fe80::1".parse().unwrap();
+        let found = |host: &str, others: &[&str]| {
+            let resolved = [of_a_link].into_iter().chain(others.iter().map(|other| other.parse().unwrap())).collect();
+            addresses_by(&at(host), soon(), |_| Ok(resolved))
+        };
+        assert_eq!(found("nodex", &["10.0.0.1"]).unwrap(), ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        for host in ["nodex", "fe80::1"] {
+            let error = found(host, &[]).unwrap_err().to_string();
+            assert!(error.contains("fe80::1 is good on one link only"), "{error}");
         }
     }
 

@@ -48,9 +48,12 @@ fn broken_by(messages: &[(Vec<u8>, usize)]) -> String {
     }
     drop(write);
     assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(Notice::Lost(Rank::new(1))));
-    // It sees that it is cut off.
+    // It hears that it is left out, and sees that it is cut off.
     socket::wait(&mut [socket::readable(&peer)], Some(ample())).unwrap();
-    assert!(matches!(receive(peer.as_fd(), &mut [0; HEADER_BYTES]), Ok(Received::End)));
+    let mut said = [0; HEADER_BYTES];
+    assert!(matches!(receive(peer.as_fd(), &mut said), Ok(Received::Message(_))));
+    assert_eq!(&said[..], frame(Kind::LeftOut, 0, 0, b""));
+    assert!(matches!(receive(peer.as_fd(), &mut said), Ok(Received::End)));
     let error = loop {
         // Frames before the bad one are good.
         match plane.exchange(b"", ample()) {

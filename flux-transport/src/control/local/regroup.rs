@@ -1,59 +1,87 @@
 //! How threads that are left make a world of their own.
 //!
-//! Invariant: the ends of a new world are made once, by the first that finds all of its members waiting, and each member takes its own.
+//! Invariant: the ends of a new world are made once, by the first that finds all of its members waiting, and each member takes its own. Whoever is not a member is
+//! given up under the same lock, and is in no world that is made of this one; so no two go on side by side.
 
 use super::{LocalControl, Presence, State, lock};
-use crate::control::ControlError;
+use crate::control::{ControlError, REGROUPING, came_and_went, mask_of, ranks_of};
 use flux_core::{Rank, WorldSize};
 use std::sync::PoisonError;
 use std::time::Instant;
 
-/// Who has asked for a new world (and counts as asking until there is one), and the ends that nobody has taken yet, by old rank.
-#[derive(Debug, Default)]
+/// Who waits for a new world, and the ends that nobody has taken yet, by old rank.
+#[derive(Debug)]
 pub(super) struct Regroup {
-    waiting: Vec<Rank>,
+    /// Ranks (bits) that wait.
+    waiting: u32,
+    /// For each rank, those (bits) that have waited since it began to.
+    came: Vec<u32>,
     ends: Vec<(Rank, LocalControl)>,
+    /// Who has gone on without a rank, by rank.
+    given_up_by: Vec<Option<Rank>>,
+}
+
+impl Regroup {
+    pub(super) fn new(world: WorldSize) -> Self {
+        Self { waiting: 0, came: vec![0; world.index()], ends: Vec::new(), given_up_by: vec![None; world.index()] }
+    }
+
+    fn begin(&mut self, rank: Rank) {
+        self.waiting |= mask_of([rank]);
+        for came in &mut self.came {
+            *came |= mask_of([rank]);
+        }
+        self.came[rank.index()] = self.waiting;
+    }
+
+    /// Makes the world of those who wait, and leaves all others out.
+    fn make(&mut self, by: Rank, members: u32, size: WorldSize) {
+        self.waiting &= !members;
+        self.ends = ranks_of(members).zip(LocalControl::world_of(size)).collect();
+        for (rank, given_up_by) in (0..).map(Rank::new).zip(&mut self.given_up_by) {
+            if members & mask_of([rank]) == 0 {
+                *given_up_by = given_up_by.or(Some(by));
+            }
+        }
+    }
 }
 
 impl State {
-    /// A rank that has left in good order, and is not in `without`.
-    fn left(&self, without: &[Rank]) -> Option<Rank> {
-        let left = |&(rank, presence): &(Rank, &Presence)| *presence == Presence::Left && !without.contains(&rank);
-        (0..).map(Rank::new).zip(&self.presence).find(left).map(|(rank, _)| rank)
-    }
-
-    /// The ranks that are here and not in `without`.
-    fn members(&self, without: &[Rank]) -> Vec<Rank> {
-        let here = |&(rank, presence): &(Rank, &Presence)| *presence == Presence::Here && !without.contains(&rank);
-        (0..).map(Rank::new).zip(&self.presence).filter(here).map(|(rank, _)| rank).collect()
+    /// The ranks (bits) that are here.
+    fn here(&self) -> u32 {
+        mask_of((0..).map(Rank::new).zip(&self.presence).filter(|(_, presence)| **presence == Presence::Here).map(|(rank, _)| rank))
     }
 }
 
 /// Waits for the other members, and takes this rank's end of the new world.
 pub(super) fn meet(own: &LocalControl, without: &[Rank], deadline: Instant) -> Result<LocalControl, ControlError> {
     let mut state = lock(&own.shared.state);
-    if !state.regroup.waiting.contains(&own.rank) {
-        state.regroup.waiting.push(own.rank);
-    }
+    state.regroup.begin(own.rank);
     own.shared.changed.notify_all();
-    loop {
+    let refused = loop {
         if let Some(at) = state.regroup.ends.iter().position(|(rank, _)| *rank == own.rank) {
             return Ok(state.regroup.ends.swap_remove(at).1);
         }
-        if let Some(rank) = state.left(without) {
-            return Err(ControlError::PeerLeft { rank });
+        if let Some(by) = state.regroup.given_up_by[own.rank.index()] {
+            break ControlError::GivenUp { by };
         }
-        let members = state.members(without);
-        let missing: Vec<Rank> = members.iter().copied().filter(|rank| !state.regroup.waiting.contains(rank)).collect();
+        let members = state.here() & !mask_of(without.iter().copied()) | mask_of([own.rank]);
         let left = deadline.saturating_duration_since(Instant::now());
-        match u32::try_from(members.len()).ok().and_then(WorldSize::new) {
-            Some(size) if missing.is_empty() && members.contains(&own.rank) => {
-                state.regroup.waiting.retain(|rank| !members.contains(rank));
-                state.regroup.ends = members.into_iter().zip(LocalControl::world_of(size)).collect();
+        match WorldSize::new(members.count_ones()) {
+            Some(size) if members & !state.regroup.waiting == 0 => {
+                state.regroup.make(own.rank, members, size);
                 own.shared.changed.notify_all();
             }
-            _ if left.is_zero() => return Err(ControlError::Timeout { step: "regrouping", missing }),
+            _ if left.is_zero() => {
+                let missing = members & !state.regroup.came[own.rank.index()];
+                break match missing {
+                    0 => came_and_went(Rank::new(members.trailing_zeros())),
+                    _ => ControlError::Timeout { step: REGROUPING, missing: ranks_of(missing).collect() },
+                };
+            }
             _ => state = own.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
         }
-    }
+    };
+    state.regroup.waiting &= !mask_of([own.rank]);
+    Err(refused)
 }

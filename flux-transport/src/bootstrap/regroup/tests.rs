@@ -1,0 +1,86 @@
+//! Peers that do not read, and peers that are cut off: what the others hear.
+
+use flux_core::WorldSize;
+
+use super::*;
+use crate::bootstrap::frame::{self, HEADER_BYTES, Header};
+use crate::bootstrap::plane::ProcessControl;
+use crate::bootstrap::socket::Received;
+
+fn ample() -> Instant {
+    Instant::now() + Duration::from_secs(30)
+}
+
+/// Rank 0, and the bare sockets of the others.
+fn plane_and_peers(world: u32) -> (ProcessControl, Vec<OwnedFd>) {
+    let (ours, theirs) = (1..world).map(|_| socket::pair().unwrap()).unzip();
+    (ProcessControl::start(Mesh::new(Rank::new(0), WorldSize::new(world).unwrap(), ours)).unwrap(), theirs)
+}
+
+fn send(peer: &OwnedFd, kind: Kind) {
+    let bytes = Header { kind, descriptors: 0, sequence: 0 }.encode(0);
+    socket::send(peer.as_fd(), &[&bytes], &[], ample()).unwrap();
+}
+
+/// Sends until no more is taken.
+fn fill(plane: &ProcessControl, rank: u32) {
+    let block = [0; 4096];
+    while plane.shared.send(Rank::new(rank), Kind::Said, &block, &[], Instant::now()).is_ok() {}
+    while plane.shared.send(Rank::new(rank), Kind::Said, &[], &[], Instant::now()).is_ok() {}
+}
+
+/// The kinds of what has come, and the last body, until there is one of this kind.
+fn heard(peer: &OwnedFd, last: Kind) -> (Vec<Kind>, Vec<u8>) {
+    let (mut kinds, mut buffer) = (Vec::new(), [0; HEADER_BYTES + 8]);
+    loop {
+        assert_eq!(socket::wait(&mut [socket::readable(peer)], Some(ample())), Ok(1));
+        let Ok(Received::Message(message)) = socket::receive(peer.as_fd(), &mut buffer) else { panic!("it ended after {kinds:?}") };
+        let (header, body) = frame::decode(&buffer[..message.length]).unwrap();
+        kinds.push(header.kind);
+        if header.kind == last {
+            return (kinds, body.to_vec());
+        }
+    }
+}
+
+#[test]
+fn a_row_that_cannot_be_handed_over_is_no_group_for_anybody() {
+    let (plane, peers) = plane_and_peers(3);
+    fill(&plane, 1);
+    for peer in &peers {
+        send(peer, Kind::Join);
+    }
+    let refused = plane.shared.regroup(&[], ample()).unwrap_err();
+    assert!(matches!(&refused, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{refused}");
+    let (kinds, errno) = heard(&peers[1], Kind::Unable);
+    assert_eq!((kinds, errno), (vec![Kind::Join, Kind::Unable], Errno::TIMEDOUT.raw_os_error().to_le_bytes().to_vec()));
+}
+
+#[test]
+fn no_group_is_made_without_a_live_rank_that_cannot_be_told() {
+    let (plane, peers) = plane_and_peers(2);
+    fill(&plane, 1);
+    let refused = plane.shared.regroup(&[Rank::new(1)], Instant::now() + Duration::from_millis(100)).unwrap_err();
+    assert!(matches!(&refused, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{refused}");
+    drop(peers);
+    assert_eq!(plane.shared.regroup(&[Rank::new(1)], ample()).unwrap().world.get(), 1, "it is gone");
+}
+
+#[test]
+fn a_peer_that_is_cut_off_is_told_that_it_is_left_out() {
+    let (_plane, peers) = plane_and_peers(2);
+    socket::send(peers[0].as_fd(), &[b"nonsense"], &[], ample()).unwrap();
+    assert_eq!(heard(&peers[0], Kind::LeftOut).0, [Kind::LeftOut]);
+}
+
+#[test]
+fn a_verdict_for_an_earlier_attempt_is_none_and_its_sockets_close() {
+    let (plane, peers) = plane_and_peers(2);
+    let (row, other) = socket::pair().unwrap();
+    let bytes = Header { kind: Kind::Welcome, descriptors: 1, sequence: 0 }.encode(4);
+    socket::send(peers[0].as_fd(), &[&bytes, &3_u32.to_le_bytes()], &[row.as_fd()], ample()).unwrap();
+    drop(row);
+    assert_eq!(socket::wait(&mut [socket::readable(&other)], Some(ample())), Ok(1));
+    assert!(matches!(socket::receive(other.as_fd(), &mut [0; 1]), Ok(Received::End)));
+    assert!(matches!(plane.shared.regroup(&[], Instant::now() + Duration::from_millis(50)), Err(ControlError::Timeout { .. })));
+}
