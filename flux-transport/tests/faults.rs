@@ -9,7 +9,7 @@ use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Push, Stream, TransportError, Wait, World};
+use flux_transport::{CallState, Communicator, ConnectError, ControlError, Fault, Options, Push, Stream, TransportError, Wait, World};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -222,6 +222,31 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         drop(call);
         assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { .. } })));
         comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_call_whose_executor_does_not_return_breaks_the_communicator_and_one_that_had_none_does_not() {
+    each_rank(2, |world| {
+        let comm = connect(&world);
+        let looked_at = comm.begin(Stream::Host).unwrap();
+        let _ = looked_at.memory();
+        drop(looked_at);
+        assert_eq!(comm.status(), Ok(()));
+        comm.barrier().unwrap();
+        if world.rank().get() == 0 {
+            // As the first part of a ReduceScatter, which has no transfers: a partial tile that the peer may have by now.
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let mut call = comm.begin(Stream::Host).unwrap();
+                let words = Words::new(call.hand_over(), comm.rank());
+                words.open().publish(Rank::new(1), 3);
+                std::panic::resume_unwind(Box::new("an executor's panic"));
+            }));
+            assert!(panic.is_err());
+            assert!(matches!(comm.calls().last(), Some(call) if call.state == CallState::Failed));
+        }
+        comm.barrier().unwrap();
+        assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { rank, .. } }) if rank.get() == 0));
     });
 }
 

@@ -173,7 +173,8 @@ impl CudaExecutor {
             unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
         }
         let matrix = |view: &View| Matrix { address: view.address, row_bytes: view.row_bytes::<T>() };
-        let memory = call.memory();
+        let await_pushed = call.pushes();
+        let memory = call.hand_over();
         let data = self.route.as_ref().map(|route| route.data(memory));
         let args = LaunchArgs {
             x: matrix(&operands.x),
@@ -187,7 +188,7 @@ impl CudaExecutor {
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
             deadline_ns: memory.deadline_ns,
-            await_pushed: call.pushes(),
+            await_pushed,
             workers: self.workers,
             push: by_kernel,
             pace: self.pace,
