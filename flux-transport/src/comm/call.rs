@@ -140,7 +140,7 @@ impl<'c> Call<'c> {
         }
         // A rank that was stopped finds its data there when it runs on, and what the others made of its absence.
         inner.world.control().settle();
-        let (given_up, failed) = (inner.health.given_up_by().is_some(), inner.health.own_record().is_some());
+        let (given_up, failed) = (inner.health.given_up_by().is_some(), inner.health.transport().read_fault().is_some());
         let done = finished.is_ok() && !given_up && !failed;
         inner.flight.note(self.noted, if done { CallState::Done } else { CallState::Failed });
         finished?;

@@ -42,7 +42,7 @@ pub enum Notice {
         /// Its reason, not 0.
         reason: u32,
     },
-    /// A wait of the peer passed its deadline.
+    /// A wait of the peer passed its deadline, or it has heard of another's that did.
     GaveUp {
         /// The peer.
         by: Rank,
