@@ -133,7 +133,8 @@ impl<T: Element> Executor<T> {
             await_pushed,
         };
         // A scope allocates, even one without threads.
-        let done = if self.others.is_empty() { call.work(0, 1, &mut self.first) } else { together(&call, &mut self.first, &mut self.others) };
+        let done =
+            if self.others.is_empty() { call.work(0, 1, &mut self.first) } else { together(&call, &mut self.first, &mut self.others) };
         match done {
             Ok(_) => Ok(()),
             Err(Poisoned) => Err(failed()),

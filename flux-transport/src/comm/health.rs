@@ -79,7 +79,11 @@ impl Health {
     fn first(&self) -> Option<&First> {
         if self.first.get().is_none() {
             let own = |record| First { fault: Fault::from_record(&record, Vec::new()), abort: record.abort, cause: Cause::Own(record) };
-            let said = |what: &GaveUp| First { fault: Fault::from_record(&what.record, what.late().collect()), abort: 0, cause: Cause::Said(*what) };
+            let said = |what: &GaveUp| First {
+                fault: Fault::from_record(&what.record, what.late().collect()),
+                abort: 0,
+                cause: Cause::Said(*what),
+            };
             let found = self.transport.read_fault().map(own).or_else(|| self.said.get().map(said))?;
             // Loses to an abort noted since: the record may be what that abort led to.
             let _ = self.first.set(found);
@@ -104,10 +108,10 @@ impl Health {
         self.exclude(what.late());
         self.spoke.fetch_or(mask_of([by]), Ordering::AcqRel);
         if what.late().any(|late| late == self.rank) {
+            // In this order: a call that ends meanwhile and sees that this rank was given up sees the fault, too.
+            self.note(Fault::Aborted { rank: by, reason: reason::LATE }, reason::LATE);
             let _ = self.given_up_by.set(by); // the first is as good as any
-        }
-        if self.given_up_by().is_some() {
-            self.abort(Fault::Aborted { rank: by, reason: reason::LATE }, reason::LATE);
+            self.transport.set_abort(reason::LATE);
         } else {
             let _ = self.said.set(*what);
         }
@@ -164,8 +168,32 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::fake::Fake;
     use crate::{Communicator, Select, World};
     use flux_core::layout::ABORT_OFFSET;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Arc, Weak};
+
+    #[test]
+    fn who_sees_that_this_rank_was_given_up_sees_the_fault() {
+        let without_a_fault = Arc::new(AtomicBool::new(false));
+        let health = Arc::new_cyclic(|health: &Weak<Health>| {
+            let (health, found) = (Weak::clone(health), Arc::clone(&without_a_fault));
+            // Looked at only while no fault is noted.
+            let read_fault = move || {
+                let given_up = health.upgrade().is_some_and(|health| health.given_up_by().is_some());
+                found.fetch_or(given_up, Ordering::Relaxed);
+                None
+            };
+            let transport = Fake { read_fault: Box::new(read_fault), ..Fake::default() };
+            Health::new(Rank::new(1), 0, Box::new(transport))
+        });
+        let what = GaveUp { communicator: 0, late: mask_of([Rank::new(1)]), record: FaultRecord::default() };
+        health.notice(Notice::GaveUp { by: Rank::new(0), what });
+        assert_eq!(health.status(), Err(Fault::Aborted { rank: Rank::new(0), reason: reason::LATE }));
+        assert_eq!(health.given_up_by(), Some(Rank::new(0)));
+        assert!(!without_a_fault.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn peers_are_told_when_the_fault_is_noted_and_before_any_wait_ends() {
