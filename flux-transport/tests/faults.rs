@@ -66,8 +66,9 @@ fn ranks_that_failed_because_of_a_late_one_and_have_left_are_not_taken_for_late(
     let late = Rank::new(2);
     let named = Mutex::new(Vec::new());
     let (begun, told, refused, done) = (Barrier::new(5), Barrier::new(5), Barrier::new(5), Barrier::new(5));
+    let meet = |barriers: &[&Barrier]| barriers.iter().for_each(|barrier| _ = barrier.wait());
     each_rank(5, |world| {
-        let comm = Communicator::connect_blocking(&world, Options { deadline: Duration::from_millis(200), ..options(SIZE) }).unwrap();
+        let comm = Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) }).unwrap();
         let rank = world.rank().get();
         // Compared at the end, so that no rank waits for one whose comparison has failed.
         let names = |fault: Fault| match fault {
@@ -81,23 +82,23 @@ fn ranks_that_failed_because_of_a_late_one_and_have_left_are_not_taken_for_late(
                 wait_in_vain(&comm, 5, late.get());
                 names(comm.status().unwrap_err());
                 drop((comm, world));
-                (told.wait(), refused.wait(), done.wait());
+                meet(&[&told, &refused, &done]);
             }
             // It is refused a call because of that, and leaves.
             0 => {
-                (begun.wait(), told.wait());
+                meet(&[&begun, &told]);
                 match comm.begin(Stream::Host) {
                     Err(TransportError::Broken { fault }) => names(fault),
                     other => panic!("{other:?}"),
                 }
                 drop((comm, world));
-                (refused.wait(), done.wait());
+                meet(&[&refused, &done]);
             }
-            2 => drop((begun.wait(), told.wait(), refused.wait(), done.wait())),
+            2 => meet(&[&begun, &told, &refused, &done]),
             // They wait for one of these each, in calls that they began before.
             _ => {
                 let call = comm.begin(Stream::Host).unwrap();
-                (begun.wait(), told.wait(), refused.wait());
+                meet(&[&begun, &told, &refused]);
                 let words = Words::new(call.memory(), comm.rank());
                 words.wait(&words.open(), 6, Rank::new(rank - 3)).unwrap_err();
                 call.finish().unwrap();
@@ -115,7 +116,7 @@ fn ranks_that_failed_because_of_a_late_one_and_have_left_are_not_taken_for_late(
 fn a_call_that_fails_after_a_peers_did_has_failed_though_that_was_heard_first() {
     let (begun, told) = (Barrier::new(3), Barrier::new(3));
     each_rank(3, |world| {
-        let comm = Communicator::connect_blocking(&world, Options { deadline: Duration::from_millis(200), ..options(SIZE) }).unwrap();
+        let comm = Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) }).unwrap();
         let rank = world.rank().get();
         let call = (rank == 0).then(|| comm.begin(Stream::Host).unwrap());
         begun.wait();
