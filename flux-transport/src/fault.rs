@@ -80,7 +80,7 @@ pub(crate) mod reason {
     pub(crate) const PEER_LOST: u32 = 0xffff_0001;
     /// The rank's thread panicked.
     pub(crate) const PANICKED: u32 = 0xffff_0002;
-    /// A call was given up after its transfers had been handed out.
+    /// A call was given up after peers may have been given a part of it.
     pub(crate) const UNFINISHED: u32 = 0xffff_0003;
     /// The ranks lost each other while they changed the workspace.
     pub(crate) const OUT_OF_STEP: u32 = 0xffff_0004;
@@ -100,7 +100,7 @@ pub(crate) mod reason {
         match reason {
             PEER_LOST => "a peer is gone".to_owned(),
             PANICKED => "its thread panicked".to_owned(),
-            UNFINISHED => "it gave up a call whose transfers had been handed out".to_owned(),
+            UNFINISHED => "it gave up a call of which peers may have been given a part".to_owned(),
             LATE => "it has given up waiting for this rank".to_owned(),
             NCCL => "NCCL reported an error of the devices or the network".to_owned(),
             TIMED_OUT => "a wait of its passed the deadline".to_owned(),

@@ -9,8 +9,8 @@ use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Push, Stream, TransportError, Wait, World};
-use std::sync::Barrier;
+use flux_transport::{CallState, Communicator, ConnectError, ControlError, Fault, Options, Push, Stream, TransportError, Wait, World};
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 4096, signals: 8, counters: 2 };
@@ -57,6 +57,80 @@ fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
                 Err(TransportError::Broken { fault: again }) => assert_eq!(again, fault),
                 other => panic!("{other:?}"),
             }
+        }
+    });
+}
+
+#[test]
+fn ranks_that_failed_because_of_a_late_one_and_have_left_are_not_taken_for_late() {
+    let late = Rank::new(2);
+    let named = Mutex::new(Vec::new());
+    let (begun, told, refused, done) = (Barrier::new(5), Barrier::new(5), Barrier::new(5), Barrier::new(5));
+    let meet = |barriers: &[&Barrier]| barriers.iter().for_each(|barrier| _ = barrier.wait());
+    each_rank(5, |world| {
+        let comm = Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) }).unwrap();
+        let rank = world.rank().get();
+        // Compared at the end, so that no rank waits for one whose comparison has failed.
+        let names = |fault: Fault| match fault {
+            Fault::Timeout { late, .. } => named.lock().unwrap().push((rank, late)),
+            other => panic!("{other}"),
+        };
+        match rank {
+            // It waits for the late one in vain, and leaves.
+            1 => {
+                begun.wait();
+                wait_in_vain(&comm, 5, late.get());
+                names(comm.status().unwrap_err());
+                drop((comm, world));
+                meet(&[&told, &refused, &done]);
+            }
+            // It is refused a call because of that, and leaves.
+            0 => {
+                meet(&[&begun, &told]);
+                match comm.begin(Stream::Host) {
+                    Err(TransportError::Broken { fault }) => names(fault),
+                    other => panic!("{other:?}"),
+                }
+                drop((comm, world));
+                meet(&[&refused, &done]);
+            }
+            2 => meet(&[&begun, &told, &refused, &done]),
+            // They wait for one of these each, in calls that they began before.
+            _ => {
+                let call = comm.begin(Stream::Host).unwrap();
+                meet(&[&begun, &told, &refused]);
+                let words = Words::new(call.memory(), comm.rank());
+                words.wait(&words.open(), 6, Rank::new(rank - 3)).unwrap_err();
+                call.finish().unwrap();
+                names(comm.status().unwrap_err());
+                done.wait();
+            }
+        }
+    });
+    let mut named = named.into_inner().unwrap();
+    named.sort_by_key(|&(rank, _)| rank);
+    assert_eq!(named, [0, 1, 3, 4].map(|rank| (rank, vec![late])));
+}
+
+#[test]
+fn a_call_that_fails_after_a_peers_did_has_failed_though_that_was_heard_first() {
+    let (begun, told) = (Barrier::new(3), Barrier::new(3));
+    each_rank(3, |world| {
+        let comm = Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) }).unwrap();
+        let rank = world.rank().get();
+        let call = (rank == 0).then(|| comm.begin(Stream::Host).unwrap());
+        begun.wait();
+        if rank == 1 {
+            wait_in_vain(&comm, 5, 2);
+            comm.status().unwrap_err();
+        }
+        told.wait();
+        if let Some(call) = call {
+            assert!(comm.is_broken(), "as another thread may ask during the call");
+            let words = Words::new(call.memory(), comm.rank());
+            words.wait(&words.open(), 6, Rank::new(2)).unwrap_err();
+            call.finish().unwrap();
+            assert_eq!(comm.calls().last().unwrap().state, CallState::Failed);
         }
     });
 }
@@ -222,6 +296,31 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         drop(call);
         assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { .. } })));
         comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_call_whose_executor_does_not_return_breaks_the_communicator_and_one_that_had_none_does_not() {
+    each_rank(2, |world| {
+        let comm = connect(&world);
+        let looked_at = comm.begin(Stream::Host).unwrap();
+        let _ = looked_at.memory();
+        drop(looked_at);
+        assert_eq!(comm.status(), Ok(()));
+        comm.barrier().unwrap();
+        if world.rank().get() == 0 {
+            // As the first part of a ReduceScatter, which has no transfers: a partial tile that the peer may have by now.
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let mut call = comm.begin(Stream::Host).unwrap();
+                let words = Words::new(call.hand_over(), comm.rank());
+                words.open().publish(Rank::new(1), 3);
+                std::panic::resume_unwind(Box::new("an executor's panic"));
+            }));
+            assert!(panic.is_err());
+            assert!(matches!(comm.calls().last(), Some(call) if call.state == CallState::Failed));
+        }
+        comm.barrier().unwrap();
+        assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { rank, .. } }) if rank.get() == 0));
     });
 }
 

@@ -21,8 +21,9 @@ use crate::Element;
 use call::{Call, Output, Scratch};
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
-use flux_core::signal::{Poisoned, Protocol, read_fault};
+use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
 use std::num::NonZeroUsize;
+use std::sync::OnceLock;
 
 /// An operand in host memory, row-major.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +78,8 @@ pub struct Executor<T> {
 }
 
 impl<T: Element> Executor<T> {
-    /// Checks the program and takes the buffers: operands in fp32 (`w` once, a shard of A for each worker) and a tile for each worker.
+    /// Checks the program and takes the buffers: operands in fp32 (`w` once, a shard of A for each worker) and a tile for each worker. Where a call finds no
+    /// thread for a worker, those that there are do its work.
     ///
     /// # Errors
     /// [`ExecuteError::DType`] or [`ExecuteError::Program`].
@@ -133,21 +135,9 @@ impl<T: Element> Executor<T> {
             protocol,
             await_pushed,
         };
-        let count = 1 + self.others.len();
         // A scope allocates, even one without threads.
-        let alone = self.others.is_empty().then(|| call.work(0, count, &mut self.first));
-        let done = alone.unwrap_or_else(|| {
-            std::thread::scope(|scope| {
-                let call = &call;
-                let others: Vec<_> =
-                    (1..).zip(&mut self.others).map(|(i, scratch)| scope.spawn(move || call.work(i, count, scratch))).collect();
-                let first = call.work(0, count, &mut self.first);
-                others.into_iter().fold(first, |all, other| match other.join() {
-                    Ok(one) => all.and(one),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                })
-            })
-        });
+        let done =
+            if self.others.is_empty() { call.work(0, 1, &mut self.first) } else { together(&call, &mut self.first, &mut self.others) };
         match done {
             Ok(_) => Ok(()),
             Err(Poisoned) => Err(failed()),
@@ -162,6 +152,25 @@ impl<T: Element> Executor<T> {
         }
         Ok(())
     }
+}
+
+/// The work of a call on as many workers as there are threads for, of which this one is the first. Nobody begins before their number is known: where the system
+/// has no more threads there are fewer workers, and no call that has begun lacks one.
+fn together<T: Element>(call: &Call<'_, T>, first: &mut Scratch<T>, others: &mut [Scratch<T>]) -> Result<Left, Poisoned> {
+    let count = OnceLock::new();
+    std::thread::scope(|scope| {
+        let count = &count;
+        let start = |(i, scratch)| {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || call.work(i, *count.wait(), scratch));
+            started.inspect_err(|error| tracing::warn!(%error, "there is no thread for worker {i}, so there are {i} workers")).ok()
+        };
+        let others: Vec<_> = (1..).zip(others).map_while(start).collect();
+        let first = call.work(0, *count.get_or_init(|| 1 + others.len()), first);
+        others.into_iter().fold(first, |all, other| match other.join() {
+            Ok(one) => all.and(one),
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })
 }
 
 /// Whether an operand of `have` elements holds its shape at its stride.

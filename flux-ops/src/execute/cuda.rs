@@ -177,7 +177,8 @@ impl CudaExecutor {
             unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
         }
         let matrix = |view: &View| Matrix { address: view.address, row_bytes: view.row_bytes::<T>() };
-        let memory = call.memory();
+        let await_pushed = call.pushes();
+        let memory = call.hand_over();
         let data = self.route.as_ref().map(|route| route.data(memory));
         let args = LaunchArgs {
             x: matrix(&operands.x),
@@ -192,7 +193,7 @@ impl CudaExecutor {
             half_stride: memory.size.half_stride(),
             op: self.number,
             deadline_ns: memory.deadline_ns,
-            await_pushed: call.pushes(),
+            await_pushed,
             workers: self.workers,
             push: by_kernel,
             pace: self.pace,

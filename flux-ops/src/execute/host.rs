@@ -52,7 +52,8 @@ impl<T: Element> HostExecutor<T> {
         if let Err(error) = unsafe { call.push(&super::push_of::<T>(&operands.x, program)) } {
             return super::end(comm, call, Err(error.into()));
         }
-        let memory = call.memory();
+        let await_pushed = call.pushes();
+        let memory = call.hand_over();
         let deadline = Duration::from_nanos(memory.deadline_ns);
         // SAFETY: the communicator owns this workspace for as long as the call lives, gives every rank of it this layout, and only lets calls
         // and their movers touch it, one call of a rank at a time. That the ranks' programs are of one schedule was agreed when the op was built.
@@ -62,7 +63,7 @@ impl<T: Element> HostExecutor<T> {
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
         let epilogue = Epilogue { bias, activation };
-        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed: call.pushes(), op: self.number });
+        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed, op: self.number });
         let finished = call.finish();
         match done {
             Ok(()) => finished.map_err(|error| failure_of(comm, error.into())),

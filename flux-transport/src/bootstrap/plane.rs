@@ -6,7 +6,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,9 @@ use super::frame::{Header, Kind, MAX_BODY};
 use super::monitor::{Arrived, End, Shared};
 use super::rendezvous::Mesh;
 use super::socket::MAX_DESCRIPTORS;
-use crate::control::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, REGROUPING, Watcher};
+use crate::control::{
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, REGROUPING, Turns, Watcher, mask_of, ranks_of,
+};
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
 const PARTING: Duration = Duration::from_millis(100);
@@ -30,16 +32,9 @@ pub(super) struct ProcessControl {
     pub(super) world: WorldSize,
     hosts: Hosts,
     pub(super) shared: Arc<Shared>,
-    turn: Mutex<Turn>,
+    turns: Turns,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
-}
-
-/// Where this rank is in the sequence of steps.
-#[derive(Debug, Default)]
-struct Turn {
-    step: u64,
-    failed: bool,
 }
 
 impl ProcessControl {
@@ -54,7 +49,7 @@ impl ProcessControl {
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
             .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
-        Ok(Self { world, hosts, shared, turn: Mutex::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
+        Ok(Self { world, hosts, shared, turns: Turns::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
     }
 
     /// This rank's fault.
@@ -72,19 +67,14 @@ impl ProcessControl {
         let Some(descriptors) = descriptors else {
             return Err(self.own_fault(format!("{} descriptors are too many for an exchange, the limit is {MAX_DESCRIPTORS}", fds.len())));
         };
-        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if turn.failed {
-            let detail = "an earlier step of this rank failed, so it is out of step with its peers: connect a new world";
-            return Err(self.own_fault(detail.to_owned()));
-        }
         if self.said_goodbye.load(Ordering::Relaxed) {
             return Err(self.own_fault("it has said goodbye and takes no further steps".to_owned()));
         }
-        let header = Header { kind, descriptors, sequence: turn.step };
-        turn.step += 1;
-        let frames = self.send_all(header, body, fds, deadline).and_then(|()| self.collect(header, deadline));
-        turn.failed = frames.is_err();
-        frames
+        self.turns.take(self.shared.rank, kind.name(), deadline, |sequence| {
+            let header = Header { kind, descriptors, sequence };
+            self.send_all(header, body, fds, deadline)?;
+            self.collect(header, deadline)
+        })
     }
 
     fn send_all(&self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), ControlError> {
@@ -95,19 +85,16 @@ impl ProcessControl {
         let (before, after): (Vec<_>, Vec<_>) = self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
         for (rank, link) in after.into_iter().chain(before) {
             let (bytes, fds) = if self.hosts.together(self.shared.rank, rank) { (&bytes, fds) } else { (&without, &[][..]) };
+            self.turns.awaits([rank]);
             match link.send(&[bytes, body], fds, deadline) {
                 Ok(()) => {}
-                Err(Errno::TIMEDOUT) => return Err(self.timeout(header.kind, |peer| peer == rank)),
+                Err(Errno::TIMEDOUT) => return Err(timeout(header.kind, [rank])),
                 // It ended without this step; how, the monitor reads now.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(self.how_ended(rank, deadline)),
                 Err(errno) => return Err(ControlError::Io { step: header.kind.name(), source: errno.into() }),
             }
         }
         Ok(())
-    }
-
-    fn timeout(&self, kind: Kind, missing: impl Fn(Rank) -> bool) -> ControlError {
-        ControlError::Timeout { step: kind.name(), missing: self.world.ranks().filter(|&rank| missing(rank)).collect() }
     }
 
     fn how_ended(&self, rank: Rank, deadline: Instant) -> ControlError {
@@ -123,7 +110,7 @@ impl ProcessControl {
         let mut frames: Vec<Option<Arrived>> = self.world.ranks().map(|_| None).collect();
         let mut inbox = self.shared.inbox();
         loop {
-            let mut missing = false;
+            let mut missing = 0;
             for (rank, _) in self.shared.peers() {
                 let place = &mut frames[rank.index()];
                 if place.is_some() {
@@ -141,16 +128,17 @@ impl ProcessControl {
                 } else if let Some(end) = &peer.end {
                     return Err(ended(rank, end));
                 } else {
-                    missing = true;
+                    missing |= mask_of([rank]);
                 }
             }
-            if !missing {
+            if missing == 0 {
                 return Ok(frames);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(self.timeout(header.kind, |rank| rank != self.shared.rank && frames[rank.index()].is_none()));
+                return Err(timeout(header.kind, ranks_of(missing)));
             }
+            self.turns.awaits(ranks_of(missing));
             inbox = self.shared.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -162,6 +150,10 @@ impl ProcessControl {
             self.shared.say(rank, kind, body, deadline);
         }
     }
+}
+
+fn timeout(kind: Kind, missing: impl IntoIterator<Item = Rank>) -> ControlError {
+    ControlError::Timeout { step: kind.name(), missing: missing.into_iter().collect() }
 }
 
 fn ended(rank: Rank, end: &End) -> ControlError {

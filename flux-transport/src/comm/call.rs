@@ -1,7 +1,7 @@
 //! One call on a communicator, from its begin to its finish.
 //!
-//! Invariant: while a [`Call`] lives the communicator makes no other and its workspace stays. A call that handed out transfers is finished, or the
-//! communicator is broken: what peers were given cannot be taken back.
+//! Invariant: while a [`Call`] lives the communicator makes no other and its workspace stays. A call that handed out transfers, or the workspace to an executor, is
+//! finished, or the communicator is broken: what peers were given cannot be taken back.
 
 use super::Communicator;
 use super::flight::{CallState, Label, Noted};
@@ -16,7 +16,7 @@ pub struct Call<'c> {
     stream: Stream,
     view: Arc<WorkspaceView>,
     pushes: bool,
-    // Whether peers were given anything, so that the call cannot be taken back.
+    // Whether peers may have been given anything, so that the call cannot be taken back.
     handed: bool,
     noted: Noted,
     finished: bool,
@@ -32,6 +32,13 @@ impl<'c> Call<'c> {
 
     /// The workspace, as this rank's executor reaches it.
     pub fn memory(&self) -> &WorkspaceView {
+        &self.view
+    }
+
+    /// The same for an executor that is about to run, which may give peers a part of the call: if it is not [finished](Self::finish) then, be it that the
+    /// executor panics, the communicator is broken.
+    pub fn hand_over(&mut self) -> &WorkspaceView {
+        self.handed = true;
         &self.view
     }
 
@@ -133,7 +140,7 @@ impl<'c> Call<'c> {
         }
         // A rank that was stopped finds its data there when it runs on, and what the others made of its absence.
         inner.world.control().settle();
-        let (given_up, failed) = (inner.health.given_up_by().is_some(), inner.health.own_record().is_some());
+        let (given_up, failed) = (inner.health.given_up_by().is_some(), inner.health.transport().read_fault().is_some());
         let done = finished.is_ok() && !given_up && !failed;
         inner.flight.note(self.noted, if done { CallState::Done } else { CallState::Failed });
         finished?;
@@ -147,7 +154,7 @@ impl Drop for Call<'_> {
             return;
         }
         let health = &self.comm.inner.health;
-        self.comm.inner.flight.note(self.noted, CallState::GivenUp);
+        self.comm.inner.flight.note(self.noted, if self.handed { CallState::Failed } else { CallState::GivenUp });
         if self.handed {
             health.give_up(reason::UNFINISHED, || self.comm.inner.world.control().abort_peers(reason::UNFINISHED));
         }

@@ -4,7 +4,7 @@
 
 use super::flight::{self, CallRecord, CallState};
 use crate::Fault;
-use crate::control::{Answer, ranks};
+use crate::control::{Answer, mask_of, ranks};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
@@ -94,14 +94,25 @@ impl Doing {
     }
 }
 
+/// What ranks have said of their waits, as masks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Verdicts {
+    /// Who has said whom it gave up.
+    pub(super) spoke: u32,
+    /// Who was given up.
+    pub(super) given_up: u32,
+}
+
 /// Who is late, when the wait of a record has passed its deadline. Often the rank that was waited for; but that one may itself wait for another in the
-/// call before.
-pub(super) fn late(record: &FaultRecord, reports: &[RankReport]) -> Vec<Rank> {
+/// call before, or have waited in vain and left.
+pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Vec<Rank> {
     if record.code != fault::TIMEOUT || record.wait == fault::PUSHED {
         return Vec::new();
     }
     let (peer, epoch) = (Rank::new(record.peer), Epoch::new(record.epoch));
-    let is_late = |report: &&RankReport| report.rank.get() != record.rank && report.doing.is_late_for(epoch);
+    let among = |ranks: u32, rank: Rank| ranks & mask_of([rank]) != 0;
+    let waits = |rank: Rank| rank.get() == record.rank || among(verdicts.spoke, rank);
+    let is_late = |report: &&RankReport| !waits(report.rank) && (report.doing.is_late_for(epoch) || among(verdicts.given_up, report.rank));
     let late: Vec<Rank> = reports.iter().filter(is_late).map(|report| report.rank).collect();
     if late.is_empty() || late.contains(&peer) { vec![peer] } else { late }
 }
@@ -178,10 +189,29 @@ mod tests {
     fn a_rank_that_waits_itself_is_not_late_where_another_is() {
         let (behind, ahead) = (Doing::In(call(41, CallState::Begun)), Doing::In(call(42, CallState::Failed)));
         let finished = Doing::After(call(41, CallState::Done));
-        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing));
+        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default());
         assert_eq!(is_late(&[ahead, behind, ahead, Doing::Silent]), [Rank::new(3)]);
         assert_eq!(is_late(&[ahead, behind, finished, ahead]), [Rank::new(2)]);
         assert_eq!(is_late(&[ahead, finished, ahead, Doing::Silent]), [Rank::new(1)], "it was waited for, and has not come");
         assert_eq!(is_late(&[ahead, behind, ahead, ahead]), [Rank::new(1)], "nobody else is behind");
+    }
+
+    #[test]
+    fn a_rank_that_has_given_up_another_is_not_late_whatever_it_does_since() {
+        let waits = Doing::In(call(42, CallState::Failed));
+        let came = Doing::In(call(42, CallState::Begun));
+        let is_late = |doing: &[Doing], spoke: &[u32], given_up: &[u32]| {
+            let mask = |ranks: &[u32]| mask_of(ranks.iter().copied().map(Rank::new));
+            late(&timeout(0, 1, 42), &reports(doing), Verdicts { spoke: mask(spoke), given_up: mask(given_up) })
+        };
+        for gone in [Doing::Left, Doing::Silent, Doing::Gone, waits] {
+            for other in [Doing::Nothing, came] {
+                assert_eq!(is_late(&[waits, gone, waits, other], &[1], &[3]), [Rank::new(3)], "{gone:?} {other:?}");
+            }
+        }
+        // Rank 2 was given up by rank 1, and had itself given up rank 3.
+        assert_eq!(is_late(&[waits, Doing::Left, Doing::Left, came], &[1, 2], &[2, 3]), [Rank::new(3)]);
+        assert_eq!(is_late(&[waits, came, waits, Doing::Left], &[2], &[1]), [Rank::new(1)], "somebody else has given it up, too");
+        assert_eq!(is_late(&[waits, Doing::Left, waits, waits], &[1], &[0]), [Rank::new(1)], "it has given up this rank, and left");
     }
 }

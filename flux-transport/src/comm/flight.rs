@@ -51,7 +51,7 @@ pub enum CallState {
     Done,
     /// It has failed.
     Failed,
-    /// It was begun and given up before an executor ran.
+    /// It was begun and given up before anything of it was handed out.
     GivenUp,
 }
 

@@ -21,9 +21,11 @@ pub(super) struct Health {
     transport: Box<dyn Transport>,
     first: OnceLock<First>,
     /// A peer's timeout: the fault unless a wait of this rank fails by itself.
-    said: OnceLock<First>,
+    said: OnceLock<GaveUp>,
     /// Ranks (bits) that some rank has given up waiting for.
     given_up: AtomicU32,
+    /// Ranks (bits) that have said whom they gave up. Set after those.
+    spoke: AtomicU32,
     /// The first rank that gave up this one.
     given_up_by: OnceLock<Rank>,
 }
@@ -34,14 +36,25 @@ struct First {
     fault: Fault,
     /// The value of the abort word, 0 where a wait failed by itself.
     abort: u32,
-    /// The wait, where it was this rank's.
-    record: Option<FaultRecord>,
+    cause: Cause,
+}
+
+/// Where the first fault comes from.
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    /// This rank's wait.
+    Own(FaultRecord),
+    /// A peer's wait.
+    Said(GaveUp),
+    /// An abort, or a loss.
+    Abort,
 }
 
 impl Health {
     pub(super) fn new(rank: Rank, number: u32, transport: Box<dyn Transport>) -> Self {
         let (first, said, given_up_by) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Self { rank, number, transport, first, said, given_up: AtomicU32::new(0), given_up_by }
+        let (given_up, spoke) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { rank, number, transport, first, said, given_up, spoke, given_up_by }
     }
 
     pub(super) fn transport(&self) -> &dyn Transport {
@@ -55,13 +68,23 @@ impl Health {
 
     /// The own wait that failed, where that is the first fault.
     pub(super) fn own_record(&self) -> Option<FaultRecord> {
-        self.first().and_then(|first| first.record)
+        self.first().and_then(|first| if let Cause::Own(record) = first.cause { Some(record) } else { None })
+    }
+
+    /// What a peer said of its wait, where that is the first fault.
+    pub(super) fn said(&self) -> Option<GaveUp> {
+        self.first().and_then(|first| if let Cause::Said(what) = first.cause { Some(what) } else { None })
     }
 
     fn first(&self) -> Option<&First> {
         if self.first.get().is_none() {
-            let own = |record| First { fault: Fault::from_record(&record, Vec::new()), abort: record.abort, record: Some(record) };
-            let found = self.transport.read_fault().map(own).or_else(|| self.said.get().cloned())?;
+            let own = |record| First { fault: Fault::from_record(&record, Vec::new()), abort: record.abort, cause: Cause::Own(record) };
+            let said = |what: &GaveUp| First {
+                fault: Fault::from_record(&what.record, what.late().collect()),
+                abort: 0,
+                cause: Cause::Said(*what),
+            };
+            let found = self.transport.read_fault().map(own).or_else(|| self.said.get().map(said))?;
             // Loses to an abort noted since: the record may be what that abort led to.
             let _ = self.first.set(found);
         }
@@ -83,14 +106,14 @@ impl Health {
 
     fn peer_gave_up(&self, by: Rank, what: &GaveUp) {
         self.exclude(what.late());
+        self.spoke.fetch_or(mask_of([by]), Ordering::AcqRel);
         if what.late().any(|late| late == self.rank) {
+            // In this order: a call that ends meanwhile and sees that this rank was given up sees the fault, too.
+            self.note(Fault::Aborted { rank: by, reason: reason::LATE }, reason::LATE);
             let _ = self.given_up_by.set(by); // the first is as good as any
-        }
-        if self.given_up_by().is_some() {
-            self.abort(Fault::Aborted { rank: by, reason: reason::LATE }, reason::LATE);
+            self.transport.set_abort(reason::LATE);
         } else {
-            let fault = Fault::from_record(&what.record, what.late().collect());
-            let _ = self.said.set(First { fault, abort: 0, record: None });
+            let _ = self.said.set(*what);
         }
     }
 
@@ -102,6 +125,12 @@ impl Health {
     /// Ranks (bits) that were given up.
     pub(super) fn given_up(&self) -> u32 {
         self.given_up.load(Ordering::Acquire)
+    }
+
+    /// Ranks (bits) that have said whom they gave up, or who did before them: none of them is late, whatever it has done since. Whom they said is counted as
+    /// given up.
+    pub(super) fn spoke(&self) -> u32 {
+        self.spoke.load(Ordering::Acquire)
     }
 
     /// A rank that has given up this one: the peers go on without it.
@@ -124,7 +153,7 @@ impl Health {
 
     fn note(&self, fault: Fault, reason: u32) {
         if self.first().is_none() {
-            let _ = self.first.set(First { fault, abort: reason.max(1), record: None });
+            let _ = self.first.set(First { fault, abort: reason.max(1), cause: Cause::Abort });
         }
     }
 
@@ -139,8 +168,32 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::fake::Fake;
     use crate::{Communicator, Select, World};
     use flux_core::layout::ABORT_OFFSET;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Arc, Weak};
+
+    #[test]
+    fn who_sees_that_this_rank_was_given_up_sees_the_fault() {
+        let without_a_fault = Arc::new(AtomicBool::new(false));
+        let health = Arc::new_cyclic(|health: &Weak<Health>| {
+            let (health, found) = (Weak::clone(health), Arc::clone(&without_a_fault));
+            // Looked at only while no fault is noted.
+            let read_fault = move || {
+                let given_up = health.upgrade().is_some_and(|health| health.given_up_by().is_some());
+                found.fetch_or(given_up, Ordering::Relaxed);
+                None
+            };
+            let transport = Fake { read_fault: Box::new(read_fault), ..Fake::default() };
+            Health::new(Rank::new(1), 0, Box::new(transport))
+        });
+        let what = GaveUp { communicator: 0, late: mask_of([Rank::new(1)]), record: FaultRecord::default() };
+        health.notice(Notice::GaveUp { by: Rank::new(0), what });
+        assert_eq!(health.status(), Err(Fault::Aborted { rank: Rank::new(0), reason: reason::LATE }));
+        assert_eq!(health.given_up_by(), Some(Rank::new(0)));
+        assert!(!without_a_fault.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn peers_are_told_when_the_fault_is_noted_and_before_any_wait_ends() {

@@ -5,8 +5,11 @@
 mod automatic;
 mod call;
 mod connect;
+mod ear;
 mod error;
 mod failure;
+#[cfg(test)]
+mod fake;
 mod flight;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -22,9 +25,10 @@ pub use flight::{CallRecord, CallState, Label};
 pub(crate) use nodes::{dealt, grouped};
 pub use rebuild::Rebuild;
 
-use crate::control::{Answerer, Notice, Watcher, agree};
+use crate::control::{Answerer, agree};
 use crate::fault::reason;
 use crate::{Capabilities, Device, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use ear::Ear;
 use flight::Flight;
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
@@ -41,9 +45,9 @@ pub struct Communicator {
     inner: Arc<Inner>,
 }
 
-// Dropped in this order: the transport before the rank leaves the world.
+// Dropped in this order: the transport when no notice uses it any more, and before the rank leaves the world.
 struct Inner {
-    _watcher: Arc<Watcher>,
+    _ear: Ear,
     _answerer: Arc<Answerer>,
     health: Arc<Health>,
     flight: Arc<Flight>,
@@ -96,15 +100,11 @@ impl Communicator {
             Arc::new(move |asked| (asked == number).then(|| flight::encode(&flight.last())))
         };
         world.control().answer_with(Arc::downgrade(&answerer));
-        let watcher: Arc<Watcher> = {
-            let health = Arc::clone(&health);
-            Arc::new(move |notice: Notice| health.notice(notice))
-        };
-        world.control().watch(Arc::downgrade(&watcher));
+        let ear = Ear::new(&health, world.control());
         let world = world.share();
         let options = *options;
         let (calls, failure) = (Mutex::new(()), OnceLock::new());
-        let inner = Inner { _watcher: watcher, _answerer: answerer, health, flight, failure, number, world, options, calls, explanation };
+        let inner = Inner { _ear: ear, _answerer: answerer, health, flight, failure, number, world, options, calls, explanation };
         Self { inner: Arc::new(inner) }
     }
 

@@ -1,8 +1,9 @@
 //! Whether a communicator works, and what the ranks were doing when it did not.
 //!
-//! Invariant: whoever is told of a fault is told of the same one; the first to look asks the peers about it, and tells them whom this rank has given up.
+//! Invariant: whoever is told of a fault is told of the same one; the first to look asks the peers about it, and tells them whom this rank has given up, or who has been
+//! before it did: it is not for its own sake that it comes no more.
 
-use super::failure::{GATHER, late as late_ranks};
+use super::failure::{GATHER, Verdicts, late as late_ranks};
 use super::{CallRecord, Communicator, Failure, Inner, RankReport};
 use crate::control::{GaveUp, mask_of};
 use crate::{Fault, TransportError};
@@ -39,15 +40,22 @@ impl Communicator {
         self.inner.health.transport().progress()
     }
 
-    /// The failure behind the first fault; the first to come here asks the peers, and tells them whom this rank has given up.
+    /// The failure behind the first fault; the first to come here asks the peers, and tells them who was given up.
     pub(super) fn gathered(&self, fault: Fault) -> &Failure {
         let Inner { health, world, number, failure, .. } = &*self.inner;
         failure.get_or_init(|| {
             let control = world.control();
             let answers = control.ask(*number, Instant::now() + GATHER);
             let ranks: Vec<RankReport> = world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
-            let Some(record) = health.own_record() else { return Failure { fault, ranks } };
-            let late = late_ranks(&record, &ranks);
+            let Some(record) = health.own_record() else {
+                if let Some(what) = health.said() {
+                    control.give_up(&what);
+                }
+                return Failure { fault, ranks };
+            };
+            // In this order: whom a rank gave up is known before it counts as one that spoke. What it said before it answered, or left, has been heard.
+            let spoke = health.spoke();
+            let late = late_ranks(&record, &ranks, Verdicts { spoke, given_up: health.given_up() });
             if !late.is_empty() {
                 health.exclude(late.iter().copied());
                 control.give_up(&GaveUp { communicator: *number, late: mask_of(late.iter().copied()), record });

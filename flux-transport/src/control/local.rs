@@ -5,7 +5,7 @@
 
 mod regroup;
 
-use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Watcher};
+use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Turns, Watcher};
 use flux_core::{Rank, WorldSize};
 use regroup::Regroup;
 use std::fmt;
@@ -18,14 +18,7 @@ use std::time::Instant;
 pub(crate) struct LocalControl {
     rank: Rank,
     shared: Arc<Shared>,
-    turn: Mutex<Turn>,
-}
-
-/// Where this rank is in the sequence of steps.
-#[derive(Debug, Default)]
-struct Turn {
-    step: u64,
-    failed: bool,
+    turns: Turns,
 }
 
 struct Shared {
@@ -102,19 +95,11 @@ impl LocalControl {
             regroup: Regroup::new(world),
         };
         let shared = Arc::new(Shared { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() });
-        world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), turn: Mutex::default() }).collect()
+        world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), turns: Turns::default() }).collect()
     }
 
     fn step(&self, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
-        let mut turn = lock(&self.turn);
-        if turn.failed {
-            let detail = "an earlier step of this rank failed, so it is out of step with its peers: connect a new world".to_owned();
-            return Err(ControlError::Protocol { rank: self.rank, detail });
-        }
-        let all = self.meet(turn.step, content, deadline);
-        turn.step += 1;
-        turn.failed = all.is_err();
-        all
+        self.turns.take(self.rank, content.step(), deadline, |step| self.meet(step, content, deadline))
     }
 
     fn meet(&self, step: u64, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
@@ -141,6 +126,7 @@ impl LocalControl {
             if left.is_zero() {
                 return Err(ControlError::Timeout { step: doing, missing });
             }
+            self.turns.awaits(missing);
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         let Place { posts, taken } = &mut state.places[place];

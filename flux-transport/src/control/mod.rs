@@ -1,18 +1,20 @@
 //! The control plane: how the ranks of a world talk to each other on the host, beside the data.
 //!
 //! Invariant: all ranks take the same steps (exchanges, barriers) in the same order. Each ends by its deadline, or at once when a rank that it
-//! needs is gone. After a failed step an end is out of step with the others, and refuses further ones.
+//! needs is gone, whatever step another thread of the rank is in. After a failed step an end is out of step with the others, and refuses further ones.
 
 mod agree;
 mod hosts;
 mod inquiry;
 mod local;
+mod turns;
 
 pub(crate) use agree::{Disagreed, agree, together};
 pub use hosts::Hosts;
 pub use inquiry::{Answer, Answerer, GaveUp};
 pub(crate) use inquiry::{mask_of, ranks_of};
 pub(crate) use local::LocalControl;
+pub(crate) use turns::Turns;
 
 use flux_core::{Rank, WorldSize};
 use std::fmt::Debug;
@@ -43,7 +45,7 @@ pub enum Notice {
         /// Its reason, not 0.
         reason: u32,
     },
-    /// A wait of the peer passed its deadline.
+    /// A wait of the peer passed its deadline, or it has heard of another's that did.
     GaveUp {
         /// The peer.
         by: Rank,

@@ -2,18 +2,20 @@
 //!
 //! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads the caller's `x` and writes its place in gather
 //! buffers; at no other time does it touch either. In a job it waits only for what other movers bring it to pass on, which they send before they wait
-//! themselves, and for no longer than the deadline; so every job ends.
+//! themselves, and for no longer than the deadline; so every job ends, one that panics too, and then the call with it.
 //!
 //! What it passes on it reads in its own rank's gather buffer. Nobody overwrites it there: that would be in the next call but one, which nobody comes to before every
 //! rank has begun the next, and this one's begins when the job has ended.
 
 use super::block::pointer;
 use super::mapping::Mapping;
+use crate::fault::reason;
 use crate::{Push, TransportError};
 use flux_core::program::{Forward, Transfer};
 use flux_core::signal::{Protocol, Word, Words};
 use flux_core::{Rank, rank::MAX_WORLD};
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -123,7 +125,10 @@ fn serve(desk: &Desk) {
         }
         // The lock is held while the job is carried out: nobody needs it before the job has ended.
         if let Some(mapping) = job.mapping.take() {
-            carry_out(&job, &mapping);
+            // What it leaves behind is in the workspace alone, of which nobody takes anything whose signal was not raised.
+            if catch_unwind(AssertUnwindSafe(|| carry_out(&job, &mapping))).is_err() {
+                mapping.words.abort().store_release(reason::PANICKED);
+            }
         }
         job.state = State::Idle;
         desk.changed.notify_all();
@@ -180,5 +185,45 @@ fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64
         // SAFETY: `start`'s caller vouches for the shard; a place's rows are there, as the signal just awaited says. The rows lie in their place in the gather buffer (`Push::check`), which is this rank's to
         // write in this call: the owner has ended the call before the last, and reads only after the signal.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::LocalControl;
+    use flux_core::WorldSize;
+    use flux_core::layout::WorkspaceSize;
+    use flux_core::signal::{Control, Epoch};
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_job_that_panics_ends_and_so_does_its_call() {
+        let ample = Duration::from_secs(20);
+        let size = WorkspaceSize { half_bytes: 16, signals: 1, counters: 0 };
+        let plane = LocalControl::world_of(WorldSize::new(1).unwrap()).remove(0);
+        let mapping = || Arc::new(Mapping::new(&plane, size, Epoch::FIRST, ample, Instant::now() + ample).unwrap());
+        let mover = Arc::new(Mover::spawn(Rank::new(0)).unwrap());
+        let x = [7_u8; 16];
+        let carry = |mapping: &Arc<Mapping>, dest| {
+            let transfers = [Transfer { dest, rows: 1, cols: 16, ..Transfer::default() }];
+            let x = x.as_ptr().expose_provenance() as u64;
+            let push = Push { x, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes: 16, transfers: &transfers, forwards: &[] };
+            // SAFETY: `x` lives on; the transfer is in the workspace, or to a rank that there is none of, at whose address the job panics.
+            unsafe { mover.start(Arc::clone(mapping), &push) };
+            let (ended, has_ended) = channel();
+            let mover = Arc::clone(&mover);
+            std::thread::spawn(move || {
+                mover.wait();
+                ended.send(())
+            });
+            has_ended.recv_timeout(ample).unwrap();
+        };
+        let word = |mapping: &Mapping| (mapping.words.abort().load_acquire(), mapping.words.control(Control::Pushed).load_acquire());
+        let (panicked, good) = (mapping(), mapping());
+        carry(&panicked, 9);
+        assert_eq!(word(&panicked), (reason::PANICKED, Epoch::FIRST.before(1).get()));
+        carry(&good, 0);
+        assert_eq!(word(&good), (0, Epoch::FIRST.get()), "the thread carries on");
     }
 }

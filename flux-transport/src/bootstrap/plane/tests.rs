@@ -113,6 +113,21 @@ fn a_frame_of_another_step_is_no_frame_of_this_one() {
 }
 
 #[test]
+fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_rank() {
+    let (plane, peer) = plane_and_peer();
+    std::thread::scope(|scope| {
+        let long = scope.spawn(|| plane.barrier(ample()));
+        // It has sent its frame.
+        socket::wait(&mut [socket::readable(&peer)], Some(ample())).unwrap();
+        let short = plane.exchange(b"", Instant::now() + Duration::from_millis(50)).unwrap_err();
+        assert!(!long.is_finished());
+        send(&peer, &frame(Kind::Barrier, 0, 0, b""), &[]);
+        long.join().unwrap().unwrap();
+        assert!(matches!(&short, ControlError::Timeout { step: "exchange", missing } if *missing == [Rank::new(1)]), "{short}");
+    });
+}
+
+#[test]
 fn a_peer_that_reads_nothing_costs_no_more_than_the_deadline() {
     let (plane, peer) = plane_and_peer();
     // It answers every step, so that this rank goes on until the connection is full.

@@ -80,6 +80,22 @@ fn a_late_rank_is_named_and_the_end_refuses_further_steps() {
 }
 
 #[test]
+fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_rank() {
+    let ends = ends(2);
+    std::thread::scope(|scope| {
+        let long = scope.spawn(|| ends[0].barrier(soon()));
+        while lock(&ends[0].shared.state).places[0].posts[0].is_none() {
+            std::thread::yield_now();
+        }
+        let short = ends[0].exchange(&[], Instant::now() + Duration::from_millis(50)).unwrap_err();
+        assert!(!long.is_finished());
+        ends[1].barrier(soon()).unwrap();
+        long.join().unwrap().unwrap();
+        assert!(matches!(&short, ControlError::Timeout { step: "exchange", missing } if *missing == [Rank::new(1)]), "{short}");
+    });
+}
+
+#[test]
 fn different_steps_are_an_error_on_every_rank() {
     each(&ends(2), |end| {
         let error = if end.rank().get() == 0 { end.barrier(soon()).unwrap_err() } else { end.exchange(&[], soon()).unwrap_err() };

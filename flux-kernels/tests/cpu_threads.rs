@@ -1,0 +1,60 @@
+//! The CPU executor where the system has no threads for its workers. A program of its own: the limit is that of the process.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use flux_core::program::{Chunk, Schedule};
+use flux_core::signal::Epoch;
+use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, Rows, RowsMut};
+use half::bf16;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+use support::alone;
+use support::oracle::{Global, Numbers};
+
+const MIB: u64 = 1 << 20;
+
+/// Address space of this process.
+fn address_space() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// What `body` returns where the process may take so much more address space.
+fn with_room<R>(bytes: u64, body: impl FnOnce() -> R) -> R {
+    let before = getrlimit(Resource::As);
+    setrlimit(Resource::As, Rlimit { current: Some(address_space() + bytes), ..before }).unwrap();
+    let result = body();
+    setrlimit(Resource::As, before).unwrap();
+    result
+}
+
+#[test]
+fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are() {
+    let schedule = Schedule { chunk: Chunk::Tiles(3), ..Schedule::of(TileShape::new(8, 16, 16)) };
+    let problem = Problem::new(OpKind::GemmReduceScatter, 40, 64, 16, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+    let global: Global<bf16> = Global::new(problem, 1, Numbers::unit);
+    let (x, w) = global.shard(0);
+    let (program, memory) = alone(&problem, 0, &schedule, Epoch::FIRST);
+    let mut executor = Executor::new(program, NonZeroUsize::new(7).unwrap()).unwrap();
+    // A thread takes 2 MiB and a little: there is room for none, for two, and for all.
+    for room in [MIB, 5 * MIB, 4096 * MIB] {
+        let mut y = vec![bf16::NAN; 40 * 64];
+        let args = CpuArgs {
+            x: Rows { elements: &x, stride: 16 },
+            w: Rows { elements: &w, stride: 16 },
+            y: RowsMut { elements: &mut y, stride: 64 },
+            epilogue: Epilogue::default(),
+            memory: memory.view(0, Duration::from_secs(30)),
+            await_pushed: false,
+            op: 0,
+        };
+        with_room(room, || executor.run(args)).unwrap();
+        global.verify_exact(0, &y);
+    }
+    assert_eq!(memory.epoch(0), Epoch::FIRST.next().next().next(), "each call was closed");
+}

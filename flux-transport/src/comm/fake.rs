@@ -1,0 +1,80 @@
+//! A transport without memory, for tests of what is done with one.
+
+use crate::{Capabilities, ControlPlane, Device, Mover, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView};
+use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::signal::Epoch;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Does what its test says, and nothing else.
+pub(super) struct Fake {
+    pub(super) read_fault: Box<dyn Fn() -> Option<FaultRecord> + Send + Sync>,
+    pub(super) set_abort: Box<dyn Fn(u32) + Send + Sync>,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self { read_fault: Box::new(|| None), set_abort: Box::new(|_| {}) }
+    }
+}
+
+impl fmt::Debug for Fake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fake")
+    }
+}
+
+impl Transport for Fake {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Host
+    }
+
+    fn device(&self) -> Device {
+        Device::Host
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { peer_stores: true, mover: Mover::Thread, graphs: false, processes: false }
+    }
+
+    fn explain(&self) -> String {
+        "a fake".to_owned()
+    }
+
+    fn reserve(&self, _size: WorkspaceSize, _control: &dyn ControlPlane, _deadline: Instant) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn view(&self) -> Arc<WorkspaceView> {
+        Arc::default()
+    }
+
+    fn begin(&self, _stream: Stream) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        None
+    }
+
+    unsafe fn push(&self, _stream: Stream, _push: &Push<'_>) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn finish(&self, _stream: Stream) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn read_fault(&self) -> Option<FaultRecord> {
+        (self.read_fault)()
+    }
+
+    fn set_abort(&self, reason: u32) {
+        (self.set_abort)(reason);
+    }
+
+    fn drain(&self) -> Result<(), TransportError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! Whose step it is, where several threads of a rank take steps of one world.
+//!
+//! Invariant: one thread at a time is in a step, and steps are numbered in the order in which they are taken. After the first failure nobody takes another. Whoever finds
+//! no turn by its deadline has failed, too: the peers will take its step.
+
+use super::{ControlError, mask_of, ranks_of};
+use flux_core::Rank;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A rank's steps.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    state: Mutex<State>,
+    ended: Condvar,
+    /// Whom (bits) the step in progress waits for.
+    awaited: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of the next step.
+    number: u64,
+    /// Whether a thread is in the step before it.
+    taken: bool,
+    /// The first failure, in words.
+    failed: Option<String>,
+}
+
+/// A step in progress.
+struct Turn<'t>(&'t Turns);
+
+impl Turns {
+    /// Has `take` take the step of `rank` that is named `step`, with its number, when no other thread is in one.
+    ///
+    /// # Errors
+    /// Those of `take`; [`ControlError::Timeout`] where another thread's step does not end by the deadline, with whom that waits for; [`ControlError::Protocol`]
+    /// after a failure, with the first.
+    pub(crate) fn take<T>(
+        &self,
+        rank: Rank,
+        step: &'static str,
+        deadline: Instant,
+        take: impl FnOnce(u64) -> Result<T, ControlError>,
+    ) -> Result<T, ControlError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let busy = |state: &mut State| state.taken && state.failed.is_none();
+        let (mut state, _) = self.ended.wait_timeout_while(self.state(), left, busy).unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = &state.failed {
+            let detail = format!("an earlier step of this rank failed, so it is out of step with its peers: connect a new world ({first})");
+            return Err(ControlError::Protocol { rank, detail });
+        }
+        if state.taken {
+            drop(state);
+            let awaited = match self.awaited.load(Ordering::Relaxed) {
+                // It is on its way, or at its end.
+                0 => mask_of([rank]),
+                awaited => awaited,
+            };
+            return Err(self.fail(ControlError::Timeout { step, missing: ranks_of(awaited).collect() }));
+        }
+        let number = state.number;
+        (state.number, state.taken) = (number + 1, true);
+        drop(state);
+        let _turn = Turn(self);
+        take(number).map_err(|error| self.fail(error))
+    }
+
+    /// Notes whom the step in progress waits for from now on.
+    pub(crate) fn awaits(&self, ranks: impl IntoIterator<Item = Rank>) {
+        self.awaited.store(mask_of(ranks), Ordering::Relaxed);
+    }
+
+    /// Notes a failure, if it is the first.
+    fn fail(&self, error: ControlError) -> ControlError {
+        self.state().failed.get_or_insert_with(|| error.to_string());
+        self.ended.notify_all();
+        error
+    }
+
+    /// No code that can panic runs under this lock.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let Self(turns) = self;
+        turns.awaits([]);
+        turns.state().taken = false;
+        turns.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const OWN: Rank = Rank::new(0);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn after(time: Duration) -> Instant {
+        Instant::now() + time
+    }
+
+    #[test]
+    fn a_step_waits_for_another_threads_no_longer_than_its_own_deadline_and_names_whom_that_waits_for() {
+        let turns = Turns::default();
+        let (taken, is_taken) = channel();
+        let (let_go, is_let_go) = channel();
+        std::thread::scope(|scope| {
+            let turns = &turns;
+            let long = scope.spawn(move || {
+                turns.take(OWN, "exchange", after(60 * SECOND), |number| {
+                    turns.awaits([Rank::new(3)]);
+                    taken.send(()).unwrap();
+                    is_let_go.recv_timeout(60 * SECOND).unwrap();
+                    Ok(number)
+                })
+            });
+            is_taken.recv_timeout(60 * SECOND).unwrap();
+            match turns.take(OWN, "barrier", after(SECOND / 20), |_| Ok(())).unwrap_err() {
+                ControlError::Timeout { step: "barrier", missing } => assert_eq!(missing, [Rank::new(3)]),
+                other => panic!("{other}"),
+            }
+            // Its peers take that step next, so nobody here takes another, whatever becomes of the one in progress.
+            let refused = || turns.take(OWN, "exchange", after(60 * SECOND), |_| Ok(())).unwrap_err().to_string();
+            let text = refused();
+            assert!(text.starts_with("rank 0: ") && text.ends_with("(barrier: the deadline passed while waiting for rank 3)"), "{text}");
+            let_go.send(()).unwrap();
+            assert_eq!(long.join().unwrap().unwrap(), 0);
+            assert_eq!(refused(), text);
+        });
+    }
+
+    #[test]
+    fn steps_of_several_threads_are_numbered_one_after_the_other() {
+        let (turns, in_step) = (Turns::default(), Mutex::new(Vec::new()));
+        let steps = || {
+            for _ in 0..100 {
+                let note = |number| {
+                    in_step.try_lock().unwrap().push(number);
+                    Ok(())
+                };
+                turns.take(OWN, "barrier", after(60 * SECOND), note).unwrap();
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(steps))));
+        assert_eq!(in_step.into_inner().unwrap(), (0..400).collect::<Vec<_>>());
+    }
+}
