@@ -1,37 +1,97 @@
 //! Entries of the fuzz targets in `flux-transport/fuzz`: what this crate reads that others wrote.
 //!
-//! Invariant: each entry takes any bytes and checks what its readers rely on; none needs a GPU, a file or a network. There only under test and
-//! `cargo fuzz`.
+//! Invariant: each entry takes any bytes, checks what its readers rely on, and says whether one of them took the bytes; none needs a GPU, a file or a network. There
+//! only under test and `cargo fuzz`.
 
 pub use crate::bootstrap::fuzz::{environment, frame, handshake, hello, roster, stream};
-pub use crate::comm::fuzz::{facts, report};
+pub use crate::comm::fuzz::{facts, report, size, verdict};
+pub use crate::nccl::fuzz::member;
 pub use crate::nvlink::fuzz::offer;
 pub use crate::probe::fuzz::answer;
 
+/// A message of this version: its target, its file's name in the target's corpus, and its bytes.
+#[cfg(test)]
+pub(crate) type Seed = (&'static str, &'static str, Vec<u8>);
+
 #[cfg(test)]
 mod tests {
+    use super::Seed;
+    use crate::{bootstrap, comm, nccl, nvlink, probe};
     use proptest::prelude::*;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
-    type Target = fn(&[u8]);
+    type Target = fn(&[u8]) -> bool;
 
-    const TARGETS: [(&str, Target); 10] = [
+    const TARGETS: [(&str, Target); 13] = [
         ("answer", super::answer),
         ("environment", super::environment),
         ("facts", super::facts),
         ("frame", super::frame),
         ("handshake", super::handshake),
         ("hello", super::hello),
+        ("member", super::member),
         ("offer", super::offer),
         ("report", super::report),
         ("roster", super::roster),
+        ("size", super::size),
         ("stream", super::stream),
+        ("verdict", super::verdict),
     ];
 
+    fn seeds() -> impl Iterator<Item = Seed> {
+        [bootstrap::fuzz::seeds(), comm::fuzz::seeds(), nccl::fuzz::seeds(), nvlink::fuzz::seeds(), probe::fuzz::seeds()]
+            .into_iter()
+            .flatten()
+    }
+
+    fn fuzz() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz")
+    }
+
+    fn folder(target: &str) -> PathBuf {
+        fuzz().join("corpus").join(target)
+    }
+
     fn corpus(name: &str) -> Vec<Vec<u8>> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let folder = folder(name);
         let files = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
+    }
+
+    /// A fuzzer that begins with messages of another version never gets past their first bytes.
+    #[test]
+    fn the_corpus_has_what_the_code_writes_and_its_target_takes_it() {
+        for (name, target) in TARGETS {
+            let mut seeds = seeds().filter(|(of, ..)| *of == name).peekable();
+            assert!(seeds.peek().is_some(), "{name}: no seed");
+            for (_, file, bytes) in seeds {
+                assert!(target(&bytes), "{name}: {file} is refused");
+                let path = folder(name).join(file);
+                let stale = "where a format has changed: cargo test --package flux-transport --lib write_the_seeds -- --ignored";
+                assert!(std::fs::read(&path).is_ok_and(|kept| kept == bytes), "{} is not what the code writes; {stale}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "writes files of the corpus"]
+    fn write_the_seeds() {
+        for (name, file, bytes) in seeds() {
+            std::fs::create_dir_all(folder(name)).unwrap();
+            std::fs::write(folder(name).join(file), bytes).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_entry_has_a_program() {
+        let manifest = std::fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
+        let named: Vec<&str> =
+            manifest.lines().filter_map(|line| line.strip_prefix("path = \"fuzz_targets/")?.strip_suffix(".rs\"")).collect();
+        assert_eq!(named, TARGETS.map(|(name, _)| name));
+        for name in named {
+            let program = std::fs::read_to_string(fuzz().join(format!("fuzz_targets/{name}.rs"))).unwrap();
+            assert!(program.contains(&format!("flux_transport::fuzz::{name}(bytes)")), "{program}");
+        }
     }
 
     #[test]

@@ -8,15 +8,18 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bootstrap_common::network::{Site, told};
-use bootstrap_common::process::{command, role, succeed};
+use bootstrap_common::process::{ROLE, command, role, succeed};
 use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, private};
+use flux_core::WorldSize;
+use flux_core::layout::WorkspaceSize;
 use flux_transport::bootstrap::{BootstrapError, Environment, join};
-use flux_transport::{Communicator, Options, Rebuild, Select, World, WorldError};
+use flux_transport::launch::{Launcher, exit_code};
+use flux_transport::{Communicator, Options, Rebuild, Select, Stream, World, WorldError};
 use rustix::process::{Resource, Rlimit};
 
 /// The entry of the processes that the tests start; without a role, a test of nothing but that.
@@ -30,6 +33,8 @@ fn as_the_role_says() {
             World::from_env()
         }
         _ if role == "rebuilds" => return rebuilds(&World::from_env().unwrap()),
+        _ if role == "launches" => return launches(),
+        _ if role == "shares" => return shares(&World::from_env().unwrap()),
         _ => World::from_env(),
     };
     match world {
@@ -64,6 +69,27 @@ fn rebuilds(world: &World) {
     let again = comm.rebuild_blocking(Rebuild::Survivors).unwrap();
     assert_eq!((again.world_size(), again.rank()), (world.size(), world.rank()), "nobody was given up");
     again.barrier().unwrap();
+}
+
+/// Starts two ranks in whatever namespace this process is in.
+fn launches() {
+    let ranks = Launcher::new(WorldSize::new(2).unwrap(), std::env::current_exe().unwrap());
+    let status = ranks.args(["--exact", "as_the_role_says", "--nocapture"]).env(ROLE, "shares").run().unwrap();
+    assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
+}
+
+/// Shares memory with its peers where nothing can be made in /dev/shm.
+fn shares(world: &World) {
+    let shm = Path::new("/dev/shm");
+    let refused = std::fs::File::create(shm.join("flux-test")).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull, "{refused}");
+    let reserve = WorkspaceSize { half_bytes: 1 << 20, signals: 8, counters: 1 };
+    let options = Options { reserve, deadline: Duration::from_secs(20), ..Select::Host.into() };
+    let comm = Communicator::connect_blocking(world, options).unwrap();
+    comm.reserve(WorkspaceSize { half_bytes: 2 << 20, ..reserve }).unwrap();
+    comm.begin(Stream::Host).unwrap().finish().unwrap();
+    assert_empty(shm);
+    comm.barrier().unwrap();
 }
 
 /// What the processes said last, by rank.
@@ -362,15 +388,12 @@ fn a_directory_where_nothing_can_be_made_is_named() {
     assert!(errors[1].to_string().ends_with("not seen: rank 0"), "{}", errors[1]);
 }
 
-#[test]
-fn a_full_directory_is_named() {
-    // A file system of one inode, in a mount namespace of the process's own.
-    let directory = private();
-    let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$XDG_RUNTIME_DIR\" || exit 77; echo mounted; exec \"$@\"";
-    let rank = command("free", directory.path(), &torchrun(0, directory.path()));
+/// How a process ends for which `full` is a file system of one inode, in a mount namespace of its own; `None` where this system gives none to tests.
+fn ends_where_full(full: &Path, process: &Command) -> Option<Output> {
+    let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$0\" || exit 77; echo mounted; exec \"$@\"";
     let mut inside = Command::new("unshare");
-    inside.args(["--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(rank.get_program()).args(rank.get_args());
-    for (name, value) in rank.get_envs() {
+    inside.args(["--map-root-user", "--mount", "sh", "-c", script]).arg(full).arg(process.get_program()).args(process.get_args());
+    for (name, value) in process.get_envs() {
         if let Some(value) = value {
             inside.env(name, value);
         } else {
@@ -379,11 +402,28 @@ fn a_full_directory_is_named() {
     }
     let child = inside.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let end = child.and_then(Child::wait_with_output).ok().filter(|end| end.stdout.starts_with(b"mounted\n"));
-    let Some(end) = end else {
-        println!("left out: this system gives no mount namespace to tests");
-        return;
-    };
+    if end.is_none() {
+        // Past the capture of a test's output, so that it is seen.
+        let _ = writeln!(std::io::stderr(), "bootstrap_abuse: skipped: this system gives no mount namespace to tests");
+    }
+    end
+}
+
+#[test]
+fn a_full_directory_is_named() {
+    let directory = private();
+    let rank = command("free", directory.path(), &torchrun(0, directory.path()));
+    let Some(end) = ends_where_full(directory.path(), &rank) else { return };
     assert!(end.status.success(), "{}", String::from_utf8_lossy(&end.stderr));
     let said = String::from_utf8_lossy(&end.stdout);
     assert!(said.contains("cannot be made: No space left on device"), "{said}");
+}
+
+#[test]
+fn ranks_share_memory_where_dev_shm_is_full() {
+    let directory = private();
+    let launcher = command("launches", directory.path(), &[]);
+    let Some(end) = ends_where_full(Path::new("/dev/shm"), &launcher) else { return };
+    let said = String::from_utf8_lossy(&end.stdout);
+    assert!(end.status.success() && said.matches("1 passed").count() == 3, "{said}{}", String::from_utf8_lossy(&end.stderr));
 }

@@ -6,11 +6,15 @@ mod gpu_support;
 
 use flux_core::WorldSize;
 use flux_transport::launch::{Launcher, exit_code};
-use flux_transport::{Communicator, ConnectError, Select, TransportKind, World};
+use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World, cuda};
 use gpu_support::linked_devices;
 
 /// Set for the processes that are ranks, to what they are to find.
 const RANK: &str = "FLUX_GPU_TEST_VETO";
+/// Set for a rank that is to be on the device of this UUID.
+const DEVICE: &str = "FLUX_GPU_TEST_DEVICE";
+/// The case in which ranks ask for the first device that they see.
+const OWN_FIRST: &str = "own first";
 
 /// Whether a probe is named, which sees devices that ranks do not.
 fn probes() -> bool {
@@ -32,7 +36,7 @@ fn ranks(case: &str, script: &str) {
     let kept = std::fs::read_dir(cache.path().join("peers")).map_or(0, Iterator::count);
     assert_eq!(
         kept,
-        usize::from(case == "works" || case == "hidden" && probes()),
+        usize::from(["works", OWN_FIRST].contains(&case) || case == "hidden" && probes()),
         "what was proven is kept, and what was pretended is not"
     );
 }
@@ -48,6 +52,34 @@ fn ranks_that_see_their_own_device_alone_take_nvlink() {
         return gpu_support::skip("gpu_veto", &"CUDA_VISIBLE_DEVICES is set, so the ranks' devices have other numbers");
     }
     ranks("hidden", "unset NCCL_P2P_DISABLE FLUX_VETO_PEER; export CUDA_VISIBLE_DEVICES=$FLUX_LOCAL_RANK");
+}
+
+/// A script that shows each rank the devices of its list, as `name` writes them, and has it be on the one at its place there.
+fn shown(lists: &[Vec<u32>], name: impl Fn(u32) -> String, place: impl Fn(usize) -> usize) -> String {
+    let uuid = |device: u32| cuda::device_info(device).unwrap().uuid;
+    let arms = lists.iter().enumerate().map(|(rank, list)| {
+        let names: Vec<String> = list.iter().map(|&device| name(device)).collect();
+        format!("{rank}) export CUDA_VISIBLE_DEVICES={} {DEVICE}={};;", names.join(","), uuid(list[place(rank)]))
+    });
+    format!("unset NCCL_P2P_DISABLE FLUX_VETO_PEER; case $FLUX_RANK in {} esac", arms.collect::<String>())
+}
+
+#[test]
+fn ranks_that_each_see_their_own_device_first_take_nvlink() {
+    if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() {
+        return gpu_support::skip("gpu_veto", &"CUDA_VISIBLE_DEVICES is set, so the ranks' devices have other numbers");
+    }
+    let Some(count) = linked_devices("gpu_veto", 2) else { return };
+    // Every rank's device is number 0 there, and no two ranks number any device alike.
+    let lists: Vec<Vec<u32>> = (0..count).map(|rank| (0..count).map(|at| (rank + at) % count).collect()).collect();
+    ranks(OWN_FIRST, &shown(&lists, |device| device.to_string(), |_| 0));
+}
+
+#[test]
+fn ranks_that_are_shown_uuids_from_the_last_on_take_nvlink() {
+    let Some(count) = linked_devices("gpu_veto", 2) else { return };
+    let lists = vec![(0..count).rev().collect(); count as usize];
+    ranks("works", &shown(&lists, |device| cuda::device_info(device).unwrap().uuid.to_string(), |rank| rank));
 }
 
 #[test]
@@ -74,10 +106,15 @@ fn one_rank_that_is_forbidden_peer_access_is_enough() {
 fn one_rank() {
     let Ok(case) = std::env::var(RANK) else { return };
     let world = World::from_env().unwrap();
-    let connect = |select: Select| Communicator::connect_blocking(&world, select.into());
+    let device = (case == OWN_FIRST).then_some(0);
+    let connect = |select: Select| Communicator::connect_blocking(&world, Options { device, ..select.into() });
     let first = connect(Select::Auto).unwrap();
     let told = first.explain();
-    if case == "works" {
+    if let Ok(uuid) = std::env::var(DEVICE) {
+        let ordinal = first.device().ordinal().unwrap();
+        assert_eq!(cuda::device_info(ordinal).unwrap().uuid.to_string(), uuid, "{told}");
+    }
+    if ["works", OWN_FIRST].contains(&case.as_str()) {
         assert_eq!(first.transport(), TransportKind::NvLink, "{told}");
         assert!(told.contains("peer access works in both directions") && told.contains("proven"), "{told}");
         let again = connect(Select::Auto).unwrap().explain();

@@ -147,9 +147,17 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
         let mut links = command(args, args.dist.join("flux-bench").as_os_str());
         links.args(["links", "--json"]).arg(out.join("links.json"));
         steps.push(("links".to_owned(), links));
-        let mut faults = command(args, args.dist.join("flux-bench").as_os_str());
-        faults.args(["faults", "--transport", "nvlink", "--ranks", &args.tp.unwrap_or(gpus).to_string()]);
-        steps.push((FAULTS.to_owned(), faults));
+        let ranks = args.tp.unwrap_or(gpus).to_string();
+        let faults = |transport: Select, words: &[&str]| {
+            let mut faults = command(args, args.dist.join("flux-bench").as_os_str());
+            faults.args(["faults", "--transport", transport.name(), "--ranks", &ranks]).args(words);
+            faults
+        };
+        steps.push((FAULTS.to_owned(), faults(Select::NvLink, &[])));
+        for transport in [Select::Pcie, Select::Nccl] {
+            let few = ["--kills", "5", "--stops", "4", "--missing", "2"];
+            steps.push((format!("{FAULTS}-{transport}"), faults(transport, &few)));
+        }
     }
     let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
     bench.arg(out.join("bench.json"));
@@ -250,7 +258,7 @@ mod tests {
         let soaks = ["soak-threads", "soak-processes", "soak-random", "soak-shared"];
         let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
         let mixed = ["soak-mixed-threads", "soak-mixed-processes", "soak-mixed-shared"];
-        let measures = ["links", "faults", "bench", "bench-processes", "bench-hosts", "first-call", "core"];
+        let measures = ["links", "faults", "faults-pcie", "faults-nccl", "bench", "bench-processes", "bench-hosts", "first-call", "core"];
         assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &mixed, &measures].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));

@@ -1,4 +1,4 @@
-//! What a rank reads of what its peers were doing, for any bytes.
+//! What a rank reads of what its peers are, want and were doing, for any bytes.
 
 #![expect(clippy::missing_panics_doc, reason = "a panic is what these are for")]
 
@@ -6,20 +6,57 @@ use super::automatic::Facts;
 use super::flight;
 use crate::control::GaveUp;
 
+pub use super::automatic::fuzz::verdict;
+
 /// A flight record, or a wait that a peer gave up: there is one reading of each.
-pub fn report(bytes: &[u8]) {
-    if let Some(calls) = flight::decode(bytes) {
-        let again = flight::decode(&flight::encode(&calls));
-        assert_eq!(again, Some(calls));
+pub fn report(bytes: &[u8]) -> bool {
+    let (calls, gave_up) = (flight::decode(bytes), GaveUp::decode(bytes));
+    if let Some(calls) = &calls {
+        let again = flight::decode(&flight::encode(calls));
+        assert_eq!(again.as_ref(), Some(calls));
     }
-    if let Some(gave_up) = GaveUp::decode(bytes) {
+    if let Some(gave_up) = gave_up {
         assert_eq!(gave_up.encode(), bytes);
     }
+    calls.is_some() || gave_up.is_some()
 }
 
 /// What a rank says of itself when a transport is chosen: there is one reading of it.
-pub fn facts(bytes: &[u8]) {
-    if let Some(facts) = Facts::decode(bytes) {
+pub fn facts(bytes: &[u8]) -> bool {
+    let facts = Facts::decode(bytes);
+    if let Some(facts) = &facts {
         assert_eq!(facts.encode(), bytes);
     }
+    facts.is_some()
+}
+
+/// The size of the workspace that a rank wants: there is one reading of it.
+pub fn size(bytes: &[u8]) -> bool {
+    let again = super::encode(super::decode(bytes));
+    let whole = bytes.len() == again.len();
+    assert!(!whole || again == bytes, "{again:?}");
+    whole
+}
+
+#[cfg(test)]
+pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
+    use super::{CallRecord, CallState, Label};
+    use std::time::Duration;
+
+    let call = |epoch: Option<u32>, label, state| {
+        let [begun, noted] = [1000, 2000].map(Duration::from_nanos);
+        CallRecord { epoch: epoch.map(flux_core::signal::Epoch::new), label, state, begun, noted }
+    };
+    let label = Label::new("ag_gemm", [4096, 49152, 12288]);
+    let flight = [call(Some(41), Some(label), CallState::Done), call(None, None, CallState::Begun)];
+    let words: [u32; 16] = std::array::from_fn(|at| at as u32);
+    let gave_up = GaveUp { communicator: 1, late: 6, record: bytemuck::cast(words) };
+    let size = flux_core::layout::WorkspaceSize { half_bytes: 1 << 33, signals: 4, counters: 2 };
+    let mut seeds = super::automatic::fuzz::seeds();
+    seeds.extend([
+        ("report", "flight", flight::encode(&flight)),
+        ("report", "gave-up", gave_up.encode().to_vec()),
+        ("size", "workspace", super::encode(size).to_vec()),
+    ]);
+    seeds
 }

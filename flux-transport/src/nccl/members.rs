@@ -24,7 +24,7 @@ const MAGIC: [u8; 8] = *b"fluxncl3";
 
 /// What a rank says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity {
+pub(super) struct Identity {
     uuid: DeviceUuid,
     /// NCCL's version.
     version: u32,
@@ -36,14 +36,14 @@ struct Identity {
 }
 
 impl Identity {
-    fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let Self { uuid, version, sharing, pieces, id } = self;
         let Sharing { lanes, asked, all, each, part_bytes } = sharing;
         let words = [version, lanes, asked, all, each].map(|word| word.to_le_bytes()).concat();
         [&MAGIC[..], &uuid.0, &words, &part_bytes.to_le_bytes(), &pieces.to_le_bytes(), &id.to_bytes()].concat()
     }
 
-    fn decode(message: &[u8]) -> Option<Self> {
+    pub(super) fn decode(message: &[u8]) -> Option<Self> {
         let (uuid, mut rest) = message.strip_prefix(&MAGIC)?.split_first_chunk()?;
         let mut words = [0; 5];
         for word in &mut words {
@@ -224,11 +224,11 @@ fn number(variable: Option<&OsStr>) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn identity(device: u8) -> Identity {
+    pub(in crate::nccl) fn identity(device: u8) -> Identity {
         let sharing = Sharing::new(4, 4, 1, 22_703, |_| None);
         Identity { uuid: DeviceUuid([device; 16]), version: 22_703, sharing, pieces: 0, id: UniqueId::from_bytes([7; 128]) }
     }

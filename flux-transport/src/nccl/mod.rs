@@ -15,6 +15,8 @@
 mod carry;
 mod comm;
 mod flags;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod generation;
 mod guard;
 mod join;

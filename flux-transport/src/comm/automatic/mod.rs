@@ -9,6 +9,8 @@
 //! ```
 
 mod facts;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
 mod peers;
 mod verdict;
 

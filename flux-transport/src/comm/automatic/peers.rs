@@ -58,12 +58,12 @@ fn name(node: u32, nodes: Nodes, hosts: &Hosts) -> String {
 
 const VERDICTS: [(u8, Verdict); 3] = [(b'w', Verdict::Works), (b'f', Verdict::Fails), (b'u', Verdict::Unknown)];
 
-fn encode(verdict: Verdict, words: &str) -> Vec<u8> {
+pub(super) fn encode(verdict: Verdict, words: &str) -> Vec<u8> {
     let tag = VERDICTS.iter().find(|(_, known)| *known == verdict).map_or(b'f', |(tag, _)| *tag);
     [&[tag], words.as_bytes()].concat()
 }
 
-fn decode(message: &[u8]) -> Option<(Verdict, String)> {
+pub(super) fn decode(message: &[u8]) -> Option<(Verdict, String)> {
     let (tag, words) = message.split_first()?;
     let (_, verdict) = VERDICTS.iter().find(|(known, _)| known == tag)?;
     Some((*verdict, std::str::from_utf8(words).ok()?.to_owned()))
