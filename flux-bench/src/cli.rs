@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, peers, run, show, simulate, soak, trace};
+use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, out, peers, run, show, simulate, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -50,7 +50,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("FLUX_LOG").unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match act(Cli::parse().command) {
+    match act(Cli::parse().command).and_then(|code| out::end().map(|()| code)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             end::say(&format!("{error:#}"));

@@ -2,7 +2,7 @@
 //!
 //! Invariant: every line is the answer of the very code that a run would ask, so what the doctor finds is what a run will find.
 
-use crate::{gpu, machine};
+use crate::{gpu, machine, out};
 use flux_transport::probe::{self, Proof, Verdict};
 use flux_transport::{Select, cuda, nccl, topology};
 use std::fmt::Display;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Prints the findings.
 pub fn run() {
-    println!("flux {}, commit {}", env!("CARGO_PKG_VERSION"), crate::report::commit());
+    out::line(&format_args!("flux {}, commit {}", env!("CARGO_PKG_VERSION"), crate::report::commit()));
     line("cores", machine::cores());
     gpus();
     libraries();
@@ -19,7 +19,7 @@ pub fn run() {
 }
 
 fn line(name: &str, value: impl Display) {
-    println!("{name:<12} {value}");
+    out::line(&format_args!("{name:<12} {value}"));
 }
 
 fn found<T: Display, E: Display>(name: &str, what: Result<T, E>) {
@@ -93,7 +93,7 @@ fn libraries() {
 
 /// Each transport's words, and what `auto` would take.
 fn transports(proof: Option<&Proof>) {
-    println!();
+    out::line(&"");
     let (nvlink, nccl) = (nvlink(proof), nccl());
     let kinds = [(Select::NvLink, nvlink.clone()), (Select::Mixed, mixed(nvlink, &nccl)), (Select::Pcie, pcie()), (Select::Nccl, nccl)];
     let how = [

@@ -3,7 +3,7 @@
 //!
 //! The program `flux-bench` is this library's command line.
 
-#![allow(clippy::print_stdout, reason = "a command line program answers on stdout")]
+#![warn(clippy::print_stderr)]
 #![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]
 
 pub mod atomic_file;
@@ -25,6 +25,7 @@ pub mod machine;
 pub mod memory;
 pub mod op;
 pub mod operands;
+pub mod out;
 pub mod peers;
 pub mod plan;
 pub mod ranks;

@@ -17,6 +17,7 @@ pub use sustained::sustain;
 use crate::end;
 use crate::launch;
 use crate::machine;
+use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::report::{self, Origin, Placement, Report, Row};
@@ -146,10 +147,10 @@ fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
         nccl: machine.nccl,
         rows: found.rows,
     };
-    print!("{}", report::table(&report));
+    out::print(&report::table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;
-        println!("\nwritten to {}", path.display());
+        out::line(&format_args!("\nwritten to {}", path.display()));
     }
     Ok(report.verified())
 }

@@ -12,6 +12,7 @@ use crate::end;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
+use crate::out;
 use crate::plan::Plan;
 use crate::reference::Verdict;
 use crate::report::{Measured, Placement, Row, Sustained, Verified};
@@ -98,7 +99,7 @@ impl Rank<'_> {
             let (baseline, times) = measured.unwrap_or_else(|error| end::give_up(world.rank(), &error));
             drop(lane);
             if !baseline.ok() {
-                eprintln!("{}, the baseline: {baseline}", case.problem);
+                out::note(&format!("{}, the baseline: {baseline}", case.problem));
             }
             let verdict = verdict.merge(baseline.of_wrong_elements());
             rows.push(self.row(case, &op, times, verdict.merge(verify(site, &op, &mut sets[0])?))?);
@@ -119,7 +120,7 @@ impl Rank<'_> {
         let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
         let verdict = verdict.context("a rank is of another version of this program")?;
         if !verdict.ok() && self.site.rank().get() == 0 {
-            eprintln!("{}: {verdict}", case.problem);
+            out::note(&format!("{}: {verdict}", case.problem));
         }
         let (measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };

@@ -11,7 +11,7 @@ pub use report::{FirstCall, FirstCallReport, SCHEMA, table};
 
 use crate::report as bench_report;
 use crate::shapes::{self, Layer, Model, parse_op};
-use crate::{atomic_file, limited, machine};
+use crate::{atomic_file, limited, machine, out};
 use anyhow::{Context, bail, ensure};
 use flux_core::OpKind;
 use flux_transport::Select;
@@ -75,10 +75,10 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     // On the host a few cores are shared by all ranks' threads, which start when they can.
     let at_most = args.at_most.or(on_gpus.then_some(2.0));
     let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most, rows };
-    print!("{}", table(&report));
+    out::print(&table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;
-        println!("\nwritten to {}", path.display());
+        out::line(&format_args!("\nwritten to {}", path.display()));
     }
     Ok(report.kept())
 }

@@ -7,7 +7,7 @@ mod step;
 pub use step::{Outcome, Step};
 
 use crate::atomic_file;
-use crate::report;
+use crate::{out, report};
 use anyhow::Context;
 use flux_transport::Select;
 use serde::{Deserialize, Serialize};
@@ -68,16 +68,16 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
     let mut steps = Vec::new();
     for (name, command) in plan(args, out, gpus)?.into_iter().filter(|(name, _)| wanted(name)) {
-        eprintln!("gpu-ci: {name}");
+        out::note(&format!("gpu-ci: {name}"));
         let limit = if name == FAULTS { args.limit.max(FAULTS_LIMIT) } else { args.limit };
         let step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
-        eprintln!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status);
+        out::note(&format!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status));
         steps.push(step);
     }
     let passed = !steps.is_empty() && steps.iter().all(|s| s.outcome == Outcome::Passed);
     let summary = Summary { schema: report::SCHEMA, commit: report::commit(), date: report::now(), passed, steps };
     atomic_file::write_json(&out.join("gpu-ci.json"), &summary)?;
-    print!("{}", text(&summary));
+    out::print(&text(&summary));
     Ok(passed)
 }
 

@@ -11,7 +11,7 @@ pub use report::{PeerRow, PeersReport, SCHEMA, table};
 
 use crate::report as bench_report;
 use crate::shapes::{self, Model, parse_op};
-use crate::{atomic_file, machine};
+use crate::{atomic_file, machine, out};
 use anyhow::{Context, ensure};
 use child::{Case, Job};
 use flux_core::OpKind;
@@ -66,10 +66,10 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let machine = machine::describe(true, tp, bench_report::Ranks::Threads);
     let report =
         PeersReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), nccl: versions.nccl, torch: versions.torch, rows };
-    print!("{}", table(&report));
+    out::print(&table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;
-        println!("\nwritten to {}", path.display());
+        out::line(&format_args!("\nwritten to {}", path.display()));
     }
     Ok(report.verified())
 }

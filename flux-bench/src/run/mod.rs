@@ -11,6 +11,7 @@ use crate::data::Window;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::{elements, w_window, x_window, y_window};
+use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::site::Site;
@@ -59,7 +60,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let view = TensorView::new(dtype, vec![problem.m() as usize, problem.n() as usize], &y)?;
     let file = safetensors::serialize([("y", view)], None)?;
     atomic_file::write(&args.output, |w| w.write_all(&file))?;
-    println!("{problem}: y [{}, {}] written to {}", problem.m(), problem.n(), args.output.display());
+    out::line(&format_args!("{problem}: y [{}, {}] written to {}", problem.m(), problem.n(), args.output.display()));
     Ok(())
 }
 

@@ -20,6 +20,7 @@ pub use cases::{Case, matrix};
 use crate::end;
 use crate::launch;
 use crate::machine;
+use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::site::Site;
@@ -98,7 +99,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     let wanted: Vec<&Case> = cases.iter().filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only))).collect();
     ensure!(!wanted.is_empty(), "no case has {:?} in its name", args.only.as_deref().unwrap_or_default());
     if first {
-        println!("{}\n{} cases", comm.explain(), wanted.len());
+        out::line(&format_args!("{}\n{} cases", comm.explain(), wanted.len()));
     }
     let workers =
         site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| machine::ctas(comm, gpu.device().info().sms / args.ranks_per_gpu));
@@ -121,7 +122,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
         passed &= all.passed();
         if first {
             let word = if all.passed() { "passed" } else { "FAILED" };
-            println!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
+            out::line(&format_args!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64()));
         }
     }
     Ok(passed)

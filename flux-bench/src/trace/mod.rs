@@ -18,6 +18,7 @@ use crate::end;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
+use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::shapes::{self, Model};
@@ -87,12 +88,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let body = |local: &World| Ok(record(local, &problem, args, id).unwrap_or_else(|error| end::give_up(local.rank(), &error)));
     let ranks = ranks::on_threads(World::local(tp)?, body)?;
     if args.summary {
-        print!("{}", summary(&problem, &ranks));
+        out::print(&summary(&problem, &ranks));
     }
     if let Some(path) = &args.output {
         let trace = events(&problem, &ranks);
         atomic_file::write(path, |w| Ok(serde_json::to_writer(w, &trace)?))?;
-        println!("written to {}", path.display());
+        out::line(&format_args!("written to {}", path.display()));
     }
     Ok(())
 }
