@@ -76,7 +76,7 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
         steps.push(step);
     }
     let passed = !steps.is_empty() && steps.iter().all(|s| s.outcome == Outcome::Passed);
-    let summary = Summary { schema: report::SCHEMA, commit: report::commit(), date: report::now(), passed, steps };
+    let summary = Summary { schema: report::SCHEMA, commit: report::commit().to_owned(), date: report::now(), passed, steps };
     atomic_file::write_json(&out.join("gpu-ci.json"), &summary)?;
     out::print(&text(&summary));
     Ok(passed)
