@@ -7,6 +7,7 @@ mod run_support;
 
 use flux_bench::run::{Args, run};
 use flux_core::OpKind;
+use flux_ops::Activation;
 use flux_transport::Select;
 use gpu_support::gpus;
 use run_support::Case;
@@ -20,7 +21,15 @@ fn both_ops_write_the_whole_product_in_both_types() {
         for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
             for dtype in [Dtype::BF16, Dtype::F16] {
                 let case = Case::new(dtype);
-                run(&Args { op, ranks, transport: Select::NvLink, input: case.input(), output: case.output() }).unwrap();
+                run(&Args {
+                    op,
+                    ranks,
+                    activation: Activation::None,
+                    transport: Select::NvLink,
+                    input: case.input(),
+                    output: case.output(),
+                })
+                .unwrap();
                 case.assert_product(&format!("{op} {dtype:?} on {ranks} ranks"));
             }
         }
