@@ -11,6 +11,7 @@ pub mod bench;
 pub mod cli;
 pub mod core_gemm;
 pub mod data;
+pub mod defect;
 pub mod doctor;
 pub mod end;
 pub mod faults;

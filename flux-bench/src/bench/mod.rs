@@ -14,6 +14,7 @@ mod watch;
 pub use measure::{Contender, Lane, WARM_UP, measure};
 pub use sustained::sustain;
 
+use crate::defect::Defect;
 use crate::end;
 use crate::launch;
 use crate::machine;
@@ -67,6 +68,8 @@ pub struct Args {
     /// Changes to the plan
     #[command(flatten)]
     pub plan: Plan,
+    #[command(flatten)]
+    defect: Defect,
 }
 
 /// One row to be measured.
@@ -88,6 +91,7 @@ struct Job {
     rest: Rest,
     plan: Plan,
     transport: Select,
+    defect: Defect,
 }
 
 /// What all ranks know at the end.
@@ -122,14 +126,11 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     if first {
         check(args)?;
     }
-    ensure!(
-        args.tp.is_none_or(|tp| tp == ranks),
-        "--tp {} is asked for in a launch of {ranks} ranks: leave it out, or start without a launcher for ranks as threads",
-        args.tp.unwrap_or_default()
-    );
+    launch::agree(args.tp, world)?;
     let job = Job::new(args, machine::uses_gpus(args.transport)?, ranks)?;
     let found = rank::run(&job, world)?;
-    if first { tell(args, &job, found) } else { Ok(found.rows.iter().all(|row| row.verified)) }
+    // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when another has failed.
+    if first { tell(args, &job, found) } else { Ok(true) }
 }
 
 /// Before minutes are spent on what cannot be written.
@@ -141,7 +142,7 @@ fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
     let machine = machine::describe(job.on_gpus, job.world.get(), found.placement.ranks);
     let report = Report {
         schema: report::SCHEMA,
-        origin: Origin::of(&machine),
+        origin: Origin::of(&machine).with_libraries(),
         transport: found.transport.to_string(),
         placement: found.placement,
         nccl: machine.nccl,
@@ -161,7 +162,11 @@ impl Job {
         let cases = cases(args, world, on_gpus)?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         ensure!(samples > 0, "--samples must be at least 1");
-        Ok(Self { on_gpus, world, cases, samples, rest: args.rest, plan: args.plan, transport: args.transport })
+        if !on_gpus {
+            args.plan.check_host()?;
+        }
+        let Args { rest, plan, transport, defect, .. } = *args;
+        Ok(Self { on_gpus, world, cases, samples, rest, plan, transport, defect })
     }
 }
 

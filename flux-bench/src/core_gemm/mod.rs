@@ -36,7 +36,7 @@ use crate::gpu::Gpu;
 use crate::plan::ScheduleArgs;
 use crate::rest::Rest;
 use crate::shapes::{self, Model, parse_op};
-use crate::{atomic_file, machine, out, report as bench_report};
+use crate::{atomic_file, launch, machine, out, report as bench_report};
 use anyhow::{Context, ensure};
 pub(crate) use case::Case;
 use flux_core::OpKind;
@@ -81,6 +81,7 @@ pub struct Args {
 /// # Errors
 /// No GPU, a shape that the ranks cannot split, or a call that did not end as it should.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
+    launch::refuse("core")?;
     let cases = cases(args)?;
     if let Some(path) = &args.json {
         atomic_file::check(path)?;
@@ -90,7 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let rows =
         cases.iter().map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(true, 1, bench_report::Ranks::Threads);
-    let report = CoreReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), rows };
+    let report = CoreReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine).with_libraries(), rows };
     out::print(&table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;

@@ -6,8 +6,8 @@
 mod measures;
 mod rig;
 
-use crate::out;
 use crate::report::{Origin, Ranks};
+use crate::{launch, out};
 use anyhow::Context;
 use flux_transport::cuda;
 use serde::Serialize;
@@ -47,6 +47,7 @@ struct LinkTable {
 
 /// Measures, prints, writes.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    launch::refuse("links")?;
     cuda::available().context("links are those of GPUs")?;
     if let Some(path) = &args.json {
         crate::atomic_file::check(path)?;

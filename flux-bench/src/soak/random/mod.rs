@@ -51,7 +51,14 @@ pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
         let case = if messages || mixed { case.in_whole_chunks(mixed) } else { case };
         let failed = || format!("{case}\nagain: {}", again(args, site, seed, number));
         tracing::debug!(rank = %site.rank(), "{case}");
-        let run = Run { plan: case.plan(site.rank(), place), finish: case.finish, apart: 2, in_a_row: case.calls, seed: case.seed };
+        let run = Run {
+            plan: case.plan(site.rank(), place),
+            finish: case.finish,
+            apart: 2,
+            in_a_row: case.calls,
+            seed: case.seed,
+            defect: args.defect,
+        };
         let soaked = match case.problem.dtype() {
             DType::Bf16 => phases::soak::<bf16>(site, &case.problem, &run),
             DType::F16 => phases::soak::<f16>(site, &case.problem, &run),
