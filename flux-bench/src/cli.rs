@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, peers, run, show, simulate, soak, trace};
+use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, out, peers, run, show, simulate, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -53,7 +53,7 @@ pub fn main() -> ExitCode {
     if let Err(error) = flux_transport::launch::hear_of_children() {
         tracing::warn!(%error, "how programs end that this one starts may not be known");
     }
-    match act(Cli::parse().command) {
+    match act(Cli::parse().command).and_then(|code| out::end().map(|()| code)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             end::say(&format!("{error:#}"));
@@ -78,10 +78,7 @@ fn act(command: Command) -> anyhow::Result<u8> {
         Command::Faults(args) => faults::run(&args).map(status),
         Command::Show(args) => show::run(&args).map(|()| 0),
         Command::Links(args) => links::run(&args).map(|()| 0),
-        Command::Doctor => {
-            doctor::run();
-            Ok(0)
-        }
+        Command::Doctor => Ok(status(doctor::run())),
         Command::GpuCi(args) => gpu_ci::run(&args).map(status),
     }
 }
@@ -152,6 +149,26 @@ mod tests {
         for argument in schedule.get_arguments().chain(plan.get_arguments()) {
             assert_eq!(argument.get_help_heading(), Some("Plan"), "{}", argument.get_id());
         }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_or_takes_no_effect_is_refused() {
+        let words = [
+            "soak --quick --calls 1000",
+            "soak --calls 0",
+            "soak --ranks-per-gpu 0",
+            "first-call --at-most nan",
+            "first-call --at-most -1",
+            "first-call --limit 0",
+            "peers --limit 0",
+            "gpu-ci --dist . --limit 0",
+            "faults --deadline-ms 0",
+            "run ag-gemm --input a --output b --activation tanh",
+        ];
+        for words in words {
+            assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");
+        }
+        assert!(Cli::try_parse_from(["flux-bench", "soak", "--calls", "1000"]).is_ok());
     }
 
     #[test]

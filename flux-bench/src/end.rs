@@ -3,6 +3,7 @@
 //! Invariant: the process ends with the status that is said. `std::process::exit`, and a return from `main`, first run what the driver and NCCL have
 //! registered to run at the end, under the feet of threads that still call them: a crash would then stand for the error that was printed.
 
+use crate::out;
 use flux_core::Rank;
 use std::io::Write;
 use std::time::Duration;
@@ -18,10 +19,9 @@ pub fn now(code: u8) -> ! {
     signal_hook::low_level::exit(code.into())
 }
 
-/// Writes a line to the standard error as a whole: processes that share it would else write into each other's lines.
+/// Writes a line of this program's to the standard error.
 pub fn say(words: &str) {
-    // There is nobody else to tell.
-    let _ = std::io::stderr().write_all(format!("flux-bench: {words}\n").as_bytes());
+    out::note(&format!("flux-bench: {words}"));
 }
 
 /// Says what a rank failed with and ends the process: this rank's stream, and the other ranks, may wait in a collective of NCCL that no error of ours ends, and

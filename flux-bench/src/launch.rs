@@ -1,13 +1,17 @@
 //! `flux-bench launch`: a program once for every rank, as processes of this machine.
 //!
-//! Invariant: the launch fails where a rank failed, and leaves no rank behind.
+//! Invariant: the launch fails where a rank failed, says which was the first, and leaves no rank behind.
 
+use crate::end;
 use crate::report::{LAUNCHED_BY, command_line};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use flux_core::WorldSize;
 use flux_core::rank::MAX_WORLD;
-use flux_transport::launch::{Launcher, exit_code};
+use flux_transport::World;
+use flux_transport::bootstrap::Environment;
+use flux_transport::launch::{Failed, Launcher, Others, exit_code};
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
 
 /// Arguments of `flux-bench launch`.
 #[derive(Debug, clap::Args)]
@@ -18,6 +22,9 @@ pub struct Args {
     /// Have them take themselves for ranks of so many hosts, for tests: they meet over TCP, share no memory, and NCCL has only sockets on the loopback device
     #[arg(long, value_name = "HOSTS")]
     pub hosts: Option<u32>,
+    /// Have the other ranks go on where one has failed, to rebuild without it; the launch fails all the same
+    #[arg(long)]
+    pub keep_going: bool,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
@@ -29,6 +36,7 @@ pub fn run(args: &Args) -> anyhow::Result<u8> {
     let (program, words) = args.program.split_first().context("there is no program to launch")?;
     // NVLink multicast can take a shared host's devices out of service.
     let mut launcher = Launcher::new(ranks, program).args(words).env("NCCL_NVLS_ENABLE", "0").env(LAUNCHED_BY, command_line());
+    launcher = launcher.on_failure(if args.keep_going { |failed| tell(failed, Others::GoOn) } else { |failed| tell(failed, Others::End) });
     if let Some(hosts) = args.hosts {
         launcher = launcher.apart(hosts);
     }
@@ -38,5 +46,50 @@ pub fn run(args: &Args) -> anyhow::Result<u8> {
 /// The command of this process, once as each rank: in a launch it is a rank, and looks at `--processes` and `--hosts` no more.
 pub fn again(ranks: u32, hosts: Option<u32>) -> anyhow::Result<bool> {
     let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(std::env::args_os().skip(1)).collect();
-    Ok(run(&Args { ranks, hosts, program })? == 0)
+    Ok(run(&Args { ranks, hosts, keep_going: false, program })? == 0)
+}
+
+/// Says which rank has failed, how, and what becomes of the others.
+fn tell(failed: &Failed, others: Others) -> Others {
+    let how = match (failed.status.signal(), failed.status.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal}"),
+        (None, Some(code)) => format!("ended with status {code}"),
+        (None, None) => failed.status.to_string(),
+    };
+    let then = match others {
+        _ if failed.others == 0 => "",
+        Others::End => "; ending the others",
+        Others::GoOn => "; the others go on",
+    };
+    end::say(&format!("rank {} {how}{then}", failed.rank));
+    others
+}
+
+/// Refuses to be one of the processes of a launch, where the command makes its ranks itself: each process would do all of it.
+///
+/// # Errors
+/// There is a launcher, of more than one rank.
+pub fn refuse(command: &str) -> anyhow::Result<()> {
+    if let Ok(launched) = Environment::read() {
+        let ranks = launched.world.get();
+        ensure!(
+            ranks == 1,
+            "{command} makes its ranks itself, and each of the {ranks} processes of this launch would do all of it: start it without a launcher"
+        );
+    }
+    Ok(())
+}
+
+/// Refuses another number of ranks than were launched.
+///
+/// # Errors
+/// `--tp` names one.
+pub fn agree(tp: Option<u32>, world: &World) -> anyhow::Result<()> {
+    let ranks = world.size().get();
+    ensure!(
+        tp.is_none_or(|tp| tp == ranks),
+        "--tp {} is asked for in a launch of {ranks} ranks: leave it out, or start without a launcher for ranks as threads",
+        tp.unwrap_or_default()
+    );
+    Ok(())
 }

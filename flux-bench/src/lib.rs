@@ -3,7 +3,7 @@
 //!
 //! The program `flux-bench` is this library's command line.
 
-#![allow(clippy::print_stdout, reason = "a command line program answers on stdout")]
+#![warn(clippy::print_stderr)]
 #![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]
 
 pub mod atomic_file;
@@ -11,6 +11,7 @@ pub mod bench;
 pub mod cli;
 pub mod core_gemm;
 pub mod data;
+pub mod defect;
 pub mod doctor;
 pub mod end;
 pub mod faults;
@@ -25,6 +26,7 @@ pub mod machine;
 pub mod memory;
 pub mod op;
 pub mod operands;
+pub mod out;
 pub mod peers;
 pub mod plan;
 pub mod ranks;

@@ -92,7 +92,7 @@ pub fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
 }
 
 /// The driver's own version, which only the kernel module tells without a library of its own: the first word with dots.
-fn driver() -> Option<String> {
+pub(crate) fn driver() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     driver_of(&text)
 }

@@ -120,6 +120,18 @@ impl Plan {
         Self { workers: Some(workers), ..Self::default() }
     }
 
+    /// Refuses what only GPUs have: on the host it would change nothing, and stand in the command of a record all the same.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check_host(&self) -> anyhow::Result<()> {
+        let given = [("--push", self.push.is_some()), ("--sending", self.sending.is_some()), ("--spread", self.spread.is_some())];
+        match given.into_iter().find(|&(_, given)| given) {
+            Some((option, _)) => anyhow::bail!("{option} is for GPUs, and changes nothing on the host: leave it out"),
+            None => Ok(()),
+        }
+    }
+
     /// Tells a builder what is not left out.
     pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem, comm: &Communicator) -> Builder<Op> {
         let Self { schedule, push, sending, spread, workers } = *self;
@@ -152,6 +164,19 @@ mod tests {
         assert_eq!(ScheduleArgs::default().over(own), own);
         let args = ScheduleArgs { splits: Some(2), no_stack: true, ..ScheduleArgs::default() };
         assert_eq!(args.over(own), Schedule { splits: 2, stack: false, ..own });
+    }
+
+    #[test]
+    fn what_only_gpus_have_is_refused_on_the_host() {
+        assert!(Plan::with_workers(2).check_host().is_ok());
+        let given = [
+            Plan { push: Some(Push::CopyEngine), ..Plan::default() },
+            Plan { sending: Some(Sending::Before), ..Plan::default() },
+            Plan { spread: Some(77), ..Plan::default() },
+        ];
+        for (plan, option) in given.into_iter().zip(["--push", "--sending", "--spread"]) {
+            assert!(plan.check_host().unwrap_err().to_string().starts_with(&format!("{option} is for GPUs")));
+        }
     }
 
     #[test]

@@ -321,6 +321,18 @@ mod tests {
         }
     }
 
+    /// As on the device (`gpu_harness`): at the largest element, whose bound is the widest.
+    #[test]
+    fn an_element_that_is_off_by_eight_roundings_is_wrong() {
+        for (operands, rank) in cases().filter(|(operands, _)| operands.fill == Fill::Uniform) {
+            let mut y = outputs(&operands, rank, plain(&operands));
+            let at = (0..y.len()).max_by(|&a, &b| y[a].to_f32().abs().total_cmp(&y[b].to_f32().abs())).unwrap();
+            let off = 8.0 * operands.problem.dtype().unit_roundoff() * f64::from(y[at]);
+            y[at] = bf16::from_f64(f64::from(y[at]) + off);
+            assert_eq!(verify(&operands, rank, &y, plain(&operands)).violations, 1, "{operands:?}");
+        }
+    }
+
     #[test]
     fn integer_data_admit_no_rounding_error() {
         let (operands, rank) = cases().find(|(o, _)| o.fill == Fill::SmallInts).unwrap();

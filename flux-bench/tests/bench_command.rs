@@ -149,3 +149,85 @@ fn a_launch_gives_each_rank_its_number_and_reports_a_failure() {
         text(&missing)
     );
 }
+
+#[test]
+fn a_wrong_element_of_any_rank_fails_the_row_the_file_and_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("host.json");
+    let words = ["bench", "--transport", "host", "--tp", "3", "--ms", "24", "--shapes", "gpt3/128", "--samples", "1", "--spoil", "--json"];
+    for as_what in [[].as_slice(), &["--processes"]] {
+        let done = flux_bench(&[words.as_slice(), &[path.to_str().unwrap()], as_what].concat());
+        assert_eq!(done.status.code(), Some(1), "{}", text(&done));
+        assert_eq!(text(&done).lines().filter(|line| line.ends_with("  NO")).count(), 2, "{}", text(&done));
+        assert!(text(&done).contains("the first at row ") && text(&done).contains(" of rank 2"), "{}", text(&done));
+        let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert!(report.rows.iter().all(|row| !row.verified), "{report:?}");
+    }
+    let words = ["soak", "--transport", "host", "--tp", "3", "--quick", "--only", "least", "--spoil"];
+    for as_what in [[].as_slice(), &["--processes"]] {
+        let done = flux_bench(&[words.as_slice(), as_what].concat());
+        assert_eq!(done.status.code(), Some(1), "{}", text(&done));
+        assert_eq!(text(&done).lines().filter(|line| line.starts_with("FAILED  least")).count(), 14, "{}", text(&done));
+    }
+    let words = ["first-call", "--transport", "host", "--tp", "2", "--ms", "16", "--shapes", "gpt3/128", "--ops", "ag-gemm", "--spoil"];
+    let done = flux_bench(&words);
+    assert!(done.status.code() == Some(1) && text(&done).contains("the result of call 0 is wrong"), "{}", text(&done));
+}
+
+#[test]
+fn a_failed_rank_is_named_and_the_others_end_or_go_on() {
+    let killed = "if [ $FLUX_RANK = 1 ]; then kill -9 $$; fi; read line < \"$0\"";
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // Nobody writes: rank 0 ends only as it is told to.
+    let done = flux_bench(&["launch", "--ranks", "2", "--", "sh", "-c", killed, pipe.to_str().unwrap()]);
+    assert_eq!(done.status.code(), Some(128 + 9), "{}", text(&done));
+    assert_eq!(text(&done), "flux-bench: rank 1 was killed by signal 9; ending the others\n");
+    // Rank 2 ends the wait of rank 0 when rank 1 has failed and the launcher has seen it: a process is there until it is reaped.
+    let pid = folder.path().join("pid");
+    let goes_on = "case $FLUX_RANK in 0) read line < \"$0\"; echo $line;; 1) echo $$ > \"$1\"; exit 7;; \
+        2) until [ -s \"$1\" ]; do sleep 0.01; done; while kill -0 $(cat \"$1\") 2>&-; do sleep 0.01; done; echo went on > \"$0\";; esac";
+    let paths = [&pipe, &pid].map(|path| path.to_str().unwrap());
+    let words = ["launch", "--keep-going", "--ranks", "3", "--", "sh", "-c", goes_on];
+    let done = flux_bench(&[words.as_slice(), &paths].concat());
+    assert_eq!(done.status.code(), Some(7), "{}", text(&done));
+    assert_eq!(text(&done), "went on\nflux-bench: rank 1 ended with status 7; the others go on\n");
+}
+
+#[test]
+fn what_a_launch_would_do_several_times_or_not_at_all_is_refused() {
+    let program = env!("CARGO_BIN_EXE_flux-bench");
+    let launched = |words: &str| {
+        let words: Vec<&str> = ["launch", "--ranks", "2", "--", program].into_iter().chain(words.split(' ')).collect();
+        flux_bench(&words)
+    };
+    let makes_ranks = "makes its ranks itself, and each of the 2 processes of this launch would do all of it";
+    for (words, says) in [
+        ("soak --transport host --quick --only least --tp 3", "--tp 3 is asked for in a launch of 2 ranks"),
+        ("run ag-gemm --transport host --input a --output b", makes_ranks),
+        ("first-call --transport host --ms 16 --shapes gpt3/128", makes_ranks),
+        ("faults --transport host --ranks 2", makes_ranks),
+    ] {
+        let done = launched(words);
+        assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));
+    }
+    for (words, says) in [
+        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --push copy-engine --spread 77", "--push is for GPUs"),
+        ("faults --transport host --kills 0 --stops 0 --missing 0", "there is nothing to inject"),
+    ] {
+        let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
+        assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));
+    }
+}
+
+#[test]
+fn the_commit_is_that_of_the_build_wherever_it_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let git = "git init -q && git -c user.name=a -c user.email=a commit -q --allow-empty -m other";
+    assert!(Command::new("sh").args(["-c", git]).current_dir(&folder).status().unwrap().success());
+    let doctor =
+        Command::new(env!("CARGO_BIN_EXE_flux-bench")).arg("doctor").current_dir(&folder).env("FLUX_COMMIT", "another").output().unwrap();
+    let built = option_env!("FLUX_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown");
+    assert!(text(&doctor).lines().next().unwrap().ends_with(&format!(", commit {built}")), "{}", text(&doctor));
+}

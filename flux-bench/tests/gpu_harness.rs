@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
+mod gpu_support;
+
 use flux_bench::data::{self, Fill};
 use flux_bench::finish::Finish;
 use flux_bench::gpu::cublas::{self, Gemm};
@@ -12,23 +14,14 @@ use flux_bench::reference::{self, Violation};
 use flux_bench::site::{OperandSet, Site};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
-use flux_transport::{Communicator, Options, Select, World, cuda};
+use flux_transport::{Communicator, Options, Select, World};
+use gpu_support::gpus;
+use gpu_support::skipped::skip;
 use half::{bf16, f16};
-use std::io::Write;
 
-/// A rank alone on GPU 0, or a line that says why there is none.
+/// A rank alone on GPU 0, where there is one that the kernels run on.
 fn site(test: &str) -> Option<Site> {
-    let skip = |why: &dyn std::fmt::Display| {
-        // Past the capture of a test's output, so that it is seen.
-        std::io::stderr().write_all(format!("gpu_harness: {test}: skipped, {why}\n").as_bytes()).unwrap_or_default();
-        None
-    };
-    if let Err(why) = cuda::available() {
-        return skip(&why);
-    }
-    if cuda::device_info(0).unwrap().compute != (9, 0) {
-        return skip(&"the kernels need compute capability 9.0");
-    }
+    gpus(test)?;
     Some(Site::new(Communicator::connect_blocking(&World::single(), Options::from(Select::NvLink)).unwrap()).unwrap())
 }
 
@@ -120,8 +113,7 @@ fn the_device_finds_what_is_wrong() {
 fn every_candidate_of_the_baseline_gemm_is_right() {
     let Some(site) = site("every_candidate_of_the_baseline_gemm_is_right") else { return };
     if let Err(why) = cublas::available() {
-        writeln!(std::io::stderr(), "gpu_harness: skipped, {why}").unwrap_or_default();
-        return;
+        return skip("every_candidate_of_the_baseline_gemm_is_right", &why);
     }
     let gpu = site.gpu().unwrap();
     for fill in FILLS {

@@ -94,3 +94,36 @@ fn a_disk_that_fills_up_leaves_the_old_output_alone() {
     refused(&case, &shell.output().unwrap(), "was not written", &["out.safetensors"]);
     assert_eq!(std::fs::read(case.output()).unwrap(), b"old");
 }
+
+#[test]
+fn a_bias_and_an_activation_are_applied_and_what_is_not_used_is_named() {
+    for (op, ranks) in [("ag-gemm", "4"), ("gemm-rs", "2")] {
+        let case = Case::with_bias(Dtype::BF16);
+        let done = run(&case, op, ranks);
+        assert!(done.status.success(), "{done:?}");
+        assert_eq!(String::from_utf8_lossy(&done.stderr).lines().count(), 1, "{done:?}");
+        assert!(String::from_utf8_lossy(&done.stderr).ends_with("in.safetensors has tensors that are not used: scale\n"), "{done:?}");
+        case.assert_product(op);
+    }
+    let case = Case::with_bias(Dtype::F16).rectified();
+    let words = [words(&case, "ag-gemm", "2", &case.output()), ["--activation", "relu"].map(str::to_owned).to_vec()].concat();
+    assert!(program().args(words).output().unwrap().status.success());
+    case.assert_product("relu");
+    let words = [self::words(&case, "gemm-rs", "2", &case.output()), ["--activation", "relu"].map(str::to_owned).to_vec()].concat();
+    refused(&case, &program().args(words).output().unwrap(), "takes no activation, and relu was asked for", &["out.safetensors"]);
+}
+
+#[test]
+fn an_input_that_may_have_no_end_is_refused() {
+    let case = Case::new(Dtype::BF16);
+    let pipe = case.folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [pipe.to_str().unwrap(), "/dev/zero", "/"] {
+        let mut words = words(&case, "ag-gemm", "2", &case.output());
+        words[7] = path.to_owned();
+        // A limit, as a pipe would be waited for and the device fill the memory.
+        let mut limited = Command::new("timeout");
+        limited.args(["20", "sh", "-c", r#"ulimit -v 8000000; exec "$@""#, "sh", env!("CARGO_BIN_EXE_flux-bench")]).args(words);
+        refused(&case, &limited.output().unwrap(), &format!("{path} cannot be read: it is not a regular file"), &["pipe"]);
+    }
+}

@@ -5,7 +5,7 @@
 use flux_bench::plan::ScheduleArgs;
 use flux_bench::shapes::{self, parse_op};
 use flux_bench::show;
-use flux_bench::simulate::{LEAST_ROWS, Simulation, compare, schedules};
+use flux_bench::simulate::{LEAST_ROWS, Simulation, compare, schedules, table};
 use flux_core::TileShape;
 use flux_core::layout::gather_place_bytes;
 use flux_core::machine::Machine;
@@ -125,6 +125,20 @@ fn schedules_are_those_that_were_simulated() {
     let text = schedules(&[own, other]);
     assert_eq!(text.lines().count(), 2);
     assert!(text.lines().next().unwrap().contains("m 1024") && text.lines().last().unwrap().contains("tile 128x192x64"), "{text}");
+}
+
+#[test]
+fn a_tile_that_no_kernel_has_is_marked() {
+    let layer =
+        shapes::layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], shapes::world(4).unwrap()).unwrap().remove(0);
+    let row = |cols| Simulation::of_layer(&layer, tiles(cols), Pushes::AsByDefault, &Machine::H200).unwrap();
+    let text = table(&[row(192), row(136)], &Machine::H200);
+    let marked: Vec<bool> =
+        text.lines().filter(|line| line.starts_with("gemm_rs")).map(|line| line.ends_with("  no kernel of this tile")).collect();
+    assert_eq!(marked, [false, true], "{text}");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results/h200-x2-nvlink.json");
+    let compared = |args| compare(&show::read(&path).unwrap(), args, Pushes::AsByDefault, &Machine::H200).unwrap();
+    assert!(compared(ScheduleArgs::default()).iter().all(|row| row.kernel) && compared(tiles(136)).iter().all(|row| !row.kernel));
 }
 
 #[test]

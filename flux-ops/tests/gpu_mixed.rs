@@ -7,19 +7,17 @@
 mod common;
 
 use common::suite::{self, call};
-use common::where_found::say_skipped;
-use common::{AnyOp, Case, Machine, OPS, Plan, Values};
+use common::{AnyOp, Case, Machine, OPS, Plan, Values, skipped};
 use flux_core::OpKind;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::tile::Raster;
-use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World, cuda, nccl};
+use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World, nccl};
 use half::bf16;
 use std::sync::Once;
 
 /// Machines that there are here, and what is left out of them.
 fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
-    cuda::available().map_err(|why| why.to_string())?;
-    let gpus = cuda::device_count().map_err(|e| e.to_string())?;
+    let gpus = common::gpus()?;
     if gpus < 2 {
         return Err("two nodes need a GPU each, and there is one".to_owned());
     }
@@ -34,13 +32,18 @@ fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
 
 fn on_nodes(test: impl Fn(Machine)) {
     static SAID: Once = Once::new();
-    let say = |what: &str| say_skipped("gpu_mixed", what);
+    let skip = |what: &[String]| {
+        for what in what {
+            skipped::count("gpu_mixed", what);
+        }
+        SAID.call_once(|| what.iter().for_each(|what| skipped::say("gpu_mixed", what)));
+    };
     match find() {
         Ok((machines, left_out)) => {
-            SAID.call_once(|| left_out.iter().for_each(|what| say(what)));
+            skip(&left_out);
             machines.into_iter().for_each(test);
         }
-        Err(why) => SAID.call_once(|| say(&why)),
+        Err(why) => skip(&[why]),
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::cargo::{cargo, check, root};
 use anyhow::{Context, ensure};
 use serde::Deserialize;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,28 +21,38 @@ const NO_NVRTC: i32 = 3;
 pub(crate) fn compile(out: Option<&Path>) -> anyhow::Result<()> {
     let target = target_folder()?;
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
+    with_nvrtc(&target, &["compile".as_ref(), "--out".as_ref(), out.as_ref()])
+}
+
+/// Sees to it that there is an NVRTC where tests look for one.
+pub(crate) fn provide_nvrtc() -> anyhow::Result<()> {
+    with_nvrtc(&target_folder()?, &["nvrtc".as_ref()])
+}
+
+/// Runs the program that compiles, with the fetched NVRTC or the machine's; where there is neither, one is fetched.
+fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
     let fetched = target.join("nvrtc");
     let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());
     if !named && fetched.join(LIBRARY).is_file() {
-        return check(compiler(&out, Some(&fetched)));
+        return check(compiler(words, Some(&fetched)));
     }
     // That there is no NVRTC is no error yet: what it says of that is kept back.
-    let mut first = compiler(&out, None);
+    let mut first = compiler(words, None);
     let done = first.stdout(Stdio::inherit()).stderr(Stdio::piped()).output().context("cannot start cargo")?;
     if done.status.code() == Some(NO_NVRTC) && !named {
         fetch(&fetched)?;
-        return check(compiler(&out, Some(&fetched)));
+        return check(compiler(words, Some(&fetched)));
     }
     eprint!("{}", String::from_utf8_lossy(&done.stderr));
-    ensure!(done.status.success(), "compiling the kernels failed: {}", done.status);
+    ensure!(done.status.success(), "flux-kernels failed: {}", done.status);
     Ok(())
 }
 
 /// The program that compiles, with the fetched NVRTC or the machine's.
-fn compiler(out: &Path, fetched: Option<&Path>) -> Command {
+fn compiler(words: &[&OsStr], fetched: Option<&Path>) -> Command {
     let mut run = cargo();
     run.args(["run", "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
-    run.args(["--package", "flux-kernels", "--bin", "flux-kernels", "--", "compile", "--out"]).arg(out);
+    run.args(["--package", "flux-kernels", "--bin", "flux-kernels", "--"]).args(words);
     if let Some(fetched) = fetched {
         run.env("FLUX_NVRTC_LIB", fetched.join(LIBRARY));
     }

@@ -1,21 +1,36 @@
-//! The README's test command: everything that needs no GPU. Tests that do need one print a line and pass without it.
+//! The README's test command: everything that needs no GPU. Tests that need what a machine does not have are skipped, and counted at the end.
 
 use crate::cargo::{cargo, check, has_subcommand, root};
+use crate::kernels;
+use anyhow::Context;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Names the file to which a test that is skipped adds a line (`flux-kernels/tests/skipped`).
+const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
 
 /// Runs unit and integration tests, then documentation tests, then the example; stops at the first that fails.
 pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
+    let in_ci = std::env::var_os("CI").is_some();
+    if in_ci {
+        // There, tests that compile must find a compiler.
+        kernels::provide_nvrtc()?;
+    }
     let mut tests = cargo();
     if has_subcommand("nextest") {
         tests.args(["nextest", "run", "--workspace"]);
-        if std::env::var_os("CI").is_some() {
+        if in_ci {
             tests.args(["--profile", "ci"]);
         }
     } else {
         tests.args(["test", "--workspace", "--lib", "--bins", "--tests"]);
     }
     tests.args(args).current_dir(root());
-    check(tests)?;
+    counting_skips(tests)?;
     // A filter names tests, not documentation or examples.
     if !args.is_empty() {
         return Ok(());
@@ -28,4 +43,49 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     let mut example = cargo();
     example.args(["run", "--package", "flux-ops", "--example", "tp_mlp"]).current_dir(root());
     check(example)
+}
+
+/// Runs tests, and says at their end which of those that passed were skipped.
+fn counting_skips(mut tests: Command) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir().context("no place to count skipped tests")?;
+    let path = folder.path().join("skipped");
+    tests.env(FLUX_SKIPPED, &path);
+    let done = check(tests);
+    print!("{}", skips(&path));
+    done
+}
+
+/// What was skipped, each reason with its count; nothing where nothing was.
+fn skips(path: &Path) -> String {
+    let lines = fs::read_to_string(path).unwrap_or_default();
+    let mut counts = BTreeMap::<&str, usize>::new();
+    lines.lines().for_each(|line| *counts.entry(line).or_default() += 1);
+    if counts.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("\n{} of these tests were skipped:\n", counts.values().sum::<usize>());
+    for (line, count) in counts {
+        let _infallible = writeln!(text, "  {count:>3}  {line}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_skipped_test_is_counted_and_each_reason_said_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("skipped");
+        assert_eq!(skips(&path), "");
+        let script = r#"for test in gpu_ops nvrtc gpu_ops; do echo "$test: no reason" >> "$FLUX_SKIPPED"; done; cp "$FLUX_SKIPPED" "$0""#;
+        let mut tests = Command::new("sh");
+        tests.args(["-c", script]).arg(&path);
+        counting_skips(tests).unwrap();
+        assert_eq!(skips(&path), "\n3 of these tests were skipped:\n    2  gpu_ops: no reason\n    1  nvrtc: no reason\n");
+        let mut failing = Command::new("sh");
+        failing.args(["-c", "exit 1"]);
+        assert!(counting_skips(failing).is_err());
+    }
 }

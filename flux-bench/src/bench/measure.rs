@@ -165,6 +165,36 @@ mod tests {
         }
     }
 
+    /// A contender's call takes a time of its own, back to back and alone.
+    struct Steady;
+
+    impl Steady {
+        fn ms(contender: Contender) -> f64 {
+            1.0 + 2.0 * f64::from(contender as u8)
+        }
+    }
+
+    impl Lane for Steady {
+        fn sample(&mut self, contender: Contender, _: usize) -> anyhow::Result<Span> {
+            Ok(Span { start: 0.0, end: Self::ms(contender) })
+        }
+
+        fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
+            Ok(Span { start: 0.0, end: Self::ms(contender) * calls as f64 })
+        }
+    }
+
+    #[test]
+    fn what_is_called_back_to_back_is_divided_by_its_own_calls() {
+        let [world] = &World::local(1).unwrap()[..] else { panic!("not one rank") };
+        let comm = Communicator::connect_blocking(world, Options::from(Select::Host)).unwrap();
+        let short = measure(&mut Steady, &comm, 3, Rest { ms: None }, &|| ()).unwrap();
+        let sustained = crate::bench::sustain(&mut Steady, &comm, &short, 0.2).unwrap();
+        let found = [sustained.t_op_ms, sustained.t_gemm_ms, sustained.t_serial_ms].map(|times| times.median);
+        let expected = [Contender::Op, Contender::Gemm, Contender::Serial].map(Steady::ms);
+        assert!(found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-9), "{found:?}");
+    }
+
     #[test]
     fn all_rounds_of_all_ranks_count_however_many_messages_they_take() {
         let body = |world: &World| {

@@ -14,9 +14,11 @@ mod watch;
 pub use measure::{Contender, Lane, WARM_UP, measure};
 pub use sustained::sustain;
 
+use crate::defect::Defect;
 use crate::end;
 use crate::launch;
 use crate::machine;
+use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::report::{self, Origin, Placement, Report, Row};
@@ -66,6 +68,8 @@ pub struct Args {
     /// Changes to the plan
     #[command(flatten)]
     pub plan: Plan,
+    #[command(flatten)]
+    defect: Defect,
 }
 
 /// One row to be measured.
@@ -87,6 +91,7 @@ struct Job {
     rest: Rest,
     plan: Plan,
     transport: Select,
+    defect: Defect,
 }
 
 /// What all ranks know at the end.
@@ -121,14 +126,11 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     if first {
         check(args)?;
     }
-    ensure!(
-        args.tp.is_none_or(|tp| tp == ranks),
-        "--tp {} is asked for in a launch of {ranks} ranks: leave it out, or start without a launcher for ranks as threads",
-        args.tp.unwrap_or_default()
-    );
+    launch::agree(args.tp, world)?;
     let job = Job::new(args, machine::uses_gpus(args.transport)?, ranks)?;
     let found = rank::run(&job, world)?;
-    if first { tell(args, &job, found) } else { Ok(found.rows.iter().all(|row| row.verified)) }
+    // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when another has failed.
+    if first { tell(args, &job, found) } else { Ok(true) }
 }
 
 /// Before minutes are spent on what cannot be written.
@@ -140,16 +142,16 @@ fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
     let machine = machine::describe(job.on_gpus, job.world.get(), found.placement.ranks);
     let report = Report {
         schema: report::SCHEMA,
-        origin: Origin::of(&machine),
+        origin: Origin::of(&machine).with_libraries(),
         transport: found.transport.to_string(),
         placement: found.placement,
         nccl: machine.nccl,
         rows: found.rows,
     };
-    print!("{}", report::table(&report));
+    out::print(&report::table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;
-        println!("\nwritten to {}", path.display());
+        out::line(&format_args!("\nwritten to {}", path.display()));
     }
     Ok(report.verified())
 }
@@ -160,7 +162,11 @@ impl Job {
         let cases = cases(args, world, on_gpus)?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         ensure!(samples > 0, "--samples must be at least 1");
-        Ok(Self { on_gpus, world, cases, samples, rest: args.rest, plan: args.plan, transport: args.transport })
+        if !on_gpus {
+            args.plan.check_host()?;
+        }
+        let Args { rest, plan, transport, defect, .. } = *args;
+        Ok(Self { on_gpus, world, cases, samples, rest, plan, transport, defect })
     }
 }
 

@@ -8,10 +8,12 @@ use super::host::HostLane;
 use super::watch::Watch;
 use super::{Case, Found, Job, Lane, SEED, WARM_UP, measure, sustain};
 use crate::data::Fill;
+use crate::defect::Defect;
 use crate::end;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
+use crate::out;
 use crate::plan::Plan;
 use crate::reference::Verdict;
 use crate::report::{Measured, Placement, Row, Sustained, Verified};
@@ -65,11 +67,11 @@ impl Rank<'_> {
         let workers = self.job.plan.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
         let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
         let mut set = site.operand_set(problem)?;
-        let verdict = verify(site, &op, &mut set)?;
+        let verdict = verify(site, &op, &mut set, self.job.defect)?;
         let mut lane = HostLane::new(site, &op, &mut set, workers)?;
         let times = self.times(case, &mut lane)?;
         drop(lane);
-        self.row(case, &op, times, verdict.merge(verify(site, &op, &mut set)?))
+        self.row(case, &op, times, verdict.merge(verify(site, &op, &mut set, self.job.defect)?))
     }
 
     fn on_gpu(&self, world: &World) -> anyhow::Result<Vec<Row>> {
@@ -85,7 +87,7 @@ impl Rank<'_> {
             self.bar.set_message(case.problem.to_string());
             let op = FusedOp::<bf16>::build(&case.problem, site.comm(), &job.plan)?;
             let mut sets = (0..gpu::SETS).map(|_| site.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
-            let verdict = verify(site, &op, &mut sets[0])?;
+            let verdict = verify(site, &op, &mut sets[0], job.defect)?;
             for (call, set) in sets.iter_mut().enumerate() {
                 site.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform))?;
             }
@@ -98,10 +100,10 @@ impl Rank<'_> {
             let (baseline, times) = measured.unwrap_or_else(|error| end::give_up(world.rank(), &error));
             drop(lane);
             if !baseline.ok() {
-                eprintln!("{}, the baseline: {baseline}", case.problem);
+                out::note(&format!("{}, the baseline: {baseline}", case.problem));
             }
             let verdict = verdict.merge(baseline.of_wrong_elements());
-            rows.push(self.row(case, &op, times, verdict.merge(verify(site, &op, &mut sets[0])?))?);
+            rows.push(self.row(case, &op, times, verdict.merge(verify(site, &op, &mut sets[0], job.defect)?))?);
         }
         Ok(rows)
     }
@@ -119,7 +121,7 @@ impl Rank<'_> {
         let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
         let verdict = verdict.context("a rank is of another version of this program")?;
         if !verdict.ok() && self.site.rank().get() == 0 {
-            eprintln!("{}: {verdict}", case.problem);
+            out::note(&format!("{}: {verdict}", case.problem));
         }
         let (measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
@@ -139,13 +141,14 @@ fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
 }
 
 /// One call with integer data, which must be exact, and one with random data, which must be within the bound; both with the output poisoned.
-fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut OperandSet<bf16>) -> anyhow::Result<Verdict> {
+fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut OperandSet<bf16>, defect: Defect) -> anyhow::Result<Verdict> {
     let problem: Problem = *op.problem();
     let mut call = |fill| {
         site.fill(set, Operands::new(problem, SEED, 0, fill))?;
         site.poison(&mut set.y)?;
         site.forward(op, set)?;
         site.sync(op)?;
+        defect.apply(site, set)?;
         site.verify(set, op.schedule().stack)
     };
     let exact = call(Fill::SmallInts)?.of_wrong_elements();

@@ -36,7 +36,7 @@ use crate::gpu::Gpu;
 use crate::plan::ScheduleArgs;
 use crate::rest::Rest;
 use crate::shapes::{self, Model, parse_op};
-use crate::{atomic_file, machine, report as bench_report};
+use crate::{atomic_file, launch, machine, out, report as bench_report};
 use anyhow::{Context, ensure};
 pub(crate) use case::Case;
 use flux_core::OpKind;
@@ -81,6 +81,7 @@ pub struct Args {
 /// # Errors
 /// No GPU, a shape that the ranks cannot split, or a call that did not end as it should.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
+    launch::refuse("core")?;
     let cases = cases(args)?;
     if let Some(path) = &args.json {
         atomic_file::check(path)?;
@@ -90,24 +91,24 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let rows =
         cases.iter().map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(true, 1, bench_report::Ranks::Threads);
-    let report = CoreReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), rows };
-    print!("{}", table(&report));
+    let report = CoreReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine).with_libraries(), rows };
+    out::print(&table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;
-        println!("\nwritten to {}", path.display());
+        out::line(&format_args!("\nwritten to {}", path.display()));
     }
     Ok(report.verified())
 }
 
 fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
-    eprintln!("core: {}", case.problem);
+    out::note(&format!("core: {}", case.problem));
     let mut lane = Lane::new(gpu, case)?;
     let exact = lane.verify_exact()?;
     let times = lane.measure(args.samples, args.rest)?;
     let sustained = args.sustained.map(|seconds| lane.sustain(&times, seconds)).transpose()?;
     let verdict = exact.merge(lane.verify_random()?);
     if !verdict.ok() {
-        eprintln!("{}: {verdict}", case.problem);
+        out::note(&format!("{}: {verdict}", case.problem));
     }
     let row = CoreRow::new(case, lane.plan(), times, verdict, args.samples);
     Ok(CoreRow { sustained, rest_ms: args.rest.ms, ..row })

@@ -18,7 +18,8 @@ mod threads;
 mod usage;
 mod witness;
 
-use crate::machine;
+use crate::{launch, machine};
+use anyhow::ensure;
 use flux_core::OpKind;
 use flux_transport::Select;
 use std::time::Duration;
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// The ranks' deadline: 1000 on the host, 2000 on GPUs where it is left out
-    #[arg(long, value_name = "MILLISECONDS")]
+    #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub deadline_ms: Option<u64>,
     /// Seed of the moments, of who is hit and of the data
     #[arg(long, default_value_t = 1)]
@@ -89,6 +90,8 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
         rank::run(args)?;
         return Ok(true);
     }
+    launch::refuse("faults")?;
+    ensure!(args.kills + args.stops + args.missing > 0, "there is nothing to inject: ask for --kills, --stops or --missing");
     machine::uses_gpus(args.transport)?;
     suite::run(args)
 }

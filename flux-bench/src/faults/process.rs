@@ -1,6 +1,7 @@
 //! A rank process, as the program that started it sees it.
 //!
-//! Invariant: a process is reaped when its [`Process`] is dropped, whatever it was doing; no wait for it lasts longer than is said.
+//! Invariant: a process is killed and reaped when its [`Process`] is dropped, whatever it was doing, unless the kernel does not let it go within [`GRACE`]; no wait for
+//! it lasts longer than is said.
 
 use super::talk::{Order, Report};
 use super::threads;
@@ -13,6 +14,11 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// How long a process that was killed may take to go: its driver may have memory to free.
+const GRACE: Duration = Duration::from_secs(20);
+/// How often a process is looked at.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// One rank.
 #[derive(Debug)]
@@ -85,18 +91,69 @@ impl Process {
             if Instant::now() >= limit {
                 return Ok(false);
             }
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(LOOK);
         }
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Of a process that has ended, neither does anything; a stopped one is killed all the same.
+        // Of a process that has ended, this does nothing; a stopped one is killed all the same.
         let _ = self.child.kill();
-        let _ = self.child.wait();
-        if let Some(reader) = self.reader.take() {
-            let _ = reader.join();
+        if !collect(&mut self.child, &mut self.reader, Instant::now() + GRACE) {
+            tracing::warn!(rank = self.rank, pid = self.child.id(), "a rank was killed, and it or what it has started is left behind");
         }
+    }
+}
+
+/// Reaps what was killed and joins its reader; whether both have ended by the limit.
+fn collect(child: &mut Child, reader: &mut Option<JoinHandle<()>>, limit: Instant) -> bool {
+    let gone = within(limit, || !matches!(child.try_wait(), Ok(None)));
+    // Its pipe is open for as long as anything that it has started holds it.
+    let read = within(limit, || reader.as_ref().is_none_or(JoinHandle::is_finished));
+    if let Some(reader) = reader.take_if(|_| read) {
+        let _ = reader.join();
+    }
+    gone && read
+}
+
+/// Whether `done` says so before the limit.
+fn within(limit: Instant, mut done: impl FnMut() -> bool) -> bool {
+    loop {
+        if done() {
+            return true;
+        }
+        if Instant::now() >= limit {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    fn started(script: &str) -> (Child, Option<JoinHandle<()>>) {
+        let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = child.stdout.take().unwrap();
+        let reader = std::thread::spawn(move || {
+            let _ = out.read_to_end(&mut Vec::new());
+        });
+        (child, Some(reader))
+    }
+
+    #[test]
+    fn a_pipe_that_outlives_its_process_is_not_waited_for() {
+        let (mut child, mut reader) = started("exit 0");
+        assert!(collect(&mut child, &mut reader, Instant::now() + GRACE) && reader.is_none());
+        // What it has started holds the pipe until its own input, which this test holds, is closed.
+        let (mut child, mut reader) = started("exec 3<&0; (read line <&3) & exit 0");
+        let began = Instant::now();
+        assert!(!collect(&mut child, &mut reader, Instant::now() + Duration::from_millis(300)));
+        assert!(began.elapsed() < GRACE && reader.is_some(), "{:?}", began.elapsed());
+        drop(child.stdin.take());
+        assert!(collect(&mut child, &mut reader, Instant::now() + GRACE) && reader.is_none());
     }
 }

@@ -9,7 +9,7 @@ use super::process::Process;
 use super::talk::{Order, Report};
 use super::tally::{Against, Injection, Tally};
 use super::usage::Usage;
-use crate::data;
+use crate::{data, out};
 use anyhow::{Context, anyhow};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
                 if let Some(error) = why {
                     suite.tally.count(Against::Broken, &format!("{error:#}"));
                 }
-                println!("episode {number}, {injection:?}: spoilt, a new group is started");
+                out::line(&format_args!("episode {number}, {injection:?}: spoilt, a new group is started"));
                 suite.ranks.clear();
                 suite.lingering = None;
                 suite.fill()?;
@@ -84,7 +84,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     for more in Usage::now()?.beyond(&own) {
         tally.count(Against::Residue, &format!("this process holds more than before: {more}"));
     }
-    println!("{} ranks, seed {}, {:.1} s: {tally}", args.ranks, args.seed, start.elapsed().as_secs_f64());
+    out::line(&format_args!("{} ranks, seed {}, {:.1} s: {tally}", args.ranks, args.seed, start.elapsed().as_secs_f64()));
     Ok(tally.clean())
 }
 
@@ -202,7 +202,7 @@ impl<'a> Suite<'a> {
     /// Shows what every rank does: from outside, thread by thread, and in its own words, which it writes to its standard error.
     fn show(&self) {
         for rank in &self.ranks {
-            rank.threads().iter().for_each(|thread| println!("  rank {}: {thread}", rank.rank));
+            rank.threads().iter().for_each(|thread| out::line(&format_args!("  rank {}: {thread}", rank.rank)));
         }
         let asked = self.ranks.iter().filter(|rank| rank.signal(Signal::USR1).is_ok()).count();
         if asked > 0 {

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a run has passed only if every fault was injected and nothing was counted against it.
 
+use crate::out;
 use std::fmt;
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ impl Tally {
     /// Counts something against the run, and says what.
     pub(super) fn count(&mut self, against: Against, words: &str) {
         self.against[against as usize] += 1;
-        println!("{against:?}: {words}");
+        out::line(&format_args!("{against:?}: {words}"));
     }
 
     /// Whether nothing was counted against the run.

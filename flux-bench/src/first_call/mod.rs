@@ -9,9 +9,10 @@ mod timing;
 
 pub use report::{FirstCall, FirstCallReport, SCHEMA, table};
 
+use crate::defect::Defect;
 use crate::report as bench_report;
 use crate::shapes::{self, Layer, Model, parse_op};
-use crate::{atomic_file, limited, machine};
+use crate::{atomic_file, launch, limited, machine, out};
 use anyhow::{Context, bail, ensure};
 use flux_core::OpKind;
 use flux_transport::Select;
@@ -41,21 +42,32 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
     /// How many times as long as a warm call a first one may take; 2 on GPUs, and any on the host, where it is left out
-    #[arg(long, value_name = "RATIO")]
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
     /// Time the one shape that is given in this very process, and write its row to this file
     #[arg(long, value_name = "FILE")]
     pub here: Option<PathBuf>,
+    #[command(flatten)]
+    defect: Defect,
+}
+
+/// The ratio of an `--at-most` word.
+fn ratio(word: &str) -> Result<f64, String> {
+    match word.parse::<f64>() {
+        Ok(ratio) if ratio.is_finite() && ratio >= 0.0 => Ok(ratio),
+        _ => Err(format!("{word:?} is no number of 0 and more")),
+    }
 }
 
 /// Times every shape in a process of its own, prints the table, writes the file, and says whether no first call was too slow.
 ///
 /// # Errors
-/// A shape that the ranks cannot split, or a process that failed or ran past its limit.
+/// A shape that the ranks cannot split, or a process that failed, found a wrong result or ran past its limit.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
+    launch::refuse("first-call")?;
     let on_gpus = machine::uses_gpus(args.transport)?;
     let tp = args.tp.unwrap_or_else(|| if on_gpus { machine::gpu_count() } else { 8 });
     let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus.then_some(&[512, 2048, 8192]))?;
@@ -63,7 +75,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(!cases.is_empty(), "there is nothing to time");
     if let Some(path) = &args.here {
         let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
-        write_row(&timing::first_call(case.model.name(), &case.problem, args.transport)?, path)?;
+        write_row(&timing::first_call(case.model.name(), &case.problem, args.transport, args.defect)?, path)?;
         return Ok(true);
     }
     if let Some(path) = &args.json {
@@ -75,10 +87,10 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     // On the host a few cores are shared by all ranks' threads, which start when they can.
     let at_most = args.at_most.or(on_gpus.then_some(2.0));
     let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most, rows };
-    print!("{}", table(&report));
+    out::print(&table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;
-        println!("\nwritten to {}", path.display());
+        out::line(&format_args!("\nwritten to {}", path.display()));
     }
     Ok(report.kept())
 }
@@ -91,6 +103,9 @@ fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Re
     command
         .args(["--ms", &case.problem.m().to_string(), "--tp", &tp.to_string(), "--transport", &args.transport.to_string(), "--here"])
         .arg(&row);
+    if args.defect.spoil {
+        command.arg("--spoil");
+    }
     let said = || limited::tail(&log, 20).join("\n");
     match limited::run(&mut command, Duration::from_secs(args.limit), &log)? {
         Some(status) if status.success() => {}

@@ -6,6 +6,7 @@
 
 use super::FirstCall;
 use crate::data::Fill;
+use crate::defect::Defect;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
@@ -14,7 +15,7 @@ use crate::ranks;
 use crate::report::Head;
 use crate::site::{OperandSet, Site};
 use crate::stats::{Span, Times};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use flux_core::Problem;
 use flux_transport::{Communicator, Select, World};
 use half::bf16;
@@ -38,13 +39,14 @@ struct Call {
 }
 
 /// Builds the op and times it.
-pub(super) fn first_call(model: &str, problem: &Problem, transport: Select) -> anyhow::Result<FirstCall> {
+pub(super) fn first_call(model: &str, problem: &Problem, transport: Select, defect: Defect) -> anyhow::Result<FirstCall> {
     let origin = Instant::now();
     let body = |world: &World| {
         let comm = Communicator::connect_blocking(world, machine::options(transport, world.rank(), 1))?;
         let site = Site::new(comm)?;
         let mut set = site.operand_set::<bf16>(problem)?;
         site.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
+        site.poison(&mut set.y)?;
         let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan::default())?;
         let mut calls = Vec::new();
         for number in 0..1 + SETTLING + WARM + BUSY {
@@ -52,6 +54,13 @@ pub(super) fn first_call(model: &str, problem: &Problem, transport: Select) -> a
                 site.delay(REST)?;
             }
             calls.push(call(&site, &op, &mut set, origin)?);
+            // The first, whose time counts by itself; what follows it is thrown away, so a check disturbs nothing. And the last.
+            if number == 0 || number == SETTLING + WARM + BUSY {
+                defect.apply(&site, &mut set)?;
+                let verdict = site.verify(&set, op.schedule().stack)?;
+                ensure!(verdict.ok(), "the result of call {number} is wrong: {verdict}");
+                site.poison(&mut set.y)?;
+            }
         }
         anyhow::Ok(calls)
     };

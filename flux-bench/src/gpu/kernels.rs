@@ -33,6 +33,11 @@ fn cubin(device: &CudaDevice, source: &Source) -> anyhow::Result<Vec<u8>> {
     Ok(cache::cubin(source, arch(device.ordinal(), device.info().compute)?)?.image)
 }
 
+/// The version of the compiler that made the kernels, as it is kept with them.
+pub(crate) fn compiled_by() -> anyhow::Result<String> {
+    Ok(cache::cubin(&sources::harness(), Arch::Sm90a)?.version.to_string())
+}
+
 /// The compiler that would be used, in words.
 pub(crate) fn compiler() -> Result<String, String> {
     let nvrtc = Nvrtc::get().map_err(|why| why.to_string())?;

@@ -7,7 +7,7 @@ mod step;
 pub use step::{Outcome, Step};
 
 use crate::atomic_file;
-use crate::report;
+use crate::{limited, out, report};
 use anyhow::Context;
 use flux_transport::Select;
 use serde::{Deserialize, Serialize};
@@ -18,13 +18,13 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Arguments of `flux-bench gpu-ci`.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The folder that `cargo xtask dist` built: this program, `tests/`, `cubins/`
     #[arg(long, value_name = "DIR")]
     pub dist: PathBuf,
     /// Seconds after which a step is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
     /// Run only the steps whose names contain this
     #[arg(long, value_name = "TEXT")]
@@ -66,18 +66,19 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let logs = out.join("logs");
     std::fs::create_dir_all(&logs)?;
     let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
+    let pytorch = gpus > 1 && has_pytorch(OsStr::new("python3"), LOOK, &logs.join("pytorch.log"));
     let mut steps = Vec::new();
-    for (name, command) in plan(args, out, gpus)?.into_iter().filter(|(name, _)| wanted(name)) {
-        eprintln!("gpu-ci: {name}");
+    for (name, command) in plan(args, out, gpus, pytorch)?.into_iter().filter(|(name, _)| wanted(name)) {
+        out::note(&format!("gpu-ci: {name}"));
         let limit = if name == FAULTS { args.limit.max(FAULTS_LIMIT) } else { args.limit };
         let step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
-        eprintln!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status);
+        out::note(&format!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status));
         steps.push(step);
     }
     let passed = !steps.is_empty() && steps.iter().all(|s| s.outcome == Outcome::Passed);
-    let summary = Summary { schema: report::SCHEMA, commit: report::commit(), date: report::now(), passed, steps };
+    let summary = Summary { schema: report::SCHEMA, commit: report::commit().to_owned(), date: report::now(), passed, steps };
     atomic_file::write_json(&out.join("gpu-ci.json"), &summary)?;
-    print!("{}", text(&summary));
+    out::print(&text(&summary));
     Ok(passed)
 }
 
@@ -86,13 +87,16 @@ const FAULTS: &str = "faults";
 const FAULTS_LIMIT: u64 = 570;
 
 /// The steps' names and command lines.
-fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Command)>> {
+fn plan(args: &Args, out: &Path, gpus: u32, pytorch: bool) -> anyhow::Result<Vec<(String, Command)>> {
     let program = |words: &[&str]| {
         let mut command = command(args, args.dist.join("flux-bench").as_os_str());
-        command.args(words);
+        // Behind the subcommand: the last word may be an option that waits for its value.
+        let (subcommand, options) = words.split_at(1);
+        command.args(subcommand);
         if let Some(tp) = args.tp {
             command.args(["--tp", &tp.to_string()]);
         }
+        command.args(options);
         command
     };
     let mut steps = vec![("doctor".to_owned(), command(args, args.dist.join("flux-bench").as_os_str()))];
@@ -175,7 +179,7 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
     let mut core = command(args, args.dist.join("flux-bench").as_os_str());
     core.args(["core", "--shapes", "llama70b", "--ms", "1024", "--samples", "10", "--json"]).arg(out.join("core.json"));
     steps.push(("core".to_owned(), core));
-    if gpus > 1 && has_pytorch() {
+    if pytorch {
         let mut peers = program(&["peers", "--ms", "512", "--samples", "10", "--limit", "150", "--json"]);
         peers.arg(out.join("peers.json"));
         steps.push(("peers".to_owned(), peers));
@@ -187,10 +191,14 @@ fn plan(args: &Args, out: &Path, gpus: u32) -> anyhow::Result<Vec<(String, Comma
 /// launches.
 const QUEUES: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_DEVICE_MAX_COPY_CONNECTIONS", "32")];
 
-/// Whether Python would find PyTorch, which is slow to import.
-fn has_pytorch() -> bool {
+/// How long Python may look for PyTorch.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// Whether Python would find PyTorch, which is slow to import, within the limit.
+fn has_pytorch(python: &OsStr, limit: Duration, log: &Path) -> bool {
     let script = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)";
-    Command::new("python3").args(["-c", script]).status().is_ok_and(|status| status.success())
+    let found = limited::run(Command::new(python).args(["-c", script]), limit, log);
+    found.is_ok_and(|ended| ended.is_some_and(|status| status.success()))
 }
 
 /// The first program of this name in the folders of `path`.
@@ -215,19 +223,27 @@ fn text(summary: &Summary) -> String {
             Outcome::Failed => "FAILED",
             Outcome::TimedOut => "TIMED OUT",
         };
-        let _infallible = writeln!(text, "{:<width$}  {word:<9}  {:>7.1} s  {}", step.name, step.seconds, step.status);
+        let skipped = if step.skipped.is_empty() { String::new() } else { format!("{} skipped", step.skipped.len()) };
+        let _infallible = writeln!(text, "{:<width$}  {word:<9}  {:>7.1} s  {}{skipped}", step.name, step.seconds, step.status);
     }
     for step in summary.steps.iter().filter(|s| s.outcome != Outcome::Passed) {
         let _infallible = writeln!(text, "\n== {}: {}\n{}", step.name, step.command, step.output_tail.join("\n"));
     }
+    let mut skipped: Vec<&str> = summary.steps.iter().flat_map(|s| s.skipped.iter().map(String::as_str)).collect();
+    let (steps, tests) = (summary.steps.len(), skipped.len());
+    skipped.dedup();
+    for why in skipped {
+        let _infallible = write!(text, "\nskipped: {why}");
+    }
     let failed = summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count();
-    let _infallible = writeln!(text, "\n{} steps, {failed} not passed, commit {}", summary.steps.len(), summary.commit);
+    let _infallible = writeln!(text, "\n{steps} steps, {failed} not passed, {tests} tests skipped, commit {}", summary.commit);
     text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     /// Written by another process: one that a test thread forks meanwhile would keep the file open, and the system runs no open file.
     fn script(path: &Path, text: &str) {
@@ -263,6 +279,54 @@ mod tests {
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);
+    }
+
+    #[test]
+    fn tests_that_were_skipped_are_counted_in_the_run_that_skips_them() {
+        let (folder, args) = dist();
+        let summary = || -> Summary { serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap()).unwrap() };
+        script(&folder.path().join("tests/gpu_good"), r#"echo "gpu_good: no GPU" | tee -a "$FLUX_SKIPPED" >> "$FLUX_SKIPPED""#);
+        for _ in 0..2 {
+            assert!(check(&Args { only: Some("gpu_good".into()), ..args.clone() }, 1).unwrap());
+            assert_eq!(summary().steps[0].skipped, ["gpu_good: no GPU", "gpu_good: no GPU"]);
+            let text = text(&summary());
+            assert!(
+                text.contains("2 skipped\n") && text.contains(" 0 not passed, 2 tests skipped, ") && text.matches(": no GPU").count() == 1,
+                "{text}"
+            );
+        }
+        script(&folder.path().join("tests/gpu_good"), "exit 0");
+        assert!(check(&Args { only: Some("gpu_good".into()), ..args }, 1).unwrap());
+        assert!(summary().steps[0].skipped.is_empty() && text(&summary()).contains(" 0 tests skipped, "));
+    }
+
+    #[test]
+    fn every_step_of_this_program_is_a_command_that_it_takes() {
+        let (folder, args) = dist();
+        for (gpus, tp) in [1, 2, 3, 4, 8].into_iter().flat_map(|gpus| [None, Some(2)].map(|tp| (gpus, tp))) {
+            let steps = plan(&Args { tp, ..args.clone() }, folder.path(), gpus, true).unwrap();
+            let ours = steps.iter().filter(|(_, command)| command.get_program() == folder.path().join("flux-bench"));
+            for (name, command) in ours {
+                let words = std::iter::once(OsStr::new("flux-bench")).chain(command.get_args());
+                let parsed = crate::cli::Cli::try_parse_from(words);
+                assert!(parsed.is_ok(), "{name} of {gpus} GPUs, --tp {tp:?}: {}", parsed.unwrap_err());
+            }
+            let benches = steps.iter().filter(|(name, _)| name == "bench" && tp.is_some());
+            assert!(
+                benches.clone().all(|(_, bench)| bench.get_args().take(3).eq(["bench", "--tp", "2"]))
+                    && tp.is_none_or(|_| benches.count() == 1)
+            );
+        }
+    }
+
+    #[test]
+    fn a_python_that_does_not_end_has_no_pytorch() {
+        let folder = tempfile::tempdir().unwrap();
+        let (python, log) = (folder.path().join("python3"), folder.path().join("log"));
+        script(&python, "sleep 1000");
+        assert!(!has_pytorch(python.as_os_str(), Duration::from_millis(200), &log));
+        script(&python, "exit 0");
+        assert!(has_pytorch(python.as_os_str(), LOOK, &log));
     }
 
     #[test]

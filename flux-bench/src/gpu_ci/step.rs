@@ -4,6 +4,7 @@
 
 use crate::limited;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -33,20 +34,27 @@ pub struct Step {
     pub status: String,
     /// How long it ran.
     pub seconds: f64,
+    /// What its tests did not run for, a line for each test that was skipped.
+    #[serde(default)]
+    pub skipped: Vec<String>,
     /// The last lines that it wrote to stdout and stderr.
     pub output_tail: Vec<String>,
 }
 
+/// Names the file to which a test that is skipped adds a line (`flux-kernels/tests/skipped`).
+const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
 /// Lines of output that a summary keeps.
 const TAIL: usize = 60;
 
 impl Step {
-    /// Runs `command` for at most `limit`, with everything it writes in the file `log`.
+    /// Runs `command` for at most `limit`, with everything it writes in the file `log`, and what it skips in one beside it.
     pub fn run(name: &str, mut command: Command, limit: Duration, log: &Path) -> Self {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let shown = words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
+        let skips = log.with_extension("skipped");
         let start = Instant::now();
-        let ended = limited::run(&mut command, limit, log);
+        // Those of an earlier run would count.
+        let ended = File::create(&skips).and_then(|_| limited::run(command.env(FLUX_SKIPPED, &skips), limit, log));
         let seconds = start.elapsed().as_secs_f64();
         let (outcome, status) = match ended {
             Ok(Some(status)) if status.success() => (Outcome::Passed, String::new()),
@@ -54,7 +62,8 @@ impl Step {
             Ok(None) => (Outcome::TimedOut, format!("killed after {} s", limit.as_secs_f64())),
             Err(error) => (Outcome::Failed, error.to_string()),
         };
-        Self { name: name.to_owned(), command: shown, outcome, status, seconds, output_tail: limited::tail(log, TAIL) }
+        let skipped = limited::tail(&skips, usize::MAX);
+        Self { name: name.to_owned(), command: shown, outcome, status, seconds, skipped, output_tail: limited::tail(log, TAIL) }
     }
 }
 

@@ -7,6 +7,7 @@ mod measures;
 mod rig;
 
 use crate::report::{Origin, Ranks};
+use crate::{launch, out};
 use anyhow::Context;
 use flux_transport::cuda;
 use serde::Serialize;
@@ -46,25 +47,26 @@ struct LinkTable {
 
 /// Measures, prints, writes.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    launch::refuse("links")?;
     cuda::available().context("links are those of GPUs")?;
     if let Some(path) = &args.json {
         crate::atomic_file::check(path)?;
     }
     let rigs = rig::open_all()?;
     let machine = crate::machine::describe(true, rigs.len() as u32, Ranks::Threads);
-    println!("{}, {} GPUs\n", machine.device, machine.gpus);
+    out::line(&format_args!("{}, {} GPUs\n", machine.device, machine.gpus));
     let mut rows = Vec::new();
     let samples = args.samples as usize;
     let mut report = |link: Link| {
         let rate = link.gb_per_s.map_or_else(String::new, |r| format!("{r:8.1} GB/s"));
-        println!("{:<64} {:>10}  {:>10.2} us  {rate}", link.movement, size(link.bytes), link.us);
+        out::line(&format_args!("{:<64} {:>10}  {:>10.2} us  {rate}", link.movement, size(link.bytes), link.us));
         rows.push(link);
     };
     measures::with_the_host(&rigs, samples, &mut report)?;
     if rigs.len() > 1 {
         match rig::reach(&rigs)? {
             Ok(()) => measures::between(&rigs, samples, &mut report)?,
-            Err(why) => println!("between GPUs nothing is measured: {why}"),
+            Err(why) => out::line(&format_args!("between GPUs nothing is measured: {why}")),
         }
     }
     if let Some(path) = &args.json {

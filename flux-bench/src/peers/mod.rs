@@ -11,7 +11,7 @@ pub use report::{PeerRow, PeersReport, SCHEMA, table};
 
 use crate::report as bench_report;
 use crate::shapes::{self, Model, parse_op};
-use crate::{atomic_file, machine};
+use crate::{atomic_file, launch, machine, out};
 use anyhow::{Context, ensure};
 use child::{Case, Job};
 use flux_core::OpKind;
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, default_value_t = 30)]
     pub samples: usize,
     /// Seconds after which the peers are ended, and the run has failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
     /// The Python that has PyTorch
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
@@ -54,6 +54,7 @@ pub struct Args {
 /// # Errors
 /// No GPUs, Python or PyTorch, a shape that the ranks cannot split, or a child that failed or ran past its limit.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
+    launch::refuse("peers")?;
     if let Some(path) = &args.json {
         atomic_file::check(path)?;
     }
@@ -66,10 +67,10 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let machine = machine::describe(true, tp, bench_report::Ranks::Threads);
     let report =
         PeersReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), nccl: versions.nccl, torch: versions.torch, rows };
-    print!("{}", table(&report));
+    out::print(&table(&report));
     if let Some(path) = &args.json {
         report.write(path)?;
-        println!("\nwritten to {}", path.display());
+        out::line(&format_args!("\nwritten to {}", path.display()));
     }
     Ok(report.verified())
 }

@@ -157,6 +157,9 @@ pub fn command_line() -> String {
     shown(variables, std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
 }
 
+/// Variables that name a file or a folder of this machine, of which the last name alone is told.
+const PLACES: [&str; 5] = ["FLUX_CUBIN_DIR", "FLUX_CUBLASLT_LIB", "FLUX_CUDA_LIB_DIR", "FLUX_NCCL_LIB", "FLUX_NVRTC_LIB"];
+
 /// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.
 fn counts((name, value): &(String, String)) -> bool {
     const OURS: [&str; 7] = [
@@ -169,13 +172,20 @@ fn counts((name, value): &(String, String)) -> bool {
         "FLUX_VETO_PEER",
     ];
     let nccl = name.starts_with("NCCL_") && !(name == "NCCL_NVLS_ENABLE" && value == "0");
-    nccl || OURS.contains(&name.as_str())
+    nccl || OURS.contains(&name.as_str()) || (PLACES.contains(&name.as_str()) && !value.is_empty())
+}
+
+/// A variable as it is set in a shell, with nothing of this machine's folders.
+fn assigned((name, value): (String, String)) -> String {
+    let file = Path::new(&value).file_name().filter(|_| PLACES.contains(&name.as_str()));
+    let value = file.map_or_else(|| value.clone(), |file| file.to_string_lossy().into_owned());
+    format!("{name}={value}")
 }
 
 /// The words of a [`command_line`].
 fn shown(variables: impl Iterator<Item = (String, String)>, words: impl Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
-    let mut variables: Vec<String> = variables.filter(counts).map(|(name, value)| format!("{name}={value}")).collect();
+    let mut variables: Vec<String> = variables.filter(counts).map(assigned).collect();
     variables.sort_unstable();
     let program = variables.len();
     let mut line = Vec::new();
@@ -189,16 +199,10 @@ fn shown(variables: impl Iterator<Item = (String, String)>, words: impl Iterator
     line.join(" ")
 }
 
-/// The commit that this program was built from: what the build or the caller said, else the repository of the current folder.
-pub fn commit() -> String {
-    if let Some(commit) = std::env::var("FLUX_COMMIT").ok().or(option_env!("FLUX_COMMIT").map(str::to_owned)) {
-        return commit;
-    }
-    let git = std::process::Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]).output();
-    match git {
-        Ok(out) if out.status.success() => String::from_utf8_lossy(&out.stdout).trim().to_owned(),
-        _ => "unknown".to_owned(),
-    }
+/// The commit that this program was built from, as the build said it in `FLUX_COMMIT` (`cargo xtask` does): where and with which variables the program runs says
+/// nothing of that.
+pub fn commit() -> &'static str {
+    option_env!("FLUX_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown")
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Where figures come from: one head for every file of results.
 
 use super::{command_line, commit, now};
+use crate::gpu;
 use crate::machine::Machine;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,12 @@ pub struct Origin {
     pub driver: Option<String>,
     /// Version of CUDA that the driver supports.
     pub cuda: Option<String>,
+    /// Version of cuBLASLt, whose GEMM the op is compared with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cublaslt: Option<String>,
+    /// Version of the NVRTC that compiled the kernels, at whatever time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvrtc: Option<String>,
     /// Commit of the code.
     pub commit: String,
     /// When the run ended, UTC, RFC 3339.
@@ -31,10 +38,21 @@ impl Origin {
             gpus: machine.gpus,
             driver: machine.driver.clone(),
             cuda: machine.cuda.clone(),
-            commit: commit(),
+            cublaslt: None,
+            nvrtc: None,
+            commit: commit().to_owned(),
             date: now(),
             command: command_line(),
         }
+    }
+
+    /// With what made the GEMM alone and the kernels, where they ran on GPUs.
+    #[must_use]
+    pub fn with_libraries(self) -> Self {
+        if self.gpus == 0 {
+            return self;
+        }
+        Self { cublaslt: gpu::cublas::version().ok(), nvrtc: gpu::kernels::compiled_by().ok(), ..self }
     }
 
     /// Of a run that never was.
@@ -45,6 +63,8 @@ impl Origin {
             gpus,
             driver: Some("580.1".to_owned()),
             cuda: None,
+            cublaslt: None,
+            nvrtc: None,
             commit: "0123".to_owned(),
             date: "2026-11-21T08:37:56Z".to_owned(),
             command: command.to_owned(),

@@ -112,11 +112,33 @@ fn an_efficiency_of_few_samples_is_not_shown() {
 #[test]
 fn a_command_line_is_quoted_with_what_counts_and_tells_no_machines_paths() {
     let words = ["/opt/flux-bench", "bench", "--json", "/data/out/x.json", "--json=/data/y.json", "results/z.json", "it's"];
-    let set = [("NCCL_P2P_DISABLE", "1"), ("NCCL_NVLS_ENABLE", "0"), ("HOME", "/x"), ("FLUX_NODES", "2"), ("CUDA_VISIBLE_DEVICES", "0,1")];
+    let set = [("FLUX_CUBIN_DIR", "../here/cubins/"), ("FLUX_NCCL_LIB", "/opt/libnccl.so.2"), ("FLUX_NVRTC_LIB", ""), ("FLUX_LOG", "info")];
+    let set = set.into_iter().chain([
+        ("NCCL_P2P_DISABLE", "1"),
+        ("NCCL_NVLS_ENABLE", "0"),
+        ("HOME", "/x"),
+        ("FLUX_NODES", "2"),
+        ("CUDA_VISIBLE_DEVICES", "0,1"),
+    ]);
     let set = set.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let line = shown(set.into_iter(), words.map(str::to_owned).into_iter());
+    let line = shown(set, words.map(str::to_owned).into_iter());
     assert_eq!(
         line,
-        r"CUDA_VISIBLE_DEVICES=0,1 FLUX_NODES=2 NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'"
+        r"CUDA_VISIBLE_DEVICES=0,1 FLUX_CUBIN_DIR=cubins FLUX_NCCL_LIB=libnccl.so.2 FLUX_NODES=2 NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'"
     );
+}
+
+#[test]
+fn a_file_says_which_libraries_made_it_unless_it_is_older() {
+    let origin = |report: &Report| Origin { cublaslt: Some("13.1.0".to_owned()), nvrtc: Some("13.0".to_owned()), ..report.origin.clone() };
+    let known = Report { origin: origin(&report()), ..report() };
+    let mut json = serde_json::to_value(&known).unwrap();
+    assert_eq!((&json["cublaslt"], &json["nvrtc"]), (&"13.1.0".into(), &"13.0".into()));
+    assert_eq!(serde_json::from_value::<Report>(json.clone()).unwrap(), known);
+    for field in ["cublaslt", "nvrtc"] {
+        json.as_object_mut().unwrap().remove(field).unwrap();
+    }
+    assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report());
+    let host = Origin { gpus: 0, ..report().origin };
+    assert_eq!(host.clone().with_libraries(), host);
 }

@@ -1,11 +1,11 @@
 //! The operands of a run, from a safetensors file.
 //!
-//! Invariant: an [`Input`] that exists has `x` of `[m, k]` and `w` of `[n, k]`, both of one 16-bit type, whole.
+//! Invariant: an [`Input`] that exists has `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of `[n]`, all of one 16-bit type, whole.
 
 use flux_core::DType;
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use std::fs::File;
-use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Why a file cannot be an input.
@@ -20,6 +20,9 @@ pub enum InputError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// The file is a folder, a pipe, a device: reading it may have no end.
+    #[error("{} cannot be read: it is not a regular file", .0.display())]
+    NotAFile(PathBuf),
     /// The file is not safetensors, or is damaged or cut short.
     #[error("{} is not a whole safetensors file: {reason}", path.display())]
     Damaged {
@@ -46,10 +49,18 @@ pub enum InputError {
         /// Its shape.
         shape: Vec<usize>,
     },
+    /// The bias is not one number for each row of `w`.
+    #[error("tensor \"bias\" has the shape {shape:?}: [{n}] is needed, a number for each row of w")]
+    Bias {
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Rows of `w`.
+        n: usize,
+    },
     /// A tensor has another element type.
-    #[error("tensor {name:?} holds {dtype}: BF16 or F16 is needed, the same in both")]
+    #[error("tensor {name:?} holds {dtype}: BF16 or F16 is needed, the same in all")]
     Type {
-        /// `x` or `w`.
+        /// `x`, `w` or `bias`.
         name: &'static str,
         /// Its type.
         dtype: String,
@@ -77,19 +88,25 @@ pub struct Input {
     pub n: usize,
     /// Columns of both.
     pub k: usize,
-    /// Element type of both.
+    /// Element type of all.
     pub dtype: DType,
+    /// Names of the tensors that are none of these.
+    pub unused: Vec<String>,
     file: Vec<u8>,
-    x: std::ops::Range<usize>,
-    w: std::ops::Range<usize>,
+    x: Range<usize>,
+    w: Range<usize>,
+    bias: Option<Range<usize>>,
 }
 
 impl Input {
     /// Reads and checks a file.
     pub fn read(path: &Path) -> Result<Self, InputError> {
-        let mut file = Vec::new();
-        let read = File::open(path).and_then(|mut f| f.read_to_end(&mut file));
-        read.map_err(|source| InputError::Read { path: path.to_owned(), source })?;
+        let unread = |source| InputError::Read { path: path.to_owned(), source };
+        // Before it is opened: that alone would wait for who writes into a pipe.
+        if !std::fs::metadata(path).map_err(unread)?.is_file() {
+            return Err(InputError::NotAFile(path.to_owned()));
+        }
+        let file = std::fs::read(path).map_err(unread)?;
         Self::parse(path, file)
     }
 
@@ -103,7 +120,15 @@ impl Input {
         if k_x != k_w {
             return Err(InputError::Mismatch { m, k_x, n, k_w });
         }
-        Ok(Self { m, n, k: k_x, dtype: x_type, x, w, file })
+        let bias = bias(&file, &tensors, n, x_type)?;
+        let mut unused: Vec<_> = tensors.names().into_iter().filter(|name| !["x", "w", "bias"].contains(name)).map(str::to_owned).collect();
+        unused.sort_unstable();
+        Ok(Self { m, n, k: k_x, dtype: x_type, unused, x, w, bias, file })
+    }
+
+    /// Elements of `bias`, `[n]`, where there is one.
+    pub fn bias<T: bytemuck::Pod>(&self) -> Option<Vec<T>> {
+        self.bias.clone().map(|bias| elements(&self.file[bias]))
     }
 
     /// Elements of `x`, `[m, k]`.
@@ -124,7 +149,7 @@ fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     elements
 }
 
-type Matrix = (usize, usize, DType, std::ops::Range<usize>);
+type Matrix = (usize, usize, DType, Range<usize>);
 
 fn matrix(path: &Path, file: &[u8], tensors: &SafeTensors<'_>, name: &'static str) -> Result<Matrix, InputError> {
     let Ok(tensor) = tensors.tensor(name) else {
@@ -135,20 +160,40 @@ fn matrix(path: &Path, file: &[u8], tensors: &SafeTensors<'_>, name: &'static st
     let &[rows, cols] = tensor.shape() else {
         return Err(InputError::NotAMatrix { name, shape: tensor.shape().to_vec() });
     };
-    let dtype = match tensor.dtype() {
-        Dtype::BF16 => DType::Bf16,
-        Dtype::F16 => DType::F16,
-        other => return Err(InputError::Type { name, dtype: format!("{other:?}") }),
-    };
-    // Where the tensor's bytes lie in the file that the view borrows.
+    let (dtype, bytes) = (dtype(name, &tensor)?, bytes(file, &tensor));
+    Ok((rows, cols, dtype, bytes))
+}
+
+/// The bias of a `w` of `n` rows, in elements of `x`.
+fn bias(file: &[u8], tensors: &SafeTensors<'_>, n: usize, x_type: DType) -> Result<Option<Range<usize>>, InputError> {
+    let Ok(tensor) = tensors.tensor("bias") else { return Ok(None) };
+    if tensor.shape() != [n] {
+        return Err(InputError::Bias { shape: tensor.shape().to_vec(), n });
+    }
+    let found = dtype("bias", &tensor)?;
+    if found != x_type {
+        return Err(InputError::Type { name: "bias", dtype: format!("{found}, x {x_type}") });
+    }
+    Ok(Some(bytes(file, &tensor)))
+}
+
+fn dtype(name: &'static str, tensor: &TensorView<'_>) -> Result<DType, InputError> {
+    match tensor.dtype() {
+        Dtype::BF16 => Ok(DType::Bf16),
+        Dtype::F16 => Ok(DType::F16),
+        other => Err(InputError::Type { name, dtype: format!("{other:?}") }),
+    }
+}
+
+/// Where a tensor's bytes lie in the file that the view borrows.
+fn bytes(file: &[u8], tensor: &TensorView<'_>) -> Range<usize> {
     let start = tensor.data().as_ptr().addr() - file.as_ptr().addr();
-    Ok((rows, cols, dtype, start..start + tensor.data().len()))
+    start..start + tensor.data().len()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use safetensors::tensor::TensorView;
 
     fn file(tensors: &[(&str, Dtype, &[usize])]) -> Vec<u8> {
         let data = vec![0; 1 << 12];
@@ -195,5 +240,8 @@ mod tests {
         assert!(message(&[x, ("w", Dtype::F16, &[24, 16])]).contains("holds fp16, x bf16"));
         assert!(message(&[x, ("w", Dtype::F32, &[24, 16])]).contains("holds F32"));
         assert!(message(&[x, ("w", Dtype::BF16, &[24 * 16])]).contains("[384]"));
+        let w: (&str, Dtype, &[usize]) = ("w", Dtype::BF16, &[24, 16]);
+        assert!(message(&[x, w, ("bias", Dtype::BF16, &[16])]).contains("has the shape [16]: [24] is needed"));
+        assert!(message(&[x, w, ("bias", Dtype::F16, &[24])]).contains("holds fp16, x bf16"));
     }
 }

@@ -8,15 +8,20 @@ pub use input::{Input, InputError};
 
 use crate::atomic_file;
 use crate::data::Window;
+use crate::end;
+use crate::finish::Finish;
+use crate::launch;
 use crate::machine;
 use crate::op::FusedOp;
-use crate::operands::{elements, w_window, x_window, y_window};
+use crate::operands::{bias_window, elements, w_window, x_window, y_window};
+use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::site::Site;
 use anyhow::Context;
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use flux_kernels::Element;
+use flux_ops::Activation;
 use flux_transport::{Communicator, Select, World};
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -35,7 +40,10 @@ pub struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Safetensors file with the global `x` [m, k] and `w` [n, k], both BF16 or both F16
+    /// Applied to `y` before it is rounded (ag-gemm): none, gelu, silu or relu
+    #[arg(long, default_value = "none", value_parser = activation)]
+    pub activation: Activation,
+    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, for one to be added, `bias` [n], all BF16 or all F16
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
     /// Safetensors file for `y` [m, n], replaced where it is there
@@ -43,37 +51,51 @@ pub struct Args {
     pub output: PathBuf,
 }
 
+/// The activation of an `--activation` word.
+fn activation(word: &str) -> Result<Activation, String> {
+    let found = Activation::ALL.into_iter().find(|activation| activation.to_string() == word);
+    found.ok_or_else(|| format!("{word:?} is none of none, gelu, silu and relu"))
+}
+
 /// Reads, computes, assembles, writes.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    launch::refuse("run")?;
     atomic_file::check(&args.output)?;
     let input = Input::read(&args.input)?;
     let world =
         WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {}", args.ranks, flux_core::rank::MAX_WORLD))?;
     let problem = Problem::new(args.op, input.m, input.n, input.k, input.dtype, world)?;
     machine::uses_gpus(args.transport)?;
+    if !input.unused.is_empty() {
+        end::say(&format!("{} has tensors that are not used: {}", args.input.display(), input.unused.join(", ")));
+    }
     let (y, dtype) = match input.dtype {
-        DType::Bf16 => (compute::<bf16>(&problem, args.transport, &input)?, Dtype::BF16),
-        DType::F16 => (compute::<f16>(&problem, args.transport, &input)?, Dtype::F16),
+        DType::Bf16 => (compute::<bf16>(&problem, args, &input)?, Dtype::BF16),
+        DType::F16 => (compute::<f16>(&problem, args, &input)?, Dtype::F16),
     };
     drop(input);
     let view = TensorView::new(dtype, vec![problem.m() as usize, problem.n() as usize], &y)?;
     let file = safetensors::serialize([("y", view)], None)?;
     atomic_file::write(&args.output, |w| w.write_all(&file))?;
-    println!("{problem}: y [{}, {}] written to {}", problem.m(), problem.n(), args.output.display());
+    out::line(&format_args!("{problem}: y [{}, {}] written to {}", problem.m(), problem.n(), args.output.display()));
     Ok(())
 }
 
 /// The global `y`, as bytes.
-fn compute<T: Element>(problem: &Problem, select: Select, input: &Input) -> anyhow::Result<Vec<u8>> {
-    let (x, w) = (input.x::<T>(), input.w::<T>());
+fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input) -> anyhow::Result<Vec<u8>> {
+    let (x, w, bias) = (input.x::<T>(), input.w::<T>(), input.bias::<T>());
+    let finish = Finish { bias: bias.is_some(), activation: args.activation };
     let k = problem.k() as usize;
     let body = |world: &World| {
-        let comm = Communicator::connect_blocking(world, machine::options(select, world.rank(), 1))?;
+        let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.rank(), 1))?;
         let site = Site::new(comm)?;
-        let op = FusedOp::<T>::build(problem, site.comm(), &Plan::default())?;
-        let mut set = site.operand_set(problem)?;
+        let op = FusedOp::<T>::finished(problem, site.comm(), &Plan::default(), finish)?;
+        let mut set = site.finished_set(problem, finish)?;
         site.upload(&mut set.x, &cut(&x, k, x_window(problem, site.rank())))?;
         site.upload(&mut set.w, &cut(&w, k, w_window(problem, site.rank())))?;
+        if let (Some(own), Some(bias)) = (&mut set.bias, &bias) {
+            site.upload(own, &cut(bias, bias.len(), bias_window(problem, site.rank())))?;
+        }
         site.forward(&op, &mut set)?;
         site.sync(&op)?;
         site.download(&set.y)

@@ -12,6 +12,7 @@ pub use markdown::markdown;
 pub use svg::svg;
 
 use crate::atomic_file;
+use crate::out;
 use crate::peers::{self, PeersReport};
 use crate::report::{Report, SCHEMA};
 use anyhow::{Context, ensure};
@@ -43,7 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(root) = &args.publish {
         for file in publish::render(root)? {
             write(&file.path, &file.content)?;
-            println!("{}", file.path.display());
+            out::line(&format_args!("{}", file.path.display()));
         }
         return Ok(());
     }
@@ -58,7 +59,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         write(path, &svg(report, peers.as_ref()))?;
     }
     if args.markdown {
-        print!("{}", reports.iter().map(|report| markdown(report, peers.as_ref())).collect::<Vec<_>>().join("\n"));
+        out::print(&reports.iter().map(|report| markdown(report, peers.as_ref())).collect::<Vec<_>>().join("\n"));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! Invariant: both are of one problem; a row whose plan in the file is not the schedule that was simulated says so.
 
 use super::LEAST_ROWS;
-use super::row::{Simulation, heading, millis};
+use super::row::{NO_KERNEL, Simulation, heading, millis};
 use crate::core_gemm::Case;
 use crate::plan::ScheduleArgs;
 use crate::report::{Head, Report, Row, aligned, ms};
@@ -23,6 +23,8 @@ pub struct Compared {
     pub measured: f64,
     /// Milliseconds of the op by simulation.
     pub simulated: f64,
+    /// Whether there is a kernel of the tile that is simulated.
+    pub kernel: bool,
     /// Whether what was measured had the schedule that is simulated.
     pub same_schedule: bool,
 }
@@ -30,10 +32,16 @@ pub struct Compared {
 impl Compared {
     fn of(row: &Row, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
         let case = Case::of(row.head.model.clone(), problem(&row.head)?, args)?;
-        let simulated = millis(Simulation::of(&case, pushes, machine)?.op);
+        let simulation = Simulation::of(&case, pushes, machine)?;
         // With what follows a schedule in a plan over peer memory: a schedule that has one thing less to say is no other's beginning.
         let same_schedule = row.plan.starts_with(&format!("{}, kernel ", case.schedule));
-        Ok(Self { head: row.head.clone(), measured: row.t_op_ms.median, simulated, same_schedule })
+        Ok(Self {
+            head: row.head.clone(),
+            measured: row.t_op_ms.median,
+            simulated: millis(simulation.op),
+            kernel: simulation.kernel,
+            same_schedule,
+        })
     }
 
     /// By how many percent of what was measured the simulation is above it.
@@ -65,7 +73,11 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
     let head = ["op", "model", "m", "n", "k", "tp", "measured ms", "simulated", "off %", ""];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
-        let other = if row.same_schedule { "" } else { "other schedule" };
+        let other = match (row.kernel, row.same_schedule) {
+            (false, _) => NO_KERNEL,
+            (true, false) => "other schedule",
+            (true, true) => "",
+        };
         let figures = [ms(row.measured), ms(row.simulated), format!("{:+.1}", row.off()), other.to_owned()];
         row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(figures).collect()
     }));
@@ -94,7 +106,7 @@ mod tests {
 
     fn row(m: u32, measured: f64, simulated: f64, same_schedule: bool) -> Compared {
         let problem = Problem::new(flux_core::OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, shapes::world(2).unwrap()).unwrap();
-        Compared { head: Head::new("gpt3", &problem), measured, simulated, same_schedule }
+        Compared { head: Head::new("gpt3", &problem), measured, simulated, kernel: true, same_schedule }
     }
 
     #[test]

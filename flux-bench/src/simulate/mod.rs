@@ -8,6 +8,7 @@ mod row;
 pub use against::{Compared, compare};
 pub use row::{Simulation, schedules, table};
 
+use crate::out;
 use crate::plan::{ScheduleArgs, push};
 use crate::shapes::{self, Model, parse_op};
 use crate::show;
@@ -71,16 +72,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     if let Some(path) = &args.against {
         let compared = compare(&show::read(path)?, args.schedule, pushes, &args.machine).with_context(|| path.display().to_string())?;
-        print!("{}", against::table(&compared, &args.machine));
+        out::print(&against::table(&compared, &args.machine));
         return Ok(());
     }
     let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(args.tp)?)?;
     ensure!(!layers.is_empty(), "there is nothing to simulate");
     let simulated = |layer| Simulation::of_layer(layer, args.schedule, pushes, &args.machine);
     let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
-    print!("{}", table(&rows, &args.machine));
+    out::print(&table(&rows, &args.machine));
     if args.schedules {
-        print!("\n{}", schedules(&rows));
+        out::print(&format_args!("\n{}", schedules(&rows)));
     }
     Ok(())
 }

@@ -11,7 +11,11 @@ use anyhow::Context;
 use flux_core::machine::Machine;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::simulate::{Pushes, simulate};
+use flux_kernels::Variant;
 use std::time::Duration;
+
+/// Stands beside the times of what nothing could run.
+pub(super) const NO_KERNEL: &str = "no kernel of this tile";
 
 /// What one op takes at one shape by simulation.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +28,8 @@ pub struct Simulation {
     pub op: Duration,
     /// What one rank multiplies, as a world of 1 with the same tiles.
     pub gemm: Duration,
+    /// Whether there is a kernel of this tile that would do it.
+    pub kernel: bool,
     /// What the op's bytes alone take on the busiest link.
     pub links: Duration,
 }
@@ -43,7 +49,8 @@ impl Simulation {
         let op = simulate(&programs, machine, pushes)?;
         let gemm = simulate(&[case.core()?], machine, pushes)?;
         let head = Head::new(&case.model, &case.problem);
-        Ok(Self { head, schedule: case.schedule, op: op.time, gemm: gemm.time, links: op.on_links(machine) })
+        let kernel = programs.iter().all(|program| Variant::of(program).is_ok());
+        Ok(Self { head, schedule: case.schedule, op: op.time, gemm: gemm.time, kernel, links: op.on_links(machine) })
     }
 }
 
@@ -60,12 +67,13 @@ pub(super) fn heading(machine: &Machine, rows: impl Iterator<Item = u32>) -> Str
 
 /// The rows as text.
 pub fn table(rows: &[Simulation], machine: &Machine) -> String {
-    let head = ["op", "model", "m", "n", "k", "tp", "T_op ms", "T_gemm", "on links", "lost ms"];
+    let head = ["op", "model", "m", "n", "k", "tp", "T_op ms", "T_gemm", "on links", "lost ms", ""];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
         let lost = millis(row.op) - millis(row.gemm);
         let times = [millis(row.op), millis(row.gemm), millis(row.links), lost].map(ms);
-        row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(times).collect()
+        let kernel = if row.kernel { "" } else { NO_KERNEL };
+        row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(times).chain([kernel.to_owned()]).collect()
     }));
     format!("{}\n{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
 }

@@ -17,9 +17,11 @@ mod random;
 
 pub use cases::{Case, matrix};
 
+use crate::defect::Defect;
 use crate::end;
 use crate::launch;
 use crate::machine;
+use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::site::Site;
@@ -40,16 +42,16 @@ pub struct Args {
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Calls in a row at each shape
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     pub calls: u64,
     /// Few calls, and no shape of a whole model
-    #[arg(long)]
+    #[arg(long, conflicts_with = "calls")]
     pub quick: bool,
     /// Ranks as processes, one each, instead of threads of this one
     #[arg(long)]
     pub processes: bool,
     /// Ranks on each GPU, to check large worlds on few GPUs; needs threads
-    #[arg(long, default_value_t = 1, value_name = "RANKS")]
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks_per_gpu: u32,
     /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host
     #[arg(long, value_name = "NODES")]
@@ -66,12 +68,19 @@ pub struct Args {
     /// Seed of data and delays, and of random cases: where it is left out 1, and for random cases that of the clock
     #[arg(long)]
     pub seed: Option<u64>,
+    #[command(flatten)]
+    defect: Defect,
 }
 
 /// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the ranks.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
-        Ok(world) => return Ok(soak_rank(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))),
+        Ok(world) => {
+            let passed = launch::agree(args.tp, &world).and_then(|()| soak_rank(args, &world));
+            let passed = passed.unwrap_or_else(|error| end::give_up(world.rank(), &error));
+            // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when another has failed.
+            return Ok(passed || world.rank().get() > 0);
+        }
         Err(WorldError::NoLauncher) => {}
         Err(error) => return Err(error.into()),
     }
@@ -98,7 +107,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     let wanted: Vec<&Case> = cases.iter().filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only))).collect();
     ensure!(!wanted.is_empty(), "no case has {:?} in its name", args.only.as_deref().unwrap_or_default());
     if first {
-        println!("{}\n{} cases", comm.explain(), wanted.len());
+        out::line(&format_args!("{}\n{} cases", comm.explain(), wanted.len()));
     }
     let workers =
         site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| machine::ctas(comm, gpu.device().info().sms / args.ranks_per_gpu));
@@ -112,6 +121,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
             apart: if few { 3 } else { 8 },
             in_a_row: if few { args.calls.min(16) } else { args.calls },
             seed: args.seed.unwrap_or(1),
+            defect: args.defect,
         };
         let soaked = match case.problem.dtype() {
             DType::Bf16 => phases::soak::<bf16>(&site, &case.problem, &run)?,
@@ -121,7 +131,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
         passed &= all.passed();
         if first {
             let word = if all.passed() { "passed" } else { "FAILED" };
-            println!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64());
+            out::line(&format_args!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64()));
         }
     }
     Ok(passed)

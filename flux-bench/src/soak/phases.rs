@@ -1,6 +1,7 @@
 //! The three phases of a case, on one rank.
 
 use crate::data::{self, Fill};
+use crate::defect::Defect;
 use crate::finish::Finish;
 use crate::op::FusedOp;
 use crate::operands::Operands;
@@ -79,6 +80,7 @@ pub(super) struct Run {
     pub(super) in_a_row: u64,
     /// Of data and delays.
     pub(super) seed: u64,
+    pub(super) defect: Defect,
 }
 
 /// Runs a problem's phases on this rank; collective.
@@ -86,7 +88,7 @@ pub(super) fn soak<T: Element>(site: &Site, problem: &Problem, run: &Run) -> any
     let op = FusedOp::<T>::finished(problem, site.comm(), &run.plan, run.finish)?;
     let mut sets = [site.finished_set(problem, run.finish)?, site.finished_set(problem, run.finish)?];
     let mut soaked = Soaked::default();
-    let rank = Rank { site, op: &op, finish: run.finish, seed: run.seed };
+    let rank = Rank { site, op: &op, finish: run.finish, seed: run.seed, defect: run.defect };
     rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
@@ -98,6 +100,7 @@ struct Rank<'a, T> {
     op: &'a FusedOp<T>,
     finish: Finish,
     seed: u64,
+    defect: Defect,
 }
 
 /// Longest delay of a rank: longer than any of these calls takes on a GPU.
@@ -118,6 +121,11 @@ impl<T: Element> Rank<'_, T> {
         Ok(())
     }
 
+    fn verify(&self, set: &mut OperandSet<T>) -> anyhow::Result<Verdict> {
+        self.defect.apply(self.site, set)?;
+        self.site.verify(set, self.op.schedule().stack)
+    }
+
     fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut Soaked) -> anyhow::Result<()> {
         for call in 0..calls {
             self.site.fill(set, self.operands(call, Fill::SmallInts))?;
@@ -130,7 +138,7 @@ impl<T: Element> Rank<'_, T> {
             self.site.forward(self.op, set)?;
             self.site.sync(self.op)?;
             soaked.calls += 1;
-            soaked.add(self.site.verify(set, self.op.schedule().stack)?);
+            soaked.add(self.verify(set)?);
             self.site.comm().barrier()?;
         }
         Ok(())
@@ -146,7 +154,7 @@ impl<T: Element> Rank<'_, T> {
             soaked.calls += 1;
             // Ranks check different calls, so that checking does not bring them back into step.
             if (call + u64::from(self.site.rank().get())) % 8 == 0 || call + 2 >= calls {
-                soaked.add(self.site.verify(set, self.op.schedule().stack)?);
+                soaked.add(self.verify(set)?);
             }
         }
         self.site.sync(self.op)
@@ -164,7 +172,7 @@ impl<T: Element> Rank<'_, T> {
             soaked.calls += 1;
             let now = self.site.download(&set.y)?;
             match &bits {
-                None => soaked.add(self.site.verify(set, self.op.schedule().stack)?),
+                None => soaked.add(self.verify(set)?),
                 Some(before) => soaked.differing += u64::from(bytes(before) != bytes(&now)),
             }
             bits = Some(now);

@@ -1,4 +1,5 @@
 //! An input file whose product is known, and what its output must be.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
@@ -21,20 +22,50 @@ fn element(row: usize, col: usize) -> f32 {
     ((row * 7 + col * 3 + row * col) % 3) as f32 - 1.0
 }
 
-fn bytes(dtype: Dtype, rows: usize) -> Vec<u8> {
-    let values = (0..rows).flat_map(|r| (0..K).map(move |c| element(r, c)));
+fn bytes_of(dtype: Dtype, value: f32) -> [u8; 2] {
     match dtype {
-        Dtype::BF16 => values.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect(),
-        Dtype::F16 => values.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect(),
+        Dtype::BF16 => bf16::from_f32(value).to_le_bytes(),
+        Dtype::F16 => f16::from_f32(value).to_le_bytes(),
         other => panic!("{other:?}"),
     }
 }
 
+fn bytes(dtype: Dtype, rows: usize) -> Vec<u8> {
+    (0..rows).flat_map(|row| (0..K).flat_map(move |col| bytes_of(dtype, element(row, col)))).collect()
+}
+
+/// The element of the bias of a column of `y`.
+fn bias(col: usize) -> f32 {
+    (col % 5) as f32 - 2.0
+}
+
 impl Case {
     pub(crate) fn new(dtype: Dtype) -> Self {
+        Self::written(dtype, &[])
+    }
+
+    /// With a bias, and a tensor that nothing uses.
+    pub(crate) fn with_bias(dtype: Dtype) -> Self {
+        let bias: Vec<u8> = (0..N).flat_map(|col| bytes_of(dtype, bias(col))).collect();
+        let more = ["bias", "scale"].map(|name| (name, TensorView::new(dtype, vec![N], &bias).unwrap()));
+        let mut case = Self::written(dtype, &more);
+        for (at, value) in case.expected.iter_mut().enumerate() {
+            *value += self::bias(at % N);
+        }
+        case
+    }
+
+    /// Whose product is to have nothing below 0.
+    pub(crate) fn rectified(mut self) -> Self {
+        self.expected.iter_mut().for_each(|value| *value = value.max(0.0));
+        self
+    }
+
+    fn written(dtype: Dtype, more: &[(&str, TensorView<'_>)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (x, w) = (bytes(dtype, M), bytes(dtype, N));
         let tensors = [("x", TensorView::new(dtype, vec![M, K], &x).unwrap()), ("w", TensorView::new(dtype, vec![N, K], &w).unwrap())];
+        let tensors = tensors.iter().chain(more).map(|(name, tensor)| (*name, tensor));
         std::fs::write(folder.path().join("in.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
         let dot = |row, col| (0..K).map(|k| element(row, k) * element(col, k)).sum();
         let expected = (0..M).flat_map(|row| (0..N).map(move |col| dot(row, col))).collect();

@@ -1,4 +1,4 @@
-//! `flux-kernels compile --out DIR`: compiles every kernel ahead of time, which needs no GPU, and says what each takes.
+//! `flux-kernels compile --out DIR`: compiles every kernel ahead of time, which needs no GPU, and says what each takes; `flux-kernels nvrtc` says what would compile.
 //!
 //! Exit status: 0, or 1 when something does not compile, spills, uses local memory or serializes `wgmma`, or 3 when there is no NVRTC.
 
@@ -21,8 +21,24 @@ fn main() -> ExitCode {
     {
         return compile(Path::new(folder));
     }
-    eprintln!("usage: flux-kernels compile --out DIR");
+    if args == ["nvrtc"] {
+        return nvrtc();
+    }
+    eprintln!("usage: flux-kernels compile --out DIR, or flux-kernels nvrtc");
     ExitCode::FAILURE
+}
+
+fn nvrtc() -> ExitCode {
+    match Nvrtc::get() {
+        Ok(nvrtc) => {
+            println!("NVRTC {} ({})", nvrtc.version(), nvrtc.path().display());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(NO_NVRTC)
+        }
+    }
 }
 
 fn compile(folder: &Path) -> ExitCode {

@@ -1,5 +1,8 @@
 //! A world of ranks on one GPU, without any transport: every rank has its own memory and stream, and its share of the multiprocessors.
 
+#[path = "../skipped/mod.rs"]
+mod skipped;
+
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
@@ -48,17 +51,16 @@ impl Drop for Memory {
     }
 }
 
-/// The device, or a printed reason to skip.
+/// The device, where the kernels run on it; else the test is skipped.
 pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
     // SAFETY: opening the driver's library runs its initialisers, as any CUDA program does.
-    if let Err(reason) = unsafe { libloading::Library::new("libcuda.so.1") } {
-        println!("{test}: skipped, no CUDA driver on this machine: {reason}");
-        return None;
-    }
-    let Ok(context) = CudaContext::new(0) else {
-        println!("{test}: skipped, the driver offers no device 0");
-        return None;
-    };
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.map_err(|reason| format!("no CUDA driver on this machine: {reason}"));
+    let context = driver.and_then(|_| CudaContext::new(0).map_err(|_| "the driver offers no device 0".to_owned()));
+    let suited = context.and_then(|context| {
+        let compute = context.compute_capability().expect("a device's compute capability");
+        skipped::suits(&context.name().expect("a device's name"), compute).map(|()| context)
+    });
+    let context = suited.map_err(|why| skipped::skip(test, &why)).ok()?;
     context.bind_to_thread().expect("context");
     Some(context)
 }

@@ -7,6 +7,8 @@ pub mod case;
 #[path = "../../examples/support/device.rs"]
 mod device;
 pub mod machine;
+#[path = "../../../flux-kernels/tests/skipped/mod.rs"]
+pub(crate) mod skipped;
 pub mod suite;
 #[macro_use]
 pub mod where_found;
@@ -119,9 +121,7 @@ pub fn gpus() -> Result<u32, String> {
     let count = cuda::device_count().map_err(|e| e.to_string())?;
     for ordinal in 0..count {
         let info = cuda::device_info(ordinal).map_err(|e| e.to_string())?;
-        if info.compute != (9, 0) {
-            return Err(format!("{} has compute capability {}.{}, the kernels need 9.0", info.name, info.compute.0, info.compute.1));
-        }
+        skipped::suits(&info.name, info.compute)?;
     }
     Ok(count)
 }

@@ -1,22 +1,18 @@
 //! Tests that need more than a processor: run where it is found, and skipped out loud where not.
 
-use super::Machine;
-use std::io::Write;
+use super::{Machine, skipped};
 use std::sync::Once;
 
-/// Runs a test of binary `binary` on the machine, or says once why all of them are skipped.
+/// Runs a test of binary `binary` on the machine; where there is none it is skipped, and why is said once for all of them.
 pub fn run(binary: &str, found: Result<Machine, String>, test: impl FnOnce(Machine)) {
     static SAID: Once = Once::new();
     match found {
         Ok(machine) => test(machine),
-        Err(why) => SAID.call_once(|| say_skipped(binary, &why)),
+        Err(why) => {
+            skipped::count(binary, &why);
+            SAID.call_once(|| skipped::say(binary, &why));
+        }
     }
-}
-
-/// Says what of binary `binary` is skipped.
-pub fn say_skipped(binary: &str, what: &str) {
-    // Past the capture of a test's output, so that it is seen.
-    std::io::stderr().write_all(format!("\n{binary}: skipped, {what}\n").as_bytes()).unwrap_or_default();
 }
 
 /// A test for each of the suite's functions that are named, run by `$on`.

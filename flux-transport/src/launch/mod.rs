@@ -46,6 +46,28 @@ pub struct Launcher {
     env: Vec<(OsString, OsString)>,
     hosts: Option<u32>,
     grace: Duration,
+    on_failure: fn(&Failed) -> Others,
+}
+
+/// A rank that has failed.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Failed {
+    /// The rank.
+    pub rank: Rank,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// How many others still run.
+    pub others: usize,
+}
+
+/// What becomes of the others when a rank has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// They are told to end.
+    End,
+    /// They go on.
+    GoOn,
 }
 
 /// Why the ranks did not start.
@@ -91,7 +113,15 @@ pub enum LaunchError {
 impl Launcher {
     /// `ranks` processes of `program`.
     pub fn new(ranks: WorldSize, program: impl Into<OsString>) -> Self {
-        Self { ranks, program: program.into(), args: Vec::new(), env: Vec::new(), hosts: None, grace: Duration::from_secs(5) }
+        Self {
+            ranks,
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            hosts: None,
+            grace: Duration::from_secs(5),
+            on_failure: |_| Others::End,
+        }
     }
 
     /// Adds arguments.
@@ -124,9 +154,16 @@ impl Launcher {
         self
     }
 
+    /// Says of each rank that fails, until the ranks are told to end, what becomes of the others; they end if this is not said.
+    #[must_use]
+    pub fn on_failure(mut self, say: fn(&Failed) -> Others) -> Self {
+        self.on_failure = say;
+        self
+    }
+
     /// Starts the ranks and waits for all of them: the status of the first that failed, or success.
     ///
-    /// When one fails, the others get SIGTERM, and SIGKILL after the grace time. What a rank has started and left running is killed when it ends. SIGINT,
+    /// When one fails, the others get SIGTERM (unless [`on_failure`](Self::on_failure) has them go on), and SIGKILL after the grace time. What a rank has started and left running is killed when it ends. SIGINT,
     /// SIGTERM, SIGQUIT and SIGHUP of this process go to the ranks as they are; a second one kills. A SIGHUP that this process ignores, as under `nohup`, stays
     /// ignored, and a SIGCHLD does not: see [`hear_of_children`]. The ranks share stdout and stderr with this process, as they are; their stdin is empty.
     ///
@@ -140,7 +177,7 @@ impl Launcher {
         let directory = Directory::make(&runtime_directory(&|name| std::env::var_os(name)))?;
         let apart = |hosts| Apart::make(hosts, self.ranks, &directory.path);
         let apart = self.hosts.map(apart).transpose().map_err(|source| LaunchError::Io { step: "keeping the ranks apart", source })?;
-        let mut group = Group { ranks: Vec::new(), grace: self.grace, stopping: None, first_failure: None };
+        let mut group = Group { ranks: Vec::new(), grace: self.grace, on_failure: self.on_failure, stopping: None, first_failure: None };
         for rank in self.ranks.ranks() {
             let start = |source| LaunchError::Start { program: self.program.clone(), rank, source };
             let child = self.command(rank, &directory.path, apart.as_ref()).spawn().map_err(start)?;
@@ -204,6 +241,7 @@ struct Running {
 struct Group {
     ranks: Vec<Running>,
     grace: Duration,
+    on_failure: fn(&Failed) -> Others,
     /// When the ranks are killed, once they were told to end.
     stopping: Option<Instant>,
     first_failure: Option<ExitStatus>,
@@ -226,7 +264,7 @@ impl Group {
         }
     }
 
-    /// Takes the ranks that have ended, and ends the others if one failed or if their time is over.
+    /// Takes the ranks that have ended, and ends the others if one failed and they are not to go on, or if their time is over.
     fn reap(&mut self) -> io::Result<()> {
         let mut at = 0;
         while let Some(running) = self.ranks.get_mut(at) {
@@ -242,10 +280,10 @@ impl Group {
             let status = running.child.wait()?;
             let rank = running.rank;
             self.ranks.remove(at);
-            if failed && self.first_failure.is_none() {
-                tracing::debug!(%rank, %status, "the first rank to fail");
-                self.first_failure = Some(status);
-                if self.stopping.is_none() {
+            if failed {
+                self.first_failure.get_or_insert(status);
+                let failed = Failed { rank, status, others: self.ranks.len() };
+                if self.stopping.is_none() && (self.on_failure)(&failed) == Others::End {
                     self.stop(Signal::TERM);
                 }
             }

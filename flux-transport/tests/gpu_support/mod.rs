@@ -5,17 +5,15 @@
 pub(crate) mod memory;
 pub(crate) mod processes;
 pub(crate) mod push;
+#[path = "../../../flux-kernels/tests/skipped/mod.rs"]
+mod skipped;
+
+pub(crate) use skipped::skip;
 
 use cudarc::driver::{result, sys};
 use flux_core::layout::control;
 use flux_transport::cuda::{self, CudaDevice, SideStream};
 use flux_transport::{Communicator, Options, Select, Stream, WorkspaceView, World};
-use std::io::Write;
-
-/// Says why a test does not run, past the harness's capture of passing tests' output.
-pub(crate) fn skip(test: &str, why: &impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "{test}: skipped: {why}");
-}
 
 /// Devices that this process sees, or a printed line and `None` where the test cannot run.
 pub(crate) fn devices(test: &str, needed: u32) -> Option<u32> {

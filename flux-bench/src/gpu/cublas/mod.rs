@@ -8,6 +8,14 @@ pub use library::CublasError;
 
 use std::path::PathBuf;
 
+/// The library's version, as in `13.1.0`.
+///
+/// # Errors
+/// As [`available`].
+pub fn version() -> Result<String, CublasError> {
+    available().map(|(_, version)| format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
 /// Whether this process has a cuBLASLt: the file it came from and its version, `10000 * major + 100 * minor + patch`.
 ///
 /// # Errors

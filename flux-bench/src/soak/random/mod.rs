@@ -9,6 +9,7 @@ mod tests;
 use super::phases::{self, Run, Soaked};
 use super::{Args, exchange};
 use crate::machine;
+use crate::out;
 use crate::site::Site;
 use anyhow::Context;
 use draw::{Place, RandomCase};
@@ -40,7 +41,7 @@ pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
     let (start, mut said) = (Instant::now(), Instant::now());
     let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);
     if first {
-        println!("{}\nrandom cases of seed {seed}", comm.explain());
+        out::line(&format_args!("{}\nrandom cases of seed {seed}", comm.explain()));
     }
     let mut sum = Soaked::default();
     for number in args.case.unwrap_or(0).. {
@@ -50,7 +51,14 @@ pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
         let case = if messages || mixed { case.in_whole_chunks(mixed) } else { case };
         let failed = || format!("{case}\nagain: {}", again(args, site, seed, number));
         tracing::debug!(rank = %site.rank(), "{case}");
-        let run = Run { plan: case.plan(site.rank(), place), finish: case.finish, apart: 2, in_a_row: case.calls, seed: case.seed };
+        let run = Run {
+            plan: case.plan(site.rank(), place),
+            finish: case.finish,
+            apart: 2,
+            in_a_row: case.calls,
+            seed: case.seed,
+            defect: args.defect,
+        };
         let soaked = match case.problem.dtype() {
             DType::Bf16 => phases::soak::<bf16>(site, &case.problem, &run),
             DType::F16 => phases::soak::<f16>(site, &case.problem, &run),
@@ -58,20 +66,20 @@ pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
         let all = exchange(comm, soaked.with_context(failed)?).with_context(failed)?;
         if !all.passed() {
             if first {
-                println!("FAILED  {}\n{all}", failed());
+                out::line(&format_args!("FAILED  {}\n{all}", failed()));
             }
             return Ok(false);
         }
         sum = sum.then(all);
         if first && (args.case.is_some() || said.elapsed() >= SAY) {
             said = Instant::now();
-            println!("passed  {case}");
+            out::line(&format_args!("passed  {case}"));
         }
         // The first rank's clock decides for all.
         if args.case.is_some() || agree(site, u64::from(start.elapsed() >= limit))? == 1 {
             if first {
                 let cases = number + 1 - args.case.unwrap_or(0);
-                println!("passed  {cases} random cases of seed {seed}: {sum}, {:.1} s", start.elapsed().as_secs_f64());
+                out::line(&format_args!("passed  {cases} random cases of seed {seed}: {sum}, {:.1} s", start.elapsed().as_secs_f64()));
             }
             break;
         }
