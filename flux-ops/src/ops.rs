@@ -76,6 +76,9 @@ impl<Op> Builder<Op> {
     /// A communicator holds the largest of its ops, not the sum. Where messages carry chunks, an op whose schedule is not named may need another size,
     /// and as much again for what is on its way.
     ///
+    /// On the host transport the executor of each rank takes memory of its own besides: `w` in fp32, `[n/W, k]` or `[n, k/W]`, and for each worker the rows of `x` that a tile may
+    /// be of in fp32, `[m/W, k]` or `[m/W, k/W]` (all `m` where tiles span shards), and a tile in fp32, but no larger than those rows of the output.
+    ///
     /// # Errors
     /// [`BuildError::Problem`] or [`BuildError::Schedule`], as [`build`](Builder::<AllGatherGemm<half::bf16>>::build) would find.
     pub fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
