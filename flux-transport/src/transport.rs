@@ -264,6 +264,9 @@ pub enum TransportError {
         /// The first fault.
         fault: Fault,
     },
+    /// This thread would wait for itself.
+    #[error("this thread has a call of the communicator that has not ended: finish or drop it first")]
+    InCall,
     /// The ranks could not talk.
     #[error(transparent)]
     Control(#[from] ControlError),
