@@ -339,7 +339,9 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it, and a captured call does not follow.
     ///
     /// # Errors
-    /// [`BuildError`]. After one, every rank has left the build with an error, and `comm` can be used unless it is the transport's.
+    /// [`BuildError`]. Where all ranks build, every rank has then left the build with an error, and `comm` can be used unless it is [`BuildError::Transport`].
+    /// A rank that builds alone waits for the others until the deadline of `comm`, and the ranks are out of step from then on: rebuild `comm`. One whose peers
+    /// are at another step of theirs, as [`Communicator::exchange`] or [`Communicator::barrier`], is told at which.
     pub fn build(self, comm: &Communicator) -> Result<AllGatherGemm<T>, BuildError> {
         Ok(AllGatherGemm { fused: FusedOp::build(self.request, comm)? })
     }

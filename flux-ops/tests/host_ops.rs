@@ -4,7 +4,10 @@ mod common;
 
 use common::{AnyOp, Case, Machine, OPS, Plan, Values, suite};
 use flux_ops::{BuildError, Location, TimelineError};
+use flux_transport::{Communicator, Select};
 use half::bf16;
+use std::sync::Barrier;
+use std::time::Duration;
 
 const MACHINE: Machine = Machine::Host;
 
@@ -37,4 +40,47 @@ fn an_op_can_be_used_from_any_thread() {
     fn shared<T: Send + Sync>() {}
     shared::<flux_ops::AllGatherGemm<bf16>>();
     shared::<flux_ops::GemmReduceScatter<half::f16>>();
+}
+
+#[test]
+fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
+    let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 2, Values::Integers, 3);
+    let expected = case.expected_on(MACHINE);
+    MACHINE.run(2, suite::defaults, |node| {
+        let comm = &node.comm;
+        let builds = node.rank.get() == 0;
+        let build = || AnyOp::<bf16>::build(OPS[0], [16, 16, 16], Plan::default(), comm).map(drop).unwrap_err().to_string();
+        let others: [(&str, &dyn Fn() -> String); 4] = [
+            ("exchange", &|| comm.exchange(b"hi").unwrap_err().to_string()),
+            ("barrier", &|| comm.barrier().unwrap_err().to_string()),
+            ("connecting", &|| Communicator::connect_blocking(&comm.world(), Select::Host.into()).unwrap_err().to_string()),
+            ("growing the workspace", &|| comm.reserve(comm.workspace_size()).unwrap_err().to_string()),
+        ];
+        for (step, other) in others {
+            if builds {
+                assert_eq!(build(), format!("while building ag_gemm 16x16x16: rank 1: it is at: {step}, this rank is at: building an op"));
+            } else {
+                assert_eq!(other(), format!("rank 0: it is at: building an op, this rank is at: {step}"));
+            }
+        }
+        // They are still in step.
+        let op = AnyOp::of(&case, Plan::default(), node);
+        case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), "after steps of different kinds");
+    });
+}
+
+#[test]
+fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
+    let built = Barrier::new(2);
+    let refused = MACHINE.run(
+        2,
+        |options| options.deadline = Duration::from_millis(1500),
+        |node| {
+            let alone = (node.rank.get() == 0).then(|| AnyOp::<bf16>::build(OPS[1], [16, 24, 32], Plan::default(), &node.comm).map(drop));
+            built.wait(); // the other has not left meanwhile
+            alone.map(|refused| refused.unwrap_err().to_string())
+        },
+    );
+    let why = "while building gemm_rs 16x24x32: building an op: the deadline passed while waiting for rank 1";
+    assert_eq!(refused, [Some(why.to_owned()), None]);
 }

@@ -40,6 +40,11 @@ impl Request {
         Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, sending: None, hands: Hands::default() }
     }
 
+    /// The op and its extents, as flight records name its calls.
+    fn name(&self) -> String {
+        format!("{} {}x{}x{}", self.op, self.m, self.n, self.k)
+    }
+
     fn problem(&self, world: WorldSize) -> Result<Problem, BuildError> {
         Ok(Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?)
     }
@@ -93,9 +98,10 @@ impl<T: Element> FusedOp<T> {
     pub(crate) fn build(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
         // First of all, so that bad input on one rank does not leave the others waiting, and so that whatever the ranks had launched before is
         // launched on all of them by the time a module is loaded, which may have to wait for it.
-        agreement::same_request(comm, &request.to_string())?;
-        let op = agreement::all_ready(comm, Self::prepare(request, comm))?;
-        comm.reserve(op.size)?;
+        let name = request.name();
+        agreement::same_request(comm, &name, &request.to_string())?;
+        let op = agreement::all_ready(comm, &name, Self::prepare(request, comm))?;
+        comm.reserve(op.size).map_err(agreement::while_building(&name))?;
         tracing::debug!(rank = %comm.rank(), "{}", op.explain());
         Ok(op)
     }
