@@ -34,6 +34,12 @@ pub enum BuildError {
         /// The device.
         place: Location,
     },
+    /// There is no more time than there is.
+    #[error("spread = {percent} percent of the time that there is: at most 100")]
+    Spread {
+        /// What was asked for.
+        percent: u32,
+    },
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
         "the {transport} transport carries whole rows, or tiles of one owner: `{schedule}` has slices of k or tiles that span shards; \

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{AnyOp, Case, Machine, OPS, Plan, Values, suite};
-use flux_ops::{BuildError, Location, TimelineError};
+use flux_ops::{AllGatherGemm, BuildError, Location, TimelineError};
 use flux_transport::{Communicator, Select};
 use half::bf16;
 use std::sync::Barrier;
@@ -38,7 +38,7 @@ fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
 #[test]
 fn an_op_can_be_used_from_any_thread() {
     fn shared<T: Send + Sync>() {}
-    shared::<flux_ops::AllGatherGemm<bf16>>();
+    shared::<AllGatherGemm<bf16>>();
     shared::<flux_ops::GemmReduceScatter<half::f16>>();
 }
 
@@ -83,4 +83,28 @@ fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
     );
     let why = "while building gemm_rs 16x24x32: building an op: the deadline passed while waiting for rank 1";
     assert_eq!(refused, [Some(why.to_owned()), None]);
+}
+
+#[test]
+fn traffic_is_spread_over_no_more_time_than_there_is() {
+    MACHINE.run(2, suite::defaults, |node| {
+        let build = |percent| AllGatherGemm::<bf16>::builder(16, 16, 16).spread(percent).build(&node.comm);
+        assert!(matches!(build(101), Err(BuildError::Spread { percent: 101 })));
+        assert!(build(100).is_ok());
+    });
+}
+
+/// Names of both crates can be used side by side.
+#[test]
+fn who_pushes_is_said_beside_names_of_both_crates() {
+    #[allow(clippy::wildcard_imports, reason = "what this is about")]
+    mod names {
+        use flux_ops::*;
+        use flux_transport::*;
+
+        pub(super) fn push() -> (Push, Select) {
+            (Push::Kernel, Select::Host)
+        }
+    }
+    assert_eq!(names::push(), (flux_ops::Push::Kernel, Select::Host));
 }

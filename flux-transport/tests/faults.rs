@@ -9,7 +9,7 @@ use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Push, Stream, TransportError, Wait, World};
+use flux_transport::{Communicator, ConnectError, ControlError, Fault, MoverJob, Options, Stream, TransportError, Wait, World};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -209,7 +209,7 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         let transfers = [Transfer { dest: 1 - rank, rows: 1, cols: 16, ..Transfer::default() }];
         let address = x.as_ptr().expose_provenance() as u64;
         let push =
-            Push { x: address, row_stride: 64, row_bytes: 64, element_bytes: 4, place_bytes: 64, transfers: &transfers, forwards: &[] };
+            MoverJob { x: address, row_stride: 64, row_bytes: 64, element_bytes: 4, place_bytes: 64, transfers: &transfers, forwards: &[] };
         let mut call = comm.begin(Stream::Host).unwrap();
         // SAFETY: `x` outlives the call.
         unsafe { call.push(&push) }.unwrap();

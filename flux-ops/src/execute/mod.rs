@@ -54,9 +54,9 @@ pub(crate) enum Executor<T> {
 }
 
 /// What a mover is given of a call's `x`: a row's elements are as many as the problem says, wherever the rows start.
-pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::Push<'p> {
+pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::MoverJob<'p> {
     let element_bytes = size_of::<T>() as u64;
-    flux_transport::Push {
+    flux_transport::MoverJob {
         x: x.address,
         row_stride: x.row_bytes::<T>(),
         row_bytes: u64::from(program.problem.k_local()) * element_bytes,
@@ -139,6 +139,9 @@ impl<T: Element> Executor<T> {
         (schedule, sending): (&Schedule, Sending),
         hands: Hands,
     ) -> Result<Self, BuildError> {
+        if let Some(percent) = hands.spread.filter(|&percent| percent > 100) {
+            return Err(BuildError::Spread { percent });
+        }
         match location(comm) {
             Location::Host => HostExecutor::prepare(program, hands).map(Self::Host),
             Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, program, route, (schedule, sending), hands).map(Self::Cuda),

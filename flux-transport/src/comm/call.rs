@@ -7,7 +7,7 @@ use super::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
 use crate::fault::reason;
-use crate::{Carry, Exchange, Push, Stream, TransportError, WorkspaceView};
+use crate::{Carry, Exchange, MoverJob, Stream, TransportError, WorkspaceView};
 use std::sync::Arc;
 
 /// A call in progress.
@@ -61,7 +61,7 @@ impl<'c> Call<'c> {
     ///
     /// # Errors
     /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is moved.
-    pub unsafe fn push(&mut self, push: &Push<'_>) -> Result<(), TransportError> {
+    pub unsafe fn push(&mut self, push: &MoverJob<'_>) -> Result<(), TransportError> {
         if push.transfers.is_empty() {
             return Ok(());
         }
