@@ -3,6 +3,7 @@
 mod common;
 
 use common::{AnyOp, Case, Machine, OPS, Plan, Values, suite};
+use flux_core::program::Sending;
 use flux_ops::{AllGatherGemm, BuildError, Location, TimelineError};
 use flux_transport::{Communicator, Select};
 use half::bf16;
@@ -107,4 +108,14 @@ fn who_pushes_is_said_beside_names_of_both_crates() {
         }
     }
     assert_eq!(names::push(), (flux_ops::Push::Kernel, Select::Host));
+}
+
+#[test]
+fn ranks_agree_on_when_messages_go() {
+    MACHINE.run(2, suite::defaults, |node| {
+        let peers = 1 + node.rank.get();
+        let refused = AllGatherGemm::<bf16>::builder(16, 16, 16).sending(Sending::Beside { peers }).build(&node.comm).unwrap_err();
+        assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
+        assert!(refused.to_string().contains("messages to 2 peers at once"), "{refused}");
+    });
 }

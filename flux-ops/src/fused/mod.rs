@@ -188,3 +188,36 @@ impl<T: Element> FusedOp<T> {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What may be chosen where the caller says nothing, none of which covers the others.
+    #[test]
+    fn the_workspace_covers_every_schedule_that_may_be_chosen() {
+        let world = WorldSize::new(4).unwrap();
+        let mut largest = [0; 3];
+        for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+            for m in [64, 256, 512, 1024, 4096] {
+                for (n, k) in [(49152, 12288), (12288, 49152), (8192, 28672), (1000 * 8, 1024)] {
+                    let request = Request::new(op, m, n, k, DType::Bf16);
+                    let (problem, size) = (request.problem(world).unwrap(), request.workspace(world).unwrap());
+                    let own = [
+                        Schedule::heuristic(&problem),
+                        Schedule::in_messages(&problem, &Channels::FREE, Sending::ALL),
+                        Schedule::staged(&problem),
+                    ];
+                    let needed = own.map(|own| TileProgram::build(&problem, Rank::new(0), &own).unwrap().workspace());
+                    for (at, needed) in needed.into_iter().enumerate() {
+                        assert_eq!(size.max(needed), size, "{problem}");
+                        let others = own.iter().enumerate().filter(|&(other, _)| other != at);
+                        let others = others.map(|(_, own)| TileProgram::build(&problem, Rank::new(0), own).unwrap().workspace());
+                        largest[at] += u32::from(others.fold(WorkspaceSize::default(), WorkspaceSize::max) != size);
+                    }
+                }
+            }
+        }
+        assert!(largest.iter().all(|&times| times > 0), "{largest:?}: a schedule that never asks for most shows nothing");
+    }
+}
