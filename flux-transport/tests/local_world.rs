@@ -173,6 +173,29 @@ fn a_disagreeing_reserve_fails_on_every_rank_and_changes_nothing() {
 }
 
 #[test]
+fn ranks_at_different_calls_do_not_grow_their_workspace() {
+    each_rank(2, |world| {
+        let comm = Communicator::connect_blocking(&world, options(WorkspaceSize::default())).unwrap();
+        if comm.rank().get() == 1 {
+            let call = comm.begin(Stream::Host).unwrap();
+            let words = Words::new(call.memory(), comm.rank());
+            words.leave(words.open(), false).unwrap();
+            call.finish().unwrap();
+        }
+        match comm.reserve(size(2)).unwrap_err() {
+            TransportError::Disagreement { what, values } => {
+                assert_eq!(what, "number of the next call");
+                let [first, second] = [Epoch::FIRST, Epoch::FIRST.next()];
+                assert_eq!(values, format!("{first} on rank 0, {second} on rank 1"));
+            }
+            other => panic!("{other}"),
+        }
+        assert_eq!(comm.workspace_size(), WorkspaceSize::default());
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
 fn memory_that_cannot_be_had_is_an_error_on_every_rank() {
     each_rank(2, |world| {
         let comm = Communicator::connect_blocking(&world, options(size(2))).unwrap();

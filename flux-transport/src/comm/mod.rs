@@ -302,3 +302,6 @@ fn decode(bytes: &[u8]) -> WorkspaceSize {
     let [low, high, signals, counters] = words;
     WorkspaceSize { half_bytes: u64::from(high) << 32 | u64::from(low), signals, counters }
 }
+
+#[cfg(test)]
+mod tests;
