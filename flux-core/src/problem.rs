@@ -43,6 +43,9 @@ pub struct Shape {
 /// Extents are limited so that every index, in elements of one operand, fits 40 bits and every coordinate a positive `i32`.
 pub const MAX_EXTENT: u32 = 1 << 24;
 
+/// Elements that a row of an operand is a multiple of: 16 bytes.
+const ROW_MULTIPLE: u32 = 8;
+
 /// One fused operation: global `m`, `n`, `k`, element type and world size.
 ///
 /// ```
@@ -89,11 +92,11 @@ pub enum ProblemError {
         value: u32,
         /// Number of ranks.
         world: u32,
-        /// The next value that divides.
+        /// The next value that divides, into parts that are aligned.
         padded: u64,
     },
     /// A row of an operand would not be a multiple of 16 bytes.
-    #[error("{name} = {value} per rank is not a multiple of {multiple}: rows of 16-byte multiples are required")]
+    #[error("{name} = {value} per rank is not a multiple of {multiple}: rows of 16-byte multiples are required; pad {name} to {padded}")]
     Alignment {
         /// `n` or `k`.
         name: &'static str,
@@ -101,6 +104,8 @@ pub enum ProblemError {
         value: u32,
         /// What it must be a multiple of.
         multiple: u32,
+        /// The next global value whose parts are.
+        padded: u64,
     },
 }
 
@@ -116,24 +121,22 @@ impl Problem {
             _ => Err(ProblemError::TooLarge { name, value }),
         };
         let (m, n, k) = (extent("m", m)?, extent("n", n)?, extent("k", k)?);
-        let p = Self { op, m, n, k, dtype, world };
         let w = world.get();
-        let split = match op {
-            OpKind::AllGatherGemm => ("n", n),
-            OpKind::GemmReduceScatter => ("k", k),
+        let (n_parts, k_parts) = match op {
+            OpKind::AllGatherGemm => (w, 1),
+            OpKind::GemmReduceScatter => (1, w),
         };
-        for (name, value) in [("m", m), split] {
-            if value % w != 0 {
-                let padded = u64::from(value).next_multiple_of(u64::from(w));
+        for (name, value, parts, multiple) in [("m", m, w, 1), ("n", n, n_parts, ROW_MULTIPLE), ("k", k, k_parts, ROW_MULTIPLE)] {
+            // Passes both checks.
+            let padded = u64::from(value).next_multiple_of(u64::from(parts * multiple));
+            if value % parts != 0 {
                 return Err(ProblemError::NotDivisible { name, value, world: w, padded });
             }
-        }
-        for (name, value) in [("n", p.n_local()), ("k", p.k_local())] {
-            if value % 8 != 0 {
-                return Err(ProblemError::Alignment { name, value, multiple: 8 });
+            if value / parts % multiple != 0 {
+                return Err(ProblemError::Alignment { name, value: value / parts, multiple, padded });
             }
         }
-        Ok(p)
+        Ok(Self { op, m, n, k, dtype, world })
     }
 
     /// Which operation.
@@ -210,5 +213,42 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} m={} n={} k={} {} tp={}", self.op, self.m, self.n, self.k, self.dtype, self.world)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever is wrong with some extents, whoever does what each error says comes to a problem.
+        #[test]
+        fn what_an_error_advises_passes_every_check(extents in prop::array::uniform3(1_usize..200), ag: bool, world in 1_u32..=16) {
+            let op = if ag { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
+            let build = |[m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap());
+            let mut advised = extents;
+            for at in 0..3 {
+                match build(advised) {
+                    Err(ProblemError::NotDivisible { name, padded, .. } | ProblemError::Alignment { name, padded, .. }) => {
+                        let wrong = ["m", "n", "k"].iter().position(|&extent| extent == name).unwrap();
+                        prop_assert!(wrong >= at && padded as usize > advised[wrong], "{name} is wrong again: {advised:?}");
+                        advised[wrong] = padded as usize;
+                    }
+                    built => prop_assert!(built.is_ok(), "{built:?}"),
+                }
+            }
+            prop_assert!(build(advised).is_ok(), "{extents:?} -> {advised:?}");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_global_value_that_would_do() {
+        let error = |op, [m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(2).unwrap()).unwrap_err().to_string();
+        assert_eq!(error(OpKind::AllGatherGemm, [2, 17, 8]), "n = 17 is not divisible by the world size 2: pad n to 32");
+        let aligned = "is not a multiple of 8: rows of 16-byte multiples are required";
+        assert_eq!(error(OpKind::AllGatherGemm, [2, 18, 8]), format!("n = 9 per rank {aligned}; pad n to 32"));
+        assert_eq!(error(OpKind::GemmReduceScatter, [2, 12, 16]), format!("n = 12 per rank {aligned}; pad n to 16"));
+        assert_eq!(error(OpKind::GemmReduceScatter, [2, 8, 40]), format!("k = 20 per rank {aligned}; pad k to 48"));
     }
 }

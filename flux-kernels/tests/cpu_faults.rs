@@ -7,7 +7,7 @@ mod support;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::{Schedule, TileProgram, WorkItem, sink};
 use flux_core::signal::Epoch;
-use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
@@ -75,6 +75,29 @@ fn a_late_rank_gets_a_timeout_that_names_it() {
         };
         assert_eq!(memory.record(1), record);
         assert_eq!((memory.poison(1), memory.epoch(1)), (1, FIRST));
+    }
+}
+
+#[test]
+fn what_there_is_no_memory_for_is_refused_with_its_size() {
+    // More than a process can address.
+    let big = Problem::new(OpKind::AllGatherGemm, 1 << 24, 16, 1 << 24, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+    let wide = Problem::new(OpKind::GemmReduceScatter, 2, 1 << 24, 1 << 24, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+    for (problem, what, bytes) in [(big, "a worker's rows of x in fp32", 1_usize << 49), (wide, "weights in fp32", 1 << 50)] {
+        let program = TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(1 << 20, 1 << 20, 1 << 20))).unwrap();
+        let refused = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap_err();
+        assert_eq!(refused, ExecuteError::OutOfMemory { what, bytes });
+        assert!(refused.to_string().starts_with(&format!("{bytes} bytes of {what} cannot be had")), "{refused}");
+    }
+}
+
+/// However large the tile, which may be beyond what a process can address.
+#[test]
+fn a_tiles_buffers_are_no_larger_than_the_operands() {
+    for [m, n] in [[1 << 24, 16], [2, 1 << 24]] {
+        let problem = Problem::new(OpKind::AllGatherGemm, m, n, 8, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let program = TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24))).unwrap();
+        assert!(Executor::<bf16>::new(program, NonZeroUsize::MIN).is_ok(), "{problem}");
     }
 }
 

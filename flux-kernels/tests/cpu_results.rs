@@ -52,6 +52,16 @@ fn exact_calls<T: Element>(problem: Problem, schedule: &Schedule, workers: usize
     });
 }
 
+/// A tile's buffers are no larger than the operands, however large the tile.
+#[test]
+fn tiles_that_are_larger_than_the_operands_cost_nothing() {
+    let schedule = Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24));
+    for workers in [1, 3] {
+        exact_calls::<bf16>(problem::<bf16>(OpKind::AllGatherGemm, 2, 21, 40, 24), &schedule, workers, Epoch::FIRST, 2);
+        exact_calls::<bf16>(problem::<bf16>(OpKind::GemmReduceScatter, 1, 21, 40, 24), &schedule, workers, Epoch::FIRST, 2);
+    }
+}
+
 #[test]
 fn integers_are_exact_for_every_world_type_and_chunk() {
     for op in OPS {

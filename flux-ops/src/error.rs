@@ -14,7 +14,7 @@ use flux_kernels::variant::NoSuchTile;
 use flux_transport::cuda::CudaError;
 use flux_transport::{Failure, TransportError, TransportKind};
 
-/// Why an op was not built; after any of them all ranks have left the build.
+/// Why an op was not built. Where all ranks build, all have left the build after any of them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -33,6 +33,12 @@ pub enum BuildError {
         max: u32,
         /// The device.
         place: Location,
+    },
+    /// There is no more time than there is.
+    #[error("spread = {percent} percent of the time that there is: at most 100")]
+    Spread {
+        /// What was asked for.
+        percent: u32,
     },
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
@@ -96,9 +102,14 @@ pub enum BuildError {
     /// The host executor does not take the program.
     #[error(transparent)]
     Execute(#[from] ExecuteError),
-    /// The communicator could not agree or grow its workspace.
-    #[error(transparent)]
-    Transport(#[from] TransportError),
+    /// The ranks could not talk, as where this one builds alone, or not grow the communicator's workspace.
+    #[error("while building {op}: {source}")]
+    Transport {
+        /// The op and its global extents.
+        op: String,
+        /// What went wrong.
+        source: TransportError,
+    },
 }
 
 /// What each group of ranks asked for, ordered by rank.

@@ -59,7 +59,7 @@ impl<Op> Builder<Op> {
     }
 
     /// How much of the time that there is the kernel spreads its traffic over, in percent, in place of 40: 0 sends everything as soon as it is
-    /// there, and at 100 a wave's partial tiles are on their way until the next is finished. The result is the same.
+    /// there, and at 100 a wave's partial tiles are on their way until the next is finished; more is refused. The result is the same.
     pub fn spread(mut self, percent: u32) -> Self {
         self.request.hands.spread = Some(percent);
         self
@@ -75,6 +75,9 @@ impl<Op> Builder<Op> {
     /// What the op will need of a communicator of `world` ranks: the same on all of them, and known before anything is taken.
     /// A communicator holds the largest of its ops, not the sum. Where messages carry chunks, an op whose schedule is not named may need another size,
     /// and as much again for what is on its way.
+    ///
+    /// On the host transport the executor of each rank takes memory of its own besides: `w` in fp32, `[n/W, k]` or `[n, k/W]`, and for each worker the rows of `x` that a tile may
+    /// be of in fp32, `[m/W, k]` or `[m/W, k/W]` (all `m` where tiles span shards), and a tile in fp32, but no larger than those rows of the output.
     ///
     /// # Errors
     /// [`BuildError::Problem`] or [`BuildError::Schedule`], as [`build`](Builder::<AllGatherGemm<half::bf16>>::build) would find.
@@ -338,7 +341,9 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it, and a captured call does not follow.
     ///
     /// # Errors
-    /// [`BuildError`]. After one, every rank has left the build with an error, and `comm` can be used unless it is the transport's.
+    /// [`BuildError`]. Where all ranks build, every rank has then left the build with an error, and `comm` can be used unless it is [`BuildError::Transport`].
+    /// A rank that builds alone waits for the others until the deadline of `comm`, and the ranks are out of step from then on: rebuild `comm`. One whose peers
+    /// are at another step of theirs, as [`Communicator::exchange`] or [`Communicator::barrier`], is told at which.
     pub fn build(self, comm: &Communicator) -> Result<AllGatherGemm<T>, BuildError> {
         Ok(AllGatherGemm { fused: FusedOp::build(self.request, comm)? })
     }

@@ -51,6 +51,21 @@ fn integers_give_the_exact_result_on_every_group() {
     }
 }
 
+/// Where ranks reach each other, tiles would span shards as small as these; across nodes an op chooses another plan by itself.
+#[test]
+fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
+    let (count, world) = (2, 4);
+    for op in OPS {
+        let case = Case::<bf16>::new(op, [8 * 4, 64 * 4, 64 * 4], world, Values::Integers, 41);
+        assert!(Schedule::heuristic(&case.problem).stack, "{op}");
+        let expected = case.expected_across(&schedule(MACHINE.tiles()[0]), nodes(count, world));
+        MACHINE.run(world, in_nodes(count), |node| {
+            let op = AnyOp::of(&case, Plan::default(), node);
+            case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+        });
+    }
+}
+
 /// What is added first is the own node's, then the others' sums: other bits than those of ranks that all reach each other, within the derived bound.
 #[test]
 fn sums_of_nodes_are_rounded_in_a_fixed_order() {

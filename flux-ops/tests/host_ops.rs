@@ -3,8 +3,12 @@
 mod common;
 
 use common::{AnyOp, Case, Machine, OPS, Plan, Values, suite};
-use flux_ops::{BuildError, Location, TimelineError};
+use flux_core::program::Sending;
+use flux_ops::{AllGatherGemm, BuildError, Location, TimelineError};
+use flux_transport::{Communicator, Select};
 use half::bf16;
+use std::sync::Barrier;
+use std::time::Duration;
 
 const MACHINE: Machine = Machine::Host;
 
@@ -40,6 +44,83 @@ fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
 #[test]
 fn an_op_can_be_used_from_any_thread() {
     fn shared<T: Send + Sync>() {}
-    shared::<flux_ops::AllGatherGemm<bf16>>();
+    shared::<AllGatherGemm<bf16>>();
     shared::<flux_ops::GemmReduceScatter<half::f16>>();
+}
+
+#[test]
+fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
+    let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 2, Values::Integers, 3);
+    let expected = case.expected_on(MACHINE);
+    MACHINE.run(2, suite::defaults, |node| {
+        let comm = &node.comm;
+        let builds = node.rank.get() == 0;
+        let build = || AnyOp::<bf16>::build(OPS[0], [16, 16, 16], Plan::default(), comm).map(drop).unwrap_err().to_string();
+        let others: [(&str, &dyn Fn() -> String); 4] = [
+            ("exchange", &|| comm.exchange(b"hi").unwrap_err().to_string()),
+            ("barrier", &|| comm.barrier().unwrap_err().to_string()),
+            ("connecting", &|| Communicator::connect_blocking(&comm.world(), Select::Host.into()).unwrap_err().to_string()),
+            ("growing the workspace", &|| comm.reserve(comm.workspace_size()).unwrap_err().to_string()),
+        ];
+        for (step, other) in others {
+            if builds {
+                assert_eq!(build(), format!("while building ag_gemm 16x16x16: rank 1: it is at: {step}, this rank is at: building an op"));
+            } else {
+                assert_eq!(other(), format!("rank 0: it is at: building an op, this rank is at: {step}"));
+            }
+        }
+        // They are still in step.
+        let op = AnyOp::of(&case, Plan::default(), node);
+        case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), "after steps of different kinds");
+    });
+}
+
+#[test]
+fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
+    let built = Barrier::new(2);
+    let refused = MACHINE.run(
+        2,
+        |options| options.deadline = Duration::from_millis(1500),
+        |node| {
+            let alone = (node.rank.get() == 0).then(|| AnyOp::<bf16>::build(OPS[1], [16, 24, 32], Plan::default(), &node.comm).map(drop));
+            built.wait(); // the other has not left meanwhile
+            alone.map(|refused| refused.unwrap_err().to_string())
+        },
+    );
+    let why = "while building gemm_rs 16x24x32: building an op: the deadline passed while waiting for rank 1";
+    assert_eq!(refused, [Some(why.to_owned()), None]);
+}
+
+#[test]
+fn traffic_is_spread_over_no_more_time_than_there_is() {
+    MACHINE.run(2, suite::defaults, |node| {
+        let build = |percent| AllGatherGemm::<bf16>::builder(16, 16, 16).spread(percent).build(&node.comm);
+        assert!(matches!(build(101), Err(BuildError::Spread { percent: 101 })));
+        assert!(build(100).is_ok());
+    });
+}
+
+/// Names of both crates can be used side by side.
+#[test]
+fn who_pushes_is_said_beside_names_of_both_crates() {
+    #[allow(clippy::wildcard_imports, reason = "what this is about")]
+    mod names {
+        use flux_ops::*;
+        use flux_transport::*;
+
+        pub(super) fn push() -> (Push, Select) {
+            (Push::Kernel, Select::Host)
+        }
+    }
+    assert_eq!(names::push(), (flux_ops::Push::Kernel, Select::Host));
+}
+
+#[test]
+fn ranks_agree_on_when_messages_go() {
+    MACHINE.run(2, suite::defaults, |node| {
+        let peers = 1 + node.rank.get();
+        let refused = AllGatherGemm::<bf16>::builder(16, 16, 16).sending(Sending::Beside { peers }).build(&node.comm).unwrap_err();
+        assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
+        assert!(refused.to_string().contains("messages to 2 peers at once"), "{refused}");
+    });
 }

@@ -49,5 +49,5 @@ pub use control::{ControlError, ControlPlane, Hosts, Launch};
 pub use device::{Device, Stream};
 pub use fault::{Fault, Wait};
 pub use options::{Options, ParseSelectError, Select};
-pub use transport::{Capabilities, Carry, Exchange, Mover, Push, Source, Transport, TransportError, TransportKind, WorkspaceView};
+pub use transport::{Capabilities, Carry, Exchange, Mover, MoverJob, Source, Transport, TransportError, TransportKind, WorkspaceView};
 pub use world::{Builder, World, WorldError};

@@ -76,7 +76,7 @@ pub struct Capabilities {
     /// An executor may store straight into peers' data regions and pads. Where not, each call is [carried](Transport::carry), or
     /// [exchanged](Transport::exchange) as messages.
     pub peer_stores: bool,
-    /// Who carries out a [`Push`].
+    /// Who carries out a [`MoverJob`].
     pub mover: Mover,
     /// Calls may be captured in a CUDA graph.
     pub graphs: bool,
@@ -103,7 +103,7 @@ pub struct WorkspaceView {
 
 /// A mover's work in one call: columns of rows of this rank's shard, each transfer to a gather buffer, with its signal.
 #[derive(Clone, Copy, Debug)]
-pub struct Push<'a> {
+pub struct MoverJob<'a> {
     /// Address of the first row of the shard.
     pub x: u64,
     /// Bytes from a row to the next.
@@ -138,7 +138,7 @@ pub struct Exchange<'a> {
 pub enum Source<'a> {
     /// The caller's shard, which is there when the call begins (AllGather-GEMM). Rounds carry what crosses nodes of the transfers; what does not, and what is
     /// passed on of what the rounds bring, are copies.
-    Rows(Push<'a>),
+    Rows(MoverJob<'a>),
     /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions, each chunk when its signal is raised there
     /// (GEMM-ReduceScatter).
     Stored,
@@ -203,7 +203,7 @@ pub trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished on `stream`.
-    unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError>;
+    unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError>;
 
     /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers
     /// in other nodes are those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries. What is
@@ -264,6 +264,9 @@ pub enum TransportError {
         /// The first fault.
         fault: Fault,
     },
+    /// This thread would wait for itself.
+    #[error("this thread has a call of the communicator that has not ended: finish or drop it first")]
+    InCall,
     /// The ranks could not talk.
     #[error(transparent)]
     Control(#[from] ControlError),

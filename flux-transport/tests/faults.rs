@@ -6,10 +6,11 @@ mod common;
 
 use common::{Words, each_rank, options};
 use flux_core::Rank;
-use flux_core::layout::WorkspaceSize;
+use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{CallState, Communicator, ConnectError, ControlError, Fault, Options, Push, Stream, TransportError, Wait, World};
+use flux_transport::{CallState, Communicator, ConnectError, ControlError, Fault, MoverJob, Options, Stream, TransportError, Wait, World};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
@@ -206,7 +207,7 @@ fn a_communicator_dropped_by_a_panic_is_lost_though_its_world_lives() {
         } else {
             assert!(wait_in_vain(&comm, 0, 1) < SECOND);
             assert!(matches!(comm.status(), Err(Fault::PeerLost { rank, .. }) if rank.get() == 1));
-            comm.barrier().unwrap();
+            world.control().barrier(Instant::now() + 20 * SECOND).unwrap();
         }
     });
 }
@@ -283,7 +284,7 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         let transfers = [Transfer { dest: 1 - rank, rows: 1, cols: 16, ..Transfer::default() }];
         let address = x.as_ptr().expose_provenance() as u64;
         let push =
-            Push { x: address, row_stride: 64, row_bytes: 64, element_bytes: 4, place_bytes: 64, transfers: &transfers, forwards: &[] };
+            MoverJob { x: address, row_stride: 64, row_bytes: 64, element_bytes: 4, place_bytes: 64, transfers: &transfers, forwards: &[] };
         let mut call = comm.begin(Stream::Host).unwrap();
         // SAFETY: `x` outlives the call.
         unsafe { call.push(&push) }.unwrap();
@@ -296,6 +297,63 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         drop(call);
         assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { .. } })));
         comm.barrier().unwrap();
+    });
+}
+
+/// Whether rank 0's push of a chunk raises its signal at rank 1, where the rank has given up the call just before, or has not.
+fn a_push_is_announced(given_up: bool) -> bool {
+    let announced = AtomicBool::new(false);
+    each_rank(2, |world| {
+        let comm = connect(&world);
+        if world.rank().get() == 0 {
+            let x = [1; 16];
+            let transfers = [Transfer { dest: 1, rows: 1, cols: 16, raise: 3, ..Transfer::default() }];
+            let address = x.as_ptr().expose_provenance() as u64;
+            let push = MoverJob {
+                x: address,
+                row_stride: 16,
+                row_bytes: 16,
+                element_bytes: 1,
+                place_bytes: 16,
+                transfers: &transfers,
+                forwards: &[],
+            };
+            let mut call = comm.begin(Stream::Host).unwrap();
+            if given_up {
+                comm.abort(7);
+            }
+            // SAFETY: `x` outlives the call.
+            unsafe { call.push(&push) }.unwrap();
+            let at = call.memory().pads[1] + signal_offset(3, Epoch::FIRST.half());
+            call.finish().unwrap();
+            let signal = std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap());
+            // SAFETY: a signal of the peer's pad, which lives until the barrier, and is only accessed as a whole.
+            let raised = unsafe { AtomicU32::from_ptr(signal) }.load(Ordering::Acquire) == Epoch::FIRST.get();
+            announced.store(raised, Ordering::Relaxed);
+        }
+        comm.barrier().unwrap();
+    });
+    announced.into_inner()
+}
+
+#[test]
+fn a_mover_announces_nothing_in_a_call_that_was_given_up() {
+    assert_eq!([false, true].map(a_push_is_announced), [true, false]);
+}
+
+#[test]
+fn a_wait_that_is_given_up_breaks_its_own_communicator_alone() {
+    each_rank(3, |world| {
+        let hasty = Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) }).unwrap();
+        let other = connect(&world);
+        if world.rank().get() == 0 {
+            wait_in_vain(&hasty, 5, 2);
+            assert!(matches!(hasty.status(), Err(Fault::Timeout { .. })));
+        }
+        other.barrier().unwrap();
+        assert!(hasty.status().is_err());
+        assert_eq!(other.status(), Ok(()));
+        other.barrier().unwrap();
     });
 }
 

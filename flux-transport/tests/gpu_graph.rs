@@ -6,7 +6,7 @@ mod gpu_support;
 use cudarc::driver::sys;
 use flux_core::layout::WorkspaceSize;
 use flux_transport::cuda::{Event, SideStream};
-use flux_transport::{Options, Push, TransportError};
+use flux_transport::{MoverJob, Options, TransportError};
 use gpu_support::push::{PLACE, ROW, options, push, shard, transfers};
 use gpu_support::{Buffer, RankUnderTest, devices, read_words, stream_of, with_ranks, write_words};
 
@@ -19,7 +19,8 @@ fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, wor
     assert_eq!((call.capturing(), call.copy_engine_usable()), (captured, false));
     let list = transfers(this.rank(), this.world());
     let row = 4 * ROW as u64;
-    let push = Push { x: address, row_stride: row, row_bytes: row, element_bytes: 4, place_bytes: PLACE, transfers: &list, forwards: &[] };
+    let push =
+        MoverJob { x: address, row_stride: row, row_bytes: row, element_bytes: 4, place_bytes: PLACE, transfers: &list, forwards: &[] };
     // SAFETY: it is refused before the address is looked at.
     let refused = unsafe { call.push(&push) };
     assert!(matches!(refused, Err(TransportError::MoverUnusable { .. })), "{refused:?}");

@@ -9,7 +9,7 @@ use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, control};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{Communicator, ConnectError, Device, Options, Push, Select, Stream, TransportError, TransportKind, World};
+use flux_transport::{Communicator, ConnectError, Device, MoverJob, Options, Select, Stream, TransportError, TransportKind, World};
 
 const ROWS: u32 = 6;
 const ROW: u64 = 48;
@@ -40,9 +40,9 @@ fn transfers(comm: &Communicator) -> Vec<Transfer> {
     all
 }
 
-fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> Push<'a> {
+fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> MoverJob<'a> {
     let x = x.as_ptr().expose_provenance() as u64;
-    Push { x, row_stride, row_bytes: ROW, element_bytes: 1, place_bytes: PLACE, transfers, forwards: &[] }
+    MoverJob { x, row_stride, row_bytes: ROW, element_bytes: 1, place_bytes: PLACE, transfers, forwards: &[] }
 }
 
 fn shard(rank: u32, call: u32, stride: usize) -> Vec<u8> {
@@ -169,6 +169,29 @@ fn a_disagreeing_reserve_fails_on_every_rank_and_changes_nothing() {
         }
         assert_eq!(comm.workspace_size(), size(3));
         call(&comm, 0, 48);
+    });
+}
+
+#[test]
+fn ranks_at_different_calls_do_not_grow_their_workspace() {
+    each_rank(2, |world| {
+        let comm = Communicator::connect_blocking(&world, options(WorkspaceSize::default())).unwrap();
+        if comm.rank().get() == 1 {
+            let call = comm.begin(Stream::Host).unwrap();
+            let words = Words::new(call.memory(), comm.rank());
+            words.leave(words.open(), false).unwrap();
+            call.finish().unwrap();
+        }
+        match comm.reserve(size(2)).unwrap_err() {
+            TransportError::Disagreement { what, values } => {
+                assert_eq!(what, "number of the next call");
+                let [first, second] = [Epoch::FIRST, Epoch::FIRST.next()];
+                assert_eq!(values, format!("{first} on rank 0, {second} on rank 1"));
+            }
+            other => panic!("{other}"),
+        }
+        assert_eq!(comm.workspace_size(), WorkspaceSize::default());
+        comm.barrier().unwrap();
     });
 }
 

@@ -114,3 +114,27 @@ impl fmt::Display for Sending {
 pub fn groups(rounds: &[Round], peers: u32) -> impl Iterator<Item = &[Round]> {
     rounds.chunk_by(|a, b| a.offset == b.offset).flat_map(move |run| run.chunks(peers.max(1) as usize))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Chunk, Schedule, TileProgram};
+    use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+
+    #[test]
+    fn rows_go_to_the_peers_of_a_group_before_any_go_to_the_next() {
+        let problem = Problem::new(OpKind::AllGatherGemm, 4 * 64, 64, 64, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
+        let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(16, 16, 16)) };
+        let rounds = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().rounds().unwrap();
+        let sent = |sending: Sending, rows| -> Vec<(u32, u64)> {
+            sending.ordered(rounds.clone(), rows).iter().map(|round| (round.sent.peer.get(), round.offset / (16 * 64 * 2))).collect()
+        };
+        let chunks = |groups: &[&[u32]]| -> Vec<(u32, u64)> {
+            groups.iter().flat_map(|group| (0..4).flat_map(move |chunk| group.iter().map(move |&peer| (peer, chunk)))).collect()
+        };
+        assert_eq!(sent(Sending::ALL, true), chunks(&[&[3, 2, 1]]));
+        assert_eq!(sent(Sending::Beside { peers: 2 }, true), chunks(&[&[3, 2], &[1]]));
+        assert_eq!(sent(Sending::Beside { peers: 1 }, true), chunks(&[&[3], &[2], &[1]]));
+        assert_eq!(sent(Sending::Beside { peers: 1 }, false), chunks(&[&[3, 2, 1]]), "what the kernel stores goes as it comes");
+    }
+}

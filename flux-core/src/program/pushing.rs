@@ -28,7 +28,7 @@ impl TileProgram {
 #[cfg(test)]
 mod tests {
     use crate::program::{Schedule, TileProgram};
-    use crate::{DType, OpKind, Problem, Rank, WorldSize};
+    use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 
     #[test]
     fn copy_engines_push_large_shards_in_few_copies() {
@@ -41,5 +41,14 @@ mod tests {
         assert!(!copied(4, 256, 49152, 12288), "tiles span shards");
         assert!(copied(4, 1024, 49152, 12288), "36 copies in some 200 us, and the GEMM takes 380");
         assert!(!copied(8, 2048, 49152, 12288), "84 in 490, and the GEMM takes 380 too");
+    }
+
+    #[test]
+    fn shards_of_just_so_many_bytes_are_for_copy_engines() {
+        let copied = |rows: usize| {
+            let problem = Problem::new(OpKind::AllGatherGemm, 4 * rows, 49152, 8192, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
+            TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(128, 256, 64))).unwrap().is_for_copy_engines()
+        };
+        assert_eq!([319, 320].map(copied), [false, true], "5 MiB are 320 rows of 16 KiB");
     }
 }

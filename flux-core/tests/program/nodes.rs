@@ -197,3 +197,12 @@ fn nodes_of_another_world_and_stacked_tiles_are_refused() {
     assert_eq!(build(&stacked, nodes), Err(ScheduleError::StackedNodes { nodes }));
     assert!(build(&stacked, Nodes::apart(world)).is_ok());
 }
+
+/// What a relay or an owner adds comes from mates and other nodes: it awaits all of it when the tile is multiplied, whatever the schedule says.
+#[test]
+fn no_partial_tile_is_early_across_nodes() {
+    let problem = Problem::new(GemmReduceScatter, 64, 64, 4 * 1024, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
+    let schedule = Schedule { early: 2, ..Schedule::of(TileShape::new(16, 16, 8)) };
+    let early = |count| build(&problem, &schedule, count).0.iter().map(|p| p.early).collect::<Vec<_>>();
+    assert_eq!([early(2), early(4), early(1)], [vec![0; 4], vec![2; 4], vec![2; 4]]);
+}

@@ -3,7 +3,7 @@
 //! Invariant: payload is touched only between the signals that hand it over, and after a failure nothing is published.
 
 use super::panel::{self, Panel};
-use super::{Epilogue, HostMemory, Rows, RowsMut, pause};
+use super::{Epilogue, ExecuteError, HostMemory, Rows, RowsMut, pause, zeroed};
 use crate::Element;
 use flux_core::Rank;
 use flux_core::layout;
@@ -16,7 +16,7 @@ use std::marker::PhantomData;
 pub(super) struct Scratch<T> {
     /// Operand A of the current shard.
     a: Panel,
-    /// Accumulators of a tile, in rows of the tile's `n`.
+    /// Accumulators of a tile, its rows [`stride`] apart.
     pub(super) acc: Vec<f32>,
     /// One row of a partial tile.
     pub(super) partial: Vec<f32>,
@@ -24,13 +24,19 @@ pub(super) struct Scratch<T> {
 }
 
 impl<T: Element> Scratch<T> {
-    pub(super) fn new(program: &TileProgram) -> Self {
-        let (tile_m, tile_n) = (program.tile.m as usize, program.tile.n as usize);
+    pub(super) fn new(program: &TileProgram) -> Result<Self, ExecuteError> {
         let problem = &program.problem;
         let rows = if program.stacked { problem.m() } else { problem.m_shard() } as usize;
-        let a = Panel::new((rows, problem.k_local() as usize), (tile_m, program.tile.k as usize));
-        Self { a, acc: vec![0.0; tile_m * tile_n], partial: vec![0.0; tile_n], element: PhantomData }
+        let (tile_m, stride) = (program.tile.m as usize, stride(program));
+        let a = Panel::new((rows, problem.k_local() as usize), (tile_m, program.tile.k as usize))?;
+        let acc = zeroed("a worker's accumulators of a tile", tile_m.min(rows) * stride)?;
+        Ok(Self { a, acc, partial: zeroed("a worker's row of a partial tile", stride)?, element: PhantomData })
     }
+}
+
+/// Elements between the rows of a worker's accumulators: a tile may be wider than the output.
+pub(super) fn stride(program: &TileProgram) -> usize {
+    program.tile.n.min(program.problem.n_local()) as usize
 }
 
 /// `y`, of which workers store disjoint tiles.
@@ -109,7 +115,7 @@ impl<T: Element> Call<'_, T> {
             scratch.a.rows(key, (row, rows), steps, |i, columns| &self.x.row(outer + row + i, k)[columns])
         };
         let b = &self.weights[col * k + first_k..];
-        panel::multiply((rows, cols, end_k - first_k), a, b, k, &mut scratch.acc, self.program.tile.n as usize);
+        panel::multiply((rows, cols, end_k - first_k), a, b, k, &mut scratch.acc, stride(self.program));
         Ok(())
     }
 

@@ -50,6 +50,16 @@ pub enum ExecuteError {
         /// Ranks whose memory is mapped.
         ranks: usize,
     },
+    /// There is not so much memory.
+    #[error(
+        "{bytes} bytes of {what} cannot be had: what the host executor needs grows with the extents of a rank's operands, with the tile and with the workers"
+    )]
+    OutOfMemory {
+        /// What for.
+        what: &'static str,
+        /// How many.
+        bytes: usize,
+    },
     /// The program does not describe a call of its problem.
     #[error("item {item} of rank {rank}'s program: {what}")]
     Program {

@@ -18,6 +18,7 @@ pub use error::ExecuteError;
 pub use memory::HostMemory;
 
 use crate::Element;
+use bytemuck::Zeroable;
 use call::{Call, Output, Scratch};
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
@@ -78,20 +79,20 @@ pub struct Executor<T> {
 }
 
 impl<T: Element> Executor<T> {
-    /// Checks the program and takes the buffers: operands in fp32 (`w` once, a shard of A for each worker) and a tile for each worker. Where a call finds no
-    /// thread for a worker, those that there are do its work.
+    /// Checks the program and takes the buffers: operands in fp32 (`w` once; for each worker a shard of A, or all of it where tiles span shards) and, for each
+    /// worker, a tile. Where a call finds no thread for a worker, those that there are do its work.
     ///
     /// # Errors
-    /// [`ExecuteError::DType`] or [`ExecuteError::Program`].
+    /// [`ExecuteError::DType`], [`ExecuteError::Program`] or [`ExecuteError::OutOfMemory`].
     pub fn new(program: TileProgram, workers: NonZeroUsize) -> Result<Self, ExecuteError> {
         let problem = &program.problem;
         if problem.dtype() != T::DTYPE {
             return Err(ExecuteError::DType { program: problem.dtype(), operands: T::DTYPE });
         }
         check::check(&program)?;
-        let weights = vec![0.0; problem.n_local() as usize * problem.k_local() as usize];
-        let first = Scratch::new(&program);
-        let others = (1..workers.get()).map(|_| Scratch::new(&program)).collect();
+        let weights = zeroed("weights in fp32", problem.n_local() as usize * problem.k_local() as usize)?;
+        let first = Scratch::new(&program)?;
+        let others = (1..workers.get()).map(|_| Scratch::new(&program)).collect::<Result<_, _>>()?;
         Ok(Self { program, weights, first, others })
     }
 
@@ -171,6 +172,12 @@ fn together<T: Element>(call: &Call<'_, T>, first: &mut Scratch<T>, others: &mut
             Err(panic) => std::panic::resume_unwind(panic),
         })
     })
+}
+
+/// A buffer of zeros; untouched ones take no memory.
+fn zeroed<V: Zeroable>(what: &'static str, length: usize) -> Result<Vec<V>, ExecuteError> {
+    bytemuck::allocation::try_zeroed_vec(length)
+        .map_err(|()| ExecuteError::OutOfMemory { what, bytes: length.saturating_mul(size_of::<V>()) })
 }
 
 /// Whether an operand of `have` elements holds its shape at its stride.

@@ -3,6 +3,7 @@
 //! Invariant: an element is converted at most once per call, worker and way in which its tile's `k` is split, however many tiles read it; the product of
 //! an item is one call of one routine on the same numbers, so it does not depend on who computes it.
 
+use super::{ExecuteError, zeroed};
 use crate::Element;
 use std::ops::Range;
 
@@ -23,10 +24,10 @@ pub(super) struct Panel {
 
 impl Panel {
     /// Room for `rows` of `cols`, converted in blocks of `block`, rows and columns.
-    pub(super) fn new((rows, cols): (usize, usize), block: (usize, usize)) -> Self {
+    pub(super) fn new((rows, cols): (usize, usize), block: (usize, usize)) -> Result<Self, ExecuteError> {
         let steps = cols.div_ceil(block.1);
-        let ready = vec![false; rows.div_ceil(block.0) * steps];
-        Self { values: vec![0.0; rows * cols], ready, steps, block, cols, key: None }
+        let ready = zeroed("marks of converted blocks", rows.div_ceil(block.0) * steps)?;
+        Ok(Self { values: zeroed("a worker's rows of x in fp32", rows * cols)?, ready, steps, block, cols, key: None })
     }
 
     /// Forgets what was converted.

@@ -3,7 +3,7 @@
 //! Invariant: whatever is added is added in one order, parts in that of `k` and partial tiles in that of their slots, so the bits do not depend on who
 //! came first.
 
-use super::call::{Call, Scratch};
+use super::call::{Call, Scratch, stride};
 use crate::Element;
 use flux_core::Rank;
 use flux_core::layout;
@@ -42,7 +42,7 @@ impl<T: Element> Call<'_, T> {
     /// Adds the parts that other items have left of the tile, in the order of `k`.
     fn add_parts(&self, item: &WorkItem, acc: &mut [f32]) {
         for part in (0..item.parts).map(|i| item.part + i) {
-            for (i, acc) in acc.chunks_exact_mut(self.program.tile.n as usize).take(item.rows as usize).enumerate() {
+            for (i, acc) in acc.chunks_exact_mut(stride(self.program)).take(item.rows as usize).enumerate() {
                 let first: *const f32 = self.part_row(part, i, item.cols);
                 // SAFETY: as for a slot: inside the own data region, published before the signals just awaited, and not written again before this
                 // call is closed.
@@ -67,11 +67,11 @@ impl<T: Element> Call<'_, T> {
 
     /// Adds the partial tiles of others, in the order of their slots.
     fn reduce(&self, item: &WorkItem, scratch: &mut Scratch<T>) {
-        let (cols, tile_n) = (item.cols as usize, self.program.tile.n as usize);
+        let (cols, stride) = (item.cols as usize, stride(self.program));
         let partial = &mut scratch.partial[..cols];
         for source in 0..item.partials {
             let slot = item.partial_slot + source * self.program.slots_per_source;
-            for (i, acc) in scratch.acc.chunks_exact_mut(tile_n).take(item.rows as usize).enumerate() {
+            for (i, acc) in scratch.acc.chunks_exact_mut(stride).take(item.rows as usize).enumerate() {
                 let first: *const T = self.slot_row(self.program.rank, slot, i, item.cols);
                 // SAFETY: as for the gather buffer: inside the own data region, published before the signals just awaited, and not written
                 // again before this call has ended.
@@ -111,7 +111,7 @@ impl<T: Element> Call<'_, T> {
 
     /// Finishes the tile's sums and rounds them into `y`.
     fn store(&self, item: &WorkItem, acc: &mut [f32]) {
-        for (i, row) in (0..item.rows).zip(acc.chunks_exact_mut(self.program.tile.n as usize)) {
+        for (i, row) in (0..item.rows).zip(acc.chunks_exact_mut(stride(self.program))) {
             self.store_row(item, i, &mut row[..item.cols as usize]);
         }
     }
@@ -130,7 +130,7 @@ impl<T: Element> Call<'_, T> {
     /// The rows of an item's accumulators.
     fn rows<'r>(&self, item: &WorkItem, acc: &'r [f32]) -> impl Iterator<Item = &'r [f32]> {
         let cols = item.cols as usize;
-        acc.chunks_exact(self.program.tile.n as usize).take(item.rows as usize).map(move |row| &row[..cols])
+        acc.chunks_exact(stride(self.program)).take(item.rows as usize).map(move |row| &row[..cols])
     }
 
     /// Row `row` of a slot at `owner`, of which `cols` elements are about to be used.

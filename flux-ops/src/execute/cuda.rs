@@ -110,7 +110,7 @@ impl CudaExecutor {
         }
         let workers = with_a_tile(&program, hands.workers.unwrap_or(sms));
         // What is stored for messages goes to this device's memory, and with several ranks in a node most does not.
-        let spread = if rounds.is_some() && !program.nodes.are_mixed() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT).min(100) };
+        let spread = if rounds.is_some() && !program.nodes.are_mixed() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT) };
         let pace = pace(&program, workers, spread);
         let push_by_kernel = match hands.push {
             _ if rounds.is_some() || route.is_some() => false,

@@ -54,9 +54,9 @@ pub(crate) enum Executor<T> {
 }
 
 /// What a mover is given of a call's `x`: a row's elements are as many as the problem says, wherever the rows start.
-pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::Push<'p> {
+pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::MoverJob<'p> {
     let element_bytes = size_of::<T>() as u64;
-    flux_transport::Push {
+    flux_transport::MoverJob {
         x: x.address,
         row_stride: x.row_bytes::<T>(),
         row_bytes: u64::from(program.problem.k_local()) * element_bytes,
@@ -139,6 +139,9 @@ impl<T: Element> Executor<T> {
         (schedule, sending): (&Schedule, Sending),
         hands: Hands,
     ) -> Result<Self, BuildError> {
+        if let Some(percent) = hands.spread.filter(|&percent| percent > 100) {
+            return Err(BuildError::Spread { percent });
+        }
         match location(comm) {
             Location::Host => HostExecutor::prepare(program, number, hands).map(Self::Host),
             Location::Cuda(ordinal) => {
@@ -175,7 +178,10 @@ impl<T: Element> Executor<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::{TensorMut, TensorRef};
+    use flux_core::{DType, TileShape};
     use flux_transport::{Fault, Select, TransportError, World};
+    use half::bf16;
 
     fn connected() -> Vec<Communicator> {
         let connect = |world| Communicator::connect_blocking(&world, Select::Host.into()).unwrap();
@@ -191,6 +197,23 @@ mod tests {
         let refused = || CallError::Transport(TransportError::MoverUnusable { why: "of a test" });
         let call = ranks[0].begin(Stream::Host).unwrap();
         assert_eq!(end(&ranks[0], call, Err(refused())).unwrap_err().to_string(), refused().to_string());
+        for comm in &ranks {
+            assert!(matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank()));
+        }
+    }
+
+    #[test]
+    fn the_peers_of_a_rank_whose_push_was_refused_need_not_wait_for_the_deadline() {
+        let ranks = connected();
+        let problem = Problem::new(OpKind::AllGatherGemm, 16, 16, 8, DType::Bf16, ranks[0].world_size()).unwrap();
+        let program = TileProgram::build(&problem, ranks[0].rank(), &Schedule::of(TileShape::new(8, 8, 8))).unwrap();
+        // Nobody has taken the workspace that it needs.
+        let executor = HostExecutor::<bf16>::prepare(program, 1, Hands::default()).unwrap();
+        let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
+        let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
+        let operands = Operands { x, w, bias: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view() };
+        let refused = executor.run(&ranks[0], &operands, Activation::None, Stream::Host).unwrap_err();
+        assert!(matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })), "{refused}");
         for comm in &ranks {
             assert!(matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank()));
         }

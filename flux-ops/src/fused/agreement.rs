@@ -4,14 +4,20 @@
 
 use crate::error::{BuildError, Requests};
 use flux_core::Rank;
-use flux_transport::Communicator;
+use flux_transport::control::Step;
+use flux_transport::{Communicator, TransportError};
+
+/// What becomes of an error of the transport's in the build of an op.
+pub(super) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError {
+    move |source| BuildError::Transport { op: op.to_owned(), source }
+}
 
 /// Compares what the ranks ask for; collective.
 ///
 /// # Errors
 /// [`BuildError::Disagreement`], the same on every rank.
-pub(super) fn same_request(comm: &Communicator, request: &str) -> Result<(), BuildError> {
-    let requests = group(&comm.exchange(request.as_bytes())?);
+pub(super) fn same_request(comm: &Communicator, op: &str, request: &str) -> Result<(), BuildError> {
+    let requests = group(&comm.exchange_at(Step::Build, request.as_bytes()).map_err(while_building(op))?);
     if requests.0.len() == 1 { Ok(()) } else { Err(BuildError::Disagreement { requests }) }
 }
 
@@ -28,9 +34,9 @@ pub(super) fn number(request: &str) -> u32 {
 ///
 /// # Errors
 /// This rank's own error, or [`BuildError::Peer`] with that of the first rank that has one.
-pub(super) fn all_ready<V>(comm: &Communicator, mine: Result<V, BuildError>) -> Result<V, BuildError> {
+pub(super) fn all_ready<V>(comm: &Communicator, op: &str, mine: Result<V, BuildError>) -> Result<V, BuildError> {
     let reason = mine.as_ref().err().map_or_else(String::new, ToString::to_string);
-    let reasons = comm.exchange(reason.as_bytes())?;
+    let reasons = comm.exchange_at(Step::Ready, reason.as_bytes()).map_err(while_building(op))?;
     let value = mine?;
     match (0..).map(Rank::new).zip(&reasons).find(|(_, reason)| !reason.is_empty()) {
         Some((rank, reason)) => Err(BuildError::Peer { rank, reason: String::from_utf8_lossy(reason).into_owned() }),

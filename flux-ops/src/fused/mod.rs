@@ -40,6 +40,11 @@ impl Request {
         Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, sending: None, hands: Hands::default() }
     }
 
+    /// The op and its extents, as flight records name its calls.
+    fn name(&self) -> String {
+        format!("{} {}x{}x{}", self.op, self.m, self.n, self.k)
+    }
+
     fn problem(&self, world: WorldSize) -> Result<Problem, BuildError> {
         Ok(Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?)
     }
@@ -93,9 +98,10 @@ impl<T: Element> FusedOp<T> {
     pub(crate) fn build(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
         // First of all, so that bad input on one rank does not leave the others waiting, and so that whatever the ranks had launched before is
         // launched on all of them by the time a module is loaded, which may have to wait for it.
-        agreement::same_request(comm, &request.to_string())?;
-        let op = agreement::all_ready(comm, Self::prepare(request, comm))?;
-        comm.reserve(op.size)?;
+        let name = request.name();
+        agreement::same_request(comm, &name, &request.to_string())?;
+        let op = agreement::all_ready(comm, &name, Self::prepare(request, comm))?;
+        comm.reserve(op.size).map_err(agreement::while_building(&name))?;
         tracing::debug!(rank = %comm.rank(), "{}", op.explain());
         Ok(op)
     }
@@ -181,5 +187,38 @@ impl<T: Element> FusedOp<T> {
             comm.workspace_size().total_bytes(),
             comm.explain().replace('\n', "\n  "),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What may be chosen where the caller says nothing, none of which covers the others.
+    #[test]
+    fn the_workspace_covers_every_schedule_that_may_be_chosen() {
+        let world = WorldSize::new(4).unwrap();
+        let mut largest = [0; 3];
+        for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+            for m in [64, 256, 512, 1024, 4096] {
+                for (n, k) in [(49152, 12288), (12288, 49152), (8192, 28672), (1000 * 8, 1024)] {
+                    let request = Request::new(op, m, n, k, DType::Bf16);
+                    let (problem, size) = (request.problem(world).unwrap(), request.workspace(world).unwrap());
+                    let own = [
+                        Schedule::heuristic(&problem),
+                        Schedule::in_messages(&problem, &Channels::FREE, Sending::ALL),
+                        Schedule::staged(&problem),
+                    ];
+                    let needed = own.map(|own| TileProgram::build(&problem, Rank::new(0), &own).unwrap().workspace());
+                    for (at, needed) in needed.into_iter().enumerate() {
+                        assert_eq!(size.max(needed), size, "{problem}");
+                        let others = own.iter().enumerate().filter(|&(other, _)| other != at);
+                        let others = others.map(|(_, own)| TileProgram::build(&problem, Rank::new(0), own).unwrap().workspace());
+                        largest[at] += u32::from(others.fold(WorkspaceSize::default(), WorkspaceSize::max) != size);
+                    }
+                }
+            }
+        }
+        assert!(largest.iter().all(|&times| times > 0), "{largest:?}: a schedule that never asks for most shows nothing");
     }
 }

@@ -54,6 +54,14 @@ pub enum TensorError {
         /// The address.
         address: u64,
     },
+    /// There are no such addresses.
+    #[error("address {address:#x}: the {bytes} bytes of a view from there on end beyond the last address")]
+    BeyondAddresses {
+        /// The address.
+        address: u64,
+        /// Bytes from the view's first element to its last.
+        bytes: u64,
+    },
     /// The memory holds another element type than the view.
     #[error("the memory holds {found}, the view is of {expected}: convert it, or use the op of that element type")]
     DType {

@@ -68,6 +68,10 @@ impl View {
             return Err(TensorError::DType { expected: T::DTYPE, found: raw.dtype });
         }
         raw.layout.check(raw.address, raw.available)?;
+        let bytes = (raw.layout.span() * size_of::<T>()) as u64;
+        if raw.address.checked_add(bytes).is_none() {
+            return Err(TensorError::BeyondAddresses { address: raw.address, bytes });
+        }
         Ok(Self { address: raw.address, layout: raw.layout, location: raw.location, ordered_on: None, claimed: true })
     }
 
@@ -90,7 +94,7 @@ impl View {
         (self.layout.row_stride * size_of::<T>()) as u64
     }
 
-    /// Bytes from the first element to behind the last.
+    /// Bytes from the first element to behind the last, which is an address: memory that is there has one, and what is claimed was checked.
     pub(crate) fn bytes<T>(&self) -> std::ops::Range<u64> {
         self.address..self.address + (self.layout.span() * size_of::<T>()) as u64
     }

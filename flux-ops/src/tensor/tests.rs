@@ -72,11 +72,14 @@ fn raw_memory_is_checked_against_its_own_description() {
         layout: Layout::dense(4, 64),
         available: 256,
     };
-    // SAFETY: `raw` describes `m`, which outlives every view here.
+    // SAFETY: `raw` describes `m`, which outlives every view here; views of other addresses are not used.
     let view = |raw| unsafe { TensorRef::<bf16>::from_raw(raw) };
     assert!(view(raw).is_ok());
     assert_eq!(view(RawTensor { address: 0, ..raw }).unwrap_err(), TensorError::Null);
     assert!(matches!(view(RawTensor { available: 255, ..raw }).unwrap_err(), TensorError::TooShort { needed: 256, available: 255, .. }));
+    let last = u64::MAX - 15;
+    assert_eq!(view(RawTensor { address: last, ..raw }).unwrap_err(), TensorError::BeyondAddresses { address: last, bytes: 512 });
+    assert_eq!(view(RawTensor { address: last - 512, ..raw }).unwrap().view().bytes::<bf16>().end, last);
     // SAFETY: as above.
     let other = unsafe { TensorRef::<f16>::from_raw(raw) }.unwrap_err();
     assert_eq!(other, TensorError::DType { expected: DType::F16, found: DType::Bf16 });

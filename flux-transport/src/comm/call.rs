@@ -5,9 +5,10 @@
 
 use super::Communicator;
 use super::flight::{CallState, Label, Noted};
+use super::turn::Turn;
 use crate::fault::reason;
-use crate::{Carry, Exchange, Push, Stream, TransportError, WorkspaceView};
-use std::sync::{Arc, MutexGuard};
+use crate::{Carry, Exchange, MoverJob, Stream, TransportError, WorkspaceView};
+use std::sync::Arc;
 
 /// A call in progress.
 #[derive(Debug)]
@@ -20,11 +21,11 @@ pub struct Call<'c> {
     handed: bool,
     noted: Noted,
     finished: bool,
-    _turn: MutexGuard<'c, ()>,
+    _turn: Turn<'c>,
 }
 
 impl<'c> Call<'c> {
-    pub(super) fn new(comm: &'c Communicator, turn: MutexGuard<'c, ()>, stream: Stream, label: Option<Label>) -> Self {
+    pub(super) fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream, label: Option<Label>) -> Self {
         let transport = comm.inner.health.transport();
         let noted = comm.inner.flight.begin(transport.epoch(), label);
         Self { comm, stream, view: transport.view(), pushes: false, handed: false, noted, finished: false, _turn: turn }
@@ -67,7 +68,7 @@ impl<'c> Call<'c> {
     ///
     /// # Errors
     /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is moved.
-    pub unsafe fn push(&mut self, push: &Push<'_>) -> Result<(), TransportError> {
+    pub unsafe fn push(&mut self, push: &MoverJob<'_>) -> Result<(), TransportError> {
         if push.transfers.is_empty() {
             return Ok(());
         }

@@ -4,7 +4,7 @@
 
 use super::automatic::automatic;
 use super::{Communicator, ConnectError, nodes};
-use crate::control::agree;
+use crate::control::{Step, agree, agree_at};
 use crate::host::Host;
 use crate::mixed::{self, Mixed};
 use crate::nccl::{self, NcclTransport};
@@ -21,19 +21,20 @@ const MAX_DEADLINE: Duration = Duration::from_hours(24);
 
 /// Connects on this thread.
 pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, ConnectError> {
-    let number = world.next_communicator();
     let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, variable("FLUX_NODES").as_deref())?)));
     let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }));
     let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
-    let answers = agree(world.control(), &offer, deadline);
+    let answers = agree_at(world.control(), Step::Connect, &offer, deadline);
     let (selected, nodes) = selected?;
     let options = &Options { nodes, ..*options };
     let answers: Vec<String> = answers?.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
     if answers.iter().any(|answer| *answer != answers[0]) {
         return Err(ConnectError::Disagreement { what: "options", values: differences(&answers) });
     }
+    // Counted where all ranks connect, so alike on all.
+    let number = world.next_communicator();
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
         Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),

@@ -213,6 +213,20 @@ mod tests {
     }
 
     #[test]
+    fn a_call_is_noted_as_long_as_it_is_kept() {
+        for (later, last) in [(KEPT - 1, [CallState::Failed, CallState::Done]), (KEPT, [CallState::Done; 2])] {
+            let flight = Flight::new();
+            let first = flight.begin(Some(Epoch::new(0)), None);
+            for number in 1..=u32::try_from(later).unwrap() {
+                flight.note(flight.begin(Some(Epoch::new(number)), None), CallState::Done);
+            }
+            flight.note(first, CallState::Failed);
+            let calls = flight.last();
+            assert_eq!((calls.len(), [calls[0].state, calls[KEPT - 1].state]), (KEPT, last), "{later} later calls");
+        }
+    }
+
+    #[test]
     fn the_newest_calls_are_kept_in_order() {
         let flight = Flight::new();
         let first = flight.begin(Some(Epoch::new(0)), None);

@@ -1,6 +1,6 @@
 //! The communicator: one rank's handle to all ranks' memory, and the order of its calls.
 //!
-//! Invariant: calls and changes of the workspace happen one at a time, under one lock. Once there is a fault, no call begins.
+//! Invariant: calls and changes of the workspace happen one at a time, in turns. Once there is a fault, no call begins.
 
 mod automatic;
 mod call;
@@ -17,6 +17,7 @@ mod health;
 mod nodes;
 mod rebuild;
 mod status;
+mod turn;
 
 pub use call::Call;
 pub use error::ConnectError;
@@ -25,7 +26,7 @@ pub use flight::{CallRecord, CallState, Label};
 pub(crate) use nodes::{dealt, grouped};
 pub use rebuild::Rebuild;
 
-use crate::control::{Answerer, agree};
+use crate::control::{Answerer, Step, agree, agree_at, exchange_at};
 use crate::fault::reason;
 use crate::{Capabilities, Device, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use ear::Ear;
@@ -34,8 +35,9 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
 use health::Health;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use turn::Turns;
 
 /// One rank's membership of a group that computes together. Clones are the same membership.
 ///
@@ -56,7 +58,7 @@ struct Inner {
     number: u32,
     world: World,
     options: Options,
-    calls: Mutex<()>,
+    turns: Turns,
     explanation: String,
 }
 
@@ -103,8 +105,8 @@ impl Communicator {
         let ear = Ear::new(&health, world.control());
         let world = world.share();
         let options = *options;
-        let (calls, failure) = (Mutex::new(()), OnceLock::new());
-        let inner = Inner { _ear: ear, _answerer: answerer, health, flight, failure, number, world, options, calls, explanation };
+        let (turns, failure) = (Turns::default(), OnceLock::new());
+        let inner = Inner { _ear: ear, _answerer: answerer, health, flight, failure, number, world, options, turns, explanation };
         Self { inner: Arc::new(inner) }
     }
 
@@ -165,12 +167,13 @@ impl Communicator {
     /// # Errors
     /// [`TransportError`], on every rank if on one; the workspace is then as it was.
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
-        let _turn = self.turn();
+        let turn = self.inner.turns.take();
         let transport = self.inner.health.transport();
         let control = self.inner.world.control();
-        let broken = self.inner.health.status();
-        let answers = agree(control, &broken.clone().map(|()| encode(size)), self.until());
-        broken.map_err(|fault| TransportError::Broken { fault: self.gathered(fault).fault.clone() })?;
+        let able = turn.and_then(|turn| self.inner.health.status().map(|()| turn).map_err(|fault| TransportError::Broken { fault }));
+        let answers = agree_at(control, Step::Reserve, &able.as_ref().map(|_| encode(size)), self.until());
+        // Peers that wait for this rank know now, so there is time to ask them.
+        let _turn = able.map_err(|error| self.working().err().unwrap_or(error))?;
         let sizes: Vec<WorkspaceSize> = answers?.iter().map(|answer| decode(answer)).collect();
         if sizes.iter().any(|&other| other != size) {
             let values: Vec<String> = sizes.iter().enumerate().map(|(rank, size)| format!("rank {rank}: {size:?}")).collect();
@@ -198,7 +201,7 @@ impl Communicator {
     /// begins the next.
     ///
     /// # Errors
-    /// [`TransportError::Broken`] after a fault; [`TransportError::WrongStream`].
+    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this thread; [`TransportError::WrongStream`].
     pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
         self.begin_as(stream, None)
     }
@@ -208,7 +211,7 @@ impl Communicator {
     /// # Errors
     /// As [`begin`](Self::begin).
     pub fn begin_as(&self, stream: Stream, label: Option<Label>) -> Result<Call<'_>, TransportError> {
-        let turn = self.turn();
+        let turn = self.inner.turns.take()?;
         self.working()?;
         self.inner.health.transport().begin(stream)?;
         Ok(Call::new(self, turn, stream, label))
@@ -222,17 +225,25 @@ impl Communicator {
     /// Returns when every rank has come here. On the host only: calls under way on a device are not waited for.
     ///
     /// # Errors
-    /// [`TransportError::Control`] when the deadline passes, or a rank is gone.
+    /// [`TransportError::Control`] when the deadline passes, a rank is gone, or a rank is at another step than this.
     pub fn barrier(&self) -> Result<(), TransportError> {
-        Ok(self.inner.world.control().barrier(self.until())?)
+        self.exchange_at(Step::Barrier, &[]).map(drop)
     }
 
     /// Gives `payload` to every rank, and returns what each gave, by rank. Collective.
     ///
     /// # Errors
-    /// [`TransportError::Control`] when the deadline passes, or a rank is gone.
+    /// [`TransportError::Control`] when the deadline passes, a rank is gone, or a rank is at another step than this.
     pub fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
-        Ok(self.inner.world.control().exchange(payload, self.until())?)
+        self.exchange_at(Step::Exchange, payload)
+    }
+
+    /// As [`exchange`](Self::exchange), at a step that no other is taken for and that errors name.
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
+    pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
+        Ok(exchange_at(self.inner.world.control(), step, payload, self.until())?)
     }
 
     /// Whether a fault is known, without a word to anybody; [`status`](Self::status) asks.
@@ -258,11 +269,6 @@ impl Communicator {
 
     fn until(&self) -> Instant {
         Instant::now() + self.inner.options.deadline
-    }
-
-    fn turn(&self) -> MutexGuard<'_, ()> {
-        // the lock guards an order, not data
-        self.inner.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -296,3 +302,6 @@ fn decode(bytes: &[u8]) -> WorkspaceSize {
     let [low, high, signals, counters] = words;
     WorkspaceSize { half_bytes: u64::from(high) << 32 | u64::from(low), signals, counters }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use super::{Communicator, ConnectError};
 use crate::bootstrap::{self, START};
 use crate::control::{ControlPlane, GaveUp, mask_of, ranks_of};
 use crate::fault::reason;
-use crate::{ControlError, World};
+use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
 use std::sync::Arc;
@@ -54,6 +54,7 @@ impl Communicator {
     /// come at any time while this one waited; they are given up then, and rebuilding once more goes on without them. A [`ControlError::Leader`] gives nobody up: what it
     /// says is to be mended, and rebuilding tried once more.
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
+        self.inner.turns.free_of_this_thread()?;
         let comm = self.clone();
         apart(self.rank(), move || comm.rebuild_blocking(how)).await
     }
@@ -63,7 +64,7 @@ impl Communicator {
     /// # Errors
     /// [`ConnectError`], as there.
     pub fn rebuild_blocking(&self, how: Rebuild) -> Result<Self, ConnectError> {
-        self.stop();
+        self.stop()?;
         let inner = &self.inner;
         let control = match how {
             Rebuild::Survivors => self.survivors()?,
@@ -74,15 +75,17 @@ impl Communicator {
     }
 
     /// Breaks this communicator, tells the peers, and waits until nothing of this rank uses it any more.
-    fn stop(&self) {
+    fn stop(&self) -> Result<(), TransportError> {
         let inner = &self.inner;
+        inner.turns.free_of_this_thread()?;
         if self.status().is_ok() {
             self.abort(reason::REBUILT);
         }
-        let _turn = self.turn();
+        let _turn = inner.turns.take()?;
         if let Err(error) = inner.health.transport().drain() {
             tracing::warn!(%error, rank = %self.rank(), "calls were under way when their communicator was rebuilt");
         }
+        Ok(())
     }
 
     fn survivors(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {

@@ -2,7 +2,7 @@
 //!
 //! Invariant: all ranks see the same answers and judge them alike, so they all go on or all give up.
 
-use super::{ControlError, ControlPlane};
+use super::{ControlError, ControlPlane, Step, exchange_at};
 use flux_core::Rank;
 use std::fmt::Display;
 use std::time::Instant;
@@ -25,9 +25,20 @@ impl From<ControlError> for Disagreed {
 const OFFER: u8 = 0;
 const REFUSAL: u8 = 1;
 
-/// Gives every rank this rank's offer, or the reason why it has none, and returns all ranks' offers, by rank.
+/// Gives every rank this rank's offer, or the reason why it has none, and returns all ranks' offers, by rank: a later step of connecting, or of growing the
+/// workspace.
 pub(crate) fn agree<T: AsRef<[u8]>, E: Display>(
     control: &dyn ControlPlane,
+    own: &Result<T, E>,
+    deadline: Instant,
+) -> Result<Vec<Vec<u8>>, Disagreed> {
+    agree_at(control, Step::Memory, own, deadline)
+}
+
+/// As [`agree`], at any step.
+pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
+    control: &dyn ControlPlane,
+    step: Step,
     own: &Result<T, E>,
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>, Disagreed> {
@@ -42,7 +53,7 @@ pub(crate) fn agree<T: AsRef<[u8]>, E: Display>(
     let mut message = Vec::with_capacity(1 + body.len());
     message.push(tag);
     message.extend_from_slice(body);
-    let answers = control.exchange(&message, deadline)?;
+    let answers = exchange_at(control, step, &message, deadline)?;
     answers
         .into_iter()
         .zip(control.world().ranks())

@@ -7,13 +7,16 @@ mod agree;
 mod hosts;
 mod inquiry;
 mod local;
+mod step;
 mod turns;
 
-pub(crate) use agree::{Disagreed, agree, together};
+pub(crate) use agree::{Disagreed, agree, agree_at, together};
 pub use hosts::Hosts;
 pub use inquiry::{Answer, Answerer, GaveUp};
 pub(crate) use inquiry::{mask_of, ranks_of};
 pub(crate) use local::LocalControl;
+pub use step::Step;
+pub(crate) use step::exchange_at;
 pub(crate) use turns::Turns;
 
 use flux_core::{Rank, WorldSize};

@@ -12,7 +12,7 @@ mod region;
 use crate::comm::dealt;
 use crate::control::{ControlError, ControlPlane, Launch};
 use crate::{
-    Capabilities, ConnectError, Device, Options, Push, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
+    Capabilities, ConnectError, Device, MoverJob, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
 };
 use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -114,7 +114,7 @@ impl Transport for Host {
         self.mover.is_some() && !self.pushed.load(Ordering::Relaxed)
     }
 
-    unsafe fn push(&self, _stream: Stream, push: &Push<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError> {
         let Some(mover) = &self.mover else {
             return Err(TransportError::MoverUnusable { why: "a world of one rank has no peers to move to" });
         };

@@ -10,7 +10,7 @@
 use super::block::pointer;
 use super::mapping::Mapping;
 use crate::fault::reason;
-use crate::{Push, TransportError};
+use crate::{MoverJob, TransportError};
 use flux_core::program::{Forward, Transfer};
 use flux_core::signal::{Protocol, Word, Words};
 use flux_core::{Rank, rank::MAX_WORLD};
@@ -85,9 +85,9 @@ impl Mover {
     /// Hands over a job; returns at once.
     ///
     /// # Safety
-    /// Every transfer lies in the workspace (`Push::check`), and the shard can be read, and is not written, until [`wait`](Self::wait) has
+    /// Every transfer lies in the workspace (`MoverJob::check`), and the shard can be read, and is not written, until [`wait`](Self::wait) has
     /// returned. The job before has ended.
-    pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &Push<'_>) {
+    pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &MoverJob<'_>) {
         let mut job = self.desk.lock();
         job.mapping = Some(mapping);
         (job.x, job.row_stride, job.row_bytes) = (push.x, push.row_stride, push.row_bytes);
@@ -182,7 +182,7 @@ fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64
         let from = pointer(from + row * stride + col).cast_const();
         let to = pointer(to + row * job.row_bytes + col);
         let bytes = usize::try_from(piece_rows * width).expect("rows in memory are addressable");
-        // SAFETY: `start`'s caller vouches for the shard; a place's rows are there, as the signal just awaited says. The rows lie in their place in the gather buffer (`Push::check`), which is this rank's to
+        // SAFETY: `start`'s caller vouches for the shard; a place's rows are there, as the signal just awaited says. The rows lie in their place in the gather buffer (`MoverJob::check`), which is this rank's to
         // write in this call: the owner has ended the call before the last, and reads only after the signal.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }

@@ -33,7 +33,7 @@ fn follow(forwards: &[Forward], rounds: &[Round]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Push;
+    use crate::MoverJob;
     use flux_core::program::{Chunk, Schedule, TileProgram};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 
@@ -45,7 +45,8 @@ mod tests {
     }
 
     fn fault_of(program: &TileProgram, forwards: &[Forward], rounds: &[Round], nodes: Nodes) -> Option<&'static str> {
-        let push = Push { x: 0, row_stride: 0, row_bytes: 0, element_bytes: 2, place_bytes: 0, transfers: &program.transfers, forwards };
+        let push =
+            MoverJob { x: 0, row_stride: 0, row_bytes: 0, element_bytes: 2, place_bytes: 0, transfers: &program.transfers, forwards };
         let source = if program.problem.op() == OpKind::AllGatherGemm { Source::Rows(push) } else { Source::Stored };
         fault(&Exchange { source, place_bytes: 0, rounds, sending: Sending::ALL }, program.rank, nodes)
     }

@@ -7,7 +7,7 @@
 use super::workspace::Workspace;
 use crate::cuda::{CudaDevice, CudaError, Event, write_value_async};
 use crate::nvlink::{Addresses, Lane, by_copy_engine};
-use crate::{Push, TransportError};
+use crate::{MoverJob, TransportError};
 use flux_core::Rank;
 use flux_core::program::{Forward, Round};
 use flux_core::signal::Epoch;
@@ -18,7 +18,7 @@ pub(super) struct Passing<'a> {
     device: &'a CudaDevice,
     lane: &'a Lane,
     at: &'a Workspace,
-    push: &'a Push<'a>,
+    push: &'a MoverJob<'a>,
     epoch: Epoch,
     /// What is still to come.
     rest: &'a [Forward],
@@ -34,7 +34,7 @@ impl<'a> Passing<'a> {
         device: &'a CudaDevice,
         lane: &'a Lane,
         at: &'a Workspace,
-        push: &'a Push<'a>,
+        push: &'a MoverJob<'a>,
         epoch: Epoch,
     ) -> Result<Self, CudaError> {
         let word = at.outbox.own_word();
@@ -64,7 +64,7 @@ impl<'a> Passing<'a> {
         let half = memory.data + epoch.half() as u64 * memory.size.half_stride();
         for Forward { from, awaits, to } in now {
             // From a place, whose rows are dense.
-            let rows = Push { x: half + u64::from(*from) * push.place_bytes, row_stride: push.row_bytes, ..*push };
+            let rows = MoverJob { x: half + u64::from(*from) * push.place_bytes, row_stride: push.row_bytes, ..*push };
             let word = at.outbox.word(awaits.signal);
             // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer, where the stream's next call is the first to overwrite them.
             unsafe { by_copy_engine(device, lane, &rows, std::iter::once(to), addresses(at, word), epoch) }?;

@@ -12,8 +12,8 @@ use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
 use crate::nvlink::{Lane, Meeting, Wanted, build};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, Options, Push, Source, Stream, Transport, TransportError, TransportKind, WorkspaceView,
-    World,
+    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Source, Stream, Transport, TransportError, TransportKind,
+    WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -183,7 +183,7 @@ impl Transport for Mixed {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &Push<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable {
             why: "this transport carries what is pushed as messages too: it is handed over as an exchange",
         })

@@ -10,7 +10,7 @@ use super::outbox::Outbox;
 use super::progress::{Place, Step};
 use super::watched::Watched;
 use crate::cuda::{CudaDevice, copy_async, copy_rows_async, host_size, wait_value_async, write_value_async};
-use crate::{Exchange, Push, Source, TransportError};
+use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::{Round, Sending, groups};
@@ -61,7 +61,7 @@ pub(crate) unsafe fn carry(
     stands(if alone { Step::Alone } else { Step::Begun })?;
     let rows = match source {
         Source::Stored => None,
-        Source::Rows(Push { x, row_stride, row_bytes, .. }) => {
+        Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) => {
             // SAFETY: a word of the outbox.
             unsafe { write_value_async(device, outbox.own_word(), epoch.get(), stream) }?;
             Some(if row_stride == row_bytes || row_bytes == 0 {

@@ -17,7 +17,7 @@ use crate::cuda::{CudaDevice, SideStream};
 use crate::nvlink::Lane;
 use crate::transport::same_epoch;
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
+    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::program::Sending;
@@ -143,7 +143,7 @@ impl Transport for NcclTransport {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &Push<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries what is pushed as messages: it is handed over as an exchange" })
     }
 

@@ -8,7 +8,7 @@
 
 use super::lane::Lane;
 use super::plan::copies;
-use crate::Push;
+use crate::MoverJob;
 use crate::cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
@@ -35,7 +35,7 @@ pub(crate) struct Addresses<'a> {
 pub(crate) unsafe fn by_copy_engine<'a>(
     device: &CudaDevice,
     lane: &Lane,
-    push: &Push<'_>,
+    push: &MoverJob<'_>,
     transfers: impl Iterator<Item = &'a Transfer>,
     at: Addresses<'_>,
     epoch: Epoch,

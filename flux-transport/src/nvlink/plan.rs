@@ -1,8 +1,8 @@
 //! From transfers to copies: which bytes go where.
 //!
-//! Invariant: a push that passed [`Push::check`] yields copies inside the peers' gather buffers and pads only.
+//! Invariant: a push that passed [`MoverJob::check`] yields copies inside the peers' gather buffers and pads only.
 
-use crate::Push;
+use crate::MoverJob;
 use flux_core::layout::signal_offset;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
@@ -28,13 +28,13 @@ impl Copy {
 
 /// The copies of these transfers of a checked push, in order, into the half of the call with number `epoch`. Transfers without rows only signal.
 pub(super) fn copies<'a>(
-    push: &Push<'_>,
+    push: &MoverJob<'_>,
     transfers: impl Iterator<Item = &'a Transfer>,
     (epoch, half_stride): (Epoch, u64),
     data: &[u64],
     pads: &[u64],
 ) -> impl Iterator<Item = Copy> {
-    let &Push { x, row_stride, row_bytes, element_bytes, place_bytes, .. } = push;
+    let &MoverJob { x, row_stride, row_bytes, element_bytes, place_bytes, .. } = push;
     let half = epoch.half() as u64 * half_stride;
     transfers.map(move |t| {
         let (dest, col) = (t.dest as usize, u64::from(t.col) * element_bytes);
@@ -59,8 +59,8 @@ mod tests {
 
     const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 3 * 1024, signals: 6, counters: 0 };
 
-    fn push(transfers: &[Transfer]) -> Push<'_> {
-        Push { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, place_bytes: 1024, transfers, forwards: &[] }
+    fn push(transfers: &[Transfer]) -> MoverJob<'_> {
+        MoverJob { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, place_bytes: 1024, transfers, forwards: &[] }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
 use crate::drain::Drain;
 use crate::transport::nanoseconds;
-use crate::{Capabilities, Device, Mover, Options, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use crate::{Capabilities, Device, Mover, MoverJob, Options, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex};
@@ -142,7 +142,7 @@ impl Transport for NvLink {
         self.members.world() > 1 && !state.calls.any_captured() && state.calls.is_uncarried()
     }
 
-    unsafe fn push(&self, stream: Stream, push: &Push<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError> {
         let State { lane, calls, current: at, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         let why = if self.members.world() == 1 {

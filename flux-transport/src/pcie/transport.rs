@@ -15,7 +15,7 @@ use crate::drain::Drain;
 use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
 use crate::transport::nanoseconds;
 use crate::{
-    Capabilities, Carry, ConnectError, Device, Mover, Options, Push, Select, Stream, Transport, TransportError, TransportKind,
+    Capabilities, Carry, ConnectError, Device, Mover, MoverJob, Options, Select, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -141,7 +141,7 @@ impl Transport for Pcie {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &Push<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "peers' gather buffers cannot be reached: a call is carried as a whole" })
     }
 

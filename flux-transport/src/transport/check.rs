@@ -2,7 +2,7 @@
 //!
 //! Invariant: work that passed reads and writes nothing outside of the workspace, but for the caller's rows.
 
-use super::{Exchange, Push, Source, TransportError};
+use super::{Exchange, MoverJob, Source, TransportError};
 use flux_core::layout::WorkspaceSize;
 
 impl Exchange<'_> {
@@ -37,7 +37,7 @@ impl Exchange<'_> {
     }
 }
 
-impl Push<'_> {
+impl MoverJob<'_> {
     /// Checks that every transfer lies in the workspace of `world` ranks.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         for (index, forward) in self.forwards.iter().enumerate() {

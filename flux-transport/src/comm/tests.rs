@@ -1,0 +1,36 @@
+//! What becomes of an abort that comes while the workspace grows.
+
+use super::*;
+use flux_core::layout::ABORT_OFFSET;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+fn word(address: u64) -> u32 {
+    let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap());
+    // SAFETY: a word of a communicator that lives until the end of the test, and is only accessed as a whole.
+    unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Acquire)
+}
+
+#[test]
+fn an_abort_while_the_workspace_grows_ends_the_waits_on_the_new_one() {
+    let size = WorkspaceSize { half_bytes: 1 << 12, ..WorkspaceSize::default() };
+    let connect = |world: World| Communicator::connect_blocking(&world, Select::Host.into()).unwrap();
+    std::thread::scope(|scope| {
+        let [aborts, grows] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
+        scope.spawn(move || {
+            let comm = connect(grows);
+            comm.reserve(size).unwrap();
+            assert_eq!(comm.workspace_size(), size);
+            assert_eq!(word(comm.workspace().fault + ABORT_OFFSET), 7);
+            assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { .. })));
+            comm.barrier().unwrap();
+        });
+        let comm = connect(aborts);
+        let (control, transport) = (comm.inner.world.control(), comm.inner.health.transport());
+        // The steps of `reserve`, so that the peer, which has found nothing wrong, cannot have grown when it hears of the abort.
+        agree_at(control, Step::Reserve, &Ok::<_, TransportError>(encode(size)), comm.until()).unwrap();
+        control.abort_peers(7);
+        agree(control, &Ok::<_, TransportError>([]), comm.until()).unwrap();
+        transport.reserve(size, control, comm.until()).unwrap();
+        comm.barrier().unwrap();
+    });
+}
