@@ -94,7 +94,7 @@ mod tests {
         }
         drop(done);
         for _ in 0..2 {
-            wait.recv_timeout(Duration::from_secs(60)).expect("a rank has panicked, or waits for itself");
+            wait.recv_timeout(Duration::from_mins(1)).expect("a rank has panicked, or waits for itself");
         }
     }
 
@@ -107,7 +107,7 @@ mod tests {
         std::thread::spawn(move || done.send(other.begin(Stream::Host).and_then(super::super::Call::finish).is_ok()));
         assert!(wait.recv_timeout(Duration::from_millis(50)).is_err(), "it has not waited");
         call.finish().unwrap();
-        assert_eq!(wait.recv_timeout(Duration::from_secs(60)), Ok(true));
+        assert_eq!(wait.recv_timeout(Duration::from_mins(1)), Ok(true));
         comm.begin(Stream::Host).unwrap().finish().unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! What an exchange is for, so that ranks that are at different steps find out instead of taking each other's words for their own.
 //!
-//! Invariant: every message of ranks that are connected, or connect, begins with its step; all ranks see all of them, so either all go on or none does. After
+//! Invariant: every message of a communicator, of one that is being made too, begins with its step. All ranks see all of them, so either all go on or none does, and after
 //! a mismatch they are still in step: each has taken one.
 
 use super::{ControlError, ControlPlane};
