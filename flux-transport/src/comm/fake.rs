@@ -1,6 +1,6 @@
 //! A transport without memory, for tests of what is done with one.
 
-use crate::{Capabilities, ControlPlane, Device, Mover, Push, Stream, Transport, TransportError, TransportKind, WorkspaceView};
+use crate::{Capabilities, ControlPlane, Device, Mover, MoverJob, Stream, Transport, TransportError, TransportKind, WorkspaceView};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use std::fmt;
@@ -58,7 +58,7 @@ impl Transport for Fake {
         None
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &Push<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
         Ok(())
     }
 

@@ -208,7 +208,8 @@ mod tests {
         let carry = |mapping: &Arc<Mapping>, dest| {
             let transfers = [Transfer { dest, rows: 1, cols: 16, ..Transfer::default() }];
             let x = x.as_ptr().expose_provenance() as u64;
-            let push = Push { x, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes: 16, transfers: &transfers, forwards: &[] };
+            let push =
+                MoverJob { x, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes: 16, transfers: &transfers, forwards: &[] };
             // SAFETY: `x` lives on; the transfer is in the workspace, or to a rank that there is none of, at whose address the job panics.
             unsafe { mover.start(Arc::clone(mapping), &push) };
             let (ended, has_ended) = channel();
