@@ -84,9 +84,11 @@ struct Patience {
         // What does not come may be another op's.
         const u32 other = t.peer == p.rank ? 0 : op_of(p, epoch, t.peer);
         const bool disagrees = other != 0 && other != p.op;
-        const u32 abort = looks % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
+        // Nor does it where the peer has found that before it said its own. Other reasons are no business of this wait's: it lasts as long as its deadline says.
+        const u32 reason = other == p.op || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
+        const u32 abort = reason == kInAnotherOp ? reason : looks % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
         if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
-        record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, p.rank,
+        record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, reason == kInAnotherOp ? t.peer : p.rank,
                      disagrees ? other : seen, abort);
         return false;
     }
