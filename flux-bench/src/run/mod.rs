@@ -43,7 +43,7 @@ pub struct Args {
     /// Applied to `y` before it is rounded (ag-gemm): none, gelu, silu or relu
     #[arg(long, default_value = "none", value_parser = activation)]
     pub activation: Activation,
-    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, for one to be added, `bias` [n], all BF16 or all F16
+    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, for one to be added, `bias`, n elements, all BF16 or all F16
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
     /// Safetensors file for `y` [m, n], replaced where it is there
