@@ -8,7 +8,7 @@
 //! leave when they are finished; the shard of an AllGather-GEMM leaves transfer by transfer.
 //!
 //! Against the measured rows with m >= 512 (`flux-bench simulate --against`): within 5 % of results/h200-x4-nvlink.json, to which it is fitted, half of the rows within 2.6
-//! (nine of them have the schedules of today); within 10 % of results/h200-x2-nvlink.json, to which it is not, half of them within 4. Of schedules that were tried and lose (results/tuning/wide-bands.txt, TP 4) it is within 10 %
+//! (nine of them have the schedules of today); within 10 % of results/h200-x2-nvlink.json, to which it is not, half of them within 5.4. Of schedules that were tried and lose (results/tuning/wide-bands.txt, TP 4) it is within 10 %
 //! too: where the peers' shards are one band, the AllGather-GEMM of Llama at m = 4096 takes 0.759 ms and took 0.74 and 0.77, its own schedule 0.64. One number, what a copy takes besides its
 //! bytes, is fitted to those among them that are in slices of k.
 //!

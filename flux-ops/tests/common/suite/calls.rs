@@ -171,12 +171,16 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
                     together.wait();
                     let begun = Instant::now();
                     let first = usize::from(node.rank.get() == 1);
-                    let fault = match call(&ops[first], cases[first], node) {
-                        Err(CallError::Fault(failure)) => failure.fault,
+                    let found = match call(&ops[first], cases[first], node) {
+                        Err(CallError::Fault(failure)) => Ok(failure.fault),
                         // On CUDA the call returns before the device gives up.
-                        Ok(_) => ops[first].status().unwrap_err(),
-                        Err(other) => panic!("{other}"),
+                        Ok(_) => ops[first].status().err().ok_or("no fault".to_owned()),
+                        Err(other) => Err(other.to_string()),
                     };
+                    let took = begun.elapsed();
+                    // Before anything is asserted: a rank that failed here would leave the others waiting.
+                    together.wait();
+                    let fault = found.unwrap();
                     let text = fault.to_string();
                     // Who hears first of another's failure says whose it is.
                     assert!(
@@ -184,8 +188,7 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
                         "rank {}: {text}",
                         node.rank
                     );
-                    assert!(begun.elapsed() < deadline / 2, "rank {}: {text} after {:?}", node.rank, begun.elapsed());
-                    together.wait();
+                    assert!(took < deadline / 2, "rank {}: {text} after {took:?}", node.rank);
                 },
             );
         }
