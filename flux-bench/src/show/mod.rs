@@ -14,8 +14,8 @@ pub use svg::svg;
 use crate::atomic_file;
 use crate::out;
 use crate::peers::{self, PeersReport};
-use crate::report::{Report, SCHEMA};
-use anyhow::{Context, ensure};
+use crate::report::{Report, Row, SCHEMA};
+use anyhow::{Context, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -52,10 +52,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let peers = match (&args.peers, &reports[..]) {
         (None, _) => None,
         (Some(path), [report]) => Some(read_peers(path, report)?),
-        (Some(_), _) => anyhow::bail!("peers are shown beside one file, not {}", reports.len()),
+        (Some(_), _) => bail!("peers are shown beside one file, not {}", reports.len()),
     };
     if let Some(path) = &args.svg {
-        let [report] = &reports[..] else { anyhow::bail!("a picture shows one file, not {}", reports.len()) };
+        let [report] = &reports[..] else { bail!("a picture shows one file, not {}", reports.len()) };
         write(path, &svg(report, peers.as_ref()))?;
     }
     if args.markdown {
@@ -67,15 +67,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// The report in `path`.
 ///
 /// # Errors
-/// Where the file is no report of this schema, or one that must not be shown: without rows, unverified, or with a time that is not above 0.
+/// Where the file is no report of this schema, or one that must not be shown: without rows, of several worlds or element types, unverified, or with a time that is
+/// not above 0.
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let name = path.display();
     let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
     let report: Report = serde_json::from_slice(&text).with_context(|| format!("{name} is not what `flux-bench bench --json` writes"))?;
     ensure!(report.schema == SCHEMA, "{name} has schema {}: this program reads {SCHEMA}", report.schema);
-    ensure!(!report.rows.is_empty(), "{name} has no rows");
+    let [Row { head: first, .. }, ..] = &report.rows[..] else { bail!("{name} has no rows") };
     for row in &report.rows {
         let shape = format!("{name}: {}", row.head);
+        let (tp, dtype) = (row.head.tp, &row.head.dtype);
+        // What is shown of a file says both once, for all of its rows.
+        ensure!(
+            (tp, dtype) == (first.tp, &first.dtype),
+            "{shape} is of TP {tp}, {dtype}, and the first row of TP {}, {}",
+            first.tp,
+            first.dtype
+        );
         ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
         let medians = [row.t_op_ms, row.t_gemm_ms, row.t_serial_ms].map(|t| t.median);
         ensure!(medians.iter().all(|&t| t > 0.0), "{shape}: times of {medians:?} ms cannot be compared");

@@ -9,6 +9,7 @@ use super::{machine, read, read_peers};
 use crate::peers::PeersReport;
 use crate::report::Report;
 use anyhow::{Context, ensure};
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,7 +68,7 @@ pub fn render(root: &Path) -> anyhow::Result<Vec<Rendered>> {
     Ok(files)
 }
 
-/// Those with a picture first, by falling number of GPUs, then by name.
+/// Those with a picture first, by falling number of GPUs, bf16 before fp16, then by name.
 fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
     let folder = root.join("results");
     let mut results = Vec::new();
@@ -86,11 +87,14 @@ fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
         }
     }
     ensure!(results.iter().any(|r| r.pictured), "{} holds no file that ends in {SUFFIX}", folder.display());
-    results.sort_by(|a, b| {
-        let rank = |r: &Named| (!r.pictured, std::cmp::Reverse(r.report.origin.gpus));
-        rank(a).cmp(&rank(b)).then_with(|| a.stem.cmp(&b.stem))
-    });
+    results.sort_by(|a, b| rank(a).cmp(&rank(b)));
     Ok(results)
+}
+
+/// Where a result stands among the others.
+fn rank(of: &Named) -> (bool, Reverse<u32>, Option<&str>, &str) {
+    let dtype = of.report.rows.first().map(|row| row.head.dtype.as_str());
+    (!of.pictured, Reverse(of.report.origin.gpus), dtype, &of.stem)
 }
 
 /// What stands between the marks: the first result whole, of the others the range of their speed-ups.
@@ -99,7 +103,9 @@ fn part(results: &[Named]) -> String {
     let mut text = String::new();
     if first.report.origin.gpus < WANTED_GPUS {
         let pictured = results.iter().filter(|r| r.pictured);
-        let counts = pictured.map(|r| r.report.origin.gpus.to_string()).collect::<Vec<_>>().join(" and ");
+        let mut counts = pictured.map(|r| r.report.origin.gpus.to_string()).collect::<Vec<_>>();
+        counts.dedup();
+        let counts = counts.join(" and ");
         let _ = writeln!(text, "Measured on {counts} GPUs because {WANTED_GPUS} were not available.\n");
     }
     let name = machine(&first.report);

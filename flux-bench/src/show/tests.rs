@@ -87,8 +87,40 @@ fn what_must_not_be_shown_is_refused() {
         refused(|r| r.rows[1].verified = false).ends_with("ag_gemm gpt3 m 1024: the result was not verified, so its times are not shown")
     );
     assert!(refused(|r| r.rows.clear()).ends_with("has no rows"));
+    assert!(
+        refused(|r| r.rows[2].head.dtype = "fp16".into()).ends_with("gemm_rs gpt3 m 512 is of TP 4, fp16, and the first row of TP 4, bf16")
+    );
+    assert!(refused(|r| r.rows[1].head.tp = 2).ends_with("ag_gemm gpt3 m 1024 is of TP 2, bf16, and the first row of TP 4, bf16"));
     assert!(refused(|r| r.schema = 2).contains("has schema 2"));
     assert!(refused(|r| r.rows[0].t_gemm_ms.median = 0.0).contains("cannot be compared"));
+}
+
+/// The same of fp16.
+fn of_fp16(mut report: Report) -> Report {
+    report.rows.iter_mut().for_each(|row| row.head.dtype = "fp16".into());
+    report
+}
+
+#[test]
+fn results_of_fp16_are_said_to_be_and_stand_behind_those_of_bf16() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    fs::create_dir(at("results")).unwrap();
+    fs::write(at("README.md"), "<!-- results:begin -->\n<!-- results:end -->\n").unwrap();
+    both_ops().write(&at("results/a-x4-nvlink.json")).unwrap();
+    of_fp16(both_ops()).write(&at("results/a-x4-fp16-nvlink.json")).unwrap();
+    report(2, vec![row(OpKind::AllGatherGemm, 512, 1.2)]).write(&at("results/a-x2-nvlink.json")).unwrap();
+    let files = publish::render(root.path()).unwrap();
+    let paths: Vec<_> = files.iter().map(|f| f.path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
+    assert_eq!(paths, ["README.md", "docs/a-x4-nvlink.svg", "docs/a-x4-fp16-nvlink.svg", "docs/a-x2-nvlink.svg"]);
+    let readme = &files[0].content;
+    assert!(
+        readme.contains("Measured on 4 and 2 GPUs because 8 were not available.\n\n4 x A <GPU>, transport nvlink, TP 4, bf16, "),
+        "{readme}"
+    );
+    assert!(readme.contains("\n- 4 x A <GPU>, transport nvlink, TP 4, fp16: speed-ups of "), "{readme}");
+    let title = |picture: &str, dtype: &str| picture.contains(&format!("<title>4 x A &lt;GPU&gt;, transport nvlink, TP 4, {dtype}: "));
+    assert!(title(&files[1].content, "bf16") && title(&files[2].content, "fp16"));
 }
 
 #[test]

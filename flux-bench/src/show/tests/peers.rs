@@ -71,6 +71,8 @@ fn peers_that_must_not_be_shown_are_refused() {
     );
     assert!(refused(|p| p.origin.device = "B".into()).ends_with("was measured on 4 x B, and the ops on 4 x A <GPU>"));
     assert!(refused(|p| p.rows.truncate(1)).ends_with("none of the shapes that it is to be shown beside"));
+    let of_fp16 = refused(|p| p.rows.iter_mut().for_each(|row| row.head.dtype = "fp16".into()));
+    assert!(of_fp16.ends_with("none of the shapes that it is to be shown beside"), "{of_fp16}");
     assert!(refused(|p| p.schema = 2).contains("has schema 2"));
     assert!(refused(|p| p.rows[0].serial_ms = Some(flat(0.0))).contains("cannot be compared"));
 }
