@@ -2,7 +2,7 @@
 
 `flux-bench peers` starts this with a job as JSON in argv[1]:
 
-    {"out": FILE, "store": FILE, "tp": W, "samples": N, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
+    {"out": FILE, "store": FILE, "tp": W, "dtype": "bf16" or "fp16", "samples": N, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
 
 and reads FILE: a line of JSON that names the versions, then one for each row. One process a GPU, all in the caller's process group.
 
@@ -31,8 +31,8 @@ SETS = 3
 SPIN_US = 100
 # torch.cuda._sleep counts cycles; no SM of Hopper runs faster than this.
 CYCLES_PER_US = 1980
-# Half a unit in the last place of bf16, relative.
-BF16_ROUNDOFF = 2.0**-8
+# PyTorch's name of each element type, and half a unit in its last place, relative.
+DTYPES = {"bf16": ("bfloat16", 2.0**-8), "fp16": ("float16", 2.0**-11)}
 
 
 class Failed(Exception):
@@ -45,6 +45,8 @@ class Bench:
     def __init__(self, torch, dist, rank, job):
         self.torch, self.dist, self.rank, self.job = torch, dist, rank, job
         self.world = job["tp"]
+        name, self.roundoff = DTYPES[job["dtype"]]
+        self.dtype = getattr(torch, name)
         self.word = torch.zeros(1, dtype=torch.int32, device="cuda")
         self.start = torch.cuda.Event(enable_timing=True)
         self.end = torch.cuda.Event(enable_timing=True)
@@ -73,7 +75,7 @@ class Bench:
 
     def random(self, *shape):
         """Uniform in +-0.1: other data on every rank and in every set."""
-        return self.torch.empty(shape, dtype=self.torch.bfloat16, device="cuda").uniform_(-0.1, 0.1)
+        return self.torch.empty(shape, dtype=self.dtype, device="cuda").uniform_(-0.1, 0.1)
 
     def agree(self, mine):
         """Whether it holds on every rank."""
@@ -95,12 +97,12 @@ class Bench:
         torch.manual_seed(1 + self.rank)
         if gathers:
             operands = [(self.random(most // world, k), self.random(n // world, k)) for _ in range(SETS)]
-            between = torch.empty(most, k, dtype=torch.bfloat16, device="cuda")
-            y = torch.empty(most, n // world, dtype=torch.bfloat16, device="cuda")
+            between = torch.empty(most, k, dtype=self.dtype, device="cuda")
+            y = torch.empty(most, n // world, dtype=self.dtype, device="cuda")
         else:
             operands = [(self.random(most, k // world), self.random(n, k // world)) for _ in range(SETS)]
-            between = torch.empty(most, n, dtype=torch.bfloat16, device="cuda")
-            y = torch.empty(most // world, n, dtype=torch.bfloat16, device="cuda")
+            between = torch.empty(most, n, dtype=self.dtype, device="cuda")
+            y = torch.empty(most // world, n, dtype=self.dtype, device="cuda")
         for m in case["ms"]:
             rows = (m // world, m, m) if gathers else (m, m, m // world)
             yield self.row(case, m, [(x[: rows[0]], w.t()) for x, w in operands], between[: rows[1]], y[: rows[2]])
@@ -144,7 +146,7 @@ class Bench:
                 elapsed = self.sample(contenders[contender][1], sets[operands], spins[contender])
                 if index >= WARM_UP:
                     rounds[contender].append(elapsed)
-        row = {"op": case["op"], "model": case["model"], "m": m, "n": case["n"], "k": case["k"], "tp": self.world, "dtype": "bf16"}
+        row = {"op": case["op"], "model": case["model"], "m": m, "n": case["n"], "k": case["k"], "tp": self.world, "dtype": self.job["dtype"]}
         row["async_tp_ms"] = None
         for (name, _), times in zip(contenders, rounds):
             row[name] = percentiles(self.slowest(times))
@@ -166,12 +168,12 @@ class Bench:
             raise Failed(why or "it failed on another rank")
         if tuple(result.shape) != tuple(serial.shape):
             return False
-        # A product is rounded once; a sum of W partial products in bf16 has W of them rounded, and W - 1 sums. Both paths, so twice.
+        # A product is rounded once; a sum of W partial products in that type has W of them rounded, and W - 1 sums. Both paths, so twice.
         roundings = 2 if gathers else 2 * (2 * self.world - 1)
         largest = serial.abs().max().float()
         difference = (result.float() - serial.float()).abs().max()
         # Not a number compares as false.
-        return bool((difference <= roundings * BF16_ROUNDOFF * largest).item()) and bool((largest > 0).item())
+        return bool((difference <= roundings * self.roundoff * largest).item()) and bool((largest > 0).item())
 
     def spin_for(self, call, sets):
         """Microseconds for which to spin before `call`: longer than the slowest rank takes to enqueue it."""

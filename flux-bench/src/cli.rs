@@ -92,6 +92,7 @@ mod tests {
     use super::*;
     use crate::plan::{Plan, ScheduleArgs};
     use clap::{Args, CommandFactory};
+    use flux_core::DType;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -103,6 +104,30 @@ mod tests {
         let words = ["flux-bench", "bench", "--ms", "512,1024", "--shapes", "gpt3,llama70b", "--ops", "ag_gemm"];
         let Command::Bench(args) = Cli::parse_from(words).command else { panic!("not a bench") };
         assert_eq!((args.ms, args.shapes.len(), args.ops.len()), (vec![512, 1024], 2, 1));
+    }
+
+    #[test]
+    fn what_is_timed_is_bf16_unless_fp16_is_asked_for() {
+        let parse = |words: &str| Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split_whitespace()));
+        for (option, asked) in [("", DType::Bf16), ("--dtype bf16", DType::Bf16), ("--dtype fp16", DType::F16), ("--dtype f16", DType::F16)]
+        {
+            for command in ["bench", "core", "first-call", "peers", "trace --ops ag_gemm --ms 64 --summary"] {
+                let dtype = match parse(&format!("{command} {option}")).unwrap().command {
+                    Command::Bench(args) => args.dtype,
+                    Command::Core(args) => args.dtype,
+                    Command::FirstCall(args) => args.dtype,
+                    Command::Peers(args) => args.dtype,
+                    Command::Trace(args) => args.dtype,
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!(dtype, asked, "{command} {option}");
+                assert!(parse(&format!("{command} --dtype fp8")).is_err(), "{command}");
+            }
+        }
+        // The soak checks both, and a file says what it holds.
+        for command in ["soak", "run ag-gemm --input a --output b"] {
+            assert!(parse(command).is_ok() && parse(&format!("{command} --dtype fp16")).is_err(), "{command}");
+        }
     }
 
     #[test]

@@ -81,21 +81,21 @@ impl fmt::Display for Model {
 pub struct Layer {
     /// Whose it is.
     pub model: Model,
-    /// The problem, of bf16.
+    /// The problem.
     pub problem: Problem,
 }
 
-/// Every op of every model at every `m`, for `world` ranks; `m` changes fastest.
+/// Every op of every model at every `m`, on elements of type `dtype`, for `world` ranks; `m` changes fastest.
 ///
 /// # Errors
 /// A shape that the world cannot split, with its name.
-pub fn layers(models: &[Model], ops: &[OpKind], ms: &[usize], world: WorldSize) -> anyhow::Result<Vec<Layer>> {
+pub fn layers(models: &[Model], ops: &[OpKind], ms: &[usize], dtype: DType, world: WorldSize) -> anyhow::Result<Vec<Layer>> {
     let mut layers = Vec::new();
     for model in models {
         for &op in ops {
             let (n, k) = model.extents(op);
             for &m in ms {
-                let problem = Problem::new(op, m, n, k, DType::Bf16, world).with_context(|| format!("{op} of {model} at m = {m}"))?;
+                let problem = Problem::new(op, m, n, k, dtype, world).with_context(|| format!("{op} of {model} at m = {m}"))?;
                 layers.push(Layer { model: model.clone(), problem });
             }
         }
@@ -117,6 +117,15 @@ pub fn parse_op(word: &str) -> Result<OpKind, String> {
         "ag_gemm" => Ok(OpKind::AllGatherGemm),
         "gemm_rs" => Ok(OpKind::GemmReduceScatter),
         _ => Err(format!("{word:?} is neither ag_gemm nor gemm_rs")),
+    }
+}
+
+/// The element type of a `--dtype` word: as reports call it, or as Rust does.
+pub fn parse_dtype(word: &str) -> Result<DType, String> {
+    match word {
+        "bf16" => Ok(DType::Bf16),
+        "fp16" | "f16" => Ok(DType::F16),
+        _ => Err(format!("{word:?} is neither bf16 nor fp16")),
     }
 }
 
@@ -149,6 +158,31 @@ mod tests {
         let llama: Model = "llama70b/16".parse().unwrap();
         assert_eq!(llama.extents(OpKind::AllGatherGemm), (1792, 512));
         assert_eq!(llama.name(), "llama70b/16");
+    }
+
+    #[test]
+    fn a_type_has_the_name_that_reports_give_it() {
+        for dtype in [DType::Bf16, DType::F16] {
+            assert_eq!(parse_dtype(dtype.name()), Ok(dtype));
+        }
+        assert_eq!(parse_dtype("f16"), Ok(DType::F16));
+        assert_eq!(parse_dtype("fp8"), Err("\"fp8\" is neither bf16 nor fp16".to_owned()));
+    }
+
+    /// No operand has an element above 1, so no sum of products, of all ranks or of some, is above `k`: even the worst data leave no row of fp16 infinite. What is
+    /// drawn has a standard deviation of at most `sqrt(k) / 3`, 74.
+    #[test]
+    fn no_sum_of_any_layer_is_more_than_fp16_holds() {
+        // Of 16 ranks' partial sums each is rounded, and each sum of them.
+        let roundings = (1.0 + DType::F16.unit_roundoff()).powi(32);
+        for (name, hidden, ffn) in MODELS {
+            let longest = hidden.max(ffn) as f64;
+            assert!(longest * roundings < half::f16::MAX.to_f64(), "{name}");
+            assert!(
+                100.0 * 8.0 * longest.sqrt() / 3.0 < half::f16::MAX.to_f64(),
+                "{name}: eight deviations are more than a hundredth of it"
+            );
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
+use flux_bench::first_call::FirstCallReport;
 use flux_bench::report::Report;
 use std::process::{Command, Output};
 
@@ -31,6 +32,31 @@ fn the_host_bench_verifies_both_ops_and_writes_what_it_prints() {
             assert!(0.0 < times.p10 && times.p10 <= times.median && times.median <= times.p90, "{times:?}");
         }
         assert!(text(&done).contains(&row.head.op), "{}", text(&done));
+    }
+}
+
+#[test]
+fn fp16_is_measured_and_rounded_as_fp16_whatever_the_ranks_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("host.json");
+    let words = ["bench", "--transport", "host", "--tp", "2", "--ms", "16", "--shapes", "gpt3/128", "--samples", "1", "--json"];
+    let report = |more: &[&str], dtype: &str| -> Report {
+        let done = flux_bench(&[words.as_slice(), &[path.to_str().unwrap()], more].concat());
+        assert!(done.status.success() && text(&done).contains(&format!("transport host, TP 2, {dtype}")), "{}", text(&done));
+        let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(report.rows.len(), 2);
+        assert!(report.rows.iter().all(|row| row.verified && row.head.dtype == dtype), "{report:?}");
+        report
+    };
+    let bf16 = report(&[], "bf16");
+    for more in [["--dtype", "fp16"].as_slice(), &["--dtype", "fp16", "--processes"]] {
+        let fp16 = report(more, "fp16");
+        for (narrow, wide) in fp16.rows.iter().zip(&bf16.rows) {
+            // Three bits more, on data that are the same before they are rounded.
+            let finer = wide.max_rel_err / narrow.max_rel_err;
+            assert!((4.0..16.0).contains(&finer), "{narrow:?} {wide:?}");
+            assert!(!narrow.head.same_problem(&wide.head));
+        }
     }
 }
 
@@ -93,6 +119,12 @@ fn each_first_call_has_a_process_of_its_own_and_a_slow_one_fails() {
     let done = flux_bench(&[words.as_slice(), &["--at-most", "1e9"]].concat());
     assert!(done.status.success(), "{}", text(&done));
     assert_eq!(text(&done).lines().filter(|l| l.starts_with("ag_gemm")).count(), 2, "{}", text(&done));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("first.json");
+    let of_fp16 = flux_bench(&[words.as_slice(), &["--dtype", "fp16", "--json", path.to_str().unwrap()]].concat());
+    assert!(of_fp16.status.success() && text(&of_fp16).contains(", TP 2, fp16\n"), "{}", text(&of_fp16));
+    let report: FirstCallReport = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert!(report.rows.len() == 2 && report.rows.iter().all(|row| row.head.dtype == "fp16"), "{report:?}");
     let unjudged = flux_bench(&words);
     assert!(unjudged.status.success() && !text(&unjudged).contains("at most"), "{}", text(&unjudged));
     let slow = flux_bench(&[words.as_slice(), &["--at-most", "0"]].concat());

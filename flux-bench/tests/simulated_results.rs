@@ -6,11 +6,11 @@ use flux_bench::plan::ScheduleArgs;
 use flux_bench::shapes::{self, parse_op};
 use flux_bench::show;
 use flux_bench::simulate::{LEAST_ROWS, Simulation, compare, schedules, table};
-use flux_core::TileShape;
 use flux_core::layout::gather_place_bytes;
 use flux_core::machine::Machine;
 use flux_core::program::Schedule;
 use flux_core::simulate::Pushes;
+use flux_core::{DType, TileShape};
 use std::path::Path;
 
 /// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in the history), and
@@ -93,7 +93,8 @@ const fn wide(args: ScheduleArgs) -> ScheduleArgs {
 fn schedules_that_were_tried_are_met_too() {
     let world = shapes::world(4).unwrap();
     for (op, model, m, args, measured) in TRIED {
-        let layer = shapes::layers(&[model.parse().unwrap()], &[parse_op(op).unwrap()], &[m as usize], world).unwrap().remove(0);
+        let layer =
+            shapes::layers(&[model.parse().unwrap()], &[parse_op(op).unwrap()], &[m as usize], DType::Bf16, world).unwrap().remove(0);
         // When they were measured, shards of 5 MiB and more were the copy engines' in slices too.
         let pushes = if gather_place_bytes(&layer.problem) >= 5 << 20 { Pushes::CopyEngines } else { Pushes::Kernel };
         let simulated = Simulation::of_layer(&layer, args, pushes, &Machine::H200).unwrap().op.as_secs_f64() * 1e3;
@@ -117,7 +118,9 @@ fn a_schedule_that_has_less_to_say_is_another() {
 #[test]
 fn schedules_are_those_that_were_simulated() {
     let layer =
-        shapes::layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], shapes::world(4).unwrap()).unwrap().remove(0);
+        shapes::layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, shapes::world(4).unwrap())
+            .unwrap()
+            .remove(0);
     let row = |args| Simulation::of_layer(&layer, args, Pushes::AsByDefault, &Machine::H200).unwrap();
     let (own, other) = (row(ScheduleArgs::default()), row(tiles(192)));
     assert_eq!(own.schedule, Schedule::heuristic(&layer.problem));
@@ -130,7 +133,9 @@ fn schedules_are_those_that_were_simulated() {
 #[test]
 fn a_tile_that_no_kernel_has_is_marked() {
     let layer =
-        shapes::layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], shapes::world(4).unwrap()).unwrap().remove(0);
+        shapes::layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, shapes::world(4).unwrap())
+            .unwrap()
+            .remove(0);
     let row = |cols| Simulation::of_layer(&layer, tiles(cols), Pushes::AsByDefault, &Machine::H200).unwrap();
     let text = table(&[row(192), row(136)], &Machine::H200);
     let marked: Vec<bool> =

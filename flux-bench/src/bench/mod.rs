@@ -23,9 +23,9 @@ use crate::plan::Plan;
 use crate::ranks;
 use crate::report::{self, Origin, Placement, Report, Row};
 use crate::rest::Rest;
-use crate::shapes::{self, Layer, Model, parse_op};
+use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
 use anyhow::{Context, ensure};
-use flux_core::{OpKind, Problem, WorldSize};
+use flux_core::{DType, OpKind, Problem, WorldSize};
 use flux_transport::{Select, TransportKind, World, WorldError};
 use std::path::PathBuf;
 
@@ -50,6 +50,9 @@ pub struct Args {
     /// Ops
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
+    /// Element type: bf16 or fp16
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
+    pub dtype: DType,
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long)]
     pub samples: Option<usize>,
@@ -86,6 +89,8 @@ struct Case {
 struct Job {
     on_gpus: bool,
     world: WorldSize,
+    dtype: DType,
+    /// All of `dtype`.
     cases: Vec<Case>,
     samples: usize,
     rest: Rest,
@@ -165,8 +170,8 @@ impl Job {
         if !on_gpus {
             args.plan.check_host()?;
         }
-        let Args { rest, plan, transport, defect, .. } = *args;
-        Ok(Self { on_gpus, world, cases, samples, rest, plan, transport, defect })
+        let Args { dtype, rest, plan, transport, defect, .. } = *args;
+        Ok(Self { on_gpus, world, dtype, cases, samples, rest, plan, transport, defect })
     }
 }
 
@@ -174,7 +179,7 @@ fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Cas
     let on_gpus = on_gpus.then_some([512, 1024, 2048, 4096, 8192].as_slice());
     let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus)?;
     let most = ms.iter().max().copied().filter(|_| args.ms.is_empty());
-    let layers = shapes::layers(&models, &args.ops, &ms, world)?;
+    let layers = shapes::layers(&models, &args.ops, &ms, args.dtype, world)?;
     let case = |Layer { model, problem }: Layer| {
         let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() as usize == most));
         Case { model: model.name().to_owned(), problem, sustained }

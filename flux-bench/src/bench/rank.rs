@@ -19,10 +19,11 @@ use crate::reference::Verdict;
 use crate::report::{Measured, Placement, Row, Sustained, Verified};
 use crate::site::{OperandSet, Site};
 use anyhow::Context;
-use flux_core::Problem;
+use flux_core::{DType, Problem};
+use flux_kernels::Element;
 use flux_transport::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Options, Select, World};
-use half::bf16;
+use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
@@ -32,12 +33,10 @@ pub(super) fn run(job: &Job, world: &World) -> anyhow::Result<Found> {
     let site = Site::new(Communicator::connect_blocking(world, options)?)?;
     let placement = Placement::of(world, site.comm())?;
     let rank = Rank { job, site: &site, bar: bar(job, world.rank().get() == 0) };
-    let rows = if job.on_gpus {
-        // Whatever fails from here on may leave a collective of NCCL behind: memory is not freed after it.
-        rank.on_gpu(world).unwrap_or_else(|error| end::give_up(world.rank(), &error))
-    } else {
-        job.cases.iter().map(|case| rank.on_host(case)).collect::<anyhow::Result<_>>()?
-    };
+    let rows = match job.dtype {
+        DType::Bf16 => rank.rows::<bf16>(world),
+        DType::F16 => rank.rows::<f16>(world),
+    }?;
     rank.bar.finish_and_clear();
     Ok(Found { transport: site.comm().transport(), placement, rows })
 }
@@ -61,11 +60,19 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    fn on_host(&self, case: &Case) -> anyhow::Result<Row> {
+    fn rows<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
+        if self.job.on_gpus {
+            // Whatever fails from here on may leave a collective of NCCL behind: memory is not freed after it.
+            return Ok(self.on_gpu::<T>(world).unwrap_or_else(|error| end::give_up(world.rank(), &error)));
+        }
+        self.job.cases.iter().map(|case| self.on_host::<T>(case)).collect()
+    }
+
+    fn on_host<T: Element>(&self, case: &Case) -> anyhow::Result<Row> {
         self.bar.set_message(case.problem.to_string());
         let (site, problem) = (self.site, &case.problem);
         let workers = self.job.plan.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
-        let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
+        let op = FusedOp::<T>::build(problem, site.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
         let mut set = site.operand_set(problem)?;
         let verdict = verify(site, &op, &mut set, self.job.defect)?;
         let mut lane = HostLane::new(site, &op, &mut set, workers)?;
@@ -74,7 +81,7 @@ impl Rank<'_> {
         self.row(case, &op, times, verdict.merge(verify(site, &op, &mut set, self.job.defect)?))
     }
 
-    fn on_gpu(&self, world: &World) -> anyhow::Result<Vec<Row>> {
+    fn on_gpu<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
         let (job, site) = (self.job, self.site);
         let need = job.cases.iter().map(|case| gpu::device_bytes(&case.problem)).max().unwrap_or(0);
         tracing::debug!(bytes = need, "operands on each device");
@@ -85,7 +92,7 @@ impl Rank<'_> {
         let mut rows = Vec::new();
         for case in &job.cases {
             self.bar.set_message(case.problem.to_string());
-            let op = FusedOp::<bf16>::build(&case.problem, site.comm(), &job.plan)?;
+            let op = FusedOp::<T>::build(&case.problem, site.comm(), &job.plan)?;
             let mut sets = (0..gpu::SETS).map(|_| site.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
             let verdict = verify(site, &op, &mut sets[0], job.defect)?;
             for (call, set) in sets.iter_mut().enumerate() {
@@ -116,7 +123,7 @@ impl Rank<'_> {
     }
 
     /// The row, of what all ranks found. Collective.
-    fn row(&self, case: &Case, op: &FusedOp<bf16>, times: (Measured, Option<Sustained>), mine: Verdict) -> anyhow::Result<Row> {
+    fn row<T: Element>(&self, case: &Case, op: &FusedOp<T>, times: (Measured, Option<Sustained>), mine: Verdict) -> anyhow::Result<Row> {
         let all = self.site.comm().exchange(&mine.to_bytes())?;
         let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
         let verdict = verdict.context("a rank is of another version of this program")?;
@@ -141,7 +148,7 @@ fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
 }
 
 /// One call with integer data, which must be exact, and one with random data, which must be within the bound; both with the output poisoned.
-fn verify(site: &Site, op: &FusedOp<bf16>, set: &mut OperandSet<bf16>, defect: Defect) -> anyhow::Result<Verdict> {
+fn verify<T: Element>(site: &Site, op: &FusedOp<T>, set: &mut OperandSet<T>, defect: Defect) -> anyhow::Result<Verdict> {
     let problem: Problem = *op.problem();
     let mut call = |fill| {
         site.fill(set, Operands::new(problem, SEED, 0, fill))?;

@@ -35,11 +35,11 @@ use crate::bench::sustained::seconds;
 use crate::gpu::Gpu;
 use crate::plan::ScheduleArgs;
 use crate::rest::Rest;
-use crate::shapes::{self, Model, parse_op};
+use crate::shapes::{self, Model, parse_dtype, parse_op};
 use crate::{atomic_file, launch, machine, out, report as bench_report};
 use anyhow::{Context, ensure};
 pub(crate) use case::Case;
-use flux_core::OpKind;
+use flux_core::{DType, OpKind};
 use flux_transport::cuda::{self, CudaDevice};
 use lane::Lane;
 use std::path::PathBuf;
@@ -62,6 +62,9 @@ pub struct Args {
     /// Ops
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
+    /// Element type: bf16 or fp16
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
+    pub dtype: DType,
     /// In place of the op's own
     #[command(flatten)]
     pub schedule: ScheduleArgs,
@@ -116,7 +119,7 @@ fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
 
 fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
     ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
-    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(args.tp)?)?;
+    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, args.dtype, shapes::world(args.tp)?)?;
     ensure!(!layers.is_empty(), "there is nothing to measure");
     layers.iter().map(|layer| Case::new(layer, args.schedule)).collect()
 }

@@ -123,7 +123,9 @@ const HEAD: [&str; 14] = [
 
 /// The report as text: what was measured and what it includes, then a line a row.
 pub fn table(report: &CoreReport) -> String {
-    let (tp, samples, rest) = report.rows.first().map_or((0, 0, None), |r| (r.head.tp, r.samples, r.rest_ms));
+    let first = report.rows.first();
+    let (tp, samples, rest) = first.map_or((0, 0, None), |r| (r.head.tp, r.samples, r.rest_ms));
+    let dtype = first.map_or("", |r| &r.head.dtype);
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     for r in &report.rows {
         let figures = [
@@ -140,7 +142,7 @@ pub fn table(report: &CoreReport) -> String {
         lines.push(r.head.cells().into_iter().chain(figures).collect());
     }
     let rounds = format!(
-        "{}, one GPU as rank 0 of {tp}\nmedians of {samples} rounds{}; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
+        "{}, one GPU as rank 0 of {tp}, {dtype}\nmedians of {samples} rounds{}; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
          T_gemm: best cuBLASLt algorithm at the rank's shape; T_core: the kernel on it without peers\n\
          T_flags: the rank's tile program with every signal raised before; T_order: the same without its waits for peers\n\
          both include the order of shards, the close, and: ag_gemm peers' rows from the gather buffer, nothing pushed; gemm_rs partial tiles sent to memory of\n\

@@ -8,6 +8,7 @@ use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
 use flux_core::program::{Chunk, Schedule, TileProgram, sink};
 use flux_core::signal::Epoch;
 use flux_core::{DType, Nodes, Problem, Rank, TileShape};
+use flux_kernels::Variant;
 use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
 use half::bf16;
 use std::num::NonZeroUsize;
@@ -227,6 +228,18 @@ fn report() -> CoreReport {
 }
 
 #[test]
+fn all_programs_of_a_case_are_of_the_type_that_was_asked_for() {
+    for (words, dtype) in [("--ms 1024", DType::Bf16), ("--ms 1024 --dtype fp16", DType::F16)] {
+        for case in cases(&args(words)).unwrap() {
+            assert_eq!((case.problem.dtype(), case.alone.dtype()), (dtype, dtype), "{words}");
+            for program in [case.core().unwrap(), case.order().unwrap(), case.program(Rank::new(1)).unwrap()] {
+                assert_eq!(Variant::of(&program).unwrap().dtype(), dtype, "{words}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_row_derives_its_figures_from_the_medians_and_reads_back() {
     let report = report();
     let row = &report.rows[0];
@@ -245,7 +258,7 @@ fn a_row_derives_its_figures_from_the_medians_and_reads_back() {
 fn the_table_shows_what_is_judged_and_a_row_that_failed() {
     let mut report = report();
     let text = table(&report);
-    assert!(text.starts_with("a device, one GPU as rank 0 of 8\nmedians of 30 rounds"), "{text}");
+    assert!(text.starts_with("a device, one GPU as rank 0 of 8, bf16\nmedians of 30 rounds"), "{text}");
     let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
     let figures = ["1.593", "1.625", "98.0", "1.640", "1.644", "+1.18", "+0.25", "761", "yes,", "1.5e-3"];
     assert_eq!(words, [["ag_gemm", "gpt3", "8192", "49152", "12288"].as_slice(), &figures].concat());
@@ -254,6 +267,8 @@ fn the_table_shows_what_is_judged_and_a_row_that_failed() {
     let text = table(&report);
     assert!(text.lines().last().unwrap().ends_with("     1.800     2.000      90.0      2.100     +5.00"), "{text}");
     report.rows[0].sustained = None;
+    report.rows[0].head.dtype = "fp16".to_owned();
+    assert!(table(&report).starts_with("a device, one GPU as rank 0 of 8, fp16\n"), "{}", table(&report));
     report.rows[0].verified = false;
     assert!(!report.verified() && table(&report).lines().last().unwrap().ends_with("  NO"), "{}", table(&report));
 }

@@ -11,11 +11,12 @@ pub use report::{FirstCall, FirstCallReport, SCHEMA, table};
 
 use crate::defect::Defect;
 use crate::report as bench_report;
-use crate::shapes::{self, Layer, Model, parse_op};
+use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
 use crate::{atomic_file, launch, limited, machine, out};
 use anyhow::{Context, bail, ensure};
-use flux_core::OpKind;
+use flux_core::{DType, OpKind};
 use flux_transport::Select;
+use half::{bf16, f16};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -41,6 +42,9 @@ pub struct Args {
     /// Ops
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
+    /// Element type: bf16 or fp16
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
+    pub dtype: DType,
     /// How many times as long as a warm call a first one may take; 2 on GPUs, and any on the host, where it is left out
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
@@ -71,11 +75,15 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let on_gpus = machine::uses_gpus(args.transport)?;
     let tp = args.tp.unwrap_or_else(|| if on_gpus { machine::gpu_count() } else { 8 });
     let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus.then_some(&[512, 2048, 8192]))?;
-    let cases = shapes::layers(&models, &args.ops, &ms, shapes::world(tp)?)?;
+    let cases = shapes::layers(&models, &args.ops, &ms, args.dtype, shapes::world(tp)?)?;
     ensure!(!cases.is_empty(), "there is nothing to time");
     if let Some(path) = &args.here {
         let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
-        write_row(&timing::first_call(case.model.name(), &case.problem, args.transport, args.defect)?, path)?;
+        let first_call = match args.dtype {
+            DType::Bf16 => timing::first_call::<bf16>,
+            DType::F16 => timing::first_call::<f16>,
+        };
+        write_row(&first_call(case.model.name(), &case.problem, args.transport, args.defect)?, path)?;
         return Ok(true);
     }
     if let Some(path) = &args.json {
@@ -99,7 +107,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
 fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Result<FirstCall> {
     let (row, log) = (folder.join("row"), folder.join("log"));
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["first-call", "--ops", case.problem.op().name(), "--shapes", case.model.name()]);
+    command.args(["first-call", "--ops", case.problem.op().name(), "--shapes", case.model.name(), "--dtype", case.problem.dtype().name()]);
     command
         .args(["--ms", &case.problem.m().to_string(), "--tp", &tp.to_string(), "--transport", &args.transport.to_string(), "--here"])
         .arg(&row);

@@ -69,12 +69,12 @@ impl FirstCallReport {
 
 /// The report as text: what was measured where, then a line a row.
 pub fn table(report: &FirstCallReport) -> String {
-    let tp = report.rows.first().map_or(0, |r| r.head.tp);
+    let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, r.head.dtype.as_str()));
     let at_most = report.at_most.map_or_else(String::new, |most| format!("; at most {most} times a warm call"));
     let rests =
         if report.origin.gpus > 0 { "warm: after as long a rest as the first; busy: right after another" } else { "no call after a rest" };
     let mut text = format!(
-        "{}, TP {tp}\nfirst call after build, a process each; ms, slowest rank{at_most}\n{rests}\n\n\
+        "{}, TP {tp}, {dtype}\nfirst call after build, a process each; ms, slowest rank{at_most}\n{rests}\n\n\
          {}    first     warm  ratio     busy   enqueue first     warm\n",
         report.origin.device,
         Head::ABOVE

@@ -57,10 +57,10 @@ fn a_first_call_is_timed_on_the_host_too() {
     let world = shapes::world(2).unwrap();
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         let problem = Problem::new(op, 16, 32, 32, DType::Bf16, world).unwrap();
-        let row = timing::first_call("none", &problem, Select::Host, Defect::default()).unwrap();
+        let row = timing::first_call::<bf16>("none", &problem, Select::Host, Defect::default()).unwrap();
         assert!(row.first_call_ms > 0.0 && row.warm_ms.median > 0.0 && row.busy_ms.median > 0.0, "{row:?}");
         assert_eq!((row.head.op.as_str(), row.head.m, row.head.tp), (op.name(), 16, 2));
-        let error = timing::first_call("none", &problem, Select::Host, Defect { spoil: true }).unwrap_err().to_string();
+        let error = timing::first_call::<bf16>("none", &problem, Select::Host, Defect { spoil: true }).unwrap_err().to_string();
         assert!(error.contains("rank 1: the result of call 0 is wrong: "), "{error}");
     }
 }

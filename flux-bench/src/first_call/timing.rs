@@ -17,8 +17,8 @@ use crate::site::{OperandSet, Site};
 use crate::stats::{Span, Times};
 use anyhow::{Context, ensure};
 use flux_core::Problem;
+use flux_kernels::Element;
 use flux_transport::{Communicator, Select, World};
-use half::bf16;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -39,15 +39,15 @@ struct Call {
 }
 
 /// Builds the op and times it.
-pub(super) fn first_call(model: &str, problem: &Problem, transport: Select, defect: Defect) -> anyhow::Result<FirstCall> {
+pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: Select, defect: Defect) -> anyhow::Result<FirstCall> {
     let origin = Instant::now();
     let body = |world: &World| {
         let comm = Communicator::connect_blocking(world, machine::options(transport, world.rank(), 1))?;
         let site = Site::new(comm)?;
-        let mut set = site.operand_set::<bf16>(problem)?;
+        let mut set = site.operand_set::<T>(problem)?;
         site.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
         site.poison(&mut set.y)?;
-        let op = FusedOp::<bf16>::build(problem, site.comm(), &Plan::default())?;
+        let op = FusedOp::<T>::build(problem, site.comm(), &Plan::default())?;
         let mut calls = Vec::new();
         for number in 0..1 + SETTLING + WARM + BUSY {
             if site.gpu().is_some() && number <= SETTLING + WARM {
@@ -83,7 +83,7 @@ pub(super) fn first_call(model: &str, problem: &Problem, transport: Select, defe
 }
 
 /// One call, ranks lined up.
-fn call(site: &Site, op: &FusedOp<bf16>, set: &mut OperandSet<bf16>, origin: Instant) -> anyhow::Result<Call> {
+fn call<T: Element>(site: &Site, op: &FusedOp<T>, set: &mut OperandSet<T>, origin: Instant) -> anyhow::Result<Call> {
     site.sync(op)?;
     site.comm().barrier()?;
     // Ranks are threads: they read one clock. Everybody waits for the last one's word.

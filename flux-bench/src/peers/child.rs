@@ -22,6 +22,7 @@ const TAIL: usize = 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Job {
     pub(super) tp: u32,
+    pub(super) dtype: &'static str,
     pub(super) samples: usize,
     pub(super) cases: Vec<Case>,
 }

@@ -10,11 +10,11 @@ mod tests;
 pub use report::{PeerRow, PeersReport, SCHEMA, table};
 
 use crate::report as bench_report;
-use crate::shapes::{self, Model, parse_op};
+use crate::shapes::{self, Model, parse_dtype, parse_op};
 use crate::{atomic_file, launch, machine, out};
 use anyhow::{Context, ensure};
 use child::{Case, Job};
-use flux_core::OpKind;
+use flux_core::{DType, OpKind};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::slice::from_ref;
@@ -38,6 +38,9 @@ pub struct Args {
     /// Ops
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
+    /// Element type: bf16 or fp16
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
+    pub dtype: DType,
     /// Rounds
     #[arg(long, default_value_t = 30)]
     pub samples: usize,
@@ -82,10 +85,11 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<Job> {
     let mut cases = Vec::new();
     for model in &args.shapes {
         for &op in &args.ops {
-            let ms: Vec<u32> = shapes::layers(from_ref(model), &[op], &args.ms, world)?.iter().map(|layer| layer.problem.m()).collect();
+            let layers = shapes::layers(from_ref(model), &[op], &args.ms, args.dtype, world)?;
+            let ms = layers.iter().map(|layer| layer.problem.m()).collect();
             let (n, k) = model.extents(op);
             cases.push(Case { op: op.name(), model: model.name().to_owned(), n: n as u32, k: k as u32, ms });
         }
     }
-    Ok(Job { tp, samples: args.samples, cases })
+    Ok(Job { tp, dtype: args.dtype.name(), samples: args.samples, cases })
 }

@@ -76,10 +76,10 @@ impl PeersReport {
 
 /// The report as text: what was measured where, then a line a row.
 pub fn table(report: &PeersReport) -> String {
-    let tp = report.rows.first().map_or(0, |r| r.head.tp);
+    let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, r.head.dtype.as_str()));
     let samples = report.rows.first().map_or(0, |r| r.samples);
     let mut text = format!(
-        "{}, TP {tp}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest rank\n\n\
+        "{}, TP {tp}, {dtype}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest rank\n\n\
          {}       n       k     gemm   serial  async-TP  verified\n",
         report.origin.device,
         report.torch,

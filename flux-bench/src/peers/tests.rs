@@ -1,6 +1,7 @@
 use super::child::{Case, Job, run};
 use super::*;
 use crate::stats::Times;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,7 @@ fn args() -> Args {
 }
 
 fn small_job() -> Job {
-    Job { tp: 2, samples: 3, cases: vec![Case { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }] }
+    Job { tp: 2, dtype: "bf16", samples: 3, cases: vec![Case { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }] }
 }
 
 /// A program that stands in for Python: a shell script, called with the peers' script and the order as JSON.
@@ -55,6 +56,8 @@ fn the_job_names_every_shape_once() {
     let job = job(&args(), 4).unwrap();
     let shapes: Vec<_> = job.cases.iter().map(|c| (c.op, c.n, c.k, c.ms.as_slice())).collect();
     assert_eq!(shapes, [("ag_gemm", 49152, 12288, [64, 512].as_slice()), ("gemm_rs", 12288, 49152, &[64, 512])]);
+    let of = |dtype| serde_json::to_value(super::job(&Args { dtype, ..args() }, 4).unwrap()).unwrap()["dtype"].clone();
+    assert_eq!([job.dtype.into(), of(DType::F16)], ["bf16", "fp16"]);
     let error = format!("{:#}", super::job(&args(), 5).unwrap_err());
     assert!(error.contains("is not divisible by the world size 5"), "{error}");
 }
@@ -119,6 +122,19 @@ fn the_script_says_that_there_is_no_pytorch() {
     let text = "exec python3 -c 'import runpy, sys; sys.modules[\"torch\"] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name=\"__main__\")' \"$@\"";
     let error = run(&python(folder.path(), text), &small_job(), limit()).unwrap_err().to_string();
     assert!(error.contains("exit status: 3:\nPyTorch cannot be imported"), "{error}");
+}
+
+/// Of the real script, which has it without PyTorch.
+#[test]
+fn the_script_knows_the_types_that_it_is_asked_for() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/async_tp.py");
+    let print = r#"import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])["DTYPES"]))"#;
+    let said = Command::new("python3").args(["-B", "-c", print, script]).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let known: BTreeMap<String, (String, f64)> = serde_json::from_slice(&said.stdout).unwrap();
+    let types = [(DType::Bf16, "bfloat16"), (DType::F16, "float16")];
+    let expected = types.map(|(dtype, name)| (dtype.name().to_owned(), (name.to_owned(), dtype.unit_roundoff())));
+    assert_eq!(known, BTreeMap::from(expected));
 }
 
 /// Of the real script, which makes it without PyTorch.

@@ -7,12 +7,12 @@ use super::row::{NO_KERNEL, Simulation, heading, millis};
 use crate::core_gemm::Case;
 use crate::plan::ScheduleArgs;
 use crate::report::{Head, Report, Row, aligned, ms};
-use crate::shapes::{self, parse_op};
+use crate::shapes::{self, parse_dtype, parse_op};
 use crate::stats::Times;
 use anyhow::{Context, ensure};
+use flux_core::Problem;
 use flux_core::machine::Machine;
 use flux_core::simulate::Pushes;
-use flux_core::{DType, Problem};
 
 /// One row of a file, and what the simulation says of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,8 +53,8 @@ impl Compared {
 fn problem(head: &Head) -> anyhow::Result<Problem> {
     let [m, n, k] = [head.m, head.n, head.k].map(|extent| extent as usize);
     let op = parse_op(&head.op).map_err(anyhow::Error::msg)?;
-    let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == head.dtype);
-    Ok(Problem::new(op, m, n, k, dtype.with_context(|| format!("unknown type {:?}", head.dtype))?, shapes::world(head.tp)?)?)
+    let dtype = parse_dtype(&head.dtype).map_err(anyhow::Error::msg)?;
+    Ok(Problem::new(op, m, n, k, dtype, shapes::world(head.tp)?)?)
 }
 
 /// Simulates every row of `report`.
@@ -103,6 +103,7 @@ fn summary(rows: &[Compared]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::DType;
 
     fn row(m: u32, measured: f64, simulated: f64, same_schedule: bool) -> Compared {
         let problem = Problem::new(flux_core::OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, shapes::world(2).unwrap()).unwrap();
@@ -131,7 +132,10 @@ mod tests {
     #[test]
     fn a_head_is_the_problem_that_it_was_made_from() {
         let head = row(512, 1.0, 1.0, true).head;
-        assert_eq!(Head::new("gpt3", &problem(&head).unwrap()), head);
+        let of_fp16 = Head { dtype: "fp16".to_owned(), ..head.clone() };
+        for head in [&head, &of_fp16] {
+            assert_eq!(Head::new("gpt3", &problem(head).unwrap()), *head);
+        }
         assert!(
             problem(&Head { dtype: "fp8".to_owned(), ..head.clone() }).is_err()
                 && problem(&Head { op: "gemm".to_owned(), ..head }).is_err()

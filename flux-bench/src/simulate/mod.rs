@@ -13,9 +13,9 @@ use crate::plan::{ScheduleArgs, push};
 use crate::shapes::{self, Model, parse_op};
 use crate::show;
 use anyhow::{Context, ensure};
-use flux_core::OpKind;
 use flux_core::machine::Machine;
 use flux_core::simulate::Pushes;
+use flux_core::{DType, OpKind};
 use flux_ops::Push;
 use std::path::PathBuf;
 
@@ -75,7 +75,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         out::print(&against::table(&compared, &args.machine));
         return Ok(());
     }
-    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, shapes::world(args.tp)?)?;
+    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, DType::Bf16, shapes::world(args.tp)?)?;
     ensure!(!layers.is_empty(), "there is nothing to simulate");
     let simulated = |layer| Simulation::of_layer(layer, args.schedule, pushes, &args.machine);
     let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;

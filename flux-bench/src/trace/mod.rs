@@ -26,10 +26,11 @@ use crate::shapes::{self, Model};
 use crate::site::Site;
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem};
+use flux_kernels::Element;
 use flux_ops::Timeline;
 use flux_transport::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Select, World};
-use half::bf16;
+use half::{bf16, f16};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -45,6 +46,9 @@ pub struct Args {
     /// Global rows
     #[arg(long, alias = "m", value_name = "M")]
     pub ms: usize,
+    /// Element type: bf16 or fp16
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = shapes::parse_dtype)]
+    pub dtype: DType,
     /// Ranks; as many as there are GPUs where it is left out
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
@@ -85,8 +89,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(machine::uses_gpus(Select::Auto)?, "there is no GPU here: time lines are recorded by the CUDA kernel");
     let tp = args.tp.unwrap_or_else(machine::gpu_count);
     let (n, k) = args.shapes.extents(args.ops);
-    let problem = Problem::new(args.ops, args.ms, n, k, DType::Bf16, shapes::world(tp)?)?;
+    let problem = Problem::new(args.ops, args.ms, n, k, args.dtype, shapes::world(tp)?)?;
     let id = UniqueId::new().context("lining the ranks up needs NCCL")?;
+    let record = match args.dtype {
+        DType::Bf16 => record::<bf16>,
+        DType::F16 => record::<f16>,
+    };
     let body = |local: &World| Ok(record(local, &problem, args, id).unwrap_or_else(|error| end::give_up(local.rank(), &error)));
     let ranks = ranks::on_threads(World::local(tp)?, body)?;
     if args.summary {
@@ -100,12 +108,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn record(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {
+fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {
     let comm = Communicator::connect_blocking(local, machine::options(Select::Auto, local.rank(), 1))?;
     let site = Site::new(comm)?;
     let gpu = site.gpu().context("the communicator is not on a device")?;
     let nccl = Comm::join(gpu.device(), id, local.rank().get(), problem.world().get(), Duration::from_mins(1))?;
-    let op = FusedOp::<bf16>::build_traced(problem, site.comm(), &args.plan)?;
+    let op = FusedOp::<T>::build_traced(problem, site.comm(), &args.plan)?;
     let mut sets = (0..SETS).map(|_| site.operand_set(problem)).collect::<anyhow::Result<Vec<_>>>()?;
     for (call, set) in sets.iter_mut().enumerate() {
         site.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
