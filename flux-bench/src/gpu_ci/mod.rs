@@ -166,6 +166,9 @@ fn plan(args: &Args, out: &Path, gpus: u32, pytorch: bool) -> anyhow::Result<Vec
     let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
     bench.arg(out.join("bench.json"));
     steps.push(("bench".to_owned(), bench));
+    let mut fp16 = program(&["bench", "--dtype", "fp16", "--shapes", "llama70b", "--ms", "1024", "--samples", "10", "--json"]);
+    fp16.arg(out.join("bench-fp16.json"));
+    steps.push(("bench-fp16".to_owned(), fp16));
     let as_processes = ["bench", "--ms", "1024", "--samples", "10", "--processes"];
     steps.push(("bench-processes".to_owned(), program(&as_processes)));
     if gpus > 1 {
@@ -274,8 +277,9 @@ mod tests {
         let soaks = ["soak-threads", "soak-processes", "soak-random", "soak-shared"];
         let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
         let mixed = ["soak-mixed-threads", "soak-mixed-processes", "soak-mixed-shared"];
-        let measures = ["links", "faults", "faults-pcie", "faults-nccl", "bench", "bench-processes", "bench-hosts", "first-call", "core"];
-        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &mixed, &measures].concat());
+        let measures = ["links", "faults", "faults-pcie", "faults-nccl"];
+        let times = ["bench", "bench-fp16", "bench-processes", "bench-hosts", "first-call", "core"];
+        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &mixed, &measures, &times].concat());
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);
