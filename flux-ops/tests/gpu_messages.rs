@@ -28,6 +28,11 @@ fn on_gpus(test: impl FnOnce(Machine)) {
 
 tests_of_messages!(on_gpus);
 
+#[test]
+fn calls_in_different_orders_fail_on_every_rank() {
+    on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
+}
+
 /// The sum is in one order whoever brings its parts.
 #[test]
 fn messages_give_the_bits_of_peer_memory() {

@@ -26,6 +26,11 @@ fn a_thousand_calls_in_a_row() {
     on_gpus(|machine| suite::many_calls_in_a_row(machine, 1000));
 }
 
+#[test]
+fn calls_in_different_orders_fail_on_every_rank() {
+    on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
+}
+
 /// With one schedule the sums have one order, so the bits are those of ranks that store to each other.
 #[test]
 fn the_way_through_the_host_changes_no_bit() {

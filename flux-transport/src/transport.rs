@@ -131,6 +131,8 @@ pub struct Exchange<'a> {
     pub rounds: &'a [Round],
     /// Which of them go at once, and when.
     pub sending: Sending,
+    /// Number of the op, as in [`Carry::op`].
+    pub op: u32,
 }
 
 /// Where sent chunks come from.
@@ -153,6 +155,8 @@ pub struct Carry<'a> {
     pub row_stride: u64,
     /// What goes where.
     pub route: &'a Route,
+    /// Number of the op that the call is of, the same on all ranks where they make the same calls: the call fails where peers say other ones.
+    pub op: u32,
 }
 
 /// A backend: one rank's memory, shared with its peers, and its mover.

@@ -22,7 +22,8 @@ fn in_a_process(transport: Select) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "the_stuck", "--nocapture", "--test-threads=1"]).env(TRANSPORT, transport.to_string()).process_group(0);
     let status = limited::wait(command.spawn().unwrap(), LIMIT, Duration::from_secs(5)).unwrap();
-    assert!(status.expect("whoever drops the communicator hangs").success(), "its words are above");
+    let status = status.expect("whoever drops the communicator hangs");
+    assert!(status.success(), "its words are above: {status}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub(crate) struct CudaExecutor {
     sending: Sending,
     // What copy engines carry through the host, where they do.
     route: Option<Route>,
-    // By which ranks that reach each other's pads tell which op a call is of; else 0.
+    // By which ranks tell which op a call is of.
     number: u32,
     workers: u32,
     pace: Pace,
@@ -120,7 +120,6 @@ impl CudaExecutor {
             Push::Kernel => true,
             Push::CopyEngine => false,
         };
-        let number = if rounds.is_some() || route.is_some() { 0 } else { number };
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
         let program = ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?);
         Ok(Self {
@@ -167,10 +166,10 @@ impl CudaExecutor {
     ) -> Result<(), CallError> {
         let program = self.program.program();
         let by_kernel = self.rounds.is_none() && self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
-        let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route });
+        let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route, op: self.number });
         if let Some(rounds) = &self.rounds {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
-            unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, program, rounds, self.sending)) }?;
+            unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, (program, self.number), rounds, self.sending)) }?;
         } else if carry.is_none() && !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
@@ -191,7 +190,8 @@ impl CudaExecutor {
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
-            op: self.number,
+            // Where peers' pads are not reached the transport tells.
+            op: if self.rounds.is_some() || self.route.is_some() { 0 } else { self.number },
             deadline_ns: memory.deadline_ns,
             await_pushed,
             workers: self.workers,

@@ -68,12 +68,17 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
 }
 
 /// What messages carry of a call.
-pub(crate) fn exchange_of<'p, T: Element>(x: &View, program: &'p TileProgram, rounds: &'p [Round], sending: Sending) -> Exchange<'p> {
+pub(crate) fn exchange_of<'p, T: Element>(
+    x: &View,
+    (program, op): (&'p TileProgram, u32),
+    rounds: &'p [Round],
+    sending: Sending,
+) -> Exchange<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
         OpKind::GemmReduceScatter => Source::Stored,
     };
-    Exchange { source, place_bytes: program.place_bytes(), rounds, sending }
+    Exchange { source, place_bytes: program.place_bytes(), rounds, sending, op }
 }
 
 /// The sending that an op on `comm` has where its builder is given none; it means nothing where no messages carry chunks. A heuristic.

@@ -3,8 +3,10 @@
 //! Invariant: one call is in progress from a begin to the finish or abandon that follows. As long as none was captured, the epoch counted here is the one that the
 //! device counts, and the next call's half is known before anything of it is enqueued. A replayed graph advances the device's unseen.
 
+mod history;
 mod order;
 
+pub(crate) use self::history::{History, SAID_BYTES, SAID_WORDS, Said, disagreement, said, said_offset};
 use self::order::{Order, Turn};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::{Device, Stream, TransportError, TransportKind};

@@ -9,7 +9,8 @@
 use super::outbox::Outbox;
 use super::progress::{Place, Step};
 use super::watched::Watched;
-use crate::cuda::{CudaDevice, copy_async, copy_rows_async, host_size, wait_value_async, write_value_async};
+use crate::calls::SAID_WORDS;
+use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, host_size, wait_value_async, words_async, write_value_async};
 use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, signal_offset};
@@ -18,6 +19,8 @@ use flux_core::signal::Epoch;
 
 /// Bytes of a word.
 const WORD: usize = 4;
+/// Bytes of what a rank says of a call.
+const SAID: usize = SAID_WORDS * WORD;
 
 /// Why a call whose data messages carry cannot be captured.
 pub(crate) const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
@@ -34,7 +37,7 @@ pub(crate) struct Memory<'a> {
     pub(crate) outbox: &'a Outbox,
 }
 
-/// Enqueues all messages of the call with number `epoch` on `stream`; `arrived` is told of each round when what it brings is there as far as the stream is
+/// Enqueues all messages of the call with number `epoch` on `stream`, of which this rank says `said`, ahead of the first chunk to each peer; `arrived` is told of each round when what it brings is there as far as the stream is
 /// concerned.
 ///
 /// # Safety
@@ -46,10 +49,10 @@ pub(crate) unsafe fn carry(
     watched: &Watched,
     at: Memory<'_>,
     exchange: &Exchange<'_>,
-    epoch: Epoch,
+    (epoch, said): (Epoch, [u32; SAID_WORDS]),
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, place_bytes, rounds, sending } = exchange;
+    let &Exchange { source, place_bytes, rounds, sending, .. } = exchange;
     let Memory { data, pad, size, rank, outbox } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
@@ -58,7 +61,12 @@ pub(crate) unsafe fn carry(
         unsafe { write_value_async(device, watched.progress.address(), Place::new(epoch, step).word(), stream) }
     };
     let alone = sending == Sending::Before;
-    stands(if alone { Step::Alone } else { Step::Begun })?;
+    let (told, own_node) = (outbox.told(), nodes.node_of(rank));
+    let begun = Place::new(epoch, if alone { Step::Alone } else { Step::Begun });
+    let said = said.into_iter().zip(0..).map(|(value, place)| (told.address(own_node, epoch) + 4 * place, value));
+    let written = std::iter::once((watched.progress.address(), begun.word())).chain(said);
+    // SAFETY: words of pinned memory that outlives the stream's work.
+    unsafe { words_async(device, written.map(|(address, value)| WordOp::Write { address, value }), stream) }?;
     let rows = match source {
         Source::Stored => None,
         Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) => {
@@ -77,7 +85,7 @@ pub(crate) unsafe fn carry(
         }
     };
     let half = data + epoch.half() as u64 * size.half_stride();
-    let mut number = 0;
+    let (mut number, mut told_at) = (0, 0_u32);
     for group in groups(rounds, sending.peers()) {
         if rows.is_none() {
             for round in group {
@@ -88,7 +96,7 @@ pub(crate) unsafe fn carry(
             stands(Step::Flag(number + group.len() - 1))?;
         }
         watched.link.group(stream, |messages| {
-            group.iter().try_for_each(|Round { offset, bytes, sent: to, received: from, .. }| {
+            group.iter().try_for_each(|Round { step, offset, bytes, sent: to, received: from }| {
                 let (chunk, word) = match rows {
                     Some(rows) => (rows + offset, outbox.own_word()),
                     None => (outbox.stored(to.peer, place_bytes) + offset, outbox.flag(to.peer, to.signal, epoch)),
@@ -98,6 +106,12 @@ pub(crate) unsafe fn carry(
                 let (to_node, from_node) = (nodes.node_of(to.peer), nodes.node_of(from.peer));
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
+                    // At each step another rank, and from another.
+                    if told_at & 1 << step == 0 {
+                        told_at |= 1 << step;
+                        messages.send(told.address(own_node, epoch), SAID, to_node)?;
+                        messages.receive(told.address(from_node, epoch), SAID, from_node)?;
+                    }
                     messages.send(chunk, bytes, to_node)?;
                     messages.send(word, WORD, to_node)?;
                     messages.receive(half + u64::from(from.place) * place_bytes + offset, bytes, from_node)?;

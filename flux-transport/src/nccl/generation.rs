@@ -6,7 +6,7 @@
 use super::outbox::Outbox;
 use super::views::Views;
 use super::watched::Watched;
-use crate::calls::Calls;
+use crate::calls::{Calls, History, SAID_WORDS};
 use crate::cuda::CudaError;
 use crate::transport::nanoseconds;
 use crate::{Exchange, Source, TransportError, WorkspaceView};
@@ -30,6 +30,7 @@ pub(crate) struct Generation<W> {
     views: Views,
     // Flags are at most this old.
     refreshed: Epoch,
+    history: History,
 }
 
 impl<W: Outgoing> Generation<W> {
@@ -37,7 +38,7 @@ impl<W: Outgoing> Generation<W> {
     pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
         watched.await_flags(workspace.outbox(), epoch);
         let plain = workspace.view(0, 0, watched.fault.address(), nanoseconds(deadline));
-        Self { workspace, views: Views::new(plain), refreshed: epoch }
+        Self { workspace, views: Views::new(plain), refreshed: epoch, history: History::default() }
     }
 
     /// The workspace in a call without an exchange.
@@ -45,20 +46,22 @@ impl<W: Outgoing> Generation<W> {
         Arc::clone(&self.views.plain)
     }
 
-    /// Gives the call in progress on `caller` its side streams, by `fork`, and its flags, which they may then wait for. The device's context is current.
+    /// Gives the call in progress on `caller`, of the op with number `op`, its side streams, by `fork`, and its flags, which they may then wait for. Returns what
+    /// this rank says of the call. The device's context is current.
     pub(crate) fn open(
         &mut self,
         calls: &mut Calls,
-        caller: usize,
+        (caller, op): (usize, u32),
         watched: &Watched,
         fork: impl FnOnce(usize) -> Result<(), CudaError>,
-    ) -> Result<(), TransportError> {
+    ) -> Result<[u32; SAID_WORDS], TransportError> {
         let (outbox, epoch) = (self.workspace.outbox(), calls.epoch());
         outbox.keep_fresh(&mut self.refreshed, caller, epoch)?;
         fork(caller)?;
         calls.carried();
         watched.await_flags(outbox, epoch);
-        Ok(())
+        self.history = self.history.then(op);
+        Ok(self.history.said(epoch))
     }
 
     /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.

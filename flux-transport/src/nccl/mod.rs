@@ -30,6 +30,7 @@ mod proof;
 pub(crate) mod remains;
 mod search;
 mod sharing;
+mod told;
 mod transport;
 mod views;
 mod watched;

@@ -4,6 +4,7 @@
 //! chunk whose flag is this call's epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
 
 use super::flags::Flags;
+use super::told::Told;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
 use flux_core::program::Places;
@@ -25,6 +26,8 @@ pub(crate) struct Outbox {
     stored: DeviceBlock,
     /// A pad for each node: the flags of what is stored for the rail's rank there.
     flags: Arc<Flags>,
+    /// What goes ahead of each call's chunks.
+    told: Arc<Told>,
     /// The words that came with chunks, by the signal that they are for, and one that this rank sends.
     words: DeviceBlock,
     device: CudaDevice,
@@ -48,6 +51,7 @@ impl Outbox {
             signals,
             stored: block(stored_bytes(nodes, size))?,
             flags: Arc::new(Flags::new(device, host_size(u64::from(nodes.count()) * pad_bytes(signals)), before)?),
+            told: Arc::new(Told::new(device, rank, nodes)?),
             words: block(4 * (u64::from(signals) + 1))?,
             device: device.clone(),
         };
@@ -109,6 +113,11 @@ impl Outbox {
     /// All flags.
     pub(super) fn flags(&self) -> &Arc<Flags> {
         &self.flags
+    }
+
+    /// What the ranks of the rail say of their calls.
+    pub(super) fn told(&self) -> &Arc<Told> {
+        &self.told
     }
 
     /// Where the word lands that comes with the chunk of `signal`.

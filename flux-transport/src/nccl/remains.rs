@@ -4,7 +4,8 @@
 //! way there: freeing waits for the device and may hold the driver meanwhile, which a call that is half handed over needs.
 //!
 //! What NCCL itself frees then it frees when it likes, and what frees memory may wait for the device and keep the driver meanwhile: a call that is half handed over
-//! and awaits a peer is then stuck until its deadline. So a new communicator first gives NCCL some time to be past the old ([`settle`]).
+//! and awaits a peer is then stuck until its deadline. So a new communicator first gives NCCL some time to be past the old ([`settle`]), and so does the end of the
+//! process: libraries that end with it take from those threads what they stand on.
 
 use crate::cuda::{CudaDevice, done_by};
 use std::any::Any;
@@ -12,9 +13,12 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The longest that the end of the process waits for communicators that are being ended. One whose peer is stopped takes longer.
+const EXIT: Duration = Duration::from_secs(5);
 
 /// A communicator that is being given up or destroyed; gone when this is dropped.
 #[derive(Debug)]
@@ -27,6 +31,7 @@ pub(super) struct GivingUp {
 impl GivingUp {
     /// Of a communicator of `device`, from now on.
     pub(super) fn begin(device: &CudaDevice) -> Self {
+        wait_at_exit();
         ground().begin(device.ordinal())
     }
 
@@ -79,6 +84,27 @@ pub(crate) fn sweep(device: &CudaDevice, idle: impl FnOnce() -> bool) {
     LEFT.store(more, Ordering::Release);
     drop(ground);
     drop(done);
+}
+
+/// Has the end of the process wait, before what was registered earlier: the ends of NCCL and of the CUDA runtime in it, as both are loaded by now. An abort beside those
+/// uses what they have unloaded, and the process dies of a signal.
+fn wait_at_exit() {
+    static REGISTERED: Once = Once::new();
+    extern "C" fn wait() {
+        all_have_ended(Instant::now() + EXIT);
+    }
+    REGISTERED.call_once(|| {
+        // SAFETY: the function lives as long as the process: nothing unloads it before its end, unless it unloads all that calls it.
+        if unsafe { libc::atexit(wait) } != 0 {
+            tracing::warn!("the end of the process does not wait for communicators of NCCL that are being ended then");
+        }
+    });
+}
+
+/// Waits until no communicator is being ended on any device, at the longest `until`, and says whether.
+fn all_have_ended(until: Instant) -> bool {
+    let Ok(ended) = done_by(until, || Ok::<_, Infallible>(!ground().giving_up.iter().any(|(_, mark)| is_under_way(mark))));
+    ended
 }
 
 static GROUND: Mutex<Ground> = Mutex::new(Ground { giving_up: Vec::new(), left: Vec::new() });
@@ -209,6 +235,17 @@ mod tests {
         drop(peer);
         thread.join().unwrap();
         assert_eq!((ground.sweep(0).0.len(), ground.is_giving_up(0)), (1, false));
+    }
+
+    /// The only test that uses the process's own ground.
+    #[test]
+    fn the_end_of_the_process_waits_for_what_is_being_ended_but_not_for_ever() {
+        let (peer, until_it_leaves) = std::sync::mpsc::channel::<()>();
+        let thread = ground().begin(0).apart("test", move || assert!(until_it_leaves.recv().is_err())).unwrap();
+        assert!(!all_have_ended(Instant::now() + Duration::from_millis(20)));
+        drop(peer);
+        assert!(all_have_ended(Instant::now() + Duration::from_mins(1)));
+        thread.join().unwrap();
     }
 
     #[test]

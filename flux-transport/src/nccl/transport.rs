@@ -155,10 +155,10 @@ impl Transport for NcclTransport {
             return Ok(generation.plain());
         }
         let _current = self.device.enter()?;
-        generation.open(calls, caller, &self.watched, |caller| lane.fork(caller))?;
+        let said = generation.open(calls, (caller, exchange.op), &self.watched, |caller| lane.fork(caller))?;
         let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
         // SAFETY: checked and forked above; the caller promises the rows.
-        unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) }?;
+        unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, (epoch, said), |_| Ok(())) }?;
         if exchange.sending == Sending::Before {
             lane.join(caller)?;
             calls.joined();

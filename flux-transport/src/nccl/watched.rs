@@ -7,6 +7,7 @@ use super::flags::Flags;
 use super::link::Link;
 use super::outbox::{Outbox, RELEASE};
 use super::progress::{Place, Progress, Standing};
+use super::told::Told;
 use crate::TransportError;
 use crate::cuda::{CudaDevice, CudaError};
 use crate::drain::{FAILED, Limits, Steps};
@@ -33,10 +34,11 @@ pub(crate) struct Watched {
     awaited: Mutex<Awaited>,
 }
 
-/// The flags in use, and the call that waits for them.
+/// The flags in use, the call that waits for them, and what comes ahead of its chunks.
 #[derive(Debug)]
 struct Awaited {
     flags: Option<Arc<Flags>>,
+    told: Option<Arc<Told>>,
     epoch: Epoch,
 }
 
@@ -51,7 +53,7 @@ impl Watched {
             stop: AtomicBool::new(false),
             progress: Progress::new(device)?,
             failed: OnceLock::new(),
-            awaited: Mutex::new(Awaited { flags: None, epoch: Epoch::new(0) }),
+            awaited: Mutex::new(Awaited { flags: None, told: None, epoch: Epoch::new(0) }),
         })
     }
 
@@ -62,13 +64,20 @@ impl Watched {
 
     /// What calls from now on wait for: flags of `at`, raised with `epoch` and later ones.
     pub(crate) fn await_flags(&self, at: &Outbox, epoch: Epoch) {
-        *self.awaited() = Awaited { flags: Some(Arc::clone(at.flags())), epoch };
+        *self.awaited() = Awaited { flags: Some(Arc::clone(at.flags())), told: Some(Arc::clone(at.told())), epoch };
     }
 
-    /// This rank's record, or what stands for an error of NCCL or a side stream that stands still.
+    /// This rank's record, or what stands for an error of NCCL, a side stream that stands still, or a peer in another op.
     pub(crate) fn record(&self) -> Option<FaultRecord> {
         // What was found here first has set the abort word, of which kernels then leave records.
-        self.failed.get().copied().or_else(|| self.fault.record())
+        self.failed.get().copied().or_else(|| self.fault.record()).or_else(|| self.disagreement())
+    }
+
+    /// A peer that is in another op, if nothing else was found before.
+    fn disagreement(&self) -> Option<FaultRecord> {
+        let record = self.awaited().told.as_ref()?.disagreement()?;
+        self.fail(record, reason::IN_ANOTHER_OP);
+        self.failed.get().copied()
     }
 
     /// Where the side stream stands.
@@ -98,7 +107,7 @@ impl Watched {
         tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
         let (rank, epoch) = (self.rank.get(), self.awaited().epoch.get());
         let record = FaultRecord { state: 1, code: fault::ABORTED, rank, peer: rank, epoch, abort: reason::NCCL, ..FaultRecord::default() };
-        self.fail(record);
+        self.fail(record, reason::NCCL);
         true
     }
 
@@ -122,19 +131,19 @@ impl Watched {
             seen,
             ..FaultRecord::default()
         };
-        self.fail(record);
+        self.fail(record, reason::NCCL);
         true
     }
 
-    fn fail(&self, record: FaultRecord) {
+    fn fail(&self, record: FaultRecord, reason: u32) {
         let _ = self.failed.set(record);
-        self.fault.abort(reason::NCCL);
+        self.fault.abort(reason);
     }
 
     /// Lets go of what the side stream waits for, without the driver.
     pub(super) fn release(&self) {
         // Held while they are set: whoever replaces them has the old ones to itself.
-        let Awaited { flags, epoch } = &*self.awaited();
+        let Awaited { flags, epoch, .. } = &*self.awaited();
         if let Some(flags) = flags {
             flags.set(epoch.get().wrapping_add(RELEASE));
         }

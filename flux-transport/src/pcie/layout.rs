@@ -1,12 +1,13 @@
 //! Where things are in a rank's shared region of host memory.
 //!
-//! Invariant: every word has one writer and at most one waiter, but for `broken`, which everybody may look at; nothing overlaps.
+//! Invariant: every word has one writer and at most one waiter, but for `broken` and `said`, which everybody may look at; nothing overlaps.
 //!
 //! ```text
-//! [ broken ] [ proof ] [ flags of reader 0 ][ flags of reader 1 ] ... | [ half 0 ][ half 1 ]
-//!   a line     a line    dense u32, by the reader's signal, from a line   from a border of 2 MiB
+//! [ broken ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... | [ half 0 ][ half 1 ]
+//!   a line     a line   a line   dense u32, by the reader's signal, from a line   from a border of 2 MiB
 //! ```
 
+use crate::calls::SAID_BYTES;
 use flux_core::layout::{LINE, WorkspaceSize};
 
 /// The offsets of a region for a world and a workspace.
@@ -23,6 +24,14 @@ pub(super) const BROKEN: u64 = 0;
 /// Where the owner's streams show, when the ranks connect, what they can do. No call uses it.
 pub(super) const PROOF: u64 = LINE;
 
+/// Where the owner's stream says which ops its last calls were of.
+pub(super) const SAID: u64 = 2 * LINE;
+
+/// The flags of the first reader.
+const FLAGS: u64 = 3 * LINE;
+
+const _: () = assert!(SAID_BYTES <= FLAGS - SAID);
+
 impl Layout {
     pub(super) fn new(world: u32, size: &WorkspaceSize) -> Self {
         Self { world, signals: size.signals, half_stride: size.half_stride() }
@@ -35,7 +44,7 @@ impl Layout {
 
     /// The first flag of `reader`, of as many as there are signals.
     pub(super) fn flags(&self, reader: u32) -> u64 {
-        2 * LINE + u64::from(reader) * self.flag_bytes()
+        FLAGS + u64::from(reader) * self.flag_bytes()
     }
 
     fn flag_bytes(&self) -> u64 {
@@ -70,6 +79,7 @@ mod tests {
             let size = WorkspaceSize { half_bytes, signals, counters: 0 };
             let layout = Layout::new(world, &size);
             let mut words = BTreeSet::from([BROKEN, PROOF]);
+            words.extend((SAID..SAID + SAID_BYTES).step_by(4));
             for rank in 0..world {
                 for signal in 0..signals {
                     prop_assert!(words.insert(layout.flag(rank, signal)));

@@ -8,7 +8,7 @@ use crate::fault::reason;
 use crate::nvlink::{FaultBlock, NvLinkError};
 use flux_core::layout::{FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ struct Shared {
     /// The last call whose streams were given something to wait for.
     begun: AtomicU32,
     clean: Clean,
+    /// A peer that was found in another op.
+    disagreed: OnceLock<FaultRecord>,
     /// 0, or why this rank gave up.
     reason: AtomicU32,
     stop: AtomicBool,
@@ -68,10 +70,27 @@ impl Shared {
         }
     }
 
+    fn abort(&self, reason: u32) {
+        self.fault.abort(reason);
+        let _ = self.reason.compare_exchange(0, reason, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// A peer that is in another op, if one was found before anything else was wrong. It ends all waits of this rank.
+    fn disagreement(&self, words: &Words) -> Option<FaultRecord> {
+        if self.disagreed.get().is_none() && self.reason() == 0 {
+            let record = words.disagreement()?;
+            // Before a wait ends by the abort word, of which the kernel leaves a record.
+            let _ = self.disagreed.set(record);
+            self.abort(reason::IN_ANOTHER_OP);
+        }
+        self.disagreed.get().copied()
+    }
+
     /// Whether streams may still wait for something.
     fn look(&self) -> bool {
         // Held while they are looked at: whoever replaces them has the old ones to itself.
         let words = self.words();
+        self.disagreement(&words);
         let begun = self.begun.load(Ordering::Acquire);
         let reason = self.reason();
         if reason != 0 {
@@ -87,7 +106,7 @@ impl Watch {
     pub(super) fn start(rank: u32, fault: FaultBlock, words: Arc<Words>, begun: u32) -> Result<Self, NvLinkError> {
         let (begun, clean) = (AtomicU32::new(begun), Clean(AtomicU32::new(begun)));
         let (reason, stop) = (AtomicU32::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { fault, words: Mutex::new(words), begun, clean, reason, stop });
+        let shared = Arc::new(Shared { fault, words: Mutex::new(words), begun, clean, disagreed: OnceLock::new(), reason, stop });
         let watched = Arc::clone(&shared);
         let watch = move || {
             while !watched.stop.load(Ordering::Acquire) {
@@ -111,9 +130,14 @@ impl Watch {
         self.wake();
     }
 
-    /// A peer that gave up before calls of this rank came to their end, as far as they have.
-    pub(super) fn fault_of_a_peer(&self) -> Option<FaultRecord> {
+    /// What is wrong with this rank's calls: a peer in another op, what a wait of its kernels' has left, or a peer that gave up before they came to their end, as far
+    /// as they have.
+    pub(super) fn record(&self) -> Option<FaultRecord> {
         let words = self.shared.words();
+        self.shared.disagreement(&words).or_else(|| self.shared.fault.record()).or_else(|| self.fault_of_a_peer(&words))
+    }
+
+    fn fault_of_a_peer(&self, words: &Words) -> Option<FaultRecord> {
         // Before the peers' words: what a call ended with was let go of after its rank had said so.
         let finished = words.finished();
         self.shared.clean.look(finished, self.shared.begun.load(Ordering::Acquire), || words.fault_of_a_peer())
@@ -132,8 +156,7 @@ impl Watch {
 
     /// Ends all waits of this rank, for a reason that is not 0. The first stays.
     pub(super) fn abort(&self, reason: u32) {
-        self.shared.fault.abort(reason);
-        let _ = self.shared.reason.compare_exchange(0, reason, Ordering::AcqRel, Ordering::Relaxed);
+        self.shared.abort(reason);
         self.wake();
     }
 }

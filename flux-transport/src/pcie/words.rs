@@ -3,9 +3,11 @@
 //! Invariant: a rank that lets its own streams run on without what they waited for has said `broken` before. What they carry then is worthless, and whoever
 //! received it finds the word when it looks, as it does before it takes a call for finished.
 
-use super::layout::BROKEN;
+use super::layout::{BROKEN, SAID};
 use super::region::Region;
+use crate::calls::{Said, disagreement, said};
 use crate::cuda::{PinnedBlock, host_size};
+use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault, pad_bytes, signal_offset};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -104,6 +106,15 @@ impl Words {
                 region.word(region.layout.flag(self.rank, signal)).store(value, Ordering::Release);
             }
         }
+    }
+
+    /// A peer whose calls are not of the ops that this rank's are of, as far as their streams have said. They say it before anything that another waits for.
+    pub(super) fn disagreement(&self) -> Option<FaultRecord> {
+        fn of(region: &Region) -> Said<'_> {
+            said(|offset| region.word(SAID + offset))
+        }
+        let peers = self.peers().map(|(peer, region)| (Rank::new(peer), of(region)));
+        disagreement(Rank::new(self.rank), of(&self.regions[self.rank as usize]), peers)
     }
 
     /// What is wrong with calls that have come to their end without a fault of this rank's: a peer that gave up before, and so may have sent anything.
