@@ -67,6 +67,11 @@ fn schedules(machine: Machine) -> Vec<Option<Schedule>> {
 }
 
 #[test]
+fn calls_in_different_orders_fail_on_every_rank() {
+    on_nodes(suite::calls_in_different_orders_fail_on_every_rank);
+}
+
+#[test]
 fn integers_give_the_exact_sums_of_nodes() {
     on_worlds(|machine, world| {
         for op in OPS {

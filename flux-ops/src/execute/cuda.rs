@@ -190,8 +190,8 @@ impl CudaExecutor {
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
-            // Where peers' pads are not reached the transport tells.
-            op: if self.rounds.is_some() || self.route.is_some() { 0 } else { self.number },
+            // Where no peer's pad is reached the transport alone tells.
+            op: if self.route.is_some() || (self.rounds.is_some() && !program.nodes.are_mixed()) { 0 } else { self.number },
             deadline_ns: memory.deadline_ns,
             await_pushed,
             workers: self.workers,

@@ -13,7 +13,7 @@ use crate::calls::SAID_WORDS;
 use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, host_size, wait_value_async, words_async, write_value_async};
 use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
-use flux_core::layout::{WorkspaceSize, signal_offset};
+use flux_core::layout::{WorkspaceSize, calling_offset, signal_offset};
 use flux_core::program::{Round, Sending, groups};
 use flux_core::signal::Epoch;
 
@@ -52,7 +52,7 @@ pub(crate) unsafe fn carry(
     (epoch, said): (Epoch, [u32; SAID_WORDS]),
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, place_bytes, rounds, sending, .. } = exchange;
+    let &Exchange { source, place_bytes, rounds, sending, op } = exchange;
     let Memory { data, pad, size, rank, outbox } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
@@ -64,8 +64,11 @@ pub(crate) unsafe fn carry(
     let (told, own_node) = (outbox.told(), nodes.node_of(rank));
     let begun = Place::new(epoch, if alone { Step::Alone } else { Step::Begun });
     let said = said.into_iter().zip(0..).map(|(value, place)| (told.address(own_node, epoch) + 4 * place, value));
-    let written = std::iter::once((watched.progress.address(), begun.word())).chain(said);
-    // SAFETY: words of pinned memory that outlives the stream's work.
+    // Mates say on each other's pads which op a call is of. Who reaches none of them is compared by the host, and here taken to agree: the number is there when the call is.
+    let far = nodes.world().ranks().filter(|&far| nodes.are_mixed() && !nodes.together(rank, far));
+    let of_far = far.map(|far| pad + calling_offset(far.get(), epoch.half())).flat_map(|at| [(at + 4, op), (at, epoch.get())]);
+    let written = std::iter::once((watched.progress.address(), begun.word())).chain(said).chain(of_far);
+    // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
     unsafe { words_async(device, written.map(|(address, value)| WordOp::Write { address, value }), stream) }?;
     let rows = match source {
         Source::Stored => None,
