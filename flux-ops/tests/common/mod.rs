@@ -8,6 +8,7 @@ pub mod case;
 mod device;
 pub(crate) mod gpus;
 pub mod machine;
+pub mod meeting;
 #[path = "../../../flux-kernels/tests/skipped/mod.rs"]
 pub(crate) mod skipped;
 pub mod suite;
@@ -16,6 +17,7 @@ pub mod where_found;
 
 pub use case::{Case, Values};
 pub use machine::{Machine, Node};
+pub use meeting::Meeting;
 
 use flux_core::OpKind;
 use flux_core::program::Schedule;
