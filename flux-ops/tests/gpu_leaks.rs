@@ -30,14 +30,14 @@ fn communicators_with_ops_leave_nothing_behind() {
     };
     let nccl = |count| nccl::available().map(|_| Machine::Messages(count)).map_err(|why| why.to_string());
     run(Ok(Machine::Host), 100);
-    run(common::gpus().map(Machine::Gpus), 1000);
+    run(common::gpus::count().map(Machine::Gpus), 1000);
     run(several().map(Machine::Staged), 100);
     run(several().and_then(nccl), 100);
 }
 
 /// GPUs of which each rank has its own.
 fn several() -> Result<u32, String> {
-    common::gpus().and_then(|count| if count >= RANKS { Ok(count) } else { Err(format!("{RANKS} GPUs needed, {count} here")) })
+    common::gpus::count().and_then(|count| if count >= RANKS { Ok(count) } else { Err(format!("{RANKS} GPUs needed, {count} here")) })
 }
 
 /// How long so many cycles take, after which there is no more than before.

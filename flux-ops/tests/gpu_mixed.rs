@@ -17,7 +17,7 @@ use std::sync::Once;
 
 /// Machines that there are here, and what is left out of them.
 fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
-    let gpus = common::gpus()?;
+    let gpus = common::gpus::count()?;
     if gpus < 2 {
         return Err("two nodes need a GPU each, and there is one".to_owned());
     }

@@ -16,7 +16,7 @@ use half::bf16;
 
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
-    common::where_found::run("gpu_ops", common::gpus().map(Machine::Gpus), test);
+    common::where_found::run("gpu_ops", common::gpus::count().map(Machine::Gpus), test);
 }
 
 tests_of_any_machine!(on_gpus);

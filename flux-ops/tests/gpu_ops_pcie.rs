@@ -16,7 +16,7 @@ use half::bf16;
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
     let several = |count| if count > 1 { Ok(Machine::Staged(count)) } else { Err(format!("2 GPUs needed, {count} here")) };
-    common::where_found::run("gpu_ops_pcie", common::gpus().and_then(several), test);
+    common::where_found::run("gpu_ops_pcie", common::gpus::count().and_then(several), test);
 }
 
 tests_of_any_machine!(on_gpus);

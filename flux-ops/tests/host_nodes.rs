@@ -5,7 +5,7 @@
 mod common;
 
 use common::suite::{call, ragged};
-use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
+use common::{AnyOp, Case, Machine, Meeting, Node, OPS, Plan, Values};
 use flux_core::program::{Chunk, Schedule, ScheduleError};
 use flux_core::tile::Raster;
 use flux_core::{Nodes, Rank, TileShape, WorldSize};
@@ -13,7 +13,6 @@ use flux_ops::{BuildError, CallError};
 use flux_transport::{Communicator, ConnectError, Fault, Options, Select, World};
 use half::bf16;
 use proptest::prelude::*;
-use std::sync::Barrier;
 use std::time::Duration;
 
 const MACHINE: Machine = Machine::Host;
@@ -114,7 +113,7 @@ fn a_rank_that_never_calls_is_the_one_that_is_late() {
     for op in OPS {
         let world = 4;
         let case = Case::<bf16>::new(op, ragged(MACHINE, op, world), world, Values::Integers, 31);
-        let together = Barrier::new(world as usize);
+        let together = Meeting::new(world as usize);
         let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), Duration::from_millis(1500));
         MACHINE.run(world, short, |node: &Node| {
             let op = AnyOp::of(&case, Plan::default(), node);

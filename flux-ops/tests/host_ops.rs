@@ -2,12 +2,11 @@
 
 mod common;
 
-use common::{AnyOp, Case, Machine, OPS, Plan, Values, suite};
+use common::{AnyOp, Case, Machine, Meeting, OPS, Plan, Values, suite};
 use flux_core::program::Sending;
 use flux_ops::{AllGatherGemm, BuildError, Location, TimelineError};
 use flux_transport::{Communicator, Select};
 use half::bf16;
-use std::sync::Barrier;
 use std::time::Duration;
 
 const MACHINE: Machine = Machine::Host;
@@ -77,7 +76,7 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
 
 #[test]
 fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
-    let built = Barrier::new(2);
+    let built = Meeting::new(2);
     let refused = MACHINE.run(
         2,
         |options| options.deadline = Duration::from_millis(1500),

@@ -271,6 +271,15 @@ pub enum TransportError {
     /// This thread would wait for itself.
     #[error("this thread has a call of the communicator that has not ended: finish or drop it first")]
     InCall,
+    /// Another thread's call, or its change of the workspace, did not end while this thread waited for its turn. This thread has begun nothing, and the communicator
+    /// is as it was.
+    #[error(
+        "another thread's call of the communicator has not ended for {waited:?}, so this thread has begun none: finish or drop it first"
+    )]
+    NoTurn {
+        /// How long it waited: the communicator's deadline.
+        waited: Duration,
+    },
     /// The ranks could not talk.
     #[error(transparent)]
     Control(#[from] ControlError),

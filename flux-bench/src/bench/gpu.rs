@@ -34,8 +34,8 @@ pub(super) struct GpuLane<'a, T> {
     op: &'a FusedOp<T>,
     sets: &'a mut [OperandSet<T>],
     gemm: Gemm,
-    /// AllGather-GEMM: the gathered `x`. GEMM-ReduceScatter: the partial sums of all rows.
-    between: DeviceBlock,
+    /// Of each operand set, what the collective and the GEMM pass on to each other: the gathered `x`, or the partial sums of all rows.
+    between: Vec<DeviceBlock>,
     word: DeviceBlock,
     spin: Duration,
     watch: &'a Watch,
@@ -52,11 +52,8 @@ impl<'a, T: Element> GpuLane<'a, T> {
     ) -> anyhow::Result<Self> {
         let gpu = site.gpu().context("this rank has no GPU")?;
         let problem = op.problem();
-        let between = match problem.op() {
-            OpKind::AllGatherGemm => problem.m() as usize * problem.k() as usize,
-            OpKind::GemmReduceScatter => problem.m() as usize * problem.n() as usize,
-        };
-        let between = gpu.alloc(between * size_of::<T>())?;
+        let bytes = between_elements(problem) as usize * size_of::<T>();
+        let between = sets.iter().map(|_| gpu.alloc(bytes)).collect::<anyhow::Result<_>>()?;
         let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
@@ -66,7 +63,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
     /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
     pub(super) fn prepare(&mut self) -> anyhow::Result<()> {
         // The GEMM of AllGather-GEMM reads what the collective has gathered: real data, as its speed depends on them.
-        self.comm(0)?;
+        (0..self.sets.len()).try_for_each(|set| self.comm(set))?;
         self.choose_algorithm()?;
         self.choose_spin()
     }
@@ -77,7 +74,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
     pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
         self.watch.beat();
         let held = self.sets[0].holds.context("the operands must be filled first")?;
-        self.gpu.poison(self.between.address(), self.between.bytes())?;
+        self.gpu.poison(self.between[0].address(), self.between[0].bytes())?;
         let verdict = match held.problem.op() {
             OpKind::AllGatherGemm => {
                 self.site.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
@@ -104,7 +101,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
         gpu.fill(block(&set.x)?, x_window(&alone, first), operands.seed_x, operands.fill, alone.dtype())?;
         gpu.fill(block(&set.w)?, w_window(&alone, first), operands.seed_w, operands.fill, alone.dtype())?;
         self.gemm(0)?;
-        let verdict = gpu.verify(&operands, first, self.between.address(), (false, Nodes::apart(world)))?;
+        let verdict = gpu.verify(&operands, first, self.between[0].address(), (false, Nodes::apart(world)))?;
         let rank = self.site.rank().get();
         Ok(Verdict { first: verdict.first.map(|first| Violation { rank, ..first }), ..verdict })
     }
@@ -163,10 +160,10 @@ impl<'a, T: Element> GpuLane<'a, T> {
     }
 
     fn gemm(&self, set: usize) -> anyhow::Result<()> {
-        let set = &self.sets[set];
+        let (set, between) = (&self.sets[set], self.between[set].address());
         let (x, y) = match self.op.problem().op() {
-            OpKind::AllGatherGemm => (self.between.address(), address(&set.y)?),
-            OpKind::GemmReduceScatter => (address(&set.x)?, self.between.address()),
+            OpKind::AllGatherGemm => (between, address(&set.y)?),
+            OpKind::GemmReduceScatter => (address(&set.x)?, between),
         };
         self.gpu.device().bind()?;
         // SAFETY: the operands have the shapes that the GEMM was made for (`new`), and everything of this rank is on this one stream.
@@ -177,17 +174,17 @@ impl<'a, T: Element> GpuLane<'a, T> {
     fn comm(&self, set: usize) -> anyhow::Result<()> {
         let problem = self.op.problem();
         let of = ElementType::from(problem.dtype());
-        let (set, stream) = (&self.sets[set], self.gpu.raw_stream());
+        let (set, between, stream) = (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
         match problem.op() {
             OpKind::AllGatherGemm => {
                 let count = elements(x_window(problem, self.site.rank()));
                 // SAFETY: `x` holds a shard and `between` one for every rank; all on this one stream.
-                unsafe { self.nccl.all_gather(address(&set.x)?, self.between.address(), count, of, stream)? };
+                unsafe { self.nccl.all_gather(address(&set.x)?, between, count, of, stream)? };
             }
             OpKind::GemmReduceScatter => {
                 let count = elements(y_window(problem, self.site.rank()));
                 // SAFETY: `between` holds all rows and `y` a shard of them; all on this one stream.
-                unsafe { self.nccl.reduce_scatter(self.between.address(), address(&set.y)?, count, of, stream)? };
+                unsafe { self.nccl.reduce_scatter(between, address(&set.y)?, count, of, stream)? };
             }
         }
         Ok(())
@@ -216,11 +213,16 @@ impl<T: Element> Lane for GpuLane<'_, T> {
 /// Bytes of device memory that a row takes on one rank, the workspace left out.
 pub(super) fn device_bytes(problem: &Problem) -> u64 {
     let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, Rank::new(0))) as u64);
-    let between = match problem.op() {
-        OpKind::AllGatherGemm => u64::from(problem.m()) * u64::from(problem.k()),
-        OpKind::GemmReduceScatter => u64::from(problem.m()) * u64::from(problem.n()),
+    (windows.iter().sum::<u64>() + between_elements(problem)) * SETS as u64 * problem.dtype().bytes() as u64
+}
+
+/// Of all rows: the gathered `x`, or one rank's partial sums.
+fn between_elements(problem: &Problem) -> u64 {
+    let columns = match problem.op() {
+        OpKind::AllGatherGemm => problem.k(),
+        OpKind::GemmReduceScatter => problem.n(),
     };
-    (windows.iter().sum::<u64>() * SETS as u64 + between) * problem.dtype().bytes() as u64
+    u64::from(problem.m()) * u64::from(columns)
 }
 
 fn block<T>(buffer: &Buffer<T>) -> anyhow::Result<&DeviceBlock> {

@@ -26,12 +26,9 @@ impl Contender {
     /// All.
     pub const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
 
-    /// All, in the order of a round: in four rounds each follows each other once, whose heat and leavings in L2 it finds. The collective is a rest for the card,
-    /// which to and fro would give to its neighbours and never to the op.
-    ///
-    /// Source: Williams, "Experimental designs balanced for the estimation of residual effects of treatments", 1949.
+    /// All, in the order of a round. The collective is a rest for the card, which to and fro would give to its neighbours and never to the op.
     pub fn in_round(round: usize) -> [Self; 4] {
-        [0, 1, 3, 2].map(|contender| Self::ALL[(contender + round) % 4])
+        in_round(Self::ALL, round)
     }
 
     /// Its times.
@@ -43,6 +40,13 @@ impl Contender {
             Self::Op => measured.op,
         }
     }
+}
+
+/// Four contenders in the order of a round: in four rounds each follows each other once, and none itself, whose heat and leavings in L2 it finds.
+///
+/// Source: Williams, "Experimental designs balanced for the estimation of residual effects of treatments", 1949.
+pub(crate) fn in_round<C: Copy>(contenders: [C; 4], round: usize) -> [C; 4] {
+    [0, 1, 3, 2].map(|contender| contenders[(contender + round) % 4])
 }
 
 /// One rank's contenders at one shape.

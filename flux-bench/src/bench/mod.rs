@@ -11,6 +11,7 @@ mod shown;
 pub(crate) mod sustained;
 mod watch;
 
+pub(crate) use measure::in_round;
 pub use measure::{Contender, Lane, WARM_UP, measure};
 pub use sustained::sustain;
 

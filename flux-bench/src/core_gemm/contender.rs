@@ -1,5 +1,7 @@
 //! What takes turns.
 
+use crate::bench::in_round;
+
 /// What is timed; the module says what each does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
@@ -17,12 +19,8 @@ impl Contender {
     /// All.
     pub const ALL: [Self; 4] = [Self::Gemm, Self::Core, Self::Order, Self::Flags];
 
-    /// All, in the order of a round: to and fro, so that none always follows the same other, whose heat and leavings in L2 it would always find.
+    /// All, in the order of a round.
     pub fn in_round(round: usize) -> [Self; 4] {
-        let mut order = Self::ALL;
-        if !round.is_multiple_of(2) {
-            order.reverse();
-        }
-        order
+        in_round(Self::ALL, round)
     }
 }

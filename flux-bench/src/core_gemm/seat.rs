@@ -131,8 +131,9 @@ impl Seat {
             stream: gpu.raw_stream(),
         };
         gpu.device().bind()?;
-        // SAFETY: operands have the problem's shapes, as was just checked; data regions, pads and control block were made for this program's workspace, and all of them
-        // outlive the work on the one stream, which their freeing waits for. The other ranks' part is done: their words are raised before.
+        // SAFETY: the program is as it was built, but for awaits of what is there. Operands have the problem's shapes, as was just checked; data regions, pads and control block
+        // were made for this program's workspace, and all of them outlive the work on the one stream, which their freeing waits for. The other ranks' part is done: their
+        // words are raised before.
         unsafe { launch(kernel, &self.program, &args) }?;
         self.epoch = self.epoch.next();
         Ok(())

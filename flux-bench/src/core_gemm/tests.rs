@@ -1,5 +1,6 @@
 use super::case::FIRST;
 use super::*;
+use crate::bench::gpu::SETS;
 use crate::data::{self, Fill};
 use crate::operands::{Operands, elements, w_window, x_window};
 use crate::reference::{self, Verdict};
@@ -57,13 +58,21 @@ fn the_gemm_alone_has_the_worlds_tiles_and_no_signal_but_of_shared_ones() {
 }
 
 #[test]
-fn rounds_go_to_and_fro_and_every_contender_takes_every_set() {
-    let mut taken = [[false; crate::bench::gpu::SETS]; 4];
-    for (call, contender) in (0..6).flat_map(Contender::in_round).enumerate() {
-        taken[contender as usize][call % crate::bench::gpu::SETS] = true;
+fn every_contender_takes_every_set_and_follows_every_other() {
+    const ROUNDS: usize = 4 * SETS;
+    let calls: Vec<_> = (0..ROUNDS).flat_map(Contender::in_round).map(|contender| contender as usize).collect();
+    let (mut taken, mut follows) = ([[0; SETS]; 4], [[0; 4]; 4]);
+    for (call, &contender) in calls.iter().enumerate() {
+        taken[contender][call % SETS] += 1;
     }
-    assert!(taken.as_flattened().iter().all(|&t| t), "{taken:?}");
-    assert_eq!(Contender::in_round(1), [Contender::Flags, Contender::Order, Contender::Core, Contender::Gemm]);
+    for pair in calls.windows(2) {
+        follows[pair[1]][pair[0]] += 1;
+    }
+    assert_eq!(taken, [[ROUNDS / SETS; SETS]; 4]);
+    for (contender, follows) in follows.iter().enumerate() {
+        let as_often = |(other, &times): (usize, &usize)| if other == contender { times == 0 } else { times >= ROUNDS / 4 - 1 };
+        assert!(follows.iter().enumerate().all(as_often), "{contender}: {follows:?}");
+    }
 }
 
 /// Zeroed host memory on a line's border, whose address may be told.

@@ -4,7 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
 use flux_core::OpKind::{self, AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Record, Violation, verify};
-use flux_core::program::{NONE, WorkItem, sink, source};
+use flux_core::program::{Await, NONE, WorkItem, sink, source};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -179,11 +179,20 @@ proptest! {
                 // the tile's last steps are multiplied twice, and added once
                 let lead = *item.get(&leading);
                 prop_assume!(p.items[lead].parts > 1);
-                p.items[lead].parts -= 1;
                 p.items[lead - 2].k_steps += p.items[lead - 1].k_steps;
+                let WorkItem { await_group, k_first, parts, .. } = p.items[lead];
+                // its signal is awaited all the same, with rows, which only an AllGather-GEMM awaits
+                let mut rows = p.awaits_of(&p.items[lead]).to_vec();
+                let k_step = rows.last().map_or(k_first, |row| row.k_step);
+                let unread = Await { k_step, ..p.late_awaits_of(&p.items[lead])[parts as usize - 1] };
+                rows.resize(rows.len() + await_group.max(1) as usize, unread);
+                let lead_item = &mut p.items[lead];
+                (lead_item.parts, lead_item.late_count) = (parts - 1, lead_item.late_count - 1);
+                (lead_item.await_first, lead_item.await_count) = (p.awaits.len() as u32, rows.len() as u32);
+                lead_item.await_group = await_group.max(1);
+                p.awaits.extend(rows);
                 match p.problem.op() {
                     AllGatherGemm => assert_violates!(call, Violation::PartNotRead { item, .. } if item == lead - 1),
-                    // which awaits one more than it adds
                     GemmReduceScatter => assert_violates!(call, Violation::Form { .. }),
                 }
             }
@@ -237,6 +246,20 @@ proptest! {
         p.awaits.swap(first, first + 1);
         let rank = p.rank;
         assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", index, .. } if (unguarded, index) == (rank, lead.part));
+    }
+
+    #[test]
+    fn more_that_is_awaited_than_there_are_parts(call in split_calls(), rank: Index, item: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let index = pick_item(&p.items, item, leads);
+        let mut late = p.late_awaits_of(&p.items[index]).to_vec();
+        late.push(late[0]);
+        let (first, count) = (p.awaits.len() as u32, late.len() as u32);
+        p.awaits.extend(late);
+        (p.items[index].late_first, p.items[index].late_count) = (first, count);
+        let more = "more is awaited after the multiplication than is added";
+        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what, .. } if (wrong, what) == (index, more));
     }
 
     #[test]

@@ -124,11 +124,17 @@ pub struct LaunchArgs<'a> {
 /// Enqueues one call on the stream. Does not wait for the device and allocates nothing.
 ///
 /// # Safety
-/// Every address is valid on the current device for the extents that the program implies, until the launch has completed; all ranks of the
-/// world enqueue the same call.
+/// - The program is one that passes [`check::verify`](flux_core::program::check::verify) together with those of the other ranks, as what
+///   [`TileProgram::build_across`](flux_core::program::TileProgram::build_across) makes does. Neither this function nor the kernel checks it: the kernel reads and writes
+///   where its records say. Awaits may be missing where what they announce is there when the kernel begins.
+/// - Every address is valid on the current device for the extents that the program implies, until the launch has completed.
+/// - All ranks of the world enqueue the same call.
 ///
 /// # Errors
 /// [`LaunchError`], before anything is enqueued.
+///
+/// # Panics
+/// If there are fewer data regions or pads than ranks.
 pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<(), LaunchError> {
     let p = program.program();
     let variant = kernel.variant;

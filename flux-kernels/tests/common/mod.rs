@@ -219,7 +219,7 @@ impl World {
             trace: None,
             stream: self.raw(i),
         };
-        // SAFETY: all memory belongs to this world and outlives the launch.
+        // SAFETY: the programs are as they were built; all memory belongs to this world and outlives the launch.
         unsafe { launch(&self.kernel, &rank.program, &args) }.expect("a launch");
     }
 

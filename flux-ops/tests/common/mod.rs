@@ -6,7 +6,9 @@
 pub mod case;
 #[path = "../../examples/support/device.rs"]
 mod device;
+pub(crate) mod gpus;
 pub mod machine;
+pub mod meeting;
 #[path = "../../../flux-kernels/tests/skipped/mod.rs"]
 pub(crate) mod skipped;
 pub mod suite;
@@ -15,6 +17,7 @@ pub mod where_found;
 
 pub use case::{Case, Values};
 pub use machine::{Machine, Node};
+pub use meeting::Meeting;
 
 use flux_core::OpKind;
 use flux_core::program::Schedule;
@@ -22,7 +25,7 @@ use flux_kernels::Element;
 use flux_ops::{
     Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError,
 };
-use flux_transport::{Communicator, Fault, Stream, cuda};
+use flux_transport::{Communicator, Fault, Stream};
 
 /// Both operations.
 pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
@@ -113,15 +116,4 @@ impl<T: Element> AnyOp<T> {
             Self::Rs(op) => op.explain(),
         }
     }
-}
-
-/// How many GPUs there are, or why there are none to test on.
-pub fn gpus() -> Result<u32, String> {
-    cuda::available().map_err(|why| why.to_string())?;
-    let count = cuda::device_count().map_err(|e| e.to_string())?;
-    for ordinal in 0..count {
-        let info = cuda::device_info(ordinal).map_err(|e| e.to_string())?;
-        skipped::suits(&info.name, info.compute)?;
-    }
-    Ok(count)
 }

@@ -20,7 +20,7 @@ use super::monitor::{Arrived, End, Shared};
 use super::rendezvous::Mesh;
 use super::socket::MAX_DESCRIPTORS;
 use crate::control::{
-    Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, REGROUPING, Turns, Watcher, mask_of, ranks_of,
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, REGROUPING, Steps, Watcher, mask_of, ranks_of,
 };
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
@@ -32,7 +32,7 @@ pub(super) struct ProcessControl {
     pub(super) world: WorldSize,
     hosts: Hosts,
     pub(super) shared: Arc<Shared>,
-    turns: Turns,
+    steps: Steps,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
 }
@@ -49,7 +49,7 @@ impl ProcessControl {
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
             .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
-        Ok(Self { world, hosts, shared, turns: Turns::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
+        Ok(Self { world, hosts, shared, steps: Steps::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
     }
 
     /// This rank's fault.
@@ -70,7 +70,7 @@ impl ProcessControl {
         if self.said_goodbye.load(Ordering::Relaxed) {
             return Err(self.own_fault("it has said goodbye and takes no further steps".to_owned()));
         }
-        self.turns.take(self.shared.rank, kind.name(), deadline, |sequence| {
+        self.steps.take(self.shared.rank, kind.name(), deadline, |sequence| {
             let header = Header { kind, descriptors, sequence };
             self.send_all(header, body, fds, deadline)?;
             self.collect(header, deadline)
@@ -85,7 +85,7 @@ impl ProcessControl {
         let (before, after): (Vec<_>, Vec<_>) = self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
         for (rank, link) in after.into_iter().chain(before) {
             let (bytes, fds) = if self.hosts.together(self.shared.rank, rank) { (&bytes, fds) } else { (&without, &[][..]) };
-            self.turns.awaits([rank]);
+            self.steps.awaits([rank]);
             match link.send(&[bytes, body], fds, deadline) {
                 Ok(()) => {}
                 Err(Errno::TIMEDOUT) => return Err(timeout(header.kind, [rank])),
@@ -138,7 +138,7 @@ impl ProcessControl {
             if left.is_zero() {
                 return Err(timeout(header.kind, ranks_of(missing)));
             }
-            self.turns.awaits(ranks_of(missing));
+            self.steps.awaits(ranks_of(missing));
             inbox = self.shared.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }

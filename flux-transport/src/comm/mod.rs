@@ -37,7 +37,7 @@ use health::Health;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use turn::Turns;
+use turn::{Turn, Turns};
 
 /// One rank's membership of a group that computes together. Clones are the same membership.
 ///
@@ -165,9 +165,10 @@ impl Communicator {
     /// it are finished first. Graphs captured before a growth must be captured again.
     ///
     /// # Errors
-    /// [`TransportError`], on every rank if on one; the workspace is then as it was.
+    /// [`TransportError`], on every rank if on one; the workspace is then as it was. A thread waits for its turn as in [`begin`](Self::begin) before it takes its share,
+    /// so peers that came long before it may have waited in vain.
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
-        let turn = self.inner.turns.take();
+        let turn = self.turn();
         let transport = self.inner.health.transport();
         let control = self.inner.world.control();
         let able = turn.and_then(|turn| self.inner.health.status().map(|()| turn).map_err(|fault| TransportError::Broken { fault }));
@@ -197,11 +198,12 @@ impl Communicator {
         reserved
     }
 
-    /// Begins a call, ordered after the one before it, and waits while another thread's call has not finished. A thread finishes its call before it
-    /// begins the next.
+    /// Begins a call, ordered after the one before it, and waits while another thread's call has not finished, for the deadline at the longest. A thread finishes
+    /// its call before it begins the next.
     ///
     /// # Errors
-    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this thread; [`TransportError::WrongStream`].
+    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this thread; [`TransportError::NoTurn`] where another thread's does not end;
+    /// [`TransportError::WrongStream`]. Nothing has begun then: the call can be tried again, and peers wait for it as for that of any rank that is late.
     pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
         self.begin_as(stream, None)
     }
@@ -211,7 +213,7 @@ impl Communicator {
     /// # Errors
     /// As [`begin`](Self::begin).
     pub fn begin_as(&self, stream: Stream, label: Option<Label>) -> Result<Call<'_>, TransportError> {
-        let turn = self.inner.turns.take()?;
+        let turn = self.turn()?;
         self.working()?;
         self.inner.health.transport().begin(stream)?;
         Ok(Call::new(self, turn, stream, label))
@@ -265,6 +267,11 @@ impl Communicator {
     /// communicators of the same world. A `reason` of 0 counts as 1.
     pub fn abort(&self, reason: u32) {
         self.inner.health.give_up(reason, || self.inner.world.control().abort_peers(reason.max(1)));
+    }
+
+    /// This thread's turn, when other threads' calls have ended.
+    fn turn(&self) -> Result<Turn<'_>, TransportError> {
+        self.inner.turns.take(self.deadline())
     }
 
     fn until(&self) -> Instant {

@@ -52,7 +52,7 @@ impl Communicator {
     /// # Errors
     /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A [`ControlError::Timeout`] names ranks that did not
     /// come at any time while this one waited; they are given up then, and rebuilding once more goes on without them. A [`ControlError::Leader`] gives nobody up: what it
-    /// says is to be mended, and rebuilding tried once more.
+    /// says is to be mended, and rebuilding tried once more; so is a call of another thread that has not ended ([`TransportError::NoTurn`]).
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.inner.turns.free_of_this_thread()?;
         let comm = self.clone();
@@ -81,7 +81,7 @@ impl Communicator {
         if self.status().is_ok() {
             self.abort(reason::REBUILT);
         }
-        let _turn = inner.turns.take()?;
+        let _turn = self.turn()?;
         if let Err(error) = inner.health.transport().drain() {
             tracing::warn!(%error, rank = %self.rank(), "calls were under way when their communicator was rebuilt");
         }

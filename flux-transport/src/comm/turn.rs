@@ -1,47 +1,54 @@
 //! Whose turn it is on a communicator: calls and changes of the workspace happen one at a time.
 //!
-//! Invariant: a thread that has its turn is refused another, as it would wait for itself.
+//! Invariant: a thread that has its turn is refused another, as it would wait for itself; and nobody waits for another thread's for longer than he says, as that may keep it for ever.
 
 use crate::TransportError;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::marker::PhantomData;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 /// The turns of a communicator.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    order: Mutex<()>,
     /// Who has the turn.
     holder: Mutex<Option<ThreadId>>,
+    ended: Condvar,
 }
 
 /// A thread's turn, until it is dropped, by the same thread.
 #[derive(Debug)]
 pub(super) struct Turn<'t> {
     turns: &'t Turns,
-    _order: MutexGuard<'t, ()>,
+    /// Stays on its thread, as a lock's guard does.
+    _here: PhantomData<MutexGuard<'t, ()>>,
 }
 
 impl Turns {
-    /// Waits for this thread's turn.
+    /// Waits for this thread's turn, for so long at the longest.
     ///
     /// # Errors
-    /// [`TransportError::InCall`] where it has it.
-    pub(super) fn take(&self) -> Result<Turn<'_>, TransportError> {
+    /// [`TransportError::InCall`] where it has it; [`TransportError::NoTurn`] where another thread has it all the time.
+    pub(super) fn take(&self, longest: Duration) -> Result<Turn<'_>, TransportError> {
         self.free_of_this_thread()?;
-        // the lock guards an order, not data
-        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        *self.holder() = Some(std::thread::current().id());
-        Ok(Turn { turns: self, _order: order })
+        let taken = |holder: &mut Option<ThreadId>| holder.is_some();
+        let (mut holder, _) = self.ended.wait_timeout_while(self.holder(), longest, taken).unwrap_or_else(PoisonError::into_inner);
+        if holder.is_some() {
+            return Err(TransportError::NoTurn { waited: longest });
+        }
+        *holder = Some(std::thread::current().id());
+        Ok(Turn { turns: self, _here: PhantomData })
     }
 
     /// Whether this thread could wait for its turn.
     ///
     /// # Errors
-    /// As [`take`](Self::take).
+    /// [`TransportError::InCall`] where it has it.
     pub(super) fn free_of_this_thread(&self) -> Result<(), TransportError> {
         if *self.holder() == Some(std::thread::current().id()) { Err(TransportError::InCall) } else { Ok(()) }
     }
 
+    /// No code that can panic runs under this lock.
     fn holder(&self) -> MutexGuard<'_, Option<ThreadId>> {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -50,12 +57,13 @@ impl Turns {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         *self.turns.holder() = None;
+        self.turns.ended.notify_one();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::{Communicator, ConnectError, Select, Stream, TransportError, World};
+    use crate::{Communicator, ConnectError, Options, Rebuild, Select, Stream, TransportError, World};
     use flux_core::layout::WorkspaceSize;
     use std::sync::mpsc::channel;
     use std::time::Duration;
@@ -74,7 +82,7 @@ mod tests {
                     let call = comm.begin(Stream::Host).unwrap();
                     assert!(matches!(comm.begin(Stream::Host), Err(TransportError::InCall)));
                     assert!(matches!(comm.reserve(size), Err(TransportError::InCall)));
-                    for rebuilt in [comm.rebuild_blocking(crate::Rebuild::Whole), pollster::block_on(comm.rebuild(crate::Rebuild::Whole))] {
+                    for rebuilt in [comm.rebuild_blocking(Rebuild::Whole), pollster::block_on(comm.rebuild(Rebuild::Whole))] {
                         assert!(matches!(rebuilt, Err(ConnectError::Transport(TransportError::InCall))));
                     }
                     call.finish().unwrap();
@@ -96,6 +104,36 @@ mod tests {
         for _ in 0..2 {
             wait.recv_timeout(Duration::from_mins(1)).expect("a rank has panicked, or waits for itself");
         }
+    }
+
+    /// What takes a turn.
+    type Ask = fn(&Communicator, WorkspaceSize) -> Result<(), ConnectError>;
+
+    /// Begins nothing then, and breaks nothing; but for rebuilding, which breaks the communicator first.
+    #[test]
+    fn a_thread_waits_for_another_threads_call_no_longer_than_the_deadline() {
+        let deadline = Duration::from_millis(200);
+        let comm = Communicator::connect_blocking(&World::single(), Options { deadline, ..Select::Host.into() }).unwrap();
+        let size = WorkspaceSize { half_bytes: 1 << 12, ..WorkspaceSize::default() };
+        let asks: [Ask; 3] = [
+            |comm, _| Ok(comm.begin(Stream::Host)?.finish()?),
+            |comm, size| Ok(comm.reserve(size)?),
+            |comm, _| comm.rebuild_blocking(Rebuild::Whole).map(drop),
+        ];
+        for ask in asks {
+            let (done, wait) = channel();
+            let call = comm.begin(Stream::Host).unwrap();
+            let other = comm.clone();
+            std::thread::spawn(move || done.send(ask(&other, size)));
+            let refused = wait.recv_timeout(Duration::from_mins(1)).expect("it waits for ever");
+            assert!(
+                matches!(refused, Err(ConnectError::Transport(TransportError::NoTurn { waited })) if waited == deadline),
+                "{refused:?}"
+            );
+            drop(call);
+            ask(&comm, size).unwrap();
+        }
+        assert!(comm.is_broken());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 mod regroup;
 
-use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Turns, Watcher};
+use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Steps, Watcher};
 use flux_core::{Rank, WorldSize};
 use regroup::Regroup;
 use std::fmt;
@@ -18,7 +18,7 @@ use std::time::Instant;
 pub(crate) struct LocalControl {
     rank: Rank,
     shared: Arc<Shared>,
-    turns: Turns,
+    steps: Steps,
 }
 
 struct Shared {
@@ -95,11 +95,11 @@ impl LocalControl {
             regroup: Regroup::new(world),
         };
         let shared = Arc::new(Shared { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() });
-        world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), turns: Turns::default() }).collect()
+        world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), steps: Steps::default() }).collect()
     }
 
     fn step(&self, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
-        self.turns.take(self.rank, content.step(), deadline, |step| self.meet(step, content, deadline))
+        self.steps.take(self.rank, content.step(), deadline, |step| self.meet(step, content, deadline))
     }
 
     fn meet(&self, step: u64, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
@@ -126,7 +126,7 @@ impl LocalControl {
             if left.is_zero() {
                 return Err(ControlError::Timeout { step: doing, missing });
             }
-            self.turns.awaits(missing);
+            self.steps.awaits(missing);
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         let Place { posts, taken } = &mut state.places[place];

@@ -8,7 +8,7 @@ mod hosts;
 mod inquiry;
 mod local;
 mod step;
-mod turns;
+mod steps;
 
 pub(crate) use agree::{Disagreed, agree, agree_at, together};
 pub use hosts::Hosts;
@@ -17,7 +17,7 @@ pub(crate) use inquiry::{mask_of, ranks_of};
 pub(crate) use local::LocalControl;
 pub use step::Step;
 pub(crate) use step::exchange_at;
-pub(crate) use turns::Turns;
+pub(crate) use steps::Steps;
 
 use flux_core::{Rank, WorldSize};
 use std::fmt::Debug;

@@ -95,12 +95,8 @@ fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
 /// What is awaited before rows of A are read, in the order of its steps, and what after the multiplication.
 fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (rows, late) = (p.awaits_of(item), p.late_awaits_of(item));
-    let reads_late = item.parts > 0 || item.partials > 0;
-    match p.problem.op() {
-        OpKind::GemmReduceScatter if late.len() as u64 > late_reads(p, item) => {
-            Some("more is awaited after the multiplication than is added")
-        }
-        _ if !late.is_empty() && !reads_late => Some("there is nothing to await after the multiplication"),
+    match late_reads(p, item) {
+        added if late.len() as u64 > added => Some("more is awaited after the multiplication than is added"),
         _ if !rows.is_sorted_by_key(|entry| entry.k_step) => Some("rows are awaited in the order of steps along k"),
         _ if rows.iter().any(|entry| entry.k_step >= item.k_first + item.k_steps) => Some("a step is awaited that is not multiplied"),
         _ if late.iter().any(|entry| entry.k_step != 0) => Some("what is awaited after the multiplication has no step"),

@@ -1,13 +1,12 @@
 //! Calls after one another: several ops, changing data, late ranks, operands inside larger matrices, a rank that never comes.
 
 use super::{AnyOp, Case, Machine, call, defaults, ragged};
-use crate::common::{OPS, Plan, Values};
+use crate::common::{Meeting, OPS, Plan, Values};
 use flux_core::problem::Shape;
 use flux_core::{OpKind, Rank};
 use flux_ops::{CallError, Layout};
 use flux_transport::{Fault, Options};
 use half::{bf16, f16};
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// Two ops of different kind and size, call by call, on one communicator and so in one workspace.
@@ -113,7 +112,7 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
         for op in OPS {
             let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 31);
             // Ranks stay until all have seen their fault: one that leaves is a fault of another kind.
-            let together = Barrier::new(world as usize);
+            let together = Meeting::new(world as usize);
             // Builds have the same deadline, and on a device load a kernel.
             let deadline = Duration::from_millis(if machine == Machine::Host { 1500 } else { 5000 });
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
@@ -161,7 +160,7 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
         let (ag, rs) = (case(OPS[0], [40, 24, k]), case(OPS[1], [40, 24, k]));
         let other = case(OPS[0], [48, 24, k]);
         for cases in [[&ag, &rs], [&ag, &other]] {
-            let together = Barrier::new(w);
+            let together = Meeting::new(w);
             let deadline = Duration::from_secs(20);
             machine.run(
                 world,

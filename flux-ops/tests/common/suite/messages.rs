@@ -1,7 +1,7 @@
 //! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps, what cannot be carried, a rank that never comes.
 
 use super::{AnyOp, Case, Machine, call, defaults, layouts, ragged};
-use crate::common::{Node, OPS, Plan, Values};
+use crate::common::{Meeting, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::program::Schedule;
 use flux_core::signal::Epoch;
@@ -9,7 +9,6 @@ use flux_core::{OpKind, Rank};
 use flux_ops::{BuildError, CallError, Layout};
 use flux_transport::{Fault, Options, TransportError};
 use half::bf16;
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// A schedule that messages can carry.
@@ -116,7 +115,7 @@ pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: M
 
 fn rank_1_never_calls(machine: Machine, case: &Case<bf16>) {
     let world = case.problem.world();
-    let together = Barrier::new(world.index());
+    let together = Meeting::new(world.index());
     let deadline = Duration::from_secs(5);
     let short = |options: &mut Options| options.deadline = deadline;
     machine.run(world.get(), short, |node| {

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 /// A rank's steps.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct Steps {
     state: Mutex<State>,
     ended: Condvar,
     /// Whom (bits) the step in progress waits for.
@@ -29,9 +29,9 @@ struct State {
 }
 
 /// A step in progress.
-struct Turn<'t>(&'t Turns);
+struct InStep<'s>(&'s Steps);
 
-impl Turns {
+impl Steps {
     /// Has `take` take the step of `rank` that is named `step`, with its number, when no other thread is in one.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Turns {
         let number = state.number;
         (state.number, state.taken) = (number + 1, true);
         drop(state);
-        let _turn = Turn(self);
+        let _in_step = InStep(self);
         take(number).map_err(|error| self.fail(error))
     }
 
@@ -85,12 +85,12 @@ impl Turns {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for InStep<'_> {
     fn drop(&mut self) {
-        let Self(turns) = self;
-        turns.awaits([]);
-        turns.state().taken = false;
-        turns.ended.notify_all();
+        let Self(steps) = self;
+        steps.awaits([]);
+        steps.state().taken = false;
+        steps.ended.notify_all();
     }
 }
 
@@ -109,26 +109,26 @@ mod tests {
 
     #[test]
     fn a_step_waits_for_another_threads_no_longer_than_its_own_deadline_and_names_whom_that_waits_for() {
-        let turns = Turns::default();
+        let steps = Steps::default();
         let (taken, is_taken) = channel();
         let (let_go, is_let_go) = channel();
         std::thread::scope(|scope| {
-            let turns = &turns;
+            let steps = &steps;
             let long = scope.spawn(move || {
-                turns.take(OWN, "exchange", after(60 * SECOND), |number| {
-                    turns.awaits([Rank::new(3)]);
+                steps.take(OWN, "exchange", after(60 * SECOND), |number| {
+                    steps.awaits([Rank::new(3)]);
                     taken.send(()).unwrap();
                     is_let_go.recv_timeout(60 * SECOND).unwrap();
                     Ok(number)
                 })
             });
             is_taken.recv_timeout(60 * SECOND).unwrap();
-            match turns.take(OWN, "barrier", after(SECOND / 20), |_| Ok(())).unwrap_err() {
+            match steps.take(OWN, "barrier", after(SECOND / 20), |_| Ok(())).unwrap_err() {
                 ControlError::Timeout { step: "barrier", missing } => assert_eq!(missing, [Rank::new(3)]),
                 other => panic!("{other}"),
             }
             // Its peers take that step next, so nobody here takes another, whatever becomes of the one in progress.
-            let refused = || turns.take(OWN, "exchange", after(60 * SECOND), |_| Ok(())).unwrap_err().to_string();
+            let refused = || steps.take(OWN, "exchange", after(60 * SECOND), |_| Ok(())).unwrap_err().to_string();
             let text = refused();
             assert!(text.starts_with("rank 0: ") && text.ends_with("(barrier: the deadline passed while waiting for rank 3)"), "{text}");
             let_go.send(()).unwrap();
@@ -139,17 +139,17 @@ mod tests {
 
     #[test]
     fn steps_of_several_threads_are_numbered_one_after_the_other() {
-        let (turns, in_step) = (Turns::default(), Mutex::new(Vec::new()));
-        let steps = || {
+        let (steps, taken) = (Steps::default(), Mutex::new(Vec::new()));
+        let hundred = || {
             for _ in 0..100 {
                 let note = |number| {
-                    in_step.try_lock().unwrap().push(number);
+                    taken.try_lock().unwrap().push(number);
                     Ok(())
                 };
-                turns.take(OWN, "barrier", after(60 * SECOND), note).unwrap();
+                steps.take(OWN, "barrier", after(60 * SECOND), note).unwrap();
             }
         };
-        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(steps))));
-        assert_eq!(in_step.into_inner().unwrap(), (0..400).collect::<Vec<_>>());
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(hundred))));
+        assert_eq!(taken.into_inner().unwrap(), (0..400).collect::<Vec<_>>());
     }
 }
