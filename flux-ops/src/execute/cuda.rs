@@ -166,7 +166,12 @@ impl CudaExecutor {
     ) -> Result<(), CallError> {
         let program = self.program.program();
         let by_kernel = self.rounds.is_none() && self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
-        let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route, op: self.number });
+        let carry = self.route.as_ref().map(|route| Carry {
+            x: operands.x.address,
+            row_stride: operands.x.row_bytes::<T>(),
+            route,
+            op: self.number,
+        });
         if let Some(rounds) = &self.rounds {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
             unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, (program, self.number), rounds, self.sending)) }?;

@@ -1,141 +1,183 @@
-//! Which ops a rank's calls were of, in order, as one number that ranks compare where none reaches another's pads.
+//! Which ops a rank's calls were of, in order, as one number that ranks compare where no kernel reaches another's pad.
 //!
-//! Invariant: what a rank says is of the last call of each half, and the number of a call covers all calls before it. So ranks that made other calls, or the same
-//! in another order, say other numbers from the first such call on, whenever they are compared: nobody has to look after each call. Ranks are at most one call apart, so of
-//! two that are compared there is always a call of which both have said something.
+//! Invariant: the number of a call covers all calls before it. So ranks that made other calls, or the same in another order, have other numbers from the first such
+//! call on, whichever call they compare: nobody has to look after each. A host says the number of a call before anything of the call is enqueued, so whoever has
+//! received something of it finds the number said.
 
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words that a rank says of a call.
-pub(crate) const SAID_WORDS: usize = 3;
-/// Bytes of what a rank says: of the last call of each half.
-pub(crate) const SAID_BYTES: u64 = 2 * SAID_STRIDE;
-/// Bytes from what it says of a call of one half to that of the other.
-const SAID_STRIDE: u64 = 16;
+/// Calls that are remembered. A host is as many calls ahead of another as the driver queues for a device that waits, which is some thousand, and devices are at most one
+/// apart: of what two ranks have said there is always a call that both remember.
+const CALLS: usize = 4096;
 
-/// The offset of what is said of call `epoch`, from the first of those bytes.
-pub(crate) const fn said_offset(epoch: Epoch) -> u64 {
-    epoch.half() as u64 * SAID_STRIDE
+/// One more call, of the op with this number, after those of `history`.
+fn then(history: u32, op: u32) -> u32 {
+    // FNV-1a, continued. Each step can be undone, so histories that differ stay different over calls that are the same; over others they meet once in 2^32.
+    op.to_le_bytes().iter().fold(history, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The calls that a rank has made over one workspace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct History(u32);
+/// A call, and which ops it and those before it were of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Said {
+    epoch: Epoch,
+    history: u32,
+}
 
-impl History {
-    /// After one more call, of the op with this number.
-    #[must_use]
-    pub(crate) fn then(self, op: u32) -> Self {
-        // FNV-1a of the bytes of both. Two sequences of calls have the same number once in 2^32.
-        let bytes = [self.0, op].map(u32::to_le_bytes);
-        Self(bytes.as_flattened().iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)))
+impl Said {
+    /// Where nothing was said yet, before call `first`.
+    pub(crate) const fn before(first: Epoch) -> Self {
+        Self { epoch: first.before(1), history: 0 }
     }
 
-    /// What a rank with these calls says of the last, `epoch`. The third word is of the others: words that are read while they change do not fit each other.
-    pub(crate) const fn said(self, epoch: Epoch) -> [u32; SAID_WORDS] {
-        [epoch.get(), self.0, check(epoch.get(), self.0)]
+    /// In one word, so that nobody reads half of it; the call's number comes first in memory.
+    pub(crate) const fn word(self) -> u64 {
+        (self.history as u64) << 32 | self.epoch.get() as u64
+    }
+
+    pub(crate) const fn of_word(word: u64) -> Self {
+        Self { epoch: Epoch::new(word as u32), history: (word >> 32) as u32 }
+    }
+
+    const fn is_before(self, other: Self) -> bool {
+        self.epoch.get().wrapping_sub(other.epoch.get()).cast_signed() < 0
     }
 }
 
-/// Never 0 of words that are: memory that nobody has written says nothing.
-const fn check(epoch: u32, history: u32) -> u32 {
-    !(epoch ^ history.rotate_left(16))
-}
+/// What a rank has said of its last calls: words that its host alone writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Saying<'w>(&'w [AtomicU64]);
 
-/// The words by which a rank says what its last calls were, by half.
-pub(crate) type Said<'w> = [[&'w AtomicU32; SAID_WORDS]; 2];
+impl<'w> Saying<'w> {
+    /// Words that it takes: of each call that is remembered, and the last again. Before anything is said all are alike on all ranks.
+    pub(crate) const WORDS: usize = CALLS + 1;
 
-/// Those words, each of which `word` finds at its offset from the first.
-pub(crate) fn said<'w>(word: impl Fn(u64) -> &'w AtomicU32) -> Said<'w> {
-    [0, 1].map(|half| [0, 1, 2].map(|place| word(half * SAID_STRIDE + 4 * place)))
-}
+    pub(crate) fn new(words: &'w [AtomicU64]) -> Self {
+        assert_eq!(words.len(), Self::WORDS, "of each call, and the last");
+        Self(words)
+    }
 
-/// The call of which the words say something, and its history; `None` where nothing was said, or it is changing.
-fn read(words: [&AtomicU32; SAID_WORDS]) -> Option<(u32, u32)> {
-    let [epoch, history, sum] = words.map(|word| word.load(Ordering::Acquire));
-    (sum == check(epoch, history)).then_some((epoch, history))
-}
+    /// Says that call `epoch` is of the op with this number, and returns what was said.
+    pub(crate) fn say(self, epoch: Epoch, op: u32) -> Said {
+        let said = Said { epoch, history: then(self.last().history, op) };
+        for place in [epoch.get() as usize % CALLS, CALLS] {
+            self.0[place].store(said.word(), Ordering::Release);
+        }
+        said
+    }
 
-/// The first of `peers` that says other calls than `rank` itself does, as `own`.
-pub(crate) fn disagreement<'w>(rank: Rank, own: Said<'w>, peers: impl IntoIterator<Item = (Rank, Said<'w>)>) -> Option<FaultRecord> {
-    let differ = |(own, theirs): ([&AtomicU32; SAID_WORDS], [&AtomicU32; SAID_WORDS])| {
-        let ((epoch, expected), (of, seen)) = (read(own)?, read(theirs)?);
-        (of == epoch && seen != expected).then_some((epoch, expected, seen))
-    };
-    peers.into_iter().find_map(|(peer, theirs)| {
-        let (epoch, expected, seen) = own.into_iter().zip(theirs).find_map(differ)?;
-        let (code, wait, rank, peer) = (fault::DISAGREED, fault::CALL, rank.get(), peer.get());
-        Some(FaultRecord { state: 1, code, wait, rank, peer, epoch, expected, seen, ..FaultRecord::default() })
-    })
+    fn last(self) -> Said {
+        Said::of_word(self.0[CALLS].load(Ordering::Acquire))
+    }
+
+    fn of(self, epoch: Epoch) -> Option<Said> {
+        let said = Said::of_word(self.0[epoch.get() as usize % CALLS].load(Ordering::Acquire));
+        (said.epoch == epoch).then_some(said)
+    }
+
+    /// That `peer` says other calls than this rank, `rank`.
+    pub(crate) fn against(self, rank: Rank, peer: Rank, theirs: Self) -> Option<FaultRecord> {
+        let (own, last) = (self.last(), theirs.last());
+        let both = if own.is_before(last) { own } else { last };
+        self.against_one(rank, peer, theirs.of(both.epoch)?)
+    }
+
+    /// The same of what `peer` has said of one call.
+    pub(crate) fn against_one(self, rank: Rank, peer: Rank, theirs: Said) -> Option<FaultRecord> {
+        let own = self.of(theirs.epoch).filter(|own| own.history != theirs.history)?;
+        let (code, wait, rank, peer, epoch) = (fault::DISAGREED, fault::CALL, rank.get(), peer.get(), own.epoch.get());
+        Some(FaultRecord { state: 1, code, wait, rank, peer, epoch, expected: own.history, seen: theirs.history, ..FaultRecord::default() })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
-    /// What two ranks say to each other.
-    #[derive(Default)]
-    struct Words([[AtomicU32; SAID_BYTES as usize / 4]; 2]);
+    const RANKS: [Rank; 2] = [Rank::new(0), Rank::new(1)];
 
-    impl Words {
-        fn said(&self, rank: usize) -> Said<'_> {
-            said(|offset| &self.0[rank][offset as usize / 4])
+    /// What two ranks say, who have said nothing yet of call `first`.
+    fn words(first: Epoch) -> [Vec<AtomicU64>; 2] {
+        [0, 1].map(|_| (0..Saying::WORDS).map(|_| AtomicU64::new(Said::before(first).word())).collect())
+    }
+
+    fn found(words: &[Vec<AtomicU64>; 2]) -> Option<u32> {
+        let [a, b] = words.each_ref().map(|words| Saying::new(words));
+        let records = [a.against(RANKS[0], RANKS[1], b), b.against(RANKS[1], RANKS[0], a)];
+        for (record, rank) in records.iter().flatten().zip(RANKS) {
+            assert_eq!((record.state, record.code, record.wait, record.rank), (1, fault::DISAGREED, fault::CALL, rank.get()));
         }
-
-        fn say(&self, rank: usize, history: History, epoch: Epoch, words: usize) {
-            let first = said_offset(epoch) as usize / 4;
-            for (word, value) in self.0[rank][first..].iter().zip(history.said(epoch)).take(words) {
-                word.store(value, Ordering::Relaxed);
-            }
-        }
-
-        fn disagreement(&self) -> Option<(u32, u32)> {
-            let record = disagreement(Rank::new(0), self.said(0), [(Rank::new(1), self.said(1))])?;
-            assert_eq!((record.state, record.code, record.wait, record.rank), (1, fault::DISAGREED, fault::CALL, 0));
-            Some((record.peer, record.epoch))
-        }
+        let [a, b] = records.map(|record| record.map(|record| record.epoch));
+        assert_eq!(a, b, "both find it");
+        a
     }
 
     #[test]
     fn nothing_is_made_of_what_was_not_said() {
-        let words = Words::default();
-        assert_eq!(words.disagreement(), None);
-        words.say(0, History::default().then(7), Epoch::new(0), SAID_WORDS);
-        assert_eq!(words.disagreement(), None, "the peer has not come to the call");
-        words.say(1, History::default().then(8), Epoch::new(2), SAID_WORDS);
-        assert_eq!(words.disagreement(), None, "it is in another call");
-        words.say(1, History::default().then(8), Epoch::new(0), SAID_WORDS);
-        assert_eq!(words.disagreement(), Some((1, 0)));
+        for first in [Epoch::new(0), Epoch::FIRST, Epoch::new(u32::MAX)] {
+            let words = words(first);
+            assert_eq!(found(&words), None);
+            Saying::new(&words[0]).say(first, 7);
+            assert_eq!(found(&words), None, "the peer has not come to the call");
+            Saying::new(&words[1]).say(first, 8);
+            assert_eq!(found(&words), Some(first.get()));
+        }
+    }
+
+    #[test]
+    fn histories_that_differ_stay_different_over_calls_that_are_the_same() {
+        let histories = 1 << 18;
+        let after: BTreeSet<u32> = (0..histories).map(|i: u32| then(i.wrapping_mul(0x9e37_79b1), 7)).collect();
+        assert_eq!(after.len(), histories as usize);
+    }
+
+    #[test]
+    fn a_word_is_what_was_said_with_the_call_first() {
+        let said = Said { epoch: Epoch::new(7), history: 9 };
+        assert_eq!(Said::of_word(said.word()), said);
+        assert_eq!(said.word().to_le_bytes()[..4], 7_u32.to_le_bytes());
     }
 
     proptest! {
         #[test]
         fn other_calls_are_found_however_late_and_the_same_never(
-            ops in prop::collection::vec(1u32.., 2..20), at in any::<prop::sample::Index>(), ahead in 0usize..2, first: u32, torn in 0usize..=SAID_WORDS
+            ops in prop::collection::vec(1u32.., 2..20), at in any::<prop::sample::Index>(), first: u32, same in 0u32..5000, ahead in 0u32..4000
         ) {
             let at = at.index(ops.len() - 1);
             let mut other = ops.clone();
             other.swap(at, at + 1);
-            for (theirs, differ) in [(&ops, false), (&other, ops != other)] {
-                let words = Words::default();
-                let say = |rank, calls: &[u32], torn| {
-                    let (mut history, mut epoch) = (History::default(), Epoch::new(first));
-                    for (i, op) in calls.iter().enumerate() {
-                        history = history.then(*op);
-                        words.say(rank, history, epoch, if i + 1 == calls.len() { torn } else { SAID_WORDS });
+            for theirs in [&ops, &other] {
+                let words = words(Epoch::new(first));
+                for (words, calls) in words.iter().zip([&ops, theirs]) {
+                    let mut epoch = Epoch::new(first);
+                    for op in calls.iter().copied().chain((0..same).map(|_| 5)) {
+                        Saying::new(words).say(epoch, op);
                         epoch = epoch.next();
                     }
-                };
-                say(0, &ops, SAID_WORDS);
-                // As far as the ranks can be apart; of the last call only some words may be there.
-                say(1, &theirs[..theirs.len() - ahead], torn);
-                let found = words.disagreement().is_some();
-                prop_assert!(differ || !found, "they made the same calls");
-                prop_assert!(found || !differ || torn < SAID_WORDS || at + ahead >= ops.len());
+                }
+                // One host is ahead of the other.
+                for _ in 0..ahead {
+                    let words = Saying::new(&words[0]);
+                    words.say(words.last().epoch.next(), 6);
+                }
+                let last = first.wrapping_add(ops.len() as u32 + same - 1);
+                prop_assert_eq!(found(&words), (*theirs != ops).then_some(last));
+            }
+        }
+
+        #[test]
+        fn one_call_of_a_peer_is_compared_with_the_own(ops in prop::collection::vec(1u32.., 1..20), first: u32, last: u32) {
+            let words = words(Epoch::new(first));
+            let own = Saying::new(&words[0]);
+            let calls: Vec<Said> = (0..).zip(&ops).map(|(i, &op)| own.say(Epoch::new(first.wrapping_add(i)), op)).collect();
+            for said in calls {
+                prop_assert_eq!(own.against_one(RANKS[0], RANKS[1], said), None);
+                let other = Said { history: said.history.wrapping_add(last.max(1)), ..said };
+                prop_assert_eq!(own.against_one(RANKS[0], RANKS[1], other).map(|record| record.epoch), Some(said.epoch.get()));
             }
         }
     }

@@ -173,6 +173,8 @@ pub(crate) enum WordOp {
     Await { address: u64, value: u32 },
     /// Stores, after a barrier for all that the stream has done.
     Write { address: u64, value: u32 },
+    /// The same with 64 bits.
+    WriteLong { address: u64, value: u64 },
 }
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`: cyclic, `(i32)(word - value) >= 0`.
@@ -192,17 +194,15 @@ impl WordOp {
                     alias: 0,
                 },
             },
-            Self::Write { address, value } => CUstreamBatchMemOpParams {
-                writeValue: WriteValue {
-                    operation: OpType::CU_STREAM_MEM_OP_WRITE_VALUE_32,
-                    address,
-                    __bindgen_anon_1: WriteWord { value64: u64::from(value) },
-                    flags: 0,
-                    alias: 0,
-                },
-            },
+            Self::Write { address, value } => written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_32, address, u64::from(value)),
+            Self::WriteLong { address, value } => written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value),
         }
     }
+}
+
+const fn written(operation: OpType, address: u64, value: u64) -> CUstreamBatchMemOpParams {
+    let word = WriteWord { value64: value };
+    CUstreamBatchMemOpParams { writeValue: WriteValue { operation, address, __bindgen_anon_1: word, flags: 0, alias: 0 } }
 }
 
 /// Does `ops` on `stream`, in order, as few batches as it takes.

@@ -8,8 +8,9 @@
 
 use super::outbox::Outbox;
 use super::progress::{Place, Step};
+use super::told::SAID;
 use super::watched::Watched;
-use crate::calls::SAID_WORDS;
+use crate::calls::Said;
 use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, host_size, wait_value_async, words_async, write_value_async};
 use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
@@ -19,8 +20,6 @@ use flux_core::signal::Epoch;
 
 /// Bytes of a word.
 const WORD: usize = 4;
-/// Bytes of what a rank says of a call.
-const SAID: usize = SAID_WORDS * WORD;
 
 /// Why a call whose data messages carry cannot be captured.
 pub(crate) const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
@@ -49,7 +48,7 @@ pub(crate) unsafe fn carry(
     watched: &Watched,
     at: Memory<'_>,
     exchange: &Exchange<'_>,
-    (epoch, said): (Epoch, [u32; SAID_WORDS]),
+    (epoch, said): (Epoch, Said),
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
     let &Exchange { source, place_bytes, rounds, sending, op } = exchange;
@@ -61,20 +60,22 @@ pub(crate) unsafe fn carry(
         unsafe { write_value_async(device, watched.progress.address(), Place::new(epoch, step).word(), stream) }
     };
     let alone = sending == Sending::Before;
-    let (told, own_node) = (outbox.told(), nodes.node_of(rank));
     let begun = Place::new(epoch, if alone { Step::Alone } else { Step::Begun });
-    let said = said.into_iter().zip(0..).map(|(value, place)| (told.address(own_node, epoch) + 4 * place, value));
+    let begin = [
+        WordOp::Write { address: watched.progress.address(), value: begun.word() },
+        WordOp::WriteLong { address: outbox.own_word(), value: said.word() },
+    ];
     // Mates say on each other's pads which op a call is of. Who reaches none of them is compared by the host, and here taken to agree: the number is there when the call is.
     let far = nodes.world().ranks().filter(|&far| nodes.are_mixed() && !nodes.together(rank, far));
-    let of_far = far.map(|far| pad + calling_offset(far.get(), epoch.half())).flat_map(|at| [(at + 4, op), (at, epoch.get())]);
-    let written = std::iter::once((watched.progress.address(), begun.word())).chain(said).chain(of_far);
-    // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
-    unsafe { words_async(device, written.map(|(address, value)| WordOp::Write { address, value }), stream) }?;
+    let of_far = far.map(|far| WordOp::WriteLong {
+        address: pad + calling_offset(far.get(), epoch.half()),
+        value: u64::from(op) << 32 | u64::from(epoch.get()),
+    });
+    // SAFETY: words of pinned memory that outlives the stream's work, of the outbox and of the own pad.
+    unsafe { words_async(device, begin.into_iter().chain(of_far), stream) }?;
     let rows = match source {
         Source::Stored => None,
         Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) => {
-            // SAFETY: a word of the outbox.
-            unsafe { write_value_async(device, outbox.own_word(), epoch.get(), stream) }?;
             Some(if row_stride == row_bytes || row_bytes == 0 {
                 x
             } else {
@@ -112,8 +113,8 @@ pub(crate) unsafe fn carry(
                     // At each step another rank, and from another.
                     if told_at & 1 << step == 0 {
                         told_at |= 1 << step;
-                        messages.send(told.address(own_node, epoch), SAID, to_node)?;
-                        messages.receive(told.address(from_node, epoch), SAID, from_node)?;
+                        messages.send(outbox.own_word(), SAID, to_node)?;
+                        messages.receive(outbox.told().address(from_node), SAID, from_node)?;
                     }
                     messages.send(chunk, bytes, to_node)?;
                     messages.send(word, WORD, to_node)?;

@@ -6,7 +6,7 @@
 use super::outbox::Outbox;
 use super::views::Views;
 use super::watched::Watched;
-use crate::calls::{Calls, History, SAID_WORDS};
+use crate::calls::{Calls, Said};
 use crate::cuda::CudaError;
 use crate::transport::nanoseconds;
 use crate::{Exchange, Source, TransportError, WorkspaceView};
@@ -30,7 +30,6 @@ pub(crate) struct Generation<W> {
     views: Views,
     // Flags are at most this old.
     refreshed: Epoch,
-    history: History,
 }
 
 impl<W: Outgoing> Generation<W> {
@@ -38,7 +37,7 @@ impl<W: Outgoing> Generation<W> {
     pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
         watched.await_flags(workspace.outbox(), epoch);
         let plain = workspace.view(0, 0, watched.fault.address(), nanoseconds(deadline));
-        Self { workspace, views: Views::new(plain), refreshed: epoch, history: History::default() }
+        Self { workspace, views: Views::new(plain), refreshed: epoch }
     }
 
     /// The workspace in a call without an exchange.
@@ -54,14 +53,13 @@ impl<W: Outgoing> Generation<W> {
         (caller, op): (usize, u32),
         watched: &Watched,
         fork: impl FnOnce(usize) -> Result<(), CudaError>,
-    ) -> Result<[u32; SAID_WORDS], TransportError> {
+    ) -> Result<Said, TransportError> {
         let (outbox, epoch) = (self.workspace.outbox(), calls.epoch());
         outbox.keep_fresh(&mut self.refreshed, caller, epoch)?;
         fork(caller)?;
         calls.carried();
         watched.await_flags(outbox, epoch);
-        self.history = self.history.then(op);
-        Ok(self.history.said(epoch))
+        Ok(outbox.told().say(epoch, op))
     }
 
     /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.

@@ -4,7 +4,7 @@
 //! chunk whose flag is this call's epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
 
 use super::flags::Flags;
-use super::told::Told;
+use super::told::{SAID, Told};
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
 use flux_core::program::Places;
@@ -28,7 +28,7 @@ pub(crate) struct Outbox {
     flags: Arc<Flags>,
     /// What goes ahead of each call's chunks.
     told: Arc<Told>,
-    /// The words that came with chunks, by the signal that they are for, and one that this rank sends.
+    /// What this rank says of the call, the call's number first, and the words that came with chunks, by the signal that they are for.
     words: DeviceBlock,
     device: CudaDevice,
 }
@@ -51,8 +51,8 @@ impl Outbox {
             signals,
             stored: block(stored_bytes(nodes, size))?,
             flags: Arc::new(Flags::new(device, host_size(u64::from(nodes.count()) * pad_bytes(signals)), before)?),
-            told: Arc::new(Told::new(device, rank, nodes)?),
-            words: block(4 * (u64::from(signals) + 1))?,
+            told: Arc::new(Told::new(device, (rank, nodes), epoch)?),
+            words: block(SAID as u64 + 4 * u64::from(signals))?,
             device: device.clone(),
         };
         let _current = device.enter()?;
@@ -122,12 +122,12 @@ impl Outbox {
 
     /// Where the word lands that comes with the chunk of `signal`.
     pub(crate) fn word(&self, signal: u32) -> u64 {
-        self.words.address() + 4 * u64::from(signal)
+        self.own_word() + SAID as u64 + 4 * u64::from(signal)
     }
 
-    /// The word that goes with what is there from the start.
+    /// The word that goes with what is there from the start; it is the first of what this rank says of the call.
     pub(crate) fn own_word(&self) -> u64 {
-        self.word(self.signals)
+        self.words.address()
     }
 }
 

@@ -1,51 +1,70 @@
-//! What the ranks of a rail say of their calls, in pinned host memory: the own stream of its own, and messages of the peers'.
+//! What the ranks of a rail say of their calls: the own host of its own, and messages of the peers', which bring it to pinned host memory.
 //!
-//! Invariant: the host only loads. What a rank says goes ahead of all that it sends in a call, so whoever has that has been told.
+//! Invariant: what a rank says goes ahead of all that it sends in a call, so whoever has that has been told.
 
-use crate::calls::{SAID_BYTES, Said, disagreement, said, said_offset};
-use crate::cuda::{CudaDevice, CudaError, PinnedBlock, host_size};
+use crate::calls::{Said, Saying};
+use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use flux_core::layout::FaultRecord;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-/// Words for each rank of the rail.
+/// Bytes of what is said of a call.
+pub(super) const SAID: usize = size_of::<u64>();
+
+/// For the rest of a message of which a byte has come.
+const WHOLE: Duration = Duration::from_micros(100);
+
+/// A word for each rank of the rail.
 #[derive(Debug)]
 pub(super) struct Told {
-    block: PinnedBlock,
+    words: PinnedBlock,
+    own: Box<[AtomicU64]>,
     rank: Rank,
     nodes: Nodes,
 }
 
 impl Told {
-    /// Of calls that are still to come.
-    pub(super) fn new(device: &CudaDevice, rank: Rank, nodes: Nodes) -> Result<Self, CudaError> {
-        let bytes = u64::from(nodes.count()) * SAID_BYTES;
-        let this = Self { block: PinnedBlock::new(device, host_size(bytes))?, rank, nodes };
-        (0..bytes).step_by(4).for_each(|offset| this.word(offset).store(0, Ordering::Release));
+    /// For calls from `epoch` on.
+    pub(super) fn new(device: &CudaDevice, (rank, nodes): (Rank, Nodes), epoch: Epoch) -> Result<Self, CudaError> {
+        let before = Said::before(epoch).word();
+        let own = (0..Saying::WORDS).map(|_| AtomicU64::new(before)).collect();
+        let this = Self { words: PinnedBlock::new(device, SAID * nodes.count() as usize)?, own, rank, nodes };
+        (0..nodes.count()).for_each(|node| this.word(node).store(before, Ordering::Release));
         Ok(this)
     }
 
-    /// Where the rank of the rail in `node` says what call `epoch` is, for the device.
-    pub(super) fn address(&self, node: u32, epoch: Epoch) -> u64 {
-        self.block.address() + u64::from(node) * SAID_BYTES + said_offset(epoch)
+    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued; by whoever has the call.
+    pub(super) fn say(&self, epoch: Epoch, op: u32) -> Said {
+        Saying::new(&self.own).say(epoch, op)
+    }
+
+    /// Where messages bring what the rank of the rail in `node` says, for the device.
+    pub(super) fn address(&self, node: u32) -> u64 {
+        self.words.address() + u64::from(node) * SAID as u64
     }
 
     /// A rank of the rail whose calls are of other ops than this one's.
     pub(super) fn disagreement(&self) -> Option<FaultRecord> {
+        self.look()?;
+        // A message may come byte by byte.
+        std::thread::sleep(WHOLE);
+        self.look()
+    }
+
+    fn look(&self) -> Option<FaultRecord> {
         let Self { rank, nodes, .. } = *self;
-        let (own, local) = (nodes.node_of(rank), nodes.local_of(rank));
-        let others = (0..nodes.count()).filter(|&node| node != own);
-        disagreement(rank, self.said(own), others.map(|node| (nodes.rank(node, local), self.said(node))))
+        let local = nodes.local_of(rank);
+        (0..nodes.count()).filter(|&node| node != nodes.node_of(rank)).find_map(|node| {
+            let theirs = Said::of_word(self.word(node).load(Ordering::Acquire));
+            Saying::new(&self.own).against_one(rank, nodes.rank(node, local), theirs)
+        })
     }
 
-    fn said(&self, node: u32) -> Said<'_> {
-        said(|offset| self.word(u64::from(node) * SAID_BYTES + offset))
-    }
-
-    fn word(&self, offset: u64) -> &AtomicU32 {
-        assert!(host_size(offset) < self.block.bytes(), "{offset} is no offset of a word");
-        // SAFETY: in bounds and aligned, as the block begins at a page; it lives as long as `self`, and is only accessed by whole words.
-        unsafe { AtomicU32::from_ptr(self.block.host().byte_add(host_size(offset)).cast()) }
+    fn word(&self, node: u32) -> &AtomicU64 {
+        assert!(node < self.nodes.count(), "there is no node {node}");
+        // SAFETY: in bounds and aligned, as the block begins at a page; it lives as long as `self`, and the host only loads after it was made.
+        unsafe { AtomicU64::from_ptr(self.words.host().cast::<u64>().add(node as usize)) }
     }
 }

@@ -4,10 +4,8 @@
 //! for this rank's kernel only, so what peers wait for comes whatever they do; the stream that receives waits for peers' sending streams. The half of host memory
 //! that a call writes was last read in the call before the last, which every peer has ended: it has begun the last one, or this rank would not have ended that.
 
-use super::layout::SAID;
 use super::workspace::Workspace;
 use crate::Carry;
-use crate::calls::{SAID_WORDS, said_offset};
 use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 use crate::nvlink::Lane;
 use crate::route::{Block, Incoming, Origin, Parcel};
@@ -21,8 +19,6 @@ pub(super) struct Streams<'a> {
     pub(super) at: &'a Workspace,
     pub(super) rank: u32,
     pub(super) epoch: Epoch,
-    /// What this rank says of the call.
-    pub(super) said: [u32; SAID_WORDS],
     /// Device to host.
     pub(super) out: &'a Lane,
     /// Host to device.
@@ -41,10 +37,9 @@ impl Streams<'_> {
     /// The route was checked against the workspace; both lanes are forked from the caller's stream, and the shard's rows stay until they are joined; the
     /// watch knows of the call; the device's context is current.
     pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
-        let mut said = Some(self.said);
         for parcel in carry.route.outgoing() {
             // SAFETY: this function's promise.
-            unsafe { self.send(carry, parcel, said.take()) }?;
+            unsafe { self.send(carry, parcel) }?;
         }
         for incoming in carry.route.incoming() {
             // SAFETY: as above.
@@ -71,8 +66,7 @@ impl Streams<'_> {
         Rows { address: region.host() + region.layout.half(self.half()) + block.offset, pitch: block.pitch }
     }
 
-    /// `said` goes before the parcel's flags, and so before whatever peers wait for where this is the first.
-    unsafe fn send(&self, carry: &Carry<'_>, parcel: &Parcel, said: Option<[u32; SAID_WORDS]>) -> Result<(), CudaError> {
+    unsafe fn send(&self, carry: &Carry<'_>, parcel: &Parcel) -> Result<(), CudaError> {
         let (block, stream, value) = (&parcel.block, self.out.raw(), self.epoch.get());
         let from = match parcel.origin {
             Origin::Shard { row, before } => Rows { address: carry.x + row * carry.row_stride + before, pitch: carry.row_stride },
@@ -93,11 +87,9 @@ impl Streams<'_> {
         }
         let layout = self.at.host_region(self.rank).layout;
         let region = self.at.region(self.rank);
-        let said = said.into_iter().flatten().zip(0..).map(|(value, place)| (SAID + said_offset(self.epoch) + 4 * place, value));
-        let flags = parcel.readers.iter().map(|r| (layout.flag(r.rank, r.signal), value));
-        let written = said.chain(flags).map(|(offset, value)| WordOp::Write { address: region + offset, value });
+        let flags = parcel.readers.iter().map(|r| WordOp::Write { address: region + layout.flag(r.rank, r.signal), value });
         // SAFETY: the words are in the own region.
-        unsafe { words_async(self.device, written, stream) }
+        unsafe { words_async(self.device, flags, stream) }
     }
 
     unsafe fn receive(&self, incoming: &Incoming) -> Result<(), CudaError> {

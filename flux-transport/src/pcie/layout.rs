@@ -4,10 +4,10 @@
 //!
 //! ```text
 //! [ broken ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... | [ half 0 ][ half 1 ]
-//!   a line     a line   a line   dense u32, by the reader's signal, from a line   from a border of 2 MiB
+//!   a line     a line   u64s     dense u32, by the reader's signal, from a line   from a border of 2 MiB
 //! ```
 
-use crate::calls::SAID_BYTES;
+use crate::calls::Saying;
 use flux_core::layout::{LINE, WorkspaceSize};
 
 /// The offsets of a region for a world and a workspace.
@@ -24,13 +24,11 @@ pub(super) const BROKEN: u64 = 0;
 /// Where the owner's streams show, when the ranks connect, what they can do. No call uses it.
 pub(super) const PROOF: u64 = LINE;
 
-/// Where the owner's stream says which ops its last calls were of.
+/// Where the owner's host says which ops its last calls were of.
 pub(super) const SAID: u64 = 2 * LINE;
 
 /// The flags of the first reader.
-const FLAGS: u64 = 3 * LINE;
-
-const _: () = assert!(SAID_BYTES <= FLAGS - SAID);
+const FLAGS: u64 = SAID + (8 * Saying::WORDS as u64).next_multiple_of(LINE);
 
 impl Layout {
     pub(super) fn new(world: u32, size: &WorkspaceSize) -> Self {
@@ -79,7 +77,7 @@ mod tests {
             let size = WorkspaceSize { half_bytes, signals, counters: 0 };
             let layout = Layout::new(world, &size);
             let mut words = BTreeSet::from([BROKEN, PROOF]);
-            words.extend((SAID..SAID + SAID_BYTES).step_by(4));
+            words.extend((SAID..SAID + 8 * Saying::WORDS as u64).step_by(4));
             for rank in 0..world {
                 for signal in 0..signals {
                     prop_assert!(words.insert(layout.flag(rank, signal)));

@@ -4,8 +4,9 @@
 //! holds a region may use its addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs of a host writing at once are slower
 //! than all reading.
 
-use super::layout::Layout;
+use super::layout::{Layout, SAID};
 use crate::TransportError;
+use crate::calls::Saying;
 use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};
 use crate::host::file::{self, MappedFile};
 use std::collections::BTreeMap;
@@ -76,6 +77,13 @@ impl Region {
     /// The first byte, for `device`.
     pub(super) fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
         self.pinned.address(device)
+    }
+
+    /// What the owner's host says of its calls.
+    pub(super) fn saying(&self) -> Saying<'_> {
+        let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + SAID));
+        // SAFETY: in bounds by the layout, aligned to a line, and mapped as long as `self`; once a region is in use these bytes are accessed by these words only.
+        Saying::new(unsafe { std::slice::from_raw_parts(first, Saying::WORDS) })
     }
 
     /// The word at `offset`, which is one of the layout's.

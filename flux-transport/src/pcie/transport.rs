@@ -8,7 +8,7 @@ use super::carry::Streams;
 use super::proof::prove;
 use super::watch::Watch;
 use super::workspace::Workspace;
-use crate::calls::{Calls, Captures, History, locked};
+use crate::calls::{Calls, Captures, locked};
 use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::drain::Drain;
@@ -41,7 +41,6 @@ struct State {
     out: Lane,
     back: Lane,
     calls: Calls,
-    history: History,
     current: Workspace,
     view: Arc<WorkspaceView>,
 }
@@ -71,7 +70,7 @@ impl Pcie {
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
         let watch = meeting.succeed(watch).map_err(unusable)?;
-        let state = State { out, back, calls, history: History::default(), current: workspace, view };
+        let state = State { out, back, calls, current: workspace, view };
         let place = Device::from(device.info().clone());
         let drain = Drain::new(device.clone(), options.deadline);
         Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, drain, device, place })
@@ -119,7 +118,6 @@ impl Transport for Pcie {
         state.view = Arc::new(grown.view(self.watch.fault().address(), self.deadline_ns));
         self.watch.replace(Arc::clone(grown.words()));
         state.current = grown;
-        state.history = History::default();
         state.calls.go_on_at(epoch);
         // The old memory is gone by now, on every rank after this step. Unpinning waits for all devices of the process, so it may not come beside a
         // peer's next call, which waits for this rank.
@@ -148,15 +146,15 @@ impl Transport for Pcie {
     }
 
     unsafe fn carry(&self, stream: Stream, carry: &Carry<'_>) -> Result<(), TransportError> {
-        let State { out, back, calls, history, current, .. } = &mut *locked(&self.state);
+        let State { out, back, calls, current, .. } = &mut *locked(&self.state);
         calls.uncarried(stream)?;
         let (rank, epoch) = (self.members.rank, calls.epoch());
         carry.route.check(self.members.world(), *current.size())?;
         let _current = self.device.enter()?;
         calls.carried();
         self.watch.begin(epoch.get());
-        *history = history.then(carry.op);
-        let streams = Streams { device: &self.device, at: current, rank, epoch, said: history.said(epoch), out, back };
+        current.words().say(epoch, carry.op);
+        let streams = Streams { device: &self.device, at: current, rank, epoch, out, back };
         // SAFETY: checked above, forked at the call's begin; the caller promises the rows; no call is captured, so the host's count of calls is the
         // device's epoch.
         Ok(unsafe { streams.carry(carry) }?)

@@ -3,12 +3,12 @@
 //! Invariant: a rank that lets its own streams run on without what they waited for has said `broken` before. What they carry then is worthless, and whoever
 //! received it finds the word when it looks, as it does before it takes a call for finished.
 
-use super::layout::{BROKEN, SAID};
+use super::layout::BROKEN;
 use super::region::Region;
-use crate::calls::{Said, disagreement, said};
 use crate::cuda::{PinnedBlock, host_size};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault, pad_bytes, signal_offset};
+use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -108,13 +108,15 @@ impl Words {
         }
     }
 
-    /// A peer whose calls are not of the ops that this rank's are of, as far as their streams have said. They say it before anything that another waits for.
+    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued.
+    pub(super) fn say(&self, epoch: Epoch, op: u32) {
+        self.regions[self.rank as usize].saying().say(epoch, op);
+    }
+
+    /// A peer whose calls are not of the ops that this rank's are of.
     pub(super) fn disagreement(&self) -> Option<FaultRecord> {
-        fn of(region: &Region) -> Said<'_> {
-            said(|offset| region.word(SAID + offset))
-        }
-        let peers = self.peers().map(|(peer, region)| (Rank::new(peer), of(region)));
-        disagreement(Rank::new(self.rank), of(&self.regions[self.rank as usize]), peers)
+        let (rank, own) = (Rank::new(self.rank), self.regions[self.rank as usize].saying());
+        self.peers().find_map(|(peer, region)| own.against(rank, Rank::new(peer), region.saying()))
     }
 
     /// What is wrong with calls that have come to their end without a fault of this rank's: a peer that gave up before, and so may have sent anything.
