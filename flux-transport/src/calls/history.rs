@@ -7,7 +7,6 @@
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Words that a rank says of a call.
 pub(crate) const SAID_WORDS: usize = 3;
@@ -15,6 +14,8 @@ pub(crate) const SAID_WORDS: usize = 3;
 pub(crate) const SAID_BYTES: u64 = 2 * SAID_STRIDE;
 /// Bytes from what it says of a call of one half to that of the other.
 const SAID_STRIDE: u64 = 16;
+/// The most looks at a peer while the own calls go on: a call takes thousands of times as long as a look.
+const LOOKS: usize = 16;
 
 /// The offset of what is said of call `epoch`, from the first of those bytes.
 pub(crate) const fn said_offset(epoch: Epoch) -> u64 {
@@ -29,9 +30,8 @@ impl History {
     /// After one more call, of the op with this number.
     #[must_use]
     pub(crate) fn then(self, op: u32) -> Self {
-        // FNV-1a of the bytes of both. Two sequences of calls have the same number once in 2^32.
-        let bytes = [self.0, op].map(u32::to_le_bytes);
-        Self(bytes.as_flattened().iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)))
+        // FNV-1a, continued. Each step can be undone, so what differs stays different over any calls that are the same; of calls in another order it is the same once in 2^32.
+        Self(op.to_le_bytes().iter().fold(self.0, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)))
     }
 
     /// What a rank with these calls says of the last, `epoch`. The third word is of the others: words that are read while they change do not fit each other.
@@ -45,28 +45,48 @@ const fn check(epoch: u32, history: u32) -> u32 {
     !(epoch ^ history.rotate_left(16))
 }
 
-/// The words by which a rank says what its last calls were, by half.
-pub(crate) type Said<'w> = [[&'w AtomicU32; SAID_WORDS]; 2];
-
-/// Those words, each of which `word` finds at its offset from the first.
-pub(crate) fn said<'w>(word: impl Fn(u64) -> &'w AtomicU32) -> Said<'w> {
-    [0, 1].map(|half| [0, 1, 2].map(|place| word(half * SAID_STRIDE + 4 * place)))
+/// The words that a rank says of the last call of one half. `word` loads what it says at an offset.
+fn words(half: usize, word: &impl Fn(u64) -> u32) -> [u32; SAID_WORDS] {
+    [0, 4, 8].map(|place| word(half as u64 * SAID_STRIDE + place))
 }
 
-/// The call of which the words say something, and its history; `None` where nothing was said, or it is changing.
-fn read(words: [&AtomicU32; SAID_WORDS]) -> Option<(u32, u32)> {
-    let [epoch, history, sum] = words.map(|word| word.load(Ordering::Acquire));
+/// The call of which such words say something, and its history; `None` where nothing was said, or it is changing.
+fn call([epoch, history, sum]: [u32; SAID_WORDS]) -> Option<(u32, u32)> {
     (sum == check(epoch, history)).then_some((epoch, history))
 }
 
-/// The first of `peers` that says other calls than `rank` itself does, as `own`.
-pub(crate) fn disagreement<'w>(rank: Rank, own: Said<'w>, peers: impl IntoIterator<Item = (Rank, Said<'w>)>) -> Option<FaultRecord> {
-    let differ = |(own, theirs): ([&AtomicU32; SAID_WORDS], [&AtomicU32; SAID_WORDS])| {
-        let ((epoch, expected), (of, seen)) = (read(own)?, read(theirs)?);
-        (of == epoch && seen != expected).then_some((epoch, expected, seen))
-    };
+/// The number, expected and seen history of a call of which a peer says another than the rank itself does.
+///
+/// Both may go on meanwhile. As long as the own last call is the same, a peer that says nothing any more of the one before it has said the last, and stays there: so
+/// that one is looked at first, and all once more where the own words have changed.
+fn difference(own: &impl Fn(u64) -> u32, theirs: &impl Fn(u64) -> u32) -> Option<(u32, u32, u32)> {
+    let both = || [0, 1].map(|half| words(half, own));
+    let mut before = both();
+    for _ in 0..LOOKS {
+        let calls = before.map(call);
+        let differ = |half: usize| {
+            let ((epoch, expected), (of, seen)) = (calls[half]?, call(words(half, theirs))?);
+            (of == epoch && seen != expected).then_some((epoch, expected, seen))
+        };
+        let first = usize::from(matches!(calls, [Some((even, _)), Some((odd, _))] if odd.wrapping_sub(even).cast_signed() < 0));
+        let found = differ(first).or_else(|| differ(1 - first));
+        let now = both();
+        if found.is_some() || now == before {
+            return found;
+        }
+        before = now;
+    }
+    None
+}
+
+/// The first of `peers` that says other calls than `rank` itself does, as `own`: each loads a word of what its rank says, by its offset.
+pub(crate) fn disagreement(
+    rank: Rank,
+    own: impl Fn(u64) -> u32,
+    peers: impl IntoIterator<Item = (Rank, impl Fn(u64) -> u32)>,
+) -> Option<FaultRecord> {
     peers.into_iter().find_map(|(peer, theirs)| {
-        let (epoch, expected, seen) = own.into_iter().zip(theirs).find_map(differ)?;
+        let (epoch, expected, seen) = difference(&own, &theirs)?;
         let (code, wait, rank, peer) = (fault::DISAGREED, fault::CALL, rank.get(), peer.get());
         Some(FaultRecord { state: 1, code, wait, rank, peer, epoch, expected, seen, ..FaultRecord::default() })
     })
@@ -76,20 +96,22 @@ pub(crate) fn disagreement<'w>(rank: Rank, own: Said<'w>, peers: impl IntoIterat
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::cell::{Cell, RefCell};
+    use std::collections::BTreeSet;
 
     /// What two ranks say to each other.
     #[derive(Default)]
-    struct Words([[AtomicU32; SAID_BYTES as usize / 4]; 2]);
+    struct Words([[Cell<u32>; SAID_BYTES as usize / 4]; 2]);
 
     impl Words {
-        fn said(&self, rank: usize) -> Said<'_> {
-            said(|offset| &self.0[rank][offset as usize / 4])
+        fn said(&self, rank: usize) -> impl Fn(u64) -> u32 {
+            move |offset| self.0[rank][offset as usize / 4].get()
         }
 
         fn say(&self, rank: usize, history: History, epoch: Epoch, words: usize) {
             let first = said_offset(epoch) as usize / 4;
             for (word, value) in self.0[rank][first..].iter().zip(history.said(epoch)).take(words) {
-                word.store(value, Ordering::Relaxed);
+                word.set(value);
             }
         }
 
@@ -112,7 +134,78 @@ mod tests {
         assert_eq!(words.disagreement(), Some((1, 0)));
     }
 
+    #[test]
+    fn histories_that_differ_stay_different_over_calls_that_are_the_same() {
+        let histories = 1 << 18;
+        let after: BTreeSet<u32> = (0..histories).map(|i: u32| History(i.wrapping_mul(0x9e37_79b1)).then(7).0).collect();
+        assert_eq!(after.len(), histories as usize);
+    }
+
+    /// Two ranks that write what they say word by word, none of a call before the other has said all of the last, while they are compared.
+    struct Going<'o> {
+        words: Words,
+        ops: [&'o [u32]; 2],
+        first: Epoch,
+        /// Words that each has written.
+        written: [usize; 2],
+        /// Who goes on next.
+        turns: &'o [bool],
+    }
+
+    impl Going<'_> {
+        fn step(&mut self, rank: usize) {
+            let (call, word) = (self.written[rank] / SAID_WORDS, self.written[rank] % SAID_WORDS);
+            if call < self.ops[rank].len() && call * SAID_WORDS <= self.written[1 - rank] {
+                let history = self.ops[rank][..=call].iter().fold(History::default(), |history, &op| history.then(op));
+                let epoch = Epoch::new(self.first.get().wrapping_add(call as u32));
+                self.words.0[rank][said_offset(epoch) as usize / 4 + word].set(history.said(epoch)[word]);
+                self.written[rank] += 1;
+            }
+        }
+
+        /// A look at a word, after some turns.
+        fn load(&mut self, rank: usize, offset: u64, turns: usize) -> u32 {
+            for _ in 0..turns {
+                if let Some((&turn, rest)) = self.turns.split_first() {
+                    self.turns = rest;
+                    self.step(usize::from(turn));
+                }
+            }
+            self.words.said(rank)(offset)
+        }
+    }
+
     proptest! {
+        /// A call that has ended is not passed, whatever the ranks say meanwhile of those that follow.
+        #[test]
+        fn other_calls_are_found_while_the_ranks_go_on(
+            calls in 3..12_usize, at in any::<prop::sample::Index>(), ended in any::<prop::sample::Index>(), first: u32,
+            before in prop::collection::vec(any::<bool>(), 0..12),
+            turns in prop::collection::vec(any::<bool>(), 0..30), pauses in prop::collection::vec(prop_oneof![4 => Just(0), 1 => 1..12_usize], 1..40)
+        ) {
+            let (ops, at) = (vec![5; calls], at.index(calls - 2));
+            let mut others = ops.clone();
+            others[at] = 6;
+            for (theirs, differ) in [(&ops, false), (&others, true)] {
+                let mut going = Going { words: Words::default(), ops: [&ops, theirs], first: Epoch::new(first), written: [0; 2], turns: &turns };
+                // Call `at` at least has ended on both.
+                let said = (at + 1 + ended.index(calls - at)) * SAID_WORDS;
+                while going.written.iter().any(|&written| written < said) {
+                    [0, 1].into_iter().filter(|&rank| going.written[rank] < said).collect::<Vec<_>>().into_iter().for_each(|rank| going.step(rank));
+                }
+                before.iter().for_each(|&turn| going.step(usize::from(turn)));
+                let (going, looks) = (RefCell::new(going), Cell::new(0));
+                let word = |rank| {
+                    let (going, looks, pauses) = (&going, &looks, &pauses);
+                    move |offset| {
+                        looks.set(looks.get() + 1);
+                        going.borrow_mut().load(rank, offset, pauses[looks.get() % pauses.len()])
+                    }
+                };
+                prop_assert_eq!(disagreement(Rank::new(0), word(0), [(Rank::new(1), word(1))]).is_some(), differ);
+            }
+        }
+
         #[test]
         fn other_calls_are_found_however_late_and_the_same_never(
             ops in prop::collection::vec(1u32.., 2..20), at in any::<prop::sample::Index>(), ahead in 0usize..2, first: u32, torn in 0usize..=SAID_WORDS

@@ -6,7 +6,7 @@
 mod history;
 mod order;
 
-pub(crate) use self::history::{History, SAID_BYTES, SAID_WORDS, Said, disagreement, said, said_offset};
+pub(crate) use self::history::{History, SAID_BYTES, SAID_WORDS, disagreement, said_offset};
 use self::order::{Order, Turn};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::{Device, Stream, TransportError, TransportKind};

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the host only loads. What a rank says goes ahead of all that it sends in a call, so whoever has that has been told.
 
-use crate::calls::{SAID_BYTES, Said, disagreement, said, said_offset};
+use crate::calls::{SAID_BYTES, disagreement, said_offset};
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock, host_size};
 use flux_core::layout::FaultRecord;
 use flux_core::signal::Epoch;
@@ -39,8 +39,8 @@ impl Told {
         disagreement(rank, self.said(own), others.map(|node| (nodes.rank(node, local), self.said(node))))
     }
 
-    fn said(&self, node: u32) -> Said<'_> {
-        said(|offset| self.word(u64::from(node) * SAID_BYTES + offset))
+    fn said(&self, node: u32) -> impl Fn(u64) -> u32 {
+        move |offset| self.word(u64::from(node) * SAID_BYTES + offset).load(Ordering::Acquire)
     }
 
     fn word(&self, offset: u64) -> &AtomicU32 {

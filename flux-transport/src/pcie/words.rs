@@ -5,7 +5,7 @@
 
 use super::layout::{BROKEN, SAID};
 use super::region::Region;
-use crate::calls::{Said, disagreement, said};
+use crate::calls::disagreement;
 use crate::cuda::{PinnedBlock, host_size};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault, pad_bytes, signal_offset};
@@ -110,8 +110,8 @@ impl Words {
 
     /// A peer whose calls are not of the ops that this rank's are of, as far as their streams have said. They say it before anything that another waits for.
     pub(super) fn disagreement(&self) -> Option<FaultRecord> {
-        fn of(region: &Region) -> Said<'_> {
-            said(|offset| region.word(SAID + offset))
+        fn of(region: &Region) -> impl Fn(u64) -> u32 {
+            |offset| region.word(SAID + offset).load(Ordering::Acquire)
         }
         let peers = self.peers().map(|(peer, region)| (Rank::new(peer), of(region)));
         disagreement(Rank::new(self.rank), of(&self.regions[self.rank as usize]), peers)
