@@ -166,7 +166,12 @@ impl CudaExecutor {
     ) -> Result<(), CallError> {
         let program = self.program.program();
         let by_kernel = self.rounds.is_none() && self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
-        let carry = self.route.as_ref().map(|route| Carry { x: operands.x.address, row_stride: operands.x.row_bytes::<T>(), route, op: self.number });
+        let carry = self.route.as_ref().map(|route| Carry {
+            x: operands.x.address,
+            row_stride: operands.x.row_bytes::<T>(),
+            route,
+            op: self.number,
+        });
         if let Some(rounds) = &self.rounds {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
             unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, (program, self.number), rounds, self.sending)) }?;
@@ -200,9 +205,8 @@ impl CudaExecutor {
             trace: self.trace.as_ref(),
             stream: raw_stream,
         };
-        // SAFETY: the operands were checked against the problem and are held as above; the program is as it was built; the
-        // workspace is the communicator's, covers this program since the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks
-        // enqueue the same is agreed.
+        // SAFETY: the operands were checked against the problem and are held as above; the program is as it was built; the workspace is the communicator's, covers this
+        // program since the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
         unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch)?;
         // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
         match carry {
