@@ -26,7 +26,7 @@ static DIRECTORY: Mutex<BTreeMap<u64, Weak<Region>>> = Mutex::new(BTreeMap::new(
 static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
 impl Region {
-    /// Takes memory for the region of a rank on `device`, with all its words at `initial`, and the descriptor that makes it another process's too.
+    /// Takes memory for the region of a rank on `device`, with all its flags at `initial`, and the descriptor that makes it another process's too.
     pub(super) fn create(device: &CudaDevice, layout: Layout, initial: u32) -> Result<(Arc<Self>, OwnedFd), TransportError> {
         let what = "pinned memory of the host";
         let bytes = layout.bytes().ok_or(TransportError::OutOfMemory { what, bytes: u64::MAX })?;
@@ -35,7 +35,8 @@ impl Region {
         let failed = |why| TransportError::Io { what: "mapping memory of the host", source: std::io::Error::other(why) };
         let map = MappedFile::map(file.as_fd(), bytes).map_err(failed)?;
         let region = Arc::new(Self::pin(device, key, layout, map)?);
-        for offset in (4..layout.words_bytes()).step_by(4) {
+        // What the owner says begins as 0, as the file does.
+        for offset in (layout.flags(0)..layout.words_bytes()).step_by(4) {
             region.word(offset).store(initial, Ordering::Relaxed);
         }
         DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&region));
