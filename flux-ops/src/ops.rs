@@ -135,8 +135,8 @@ impl<T: Element> AllGatherGemm<T> {
         Builder::new(Request::new(OpKind::AllGatherGemm, m, n, k, T::DTYPE))
     }
 
-    /// Computes `y` from this rank's `x` and `w`. Collective: every rank makes the same calls in the same order; where ranks reach each other's memory (`nvlink`,
-    /// host) a call that differs fails on all with [`Fault::Disagreed`](flux_transport::Fault::Disagreed), elsewhere its result is garbage.
+    /// Computes `y` from this rank's `x` and `w`. Collective: every rank makes the same calls in the same order; one that differs fails on all, with
+    /// [`Fault::Disagreed`](flux_transport::Fault::Disagreed), or `Aborted` where another rank has found it first.
     ///
     /// - `x`: `[m/W, k]`, this rank's rows. `w`: `[n/W, k]`, this rank's columns of the output. `y`: `[m, n/W]`, overwritten. Row strides are
     ///   multiples of 8 elements.
@@ -237,8 +237,8 @@ impl<T: Element> GemmReduceScatter<T> {
         Builder::new(Request::new(OpKind::GemmReduceScatter, m, n, k, T::DTYPE))
     }
 
-    /// Computes this rank's rows of the sum over all ranks. Collective: every rank makes the same calls in the same order; where ranks reach each other's memory (`nvlink`,
-    /// host) a call that differs fails on all with [`Fault::Disagreed`](flux_transport::Fault::Disagreed), elsewhere its result is garbage.
+    /// Computes this rank's rows of the sum over all ranks. Collective: every rank makes the same calls in the same order; one that differs fails on all, with
+    /// [`Fault::Disagreed`](flux_transport::Fault::Disagreed), or `Aborted` where another rank has found it first.
     ///
     /// - `x`: `[m, k/W]`. `w`: `[n, k/W]`. `y`: `[m/W, n]`, overwritten. Row strides are multiples of 8 elements.
     /// - `stream`: as for [`AllGatherGemm::forward`].

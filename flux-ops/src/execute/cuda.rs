@@ -205,9 +205,8 @@ impl CudaExecutor {
             trace: self.trace.as_ref(),
             stream: raw_stream,
         };
-        // SAFETY: the operands were checked against the problem and are held as above; the program is as it was built; the
-        // workspace is the communicator's, covers this program since the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks
-        // enqueue the same is agreed.
+        // SAFETY: the operands were checked against the problem and are held as above; the program is as it was built; the workspace is the communicator's, covers this
+        // program since the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
         unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch)?;
         // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
         match carry {

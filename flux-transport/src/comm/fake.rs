@@ -11,11 +11,13 @@ use std::time::Instant;
 pub(super) struct Fake {
     pub(super) read_fault: Box<dyn Fn() -> Option<FaultRecord> + Send + Sync>,
     pub(super) set_abort: Box<dyn Fn(u32) + Send + Sync>,
+    pub(super) drain: Box<dyn Fn() + Send + Sync>,
+    pub(super) reserve: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Default for Fake {
     fn default() -> Self {
-        Self { read_fault: Box::new(|| None), set_abort: Box::new(|_| {}) }
+        Self { read_fault: Box::new(|| None), set_abort: Box::new(|_| {}), drain: Box::new(|| {}), reserve: Box::new(|| {}) }
     }
 }
 
@@ -43,6 +45,7 @@ impl Transport for Fake {
     }
 
     fn reserve(&self, _size: WorkspaceSize, _control: &dyn ControlPlane, _deadline: Instant) -> Result<(), TransportError> {
+        (self.reserve)();
         Ok(())
     }
 
@@ -75,6 +78,7 @@ impl Transport for Fake {
     }
 
     fn drain(&self) -> Result<(), TransportError> {
+        (self.drain)();
         Ok(())
     }
 }

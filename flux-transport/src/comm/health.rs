@@ -8,7 +8,7 @@ use crate::control::{GaveUp, Notice, mask_of};
 use crate::fault::reason;
 use crate::{Fault, Transport};
 use flux_core::Rank;
-use flux_core::layout::FaultRecord;
+use flux_core::layout::{FaultRecord, fault};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -112,6 +112,9 @@ impl Health {
             self.note(Fault::Aborted { rank: by, reason: reason::LATE }, reason::LATE);
             let _ = self.given_up_by.set(by); // the first is as good as any
             self.transport.set_abort(reason::LATE);
+        } else if what.record.code == fault::DISAGREED {
+            // No wait of any rank's can succeed, and the one that found it may carry nothing any more for this rank's to see why.
+            self.abort(Fault::from_record(&what.record, Vec::new()), reason::IN_ANOTHER_OP);
         } else {
             let _ = self.said.set(*what);
         }

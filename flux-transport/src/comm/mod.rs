@@ -189,6 +189,8 @@ impl Communicator {
         let answers = agree(control, &drained.as_ref().map(|()| []), self.until());
         drained?;
         answers?;
+        // A fault of theirs stays. What told of another op is gone with the old workspace.
+        let _ = self.inner.health.status();
         let reserved = transport.reserve(grown, control, self.until());
         self.inner.health.carry_over();
         if let Err(TransportError::Control(_)) = reserved {

@@ -1,12 +1,13 @@
 //! Whether a communicator works, and what the ranks were doing when it did not.
 //!
 //! Invariant: whoever is told of a fault is told of the same one; the first to look asks the peers about it, and tells them whom this rank has given up, or who has been
-//! before it did: it is not for its own sake that it comes no more.
+//! before it did: it is not for its own sake that it comes no more. So it does of a peer in another op, which not all may find before this rank carries nothing any more.
 
 use super::failure::{GATHER, Verdicts, late as late_ranks};
 use super::{CallRecord, Communicator, Failure, Inner, RankReport};
 use crate::control::{GaveUp, mask_of};
 use crate::{Fault, TransportError};
+use flux_core::layout::fault;
 use std::time::Instant;
 
 impl Communicator {
@@ -56,7 +57,7 @@ impl Communicator {
             // In this order: whom a rank gave up is known before it counts as one that spoke. What it said before it answered, or left, has been heard.
             let spoke = health.spoke();
             let late = late_ranks(&record, &ranks, Verdicts { spoke, given_up: health.given_up() });
-            if !late.is_empty() {
+            if !late.is_empty() || record.code == fault::DISAGREED {
                 health.exclude(late.iter().copied());
                 control.give_up(&GaveUp { communicator: *number, late: mask_of(late.iter().copied()), record });
             }

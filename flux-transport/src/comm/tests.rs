@@ -1,8 +1,10 @@
-//! What becomes of an abort that comes while the workspace grows.
+//! What becomes of calls that fail, and of an abort that comes, while the workspace grows; and who hears of ranks in other ops.
 
+use super::fake::Fake;
 use super::*;
-use flux_core::layout::ABORT_OFFSET;
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::Fault;
+use flux_core::layout::{ABORT_OFFSET, FaultRecord, fault};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 fn word(address: u64) -> u32 {
     let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap());
@@ -33,4 +35,40 @@ fn an_abort_while_the_workspace_grows_ends_the_waits_on_the_new_one() {
         transport.reserve(size, control, comm.until()).unwrap();
         comm.barrier().unwrap();
     });
+}
+
+#[test]
+fn what_drained_calls_have_failed_with_is_found_before_the_workspace_goes_that_tells_of_it() {
+    let (drained, replaced) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let told = {
+        let (drained, replaced) = (Arc::clone(&drained), Arc::clone(&replaced));
+        move || drained.load(Ordering::Relaxed) && !replaced.load(Ordering::Relaxed)
+    };
+    let record = FaultRecord { state: 1, code: fault::DISAGREED, wait: fault::CALL, ..FaultRecord::default() };
+    let transport = Fake {
+        read_fault: Box::new(move || told().then_some(record)),
+        drain: Box::new(move || drained.store(true, Ordering::Relaxed)),
+        reserve: Box::new(move || replaced.store(true, Ordering::Relaxed)),
+        ..Fake::default()
+    };
+    let comm = Communicator::new(&World::single(), &Select::Host.into(), 0, Box::new(transport), String::new());
+    assert_eq!(comm.status(), Ok(()));
+    comm.reserve(WorkspaceSize { half_bytes: 1, ..WorkspaceSize::default() }).unwrap();
+    assert!(matches!(comm.status(), Err(Fault::Disagreed { .. })), "{:?}", comm.status());
+}
+
+/// Where messages carry what ranks say, not every rank has heard the one that differs when another ends them.
+#[test]
+fn who_finds_a_rank_in_another_op_tells_the_others_whose_waits_end() {
+    let [finds, hears] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
+    let aborted = Arc::new(AtomicU32::new(0));
+    let record = FaultRecord { state: 1, code: fault::DISAGREED, wait: fault::CALL, rank: 0, peer: 1, epoch: 5, ..FaultRecord::default() };
+    let with = |world: &World, transport| Communicator::new(world, &Select::Host.into(), 3, Box::new(transport), String::new());
+    let finds = with(&finds, Fake { read_fault: Box::new(move || Some(record)), ..Fake::default() });
+    let word = Arc::clone(&aborted);
+    let hears = with(&hears, Fake { set_abort: Box::new(move |reason| word.store(reason, Ordering::Relaxed)), ..Fake::default() });
+    assert_eq!(hears.status(), Ok(()));
+    let found = finds.status();
+    assert!(matches!(found, Err(Fault::Disagreed { .. })), "{found:?}");
+    assert_eq!((hears.status(), aborted.load(Ordering::Relaxed)), (found, reason::IN_ANOTHER_OP));
 }

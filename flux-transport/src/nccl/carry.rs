@@ -36,8 +36,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) outbox: &'a Outbox,
 }
 
-/// Enqueues all messages of the call with number `epoch` on `stream`, of which this rank says `said`, ahead of the first chunk to each peer; `arrived` is told of each round when what it brings is there as far as the stream is
-/// concerned.
+/// Enqueues all messages of the call with number `epoch` on `stream`, of which this rank says `said`, ahead of the first chunk to each peer; `arrived` is told of each
+/// round when what it brings is there as far as the stream is concerned.
 ///
 /// # Safety
 /// The exchange was checked against the workspace; `stream` is ordered after the call before and after the caller's rows, which stay until it is past
@@ -89,7 +89,7 @@ pub(crate) unsafe fn carry(
         }
     };
     let half = data + epoch.half() as u64 * size.half_stride();
-    let (mut number, mut told_at) = (0, 0_u32);
+    let (mut number, mut steps) = (0, Steps::default());
     for group in groups(rounds, sending.peers()) {
         if rows.is_none() {
             for round in group {
@@ -110,9 +110,7 @@ pub(crate) unsafe fn carry(
                 let (to_node, from_node) = (nodes.node_of(to.peer), nodes.node_of(from.peer));
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
-                    // At each step another rank, and from another.
-                    if told_at & 1 << step == 0 {
-                        told_at |= 1 << step;
+                    if steps.is_first(*step) {
                         messages.send(outbox.own_word(), SAID, to_node)?;
                         messages.receive(outbox.told().address(from_node), SAID, from_node)?;
                     }
@@ -148,6 +146,19 @@ pub(crate) unsafe fn carry(
     Ok(())
 }
 
+/// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives from another.
+#[derive(Debug, Default)]
+struct Steps(u32);
+
+impl Steps {
+    /// Whether a round is the first of its step, and so to its reader and from its source.
+    const fn is_first(&mut self, step: u32) -> bool {
+        let before = self.0;
+        self.0 |= 1 << step;
+        self.0 != before
+    }
+}
+
 /// Words that one copy takes to the pad: so many, of signals that are equally far apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Words {
@@ -172,8 +183,33 @@ fn words_of(group: &[Round]) -> Vec<Words> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::program::End;
+    use flux_core::program::{Chunk, End, Schedule, TileProgram};
+    use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// What a message carries, with the number of the group that it goes in.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Message {
+        Said(usize),
+        Chunk(usize, u64),
+    }
+
+    /// By source and reader, in order.
+    type Ways = BTreeMap<(u32, u32), Vec<Message>>;
+
+    /// Notes what `rank` sends and receives in a call with these rounds.
+    fn note(rank: Rank, rounds: &[Round], sending: Sending, (sent, received): (&mut Ways, &mut Ways)) {
+        let mut steps = Steps::default();
+        for (number, group) in groups(rounds, sending.peers()).enumerate() {
+            for round in group {
+                let said = steps.is_first(round.step).then_some(Message::Said(number));
+                let messages = said.into_iter().chain([Message::Chunk(number, round.bytes)]);
+                sent.entry((rank.get(), round.sent.peer.get())).or_default().extend(messages.clone());
+                received.entry((round.received.peer.get(), rank.get())).or_default().extend(messages);
+            }
+        }
+    }
 
     fn group(signals: &[u32]) -> Vec<Round> {
         let end = |&signal: &u32| End { peer: Rank::new(0), place: 0, signal };
@@ -189,6 +225,32 @@ mod tests {
     }
 
     proptest! {
+        /// NCCL matches the messages from one rank to another by their order alone.
+        #[test]
+        fn each_peer_is_told_once_ahead_of_all_and_receives_what_is_sent_in_the_same_group(
+            op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
+            (count, of) in prop_oneof![(2..=16_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
+            rows in 1..=9_usize, (chunk, band) in (1..=4_u32, 1..=17_u32), sending in prop_oneof![Just(Sending::Before), (0..=16_u32).prop_map(|peers| Sending::Beside { peers })]
+        ) {
+            let world = WorldSize::new(count * of).unwrap();
+            let nodes = Nodes::new(world, count).unwrap();
+            let problem = Problem::new(op, rows * world.index(), 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
+            let schedule = Schedule { chunk: Chunk::Tiles(chunk), band, ..Schedule::of(TileShape::new(2, 16, 16)) };
+            let (mut sent, mut received) = (Ways::new(), Ways::new());
+            for rank in world.ranks() {
+                let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
+                // As ops have them.
+                let rounds = if nodes.are_mixed() { rounds } else { sending.ordered(rounds, op == OpKind::AllGatherGemm) };
+                note(rank, &rounds, sending, (&mut sent, &mut received));
+            }
+            prop_assert_eq!(sent.len(), world.index() * nodes.others() as usize);
+            for messages in sent.values() {
+                let told = messages.iter().filter(|message| matches!(message, Message::Said(_))).count();
+                prop_assert!(told == 1 && matches!(messages[0], Message::Said(_)));
+            }
+            prop_assert_eq!(sent, received);
+        }
+
         #[test]
         fn every_word_is_copied_once(mut signals in prop::collection::btree_set(0..40_u32, 1..8).prop_map(|set| set.into_iter().collect::<Vec<_>>()), turn in 0..8_usize) {
             let turn = turn % signals.len();

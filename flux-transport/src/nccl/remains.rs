@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -101,9 +101,16 @@ fn wait_at_exit() {
     });
 }
 
-/// Waits until no communicator is being ended on any device, at the longest `until`, and says whether.
+/// Waits until no communicator is being ended on any device, at the longest `until`, and says whether. Nor is the ground waited for: in a child of a process that
+/// has forked whoever had it locked may be no more.
 fn all_have_ended(until: Instant) -> bool {
-    let Ok(ended) = done_by(until, || Ok::<_, Infallible>(!ground().giving_up.iter().any(|(_, mark)| is_under_way(mark))));
+    let none = |ground: &Ground| !ground.giving_up.iter().any(|(_, mark)| is_under_way(mark));
+    let ended = || match GROUND.try_lock() {
+        Ok(ground) => none(&ground),
+        Err(TryLockError::Poisoned(ground)) => none(ground.get_ref()),
+        Err(TryLockError::WouldBlock) => false,
+    };
+    let Ok(ended) = done_by(until, || Ok::<_, Infallible>(ended()));
     ended
 }
 
@@ -244,6 +251,11 @@ mod tests {
         let thread = ground().begin(0).apart("test", move || assert!(until_it_leaves.recv().is_err())).unwrap();
         assert!(!all_have_ended(Instant::now() + Duration::from_millis(20)));
         drop(peer);
+        let locked = ground();
+        let (looked, looks) = std::sync::mpsc::channel();
+        std::thread::spawn(move || looked.send(all_have_ended(Instant::now() + Duration::from_millis(20))));
+        assert_eq!(looks.recv_timeout(Duration::from_mins(1)), Ok(false), "nor for who has it locked");
+        drop(locked);
         assert!(all_have_ended(Instant::now() + Duration::from_mins(1)));
         thread.join().unwrap();
     }
