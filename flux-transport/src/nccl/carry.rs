@@ -63,11 +63,11 @@ pub(crate) unsafe fn carry(
     let begun = Place::new(epoch, if alone { Step::Alone } else { Step::Begun });
     let begin = [
         WordOp::Write { address: watched.progress.address(), value: begun.word() },
-        WordOp::WriteLong { address: outbox.own_word(), value: said.word() },
+        WordOp::Note { address: outbox.own_word(), value: said.word() },
     ];
     // Mates say on each other's pads which op a call is of. Who reaches none of them is compared by the host, and here taken to agree: the number is there when the call is.
     let far = nodes.world().ranks().filter(|&far| nodes.are_mixed() && !nodes.together(rank, far));
-    let of_far = far.map(|far| WordOp::WriteLong {
+    let of_far = far.map(|far| WordOp::Note {
         address: pad + calling_offset(far.get(), epoch.half()),
         value: u64::from(op) << 32 | u64::from(epoch.get()),
     });
