@@ -3,9 +3,11 @@
 //! Invariant: one call is in progress from a begin to the finish or abandon that follows. As long as none was captured, the epoch counted here is the one that the
 //! device counts, and the next call's half is known before anything of it is enqueued. A replayed graph advances the device's unseen.
 
+mod age;
 mod history;
 mod order;
 
+pub(crate) use self::age::{AHEAD, Refreshed};
 pub(crate) use self::history::{Said, Saying};
 use self::order::{Order, Turn};
 use crate::cuda::{CudaDevice, CudaError};

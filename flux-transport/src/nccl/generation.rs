@@ -6,7 +6,7 @@
 use super::outbox::Outbox;
 use super::views::Views;
 use super::watched::Watched;
-use crate::calls::{Calls, Said};
+use crate::calls::{Calls, Refreshed, Said};
 use crate::cuda::CudaError;
 use crate::transport::nanoseconds;
 use crate::{Exchange, Source, TransportError, WorkspaceView};
@@ -28,8 +28,7 @@ pub(crate) trait Outgoing {
 pub(crate) struct Generation<W> {
     pub(crate) workspace: W,
     views: Views,
-    // Flags are at most this old.
-    refreshed: Epoch,
+    refreshed: Refreshed,
 }
 
 impl<W: Outgoing> Generation<W> {
@@ -37,7 +36,7 @@ impl<W: Outgoing> Generation<W> {
     pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
         watched.await_flags(workspace.outbox(), epoch);
         let plain = workspace.view(0, 0, watched.fault.address(), nanoseconds(deadline));
-        Self { workspace, views: Views::new(plain), refreshed: epoch }
+        Self { workspace, views: Views::new(plain), refreshed: Refreshed::new(epoch) }
     }
 
     /// The workspace in a call without an exchange.
@@ -55,7 +54,7 @@ impl<W: Outgoing> Generation<W> {
         fork: impl FnOnce(usize) -> Result<(), CudaError>,
     ) -> Result<Said, TransportError> {
         let (outbox, epoch) = (self.workspace.outbox(), calls.epoch());
-        outbox.keep_fresh(&mut self.refreshed, caller, epoch)?;
+        self.refreshed.keep(epoch, |before| outbox.refresh(before, caller))?;
         fork(caller)?;
         calls.carried();
         watched.await_flags(outbox, epoch);

@@ -12,10 +12,6 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
 use std::sync::Arc;
 
-/// How far ahead of every epoch that is awaited flags are set to let go of what waits for them. Also how many calls old a flag may be: one more, and
-/// the sign of a difference would say that it is ahead.
-pub(crate) const RELEASE: u32 = 1 << 30;
-
 /// Memory of this rank's device, and flags.
 #[derive(Debug)]
 pub(crate) struct Outbox {
@@ -61,19 +57,12 @@ impl Outbox {
         Ok(this)
     }
 
-    /// Where flags, last `refreshed` for a call before `epoch`, would soon be too old: brings all to the epoch before it, on the caller's stream, before the
-    /// call's kernel raises any.
-    pub(crate) fn keep_fresh(&self, refreshed: &mut Epoch, stream: usize, epoch: Epoch) -> Result<(), CudaError> {
-        if epoch.get().wrapping_sub(refreshed.get()) < RELEASE {
-            return Ok(());
-        }
-        let (address, words) = (self.flags.address(), self.flags.bytes() / 4);
+    /// Brings all flags to call `before`, on the caller's stream, before the kernel of the call after it raises any.
+    pub(crate) fn refresh(&self, before: u32, stream: usize) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         // By the stream, not by the host: a call before may still await what it finds there.
         // SAFETY: the flags are this generation's, which lives until the device is drained.
-        unsafe { fill_words(&self.device, address, epoch.before(1).get(), words, stream) }?;
-        *refreshed = epoch;
-        Ok(())
+        unsafe { fill_words(&self.device, self.flags.address(), before, self.flags.bytes() / 4, stream) }
     }
 
     /// Device bytes in all.

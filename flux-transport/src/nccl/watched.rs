@@ -5,10 +5,11 @@
 
 use super::flags::Flags;
 use super::link::Link;
-use super::outbox::{Outbox, RELEASE};
+use super::outbox::Outbox;
 use super::progress::{Place, Progress, Standing};
 use super::told::Told;
 use crate::TransportError;
+use crate::calls::AHEAD;
 use crate::cuda::{CudaDevice, CudaError};
 use crate::drain::{FAILED, Limits, Steps};
 use crate::fault::reason;
@@ -145,7 +146,7 @@ impl Watched {
         // Held while they are set: whoever replaces them has the old ones to itself.
         let Awaited { flags, epoch, .. } = &*self.awaited();
         if let Some(flags) = flags {
-            flags.set(epoch.get().wrapping_add(RELEASE));
+            flags.set(epoch.get().wrapping_add(AHEAD));
         }
     }
 

@@ -8,7 +8,7 @@ use super::carry::Streams;
 use super::proof::prove;
 use super::watch::Watch;
 use super::workspace::Workspace;
-use crate::calls::{Calls, Captures, locked};
+use crate::calls::{Calls, Captures, Refreshed, locked};
 use crate::control::{ControlPlane, together};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::drain::Drain;
@@ -42,6 +42,7 @@ struct State {
     back: Lane,
     calls: Calls,
     current: Workspace,
+    refreshed: Refreshed,
     view: Arc<WorkspaceView>,
 }
 
@@ -70,7 +71,7 @@ impl Pcie {
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
         let watch = meeting.succeed(watch).map_err(unusable)?;
-        let state = State { out, back, calls, current: workspace, view };
+        let state = State { out, back, calls, current: workspace, refreshed: Refreshed::new(epoch), view };
         let place = Device::from(device.info().clone());
         let drain = Drain::new(device.clone(), options.deadline);
         Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, drain, device, place })
@@ -117,7 +118,7 @@ impl Transport for Pcie {
         let grown = Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
         state.view = Arc::new(grown.view(self.watch.fault().address(), self.deadline_ns));
         self.watch.replace(Arc::clone(grown.words()));
-        state.current = grown;
+        (state.current, state.refreshed) = (grown, Refreshed::new(epoch));
         state.calls.go_on_at(epoch);
         // The old memory is gone by now, on every rank after this step. Unpinning waits for all devices of the process, so it may not come beside a
         // peer's next call, which waits for this rank.
@@ -129,9 +130,11 @@ impl Transport for Pcie {
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {
-        let State { out, back, calls, .. } = &mut *locked(&self.state);
+        let State { out, back, calls, current, refreshed, .. } = &mut *locked(&self.state);
+        let epoch = calls.epoch();
         // Here, not where the call is carried: that comes after the kernel's launch, which it runs beside.
         calls.begin(stream, |caller| {
+            refreshed.keep(epoch, |before| current.refresh(&self.device, before, caller))?;
             out.fork(caller)?;
             back.fork(caller)
         })

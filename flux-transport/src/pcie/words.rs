@@ -5,15 +5,13 @@
 
 use super::layout::BROKEN;
 use super::region::Region;
+use crate::calls::AHEAD;
 use crate::cuda::{PinnedBlock, host_size};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault, pad_bytes, signal_offset};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-/// How far ahead of the last call a word is set that is to end all waits: far from both ends of what a cyclic comparison takes for reached.
-const AHEAD: u32 = 1 << 30;
 
 /// What a stream's comparison finds, as the driver defines it: the word is `value` or ahead of it, modulo 2^32.
 #[cfg(test)]
@@ -65,6 +63,11 @@ impl Words {
     /// The pad that stands for that of `rank`, for the device.
     pub(super) fn local_pad(&self, rank: u32) -> u64 {
         self.local.address() + u64::from(rank) * pad_bytes(self.signals)
+    }
+
+    /// The words of all pads that stand for peers', for the device: the first, and how many.
+    pub(super) fn local_words(&self) -> (u64, usize) {
+        (self.local.address(), host_size(self.finished_offset() / 4))
     }
 
     fn finished_offset(&self) -> u64 {

@@ -172,6 +172,19 @@ impl Workspace {
         self.pad.address()
     }
 
+    /// Brings all that this rank's streams and their peers' wait for to call `before`, on the caller's stream, before anything of the call after it is raised.
+    pub(super) fn refresh(&self, device: &CudaDevice, before: u32, stream: usize) -> Result<(), CudaError> {
+        let layout = self.host_region(self.rank).layout;
+        let flags = layout.flags(0)..layout.flags(self.regions.len() as u32);
+        let flags = (self.region(self.rank) + flags.start, host_size((flags.end - flags.start) / 4));
+        for (address, words) in [self.words.local_words(), flags] {
+            // By the stream, not by the host: a call before may still await what it finds there.
+            // SAFETY: the words are this generation's, which lives until the device is drained.
+            unsafe { fill_words(device, address, before, words, stream) }?;
+        }
+        Ok(())
+    }
+
     /// What an executor needs to know of it, with the rank's fault block.
     pub(super) fn view(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let ranks = || 0..self.regions.len() as u32;
