@@ -173,14 +173,12 @@ pub(crate) enum WordOp {
     Await { address: u64, value: u32 },
     /// Stores, after a barrier for all that the stream has done.
     Write { address: u64, value: u32 },
-    /// Stores 64 bits for what comes later on the stream, whatever has become of what the stream has stored before.
-    Note { address: u64, value: u64 },
+    /// The same with 64 bits.
+    WriteLong { address: u64, value: u64 },
 }
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`: cyclic, `(i32)(word - value) >= 0`.
 const AT_LEAST: u32 = 0;
-/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`.
-const NO_BARRIER: u32 = 1;
 /// The most operations of one batch.
 const BATCH: usize = 32;
 
@@ -196,15 +194,16 @@ impl WordOp {
                     alias: 0,
                 },
             },
-            Self::Write { address, value } => written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_32, address, u64::from(value), 0),
-            Self::Note { address, value } => written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, NO_BARRIER),
+            Self::Write { address, value } => written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_32, address, u64::from(value)),
+            Self::WriteLong { address, value } => written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value),
         }
     }
 }
 
-const fn written(operation: OpType, address: u64, value: u64, flags: u32) -> CUstreamBatchMemOpParams {
+const fn written(operation: OpType, address: u64, value: u64) -> CUstreamBatchMemOpParams {
     let word = WriteWord { value64: value };
-    CUstreamBatchMemOpParams { writeValue: WriteValue { operation, address, __bindgen_anon_1: word, flags, alias: 0 } }
+    // In a batch each has its barrier: without, the driver refuses it.
+    CUstreamBatchMemOpParams { writeValue: WriteValue { operation, address, __bindgen_anon_1: word, flags: 0, alias: 0 } }
 }
 
 /// Does `ops` on `stream`, in order, as few batches as it takes.

@@ -11,7 +11,7 @@ use super::progress::{Place, Step};
 use super::told::SAID;
 use super::watched::Watched;
 use crate::calls::Said;
-use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, host_size, wait_value_async, words_async, write_value_async};
+use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, host_size, wait_value_async, words_async};
 use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, calling_offset, signal_offset};
@@ -55,24 +55,25 @@ pub(crate) unsafe fn carry(
     let Memory { data, pad, size, rank, outbox } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
+    let place = |step| WordOp::Write { address: watched.progress.address(), value: Place::new(epoch, step).word() };
     let stands = |step| {
         // SAFETY: a word of pinned memory that outlives the stream's work.
-        unsafe { write_value_async(device, watched.progress.address(), Place::new(epoch, step).word(), stream) }
+        unsafe { words_async(device, [place(step)], stream) }
     };
     let alone = sending == Sending::Before;
-    let begun = Place::new(epoch, if alone { Step::Alone } else { Step::Begun });
-    let begin = [
-        WordOp::Write { address: watched.progress.address(), value: begun.word() },
-        WordOp::Note { address: outbox.own_word(), value: said.word() },
-    ];
-    // Mates say on each other's pads which op a call is of. Who reaches none of them is compared by the host, and here taken to agree: the number is there when the call is.
+    // Mates say on each other's pads which op a call is of. Who reaches none of them is compared by the host, and here taken to agree, where nothing waits for the stream
+    // meanwhile: each word takes 2 us.
     let far = nodes.world().ranks().filter(|&far| nodes.are_mixed() && !nodes.together(rank, far));
-    let of_far = far.map(|far| WordOp::Note {
+    let of_far = far.map(|far| WordOp::WriteLong {
         address: pad + calling_offset(far.get(), epoch.half()),
         value: u64::from(op) << 32 | u64::from(epoch.get()),
     });
+    let stored = matches!(source, Source::Stored);
+    let (first, last) = if stored { (Some(of_far), None) } else { (None, Some(of_far)) };
+    let own = WordOp::WriteLong { address: outbox.own_word(), value: said.word() };
+    let begin = [place(if alone { Step::Alone } else { Step::Begun }), own];
     // SAFETY: words of pinned memory that outlives the stream's work, of the outbox and of the own pad.
-    unsafe { words_async(device, begin.into_iter().chain(of_far), stream) }?;
+    unsafe { words_async(device, begin.into_iter().chain(first.into_iter().flatten()), stream) }?;
     let rows = match source {
         Source::Stored => None,
         Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) => {
@@ -91,7 +92,7 @@ pub(crate) unsafe fn carry(
     let half = data + epoch.half() as u64 * size.half_stride();
     let (mut number, mut steps) = (0, Steps::default());
     for group in groups(rounds, sending.peers()) {
-        if rows.is_none() {
+        if stored {
             for round in group {
                 let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
                 // SAFETY: a flag of the outbox.
@@ -137,13 +138,12 @@ pub(crate) unsafe fn carry(
         }
         group.iter().try_for_each(&mut arrived)?;
         // Once, after the words: the kernel waits for them, and they would wait for each write before.
-        match number == rounds.len() {
-            true => stands(Step::Ended)?,
-            false if alone => {}
-            false => stands(Step::Messages(number - 1))?,
+        if number < rounds.len() && !alone {
+            stands(Step::Messages(number - 1))?;
         }
     }
-    Ok(())
+    // SAFETY: as at the begin.
+    Ok(unsafe { words_async(device, last.into_iter().flatten().chain([place(Step::Ended)]), stream) }?)
 }
 
 /// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives from another.
