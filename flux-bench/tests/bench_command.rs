@@ -107,6 +107,24 @@ fn the_variable_decides_where_no_transport_is_named() {
 }
 
 #[test]
+fn the_doctor_says_of_the_variable_what_a_run_says() {
+    let doctor = |transport: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.arg("doctor").env("FLUX_TRANSPORT", transport).env("CUDA_VISIBLE_DEVICES", "").output().unwrap()
+    };
+    let auto = |done: &Output| text(done).lines().find_map(|line| line.strip_prefix("auto")).unwrap().trim_start().to_owned();
+    for (transport, says) in
+        [("nvlink", "fails: transport nvlink needs GPUs: "), ("pigeon", "fails: FLUX_TRANSPORT: `pigeon` names no transport: auto, host, ")]
+    {
+        let done = doctor(transport);
+        assert!(done.status.code() == Some(1) && auto(&done).starts_with(says), "{transport}: {}", text(&done));
+    }
+    let done = doctor("host");
+    assert!(done.status.success() && auto(&done) == "takes host, as FLUX_TRANSPORT says", "{}", text(&done));
+    assert_eq!(auto(&doctor("")), auto(&doctor("auto")));
+}
+
+#[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let done = flux_bench(&["bench", "--transport", "host", "--json", "/no/such/folder/b.json"]);
     assert_eq!(done.status.code(), Some(1));
