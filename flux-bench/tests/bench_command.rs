@@ -125,6 +125,24 @@ fn the_doctor_says_of_the_variable_what_a_run_says() {
 }
 
 #[test]
+fn a_filter_of_the_log_that_cannot_be_read_is_named_and_changes_nothing_else() {
+    let with = |filter: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.args(["simulate", "--ms", "512", "--tp", "2", "--shapes", "gpt3/128"]).env("FLUX_LOG", filter).output().unwrap()
+    };
+    let done = with("flux_transport=loud");
+    let error = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(
+        done.status.success() && error.starts_with("flux-bench: FLUX_LOG = \"flux_transport=loud\" is no filter, so warn is taken: "),
+        "{error}"
+    );
+    assert_eq!(error.lines().count(), 1, "{error}");
+    for fine in ["", "warn", "flux_transport=debug"] {
+        assert!(with(fine).stderr.is_empty(), "{fine}");
+    }
+}
+
+#[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let done = flux_bench(&["bench", "--transport", "host", "--json", "/no/such/folder/b.json"]);
     assert_eq!(done.status.code(), Some(1));
