@@ -143,6 +143,29 @@ fn a_filter_of_the_log_that_cannot_be_read_is_named_and_changes_nothing_else() {
 }
 
 #[test]
+fn what_changes_nothing_is_refused() {
+    for (words, says) in [
+        (
+            "soak --transport host --tp 2 --quick --only least --ranks-per-gpu 2",
+            "--ranks-per-gpu is for GPUs, and changes nothing on the host",
+        ),
+        ("simulate --ms 512 --push copy-engine --ops gemm_rs", "--push is for ag_gemm, and changes nothing of gemm_rs"),
+        ("simulate --ms 512 --by-chunk 2 --ops gemm_rs", "--by-chunk is for ag_gemm, and changes nothing of gemm_rs"),
+        ("simulate --ms 512 --early 2 --ops ag_gemm", "--early is for gemm_rs, and changes nothing of ag_gemm"),
+        ("simulate --ms 512 --band 100", "--band 100: there are 8 shards, so more than 8 changes nothing"),
+        ("simulate --ms 512 --tp 4 --by-chunk 4", "--by-chunk 4: there are 3 shards of peers, so more than 3 changes nothing"),
+        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --band 3", "--band 3: there are 2 shards"),
+        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --ops gemm_rs --alone 1", "--alone is for ag_gemm"),
+    ] {
+        let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
+        assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));
+    }
+    // Each for one of the ops that are there, and as far as the shards go.
+    let done = flux_bench(&["simulate", "--ms", "512", "--push", "kernel", "--early", "1", "--k-chunks", "2", "--band", "8"]);
+    assert!(done.status.success(), "{}", text(&done));
+}
+
+#[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let done = flux_bench(&["bench", "--transport", "host", "--json", "/no/such/folder/b.json"]);
     assert_eq!(done.status.code(), Some(1));
