@@ -39,7 +39,7 @@ fn ranks() -> Result<(), Box<dyn Error + Send + Sync>> {
 }
 
 fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let comm = Communicator::connect_blocking(world, Select::Auto.into())?;
+    let comm = Communicator::connect_blocking(world, Select::Auto)?;
     let (rank, ranks) = (comm.rank().index(), comm.world_size().index());
     let (m_shard, inner_shard) = (32, 64);
     let (m, inner) = (m_shard * ranks, inner_shard * ranks);

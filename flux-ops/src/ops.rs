@@ -97,7 +97,7 @@ impl<Op> Builder<Op> {
 /// use half::bf16;
 ///
 /// let (m, n, k) = (4, 16, 8);
-/// let comm = Communicator::connect_blocking(&World::single(), Select::Host.into())?;
+/// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
 /// let op = AllGatherGemm::<bf16>::builder(m, n, k).build(&comm)?;
 /// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
 /// op.forward(

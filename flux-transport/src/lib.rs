@@ -8,7 +8,7 @@
 //! let worlds = World::local(2)?;
 //! std::thread::scope(|scope| {
 //!     let rank = |world| {
-//!         let comm = Communicator::connect_blocking(&world, Select::Host.into())?;
+//!         let comm = Communicator::connect_blocking(&world, Select::Host)?;
 //!         assert_eq!(comm.world_size().get(), 2);
 //!         Ok::<(), ConnectError>(())
 //!     };
