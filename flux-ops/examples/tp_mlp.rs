@@ -7,8 +7,7 @@
 mod device;
 
 use device::Device;
-use flux_core::DType;
-use flux_ops::{Activation, AllGatherGemm, GemmReduceScatter};
+use flux_ops::{Activation, AllGatherGemm, DType, GemmReduceScatter};
 use flux_transport::{Communicator, Select, World, WorldError, cuda};
 use half::bf16;
 use std::{cmp::Ordering, error::Error, process::ExitCode, thread};

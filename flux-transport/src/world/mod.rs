@@ -45,9 +45,8 @@ impl World {
     /// Rank `rank` of `world`, where no launcher's variables say so.
     ///
     /// ```
-    /// use flux_core::{Rank, WorldSize};
-    /// use flux_transport::World;
     /// use flux_transport::bootstrap::Secret;
+    /// use flux_transport::{Rank, World, WorldSize};
     /// let world = WorldSize::new(2).unwrap();
     /// let secret = Secret::new(*b"32 bytes that nobody can guess..")?;
     /// # let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
