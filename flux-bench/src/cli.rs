@@ -5,6 +5,7 @@
 use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, out, peers, run, show, simulate, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
 
 /// Benchmarks, verification and runs of flux.
 #[derive(Debug, Parser)]
@@ -48,8 +49,7 @@ enum Command {
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FLUX_LOG").unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter()).with_writer(std::io::stderr).init();
     if let Err(error) = flux_transport::launch::hear_of_children() {
         tracing::warn!(%error, "how programs end that this one starts may not be known");
     }
@@ -60,6 +60,19 @@ pub fn main() -> ExitCode {
             // What failed may have left a thread in the driver or in NCCL.
             end::now(1)
         }
+    }
+}
+
+/// What `FLUX_LOG` asks for; where that cannot be read, it is said so, and what is taken where nothing is asked for.
+fn filter() -> EnvFilter {
+    const USUAL: &str = "warn";
+    // What is no text is no filter; it does not count as not set.
+    match std::env::var_os("FLUX_LOG").map(|value| value.to_string_lossy().into_owned()) {
+        Some(value) if !value.is_empty() => EnvFilter::try_new(&value).unwrap_or_else(|error| {
+            end::say(&format!("FLUX_LOG = {value:?} is no filter, so {USUAL} is taken: {error}"));
+            USUAL.into()
+        }),
+        _ => USUAL.into(),
     }
 }
 

@@ -102,8 +102,8 @@ fn transports(proof: Option<&Proof>) -> bool {
         "one a GPU, through pinned memory of the host; no CUDA graphs",
         "one a GPU, and more on other hosts; NCCL decides when it connects; no CUDA graphs",
     ];
-    let auto = auto(&kinds);
-    line("auto", auto.as_deref().unwrap_or_else(|why| why));
+    let auto = left_open(&kinds);
+    line("auto", auto.as_ref().unwrap_or_else(|why| why));
     for ((select, found), how) in kinds.iter().zip(how) {
         match found {
             Ok(ranks) => line(select.name(), format!("works: up to {ranks} ranks on this host, {how}")),
@@ -112,6 +112,24 @@ fn transports(proof: Option<&Proof>) -> bool {
     }
     line("host", "works: ranks are threads of one process or processes of this machine; it computes on the processors");
     auto.is_ok()
+}
+
+/// What a run takes that names no transport, or that it fails: of a variable with the words of a run.
+fn left_open(kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> {
+    let asked = machine::uses_gpus(Select::Auto).and_then(|_| machine::asked(Select::Auto));
+    match asked.map_err(|why| format!("fails: {why:#}"))? {
+        Select::Auto => auto(kinds).map_err(str::to_owned),
+        select => named(select, kinds),
+    }
+}
+
+/// What becomes of a run for which `FLUX_TRANSPORT` names the transport.
+fn named(select: Select, kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> {
+    match kinds.iter().find(|(kind, _)| *kind == select) {
+        None => Ok(format!("takes {select}, as FLUX_TRANSPORT says")),
+        Some((_, Ok(ranks))) => Ok(format!("takes {select} for {ranks} ranks on this host, as FLUX_TRANSPORT says")),
+        Some((_, Err(why))) => Err(format!("fails: the {select} transport cannot be used, which FLUX_TRANSPORT names: {why}")),
+    }
 }
 
 /// What `auto` takes for a rank on every GPU of this machine, or that it fails.
@@ -199,6 +217,14 @@ mod tests {
     }
 
     #[test]
+    fn a_transport_that_the_variable_names_is_taken_or_none() {
+        let kinds = [(Select::NvLink, Err("no peers".to_owned())), (Select::Pcie, Ok(4))];
+        assert_eq!(named(Select::Host, &kinds).unwrap(), "takes host, as FLUX_TRANSPORT says");
+        assert_eq!(named(Select::Pcie, &kinds).unwrap(), "takes pcie for 4 ranks on this host, as FLUX_TRANSPORT says");
+        assert!(named(Select::NvLink, &kinds).unwrap_err().ends_with("cannot be used, which FLUX_TRANSPORT names: no peers"));
+    }
+
+    #[test]
     fn a_proof_that_peers_are_not_reached_rules_nvlink_out() {
         let proof = Proof { verdict: Verdict::Fails, how: "killed".to_owned(), report: None };
         assert!(nvlink(Some(&proof)).is_err());
@@ -215,7 +241,8 @@ mod tests {
     fn the_doctor_answers_whatever_the_machine() {
         let works = run();
         if machine::gpu_count() == 0 {
-            assert!(nvlink(None).is_err() && works != broken());
+            let open = machine::asked(Select::Auto).is_ok_and(|asked| asked == Select::Auto);
+            assert!(nvlink(None).is_err() && (works != broken() || !open));
         }
     }
 }

@@ -35,21 +35,28 @@ pub fn gpu_count() -> u32 {
 /// # Errors
 /// GPUs are asked for where there are none, or the variable names no transport.
 pub fn uses_gpus(select: Select) -> anyhow::Result<bool> {
-    // What is no text names no transport; it does not count as not set.
-    let variable = std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
-    let select = named(select, variable.as_deref())?;
-    match select {
+    match asked(select)? {
         Select::Host => Ok(false),
         Select::Auto => Ok(gpu_count() > 0),
         _ if gpu_count() > 0 => Ok(true),
-        _ => match cuda::available() {
+        select => match cuda::available() {
             Err(why) => bail!("transport {select} needs GPUs: {why}"),
             Ok(()) => bail!("transport {select} needs GPUs: this process sees none"),
         },
     }
 }
 
-/// What is asked for: where that is left open, what the variable names.
+/// What is asked for: where that is left open, what `FLUX_TRANSPORT` names.
+///
+/// # Errors
+/// The variable names no transport.
+pub fn asked(select: Select) -> anyhow::Result<Select> {
+    // What is no text names no transport; it does not count as not set.
+    let variable = std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
+    named(select, variable.as_deref())
+}
+
+/// What is asked for, with the variable's value.
 fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
     match variable {
         Some(name) if select == Select::Auto && !name.is_empty() => name.parse().context("FLUX_TRANSPORT"),

@@ -2,9 +2,10 @@
 //!
 //! Invariant: what is left out stays what a user gets who says nothing.
 
+use anyhow::bail;
 use flux_core::program::{Chunk, Schedule, Sending};
 use flux_core::tile::Raster;
-use flux_core::{Problem, TileShape};
+use flux_core::{OpKind, Problem, TileShape, WorldSize};
 use flux_ops::{Builder, Push, own_schedule, own_sending};
 use flux_transport::Communicator;
 
@@ -93,7 +94,44 @@ fn sending(word: &str) -> Result<Sending, String> {
     }
 }
 
+/// Refuses an option of one op where only others are asked for.
+///
+/// # Errors
+/// Names the option.
+pub(crate) fn check_op(option: &str, op: OpKind, given: bool, ops: &[OpKind]) -> anyhow::Result<()> {
+    match ops.first() {
+        Some(other) if given && !ops.contains(&op) => bail!("{option} is for {op}, and changes nothing of {other}: leave it out"),
+        _ => Ok(()),
+    }
+}
+
 impl ScheduleArgs {
+    /// Refuses what is of none of `ops`, and more shards than `world` has: either would change nothing, and stand in the words of the schedule all the same.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self, ops: &[OpKind], world: WorldSize) -> anyhow::Result<()> {
+        for (option, op, given) in [
+            ("--alone", OpKind::AllGatherGemm, self.alone.is_some()),
+            ("--by-chunk", OpKind::AllGatherGemm, self.by_chunk.is_some()),
+            ("--k-chunks", OpKind::AllGatherGemm, self.k_chunks.is_some()),
+            ("--early", OpKind::GemmReduceScatter, self.early.is_some()),
+        ] {
+            check_op(option, op, given, ops)?;
+        }
+        let (all, peers) = (world.get(), world.get() - 1);
+        for (option, given, limit, shards) in [
+            ("--band", self.band, all, "shards"),
+            ("--alone", self.alone, all, "shards"),
+            ("--by-chunk", self.by_chunk, peers, "shards of peers"),
+        ] {
+            if let Some(given) = given.filter(|&given| given > limit) {
+                bail!("{option} {given}: there are {limit} {shards}, so more than {limit} changes nothing: give less");
+            }
+        }
+        Ok(())
+    }
+
     /// The op's own schedule with what is not left out.
     pub fn over(&self, own: Schedule) -> Schedule {
         let Self { tile, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
@@ -127,9 +165,18 @@ impl Plan {
     pub fn check_host(&self) -> anyhow::Result<()> {
         let given = [("--push", self.push.is_some()), ("--sending", self.sending.is_some()), ("--spread", self.spread.is_some())];
         match given.into_iter().find(|&(_, given)| given) {
-            Some((option, _)) => anyhow::bail!("{option} is for GPUs, and changes nothing on the host: leave it out"),
+            Some((option, _)) => bail!("{option} is for GPUs, and changes nothing on the host: leave it out"),
             None => Ok(()),
         }
+    }
+
+    /// As [`ScheduleArgs::check`], of all that is planned.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self, ops: &[OpKind], world: WorldSize) -> anyhow::Result<()> {
+        check_op("--push", OpKind::AllGatherGemm, self.push.is_some(), ops)?;
+        self.schedule.check(ops, world)
     }
 
     /// Tells a builder what is not left out.

@@ -107,6 +107,65 @@ fn the_variable_decides_where_no_transport_is_named() {
 }
 
 #[test]
+fn the_doctor_says_of_the_variable_what_a_run_says() {
+    let doctor = |transport: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.arg("doctor").env("FLUX_TRANSPORT", transport).env("CUDA_VISIBLE_DEVICES", "").output().unwrap()
+    };
+    let auto = |done: &Output| text(done).lines().find_map(|line| line.strip_prefix("auto")).unwrap().trim_start().to_owned();
+    for (transport, says) in
+        [("nvlink", "fails: transport nvlink needs GPUs: "), ("pigeon", "fails: FLUX_TRANSPORT: `pigeon` names no transport: auto, host, ")]
+    {
+        let done = doctor(transport);
+        assert!(done.status.code() == Some(1) && auto(&done).starts_with(says), "{transport}: {}", text(&done));
+    }
+    let done = doctor("host");
+    assert!(done.status.success() && auto(&done) == "takes host, as FLUX_TRANSPORT says", "{}", text(&done));
+    assert_eq!(auto(&doctor("")), auto(&doctor("auto")));
+}
+
+#[test]
+fn a_filter_of_the_log_that_cannot_be_read_is_named_and_changes_nothing_else() {
+    let with = |filter: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.args(["simulate", "--ms", "512", "--tp", "2", "--shapes", "gpt3/128"]).env("FLUX_LOG", filter).output().unwrap()
+    };
+    let done = with("flux_transport=loud");
+    let error = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(
+        done.status.success() && error.starts_with("flux-bench: FLUX_LOG = \"flux_transport=loud\" is no filter, so warn is taken: "),
+        "{error}"
+    );
+    assert_eq!(error.lines().count(), 1, "{error}");
+    for fine in ["", "warn", "flux_transport=debug"] {
+        assert!(with(fine).stderr.is_empty(), "{fine}");
+    }
+}
+
+#[test]
+fn what_changes_nothing_is_refused() {
+    for (words, says) in [
+        (
+            "soak --transport host --tp 2 --quick --only least --ranks-per-gpu 2",
+            "--ranks-per-gpu is for GPUs, and changes nothing on the host",
+        ),
+        ("simulate --ms 512 --push copy-engine --ops gemm_rs", "--push is for ag_gemm, and changes nothing of gemm_rs"),
+        ("simulate --ms 512 --by-chunk 2 --ops gemm_rs", "--by-chunk is for ag_gemm, and changes nothing of gemm_rs"),
+        ("simulate --ms 512 --early 2 --ops ag_gemm", "--early is for gemm_rs, and changes nothing of ag_gemm"),
+        ("simulate --ms 512 --band 100", "--band 100: there are 8 shards, so more than 8 changes nothing"),
+        ("simulate --ms 512 --tp 4 --by-chunk 4", "--by-chunk 4: there are 3 shards of peers, so more than 3 changes nothing"),
+        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --band 3", "--band 3: there are 2 shards"),
+        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --ops gemm_rs --alone 1", "--alone is for ag_gemm"),
+    ] {
+        let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
+        assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));
+    }
+    // Each for one of the ops that are there, and as far as the shards go.
+    let done = flux_bench(&["simulate", "--ms", "512", "--push", "kernel", "--early", "1", "--k-chunks", "2", "--band", "8"]);
+    assert!(done.status.success(), "{}", text(&done));
+}
+
+#[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let done = flux_bench(&["bench", "--transport", "host", "--json", "/no/such/folder/b.json"]);
     assert_eq!(done.status.code(), Some(1));

@@ -83,6 +83,25 @@ fn an_output_that_cannot_be_written_is_refused_before_the_work() {
     refused(&case, &missing, "/no: No such file or directory (os error 2)\n", &[]);
 }
 
+/// Names of one file are told by the file: the name that is replaced may be the last that leads to the operands.
+#[test]
+fn an_output_that_is_the_input_is_refused_and_the_input_stays() {
+    let case = Case::new(Dtype::BF16);
+    let before = std::fs::read(case.input()).unwrap();
+    let (hard, soft) = (case.folder.path().join("hard"), case.folder.path().join("soft"));
+    std::fs::hard_link(case.input(), &hard).unwrap();
+    std::os::unix::fs::symlink(case.input(), &soft).unwrap();
+    let dotted = case.folder.path().join("./in.safetensors");
+    for (input, output) in
+        [(case.input(), case.input()), (case.input(), dotted), (soft.clone(), case.input()), (case.input(), soft), (case.input(), hard)]
+    {
+        let mut words = words(&case, "ag-gemm", "2", &output);
+        words[7] = input.display().to_string();
+        refused(&case, &program().args(words).output().unwrap(), "is the file of --input", &["hard", "soft"]);
+        assert_eq!(std::fs::read(&input).unwrap(), before, "{}", output.display());
+    }
+}
+
 /// A limit on the size of files, with its signal ignored, makes writes fail half way, as a full disk does.
 #[test]
 fn a_disk_that_fills_up_leaves_the_old_output_alone() {

@@ -7,16 +7,25 @@
 mod device;
 
 use device::Device;
-use flux_core::DType;
-use flux_ops::{Activation, AllGatherGemm, GemmReduceScatter};
+use flux_ops::{Activation, AllGatherGemm, DType, GemmReduceScatter};
 use flux_transport::{Communicator, Select, World, WorldError, cuda};
 use half::bf16;
-use std::{cmp::Ordering, error::Error, thread};
+use std::{cmp::Ordering, error::Error, process::ExitCode, thread};
 
 const FEATURES: usize = 128;
 
-fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+fn main() -> ExitCode {
     flux_transport::probe::serve(); // peer access is proven in a process of its own, which is this program again
+    match ranks() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}"); // says what to do; of an error that is returned from here only `Debug` would be seen
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn ranks() -> Result<(), Box<dyn Error + Send + Sync>> {
     let worlds = match World::from_env() {
         Ok(world) => vec![world], // one process of many: torchrun, `flux-bench launch`
         Err(WorldError::NoLauncher) => World::local(cuda::device_count().unwrap_or(4))?, // a GPU each, or on the host
@@ -29,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
 }
 
 fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let comm = Communicator::connect_blocking(world, Select::Auto.into())?;
+    let comm = Communicator::connect_blocking(world, Select::Auto)?;
     let (rank, ranks) = (comm.rank().index(), comm.world_size().index());
     let (m_shard, inner_shard) = (32, 64);
     let (m, inner) = (m_shard * ranks, inner_shard * ranks);

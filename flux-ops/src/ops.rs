@@ -97,7 +97,7 @@ impl<Op> Builder<Op> {
 /// use half::bf16;
 ///
 /// let (m, n, k) = (4, 16, 8);
-/// let comm = Communicator::connect_blocking(&World::single(), Select::Host.into())?;
+/// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
 /// let op = AllGatherGemm::<bf16>::builder(m, n, k).build(&comm)?;
 /// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
 /// op.forward(
@@ -142,7 +142,8 @@ impl<T: Element> AllGatherGemm<T> {
     ///   multiples of 8 elements.
     /// - `stream`: on CUDA, of the communicator's device. The call is put on it and returns: nothing is allocated, the host waits for nothing,
     ///   and the stream may be in capture where `comm.capabilities().graphs` says so (nvlink). Calls of one communicator run in the order in which they
-    ///   are made, whatever streams they are on. On the host transport the call returns when it is done.
+    ///   are made, whatever streams they are on. On the host transport the call returns when it is done, and blocks its thread until then; on any
+    ///   transport while another thread's call is being made.
     ///
     /// # Errors
     /// [`CallError`]: bad operands are refused before anything is launched. What goes wrong on the device later is found by [`Self::status`].
@@ -336,7 +337,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
         self
     }
 
-    /// Builds the op; collective, and drains what was launched on `comm` before.
+    /// Builds the op; collective, and drains what was launched on `comm` before. Blocks its thread until all ranks have come: asynchronous programs call it on one that may
+    /// block (`spawn_blocking`).
     ///
     /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it, and a captured call does not follow.
     ///

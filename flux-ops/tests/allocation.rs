@@ -71,7 +71,7 @@ fn forward_allocates_nothing() {
         for world in World::local(RANKS as u32).unwrap() {
             let aligned = &aligned;
             scope.spawn(move || {
-                let comm = Communicator::connect_blocking(&world, Select::Host.into()).unwrap();
+                let comm = Communicator::connect_blocking(&world, Select::Host).unwrap();
                 let ones = |elements: usize| vec![bf16::ONE; elements];
 
                 for (schedule, products) in [(WHOLE, TILES), (CUT, 3 * 2 * 2)] {

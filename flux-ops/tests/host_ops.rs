@@ -58,7 +58,7 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
         let others: [(&str, &dyn Fn() -> String); 4] = [
             ("exchange", &|| comm.exchange(b"hi").unwrap_err().to_string()),
             ("barrier", &|| comm.barrier().unwrap_err().to_string()),
-            ("connecting", &|| Communicator::connect_blocking(&comm.world(), Select::Host.into()).unwrap_err().to_string()),
+            ("connecting", &|| Communicator::connect_blocking(&comm.world(), Select::Host).unwrap_err().to_string()),
             ("growing the workspace", &|| comm.reserve(comm.workspace_size()).unwrap_err().to_string()),
         ];
         for (step, other) in others {

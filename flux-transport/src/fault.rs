@@ -25,7 +25,7 @@ pub enum Wait {
 #[non_exhaustive]
 pub enum Fault {
     /// A wait of a call passed its deadline.
-    #[error("rank {rank}: {} in call {epoch}: the deadline passed (expected {expected}, saw {seen}){}", Awaited(*wait, *peer, *signal), Late(*peer, late))]
+    #[error("rank {rank}: {} in call {epoch}: the deadline (Options::deadline) passed (expected {expected}, saw {seen}){}", Awaited(*wait, *peer, *signal), Late(*peer, late))]
     #[non_exhaustive]
     Timeout {
         /// The rank that waited.
@@ -174,7 +174,7 @@ mod tests {
             ..FaultRecord::default()
         };
         let text = Fault::from_record(&record, Vec::new()).to_string();
-        assert_eq!(text, "rank 2: signal 7 of rank 5 did not come in call 9: the deadline passed (expected 9, saw 8)");
+        assert_eq!(text, "rank 2: signal 7 of rank 5 did not come in call 9: the deadline (Options::deadline) passed (expected 9, saw 8)");
         let late = |late: u32| Fault::from_record(&record, vec![Rank::new(late)]).to_string();
         assert_eq!(late(5), text);
         assert_eq!(late(6), format!("{text}; late: rank 6"));

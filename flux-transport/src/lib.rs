@@ -8,7 +8,7 @@
 //! let worlds = World::local(2)?;
 //! std::thread::scope(|scope| {
 //!     let rank = |world| {
-//!         let comm = Communicator::connect_blocking(&world, Select::Host.into())?;
+//!         let comm = Communicator::connect_blocking(&world, Select::Host)?;
 //!         assert_eq!(comm.world_size().get(), 2);
 //!         Ok::<(), ConnectError>(())
 //!     };
@@ -17,6 +17,8 @@
 //! })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! The types of `flux_core` that ranks are connected and told apart with are here too: [`Rank`], [`WorldSize`], [`Nodes`], [`Epoch`] and [`WorkspaceSize`].
 
 pub mod bootstrap;
 mod calls;
@@ -48,6 +50,9 @@ pub use comm::{Call, CallRecord, CallState, Communicator, ConnectError, Doing, F
 pub use control::{ControlError, ControlPlane, Hosts, Launch};
 pub use device::{Device, Stream};
 pub use fault::{Fault, Wait};
+pub use flux_core::layout::WorkspaceSize;
+pub use flux_core::signal::Epoch;
+pub use flux_core::{Nodes, Rank, WorldSize};
 pub use options::{Options, ParseSelectError, Select};
 pub use transport::{Capabilities, Carry, Exchange, Mover, MoverJob, Source, Transport, TransportError, TransportKind, WorkspaceView};
 pub use world::{Builder, World, WorldError};

@@ -308,7 +308,7 @@ pub enum TransportError {
         bytes: u64,
     },
     /// The stream is of another device than the communicator.
-    #[error("the stream is {stream:?}, the communicator computes on {device}")]
+    #[error("the call was given {}, and the communicator computes on {device}: give it {}", given(*stream), to_give(device))]
     WrongStream {
         /// The stream.
         stream: Stream,
@@ -360,6 +360,16 @@ pub enum TransportError {
     },
 }
 
+/// A stream, as whoever gave it knows it.
+fn given(stream: Stream) -> String {
+    stream.raw().map_or_else(|| "`Stream::Host`".to_owned(), |handle| format!("the CUDA stream {handle:#x}"))
+}
+
+/// A stream that does.
+fn to_give(device: &Device) -> &'static str {
+    if device.info().is_some() { "a CUDA stream of that device" } else { "`Stream::Host`" }
+}
+
 impl From<Disagreed> for TransportError {
     fn from(disagreed: Disagreed) -> Self {
         match disagreed {
@@ -394,6 +404,15 @@ pub(crate) fn same_epoch(epochs: &[Epoch]) -> Result<(), TransportError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_gave_a_wrong_stream_is_told_which_to_give() {
+        // SAFETY: no call is made with it.
+        let stream = unsafe { Stream::from_raw(64) };
+        let text = TransportError::WrongStream { stream, device: Device::Host }.to_string();
+        assert_eq!(text, "the call was given the CUDA stream 0x40, and the communicator computes on host: give it `Stream::Host`");
+        assert_eq!(given(Stream::Host), "`Stream::Host`");
+    }
 
     #[test]
     fn a_workspace_is_as_large_as_it_says_or_refused() {

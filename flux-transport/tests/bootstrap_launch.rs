@@ -42,6 +42,7 @@ fn as_the_role_says() {
             launches(&shell(1, "echo > $FLUX_TEST_NOTES/$FLUX_RANK; while [ ! -e $FLUX_TEST_NOTES/go ]; do sleep 0.01; done; exit 5"));
         }
         "launches untold" => launches_untold(),
+        "meets nobody so soon" => note("error", &World::from_env_with(Duration::from_millis(50)).unwrap_err().to_string()),
         "meets nobody" => note("error", &format!("{:?}", World::from_env().unwrap_err())),
         role => panic!("no such role: {role}"),
     }
@@ -264,9 +265,21 @@ fn processes_with_the_same_rank_both_hear_of_the_other() {
 }
 
 #[test]
-fn a_process_without_a_launcher_has_none() {
+fn ranks_are_waited_for_as_long_as_is_said() {
+    let (notes, directory) = (private(), private());
+    let mut child = start("meets nobody so soon", notes.path(), Some((0, 2, directory.path())));
+    // Sooner than the minute that is taken where nothing is said.
+    let error = noted(notes.path(), "error");
+    assert!(error.starts_with("the deadline passed while ") && error.ends_with("not seen: rank 1"), "{error}");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_process_without_a_launcher_has_none_and_is_told_of_the_other_ways() {
     // The tests themselves run without one.
-    assert!(matches!(World::from_env(), Err(WorldError::NoLauncher)));
+    let error = World::from_env().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, WorldError::NoLauncher) && text.contains("World::local") && text.contains("World::builder"), "{text}");
 }
 
 #[test]

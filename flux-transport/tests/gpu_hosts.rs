@@ -53,7 +53,7 @@ fn no_host_takes_mixed_where_peer_access_is_forbidden() {
 fn one_rank() {
     let Ok(case) = std::env::var(RANK) else { return };
     let world = World::from_env().unwrap();
-    let connect = || Communicator::connect_blocking(&world, Select::Auto.into()).unwrap();
+    let connect = || Communicator::connect_blocking(&world, Select::Auto).unwrap();
     let first = connect();
     let told = first.explain();
     if case == "works" {

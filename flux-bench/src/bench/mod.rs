@@ -171,6 +171,7 @@ impl Job {
         if !on_gpus {
             args.plan.check_host()?;
         }
+        args.plan.check(&args.ops, world)?;
         let Args { dtype, rest, plan, transport, defect, .. } = *args;
         Ok(Self { on_gpus, world, dtype, cases, samples, rest, plan, transport, defect })
     }

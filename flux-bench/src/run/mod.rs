@@ -1,6 +1,6 @@
 //! `flux-bench run`: an op on real operands from a file, sharded over ranks as a model's layer would be.
 //!
-//! Invariant: either the output file is there, whole, or there is none and the exit status says so.
+//! Invariant: either the output file is there, whole, or there is none and the exit status says so. The input file stays as it is.
 
 mod input;
 
@@ -18,7 +18,7 @@ use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
 use crate::site::Site;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use flux_kernels::Element;
 use flux_ops::Activation;
@@ -26,7 +26,8 @@ use flux_transport::{Communicator, Select, World};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `flux-bench run`.
 #[derive(Debug, clap::Args)]
@@ -46,7 +47,7 @@ pub struct Args {
     /// Safetensors file with the global `x` [m, k], `w` [n, k] and, for one to be added, `bias`, n elements, all BF16 or all F16
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
-    /// Safetensors file for `y` [m, n], replaced where it is there
+    /// Safetensors file for `y` [m, n], replaced where it is there; not that of --input
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
 }
@@ -62,6 +63,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     launch::refuse("run")?;
     atomic_file::check(&args.output)?;
     let input = Input::read(&args.input)?;
+    ensure!(
+        !same_file(&args.input, &args.output)?,
+        "--output {} is the file of --input, whose operands it would replace: name another",
+        args.output.display()
+    );
     let world =
         WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {}", args.ranks, flux_core::rank::MAX_WORLD))?;
     let problem = Problem::new(args.op, input.m, input.n, input.k, input.dtype, world)?;
@@ -79,6 +85,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     atomic_file::write(&args.output, |w| w.write_all(&file))?;
     out::line(&format_args!("{problem}: y [{}, {}] written to {}", problem.m(), problem.n(), args.output.display()));
     Ok(())
+}
+
+/// Whether both lead to one file, by whatever names and links. `output` need not be there.
+fn same_file(input: &Path, output: &Path) -> std::io::Result<bool> {
+    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    match file(output) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        output => Ok(file(input)? == output?),
+    }
 }
 
 /// The global `y`, as bytes.

@@ -5,14 +5,14 @@
 use super::LEAST_ROWS;
 use super::row::{NO_KERNEL, Simulation, heading, millis};
 use crate::core_gemm::Case;
-use crate::plan::ScheduleArgs;
+use crate::plan::{Plan, ScheduleArgs};
 use crate::report::{Head, Report, Row, aligned, ms};
 use crate::shapes::{self, parse_dtype, parse_op};
 use crate::stats::Times;
 use anyhow::{Context, ensure};
-use flux_core::Problem;
 use flux_core::machine::Machine;
 use flux_core::simulate::Pushes;
+use flux_core::{OpKind, Problem};
 
 /// One row of a file, and what the simulation says of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +55,13 @@ fn problem(head: &Head) -> anyhow::Result<Problem> {
     let op = parse_op(&head.op).map_err(anyhow::Error::msg)?;
     let dtype = parse_dtype(&head.dtype).map_err(anyhow::Error::msg)?;
     Ok(Problem::new(op, m, n, k, dtype, shapes::world(head.tp)?)?)
+}
+
+/// Refuses a plan that changes nothing of the rows of `report`.
+pub(super) fn check(report: &Report, plan: &Plan) -> anyhow::Result<()> {
+    let problems = report.rows.iter().map(|row| problem(&row.head)).collect::<anyhow::Result<Vec<_>>>()?;
+    let ops: Vec<OpKind> = problems.iter().map(Problem::op).collect();
+    problems.iter().try_for_each(|problem| plan.check(&ops, problem.world()))
 }
 
 /// Simulates every row of `report`.
@@ -106,7 +113,7 @@ mod tests {
     use flux_core::DType;
 
     fn row(m: u32, measured: f64, simulated: f64, same_schedule: bool) -> Compared {
-        let problem = Problem::new(flux_core::OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, shapes::world(2).unwrap()).unwrap();
+        let problem = Problem::new(OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, shapes::world(2).unwrap()).unwrap();
         Compared { head: Head::new("gpt3", &problem), measured, simulated, kernel: true, same_schedule }
     }
 

@@ -9,7 +9,7 @@ pub use against::{Compared, compare};
 pub use row::{Simulation, schedules, table};
 
 use crate::out;
-use crate::plan::{ScheduleArgs, push};
+use crate::plan::{Plan, ScheduleArgs, push};
 use crate::shapes::{self, Model, parse_op};
 use crate::show;
 use anyhow::{Context, ensure};
@@ -46,9 +46,9 @@ pub struct Args {
     /// Print each row's schedule too
     #[arg(long, conflicts_with = "against")]
     pub schedules: bool,
-    /// Who pushes the shard of ag_gemm: auto, kernel or copy-engine
-    #[arg(long, value_parser = push, default_value = "auto", help_heading = "Plan")]
-    pub push: Push,
+    /// Who pushes the shard of ag_gemm: auto, kernel or copy-engine; auto where it is left out
+    #[arg(long, value_parser = push, help_heading = "Plan")]
+    pub push: Option<Push>,
     /// In place of the op's own
     #[command(flatten)]
     pub schedule: ScheduleArgs,
@@ -65,17 +65,22 @@ fn machine(word: &str) -> Result<Machine, String> {
 /// # Errors
 /// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such report or of another machine.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let pushes = match args.push {
+    let pushes = match args.push.unwrap_or_default() {
         Push::Auto => Pushes::AsByDefault,
         Push::Kernel => Pushes::Kernel,
         Push::CopyEngine => Pushes::CopyEngines,
     };
+    let plan = Plan { schedule: args.schedule, push: args.push, ..Plan::default() };
     if let Some(path) = &args.against {
-        let compared = compare(&show::read(path)?, args.schedule, pushes, &args.machine).with_context(|| path.display().to_string())?;
+        let report = show::read(path)?;
+        against::check(&report, &plan).with_context(|| path.display().to_string())?;
+        let compared = compare(&report, args.schedule, pushes, &args.machine).with_context(|| path.display().to_string())?;
         out::print(&against::table(&compared, &args.machine));
         return Ok(());
     }
-    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, DType::Bf16, shapes::world(args.tp)?)?;
+    let world = shapes::world(args.tp)?;
+    plan.check(&args.ops, world)?;
+    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, DType::Bf16, world)?;
     ensure!(!layers.is_empty(), "there is nothing to simulate");
     let simulated = |layer| Simulation::of_layer(layer, args.schedule, pushes, &args.machine);
     let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;

@@ -72,11 +72,18 @@ pub struct Args {
     defect: Defect,
 }
 
+/// What only GPUs have would change nothing on the host.
+fn check(args: &Args, on_gpus: bool) -> anyhow::Result<()> {
+    ensure!(on_gpus || args.ranks_per_gpu == 1, "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out");
+    Ok(())
+}
+
 /// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the ranks.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
         Ok(world) => {
-            let passed = launch::agree(args.tp, &world).and_then(|()| soak_rank(args, &world));
+            let checked = launch::agree(args.tp, &world).and_then(|()| check(args, machine::uses_gpus(args.transport)?));
+            let passed = checked.and_then(|()| soak_rank(args, &world));
             let passed = passed.unwrap_or_else(|error| end::give_up(world.rank(), &error));
             // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when another has failed.
             return Ok(passed || world.rank().get() > 0);
@@ -85,6 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
         Err(error) => return Err(error.into()),
     }
     let on_gpus = machine::uses_gpus(args.transport)?;
+    check(args, on_gpus)?;
     let tp = args.tp.unwrap_or(if on_gpus { machine::gpu_count() * args.ranks_per_gpu } else { 8 });
     if args.processes {
         return launch::again(tp, None);

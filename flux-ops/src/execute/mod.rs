@@ -189,7 +189,7 @@ mod tests {
     use half::bf16;
 
     fn connected() -> Vec<Communicator> {
-        let connect = |world| Communicator::connect_blocking(&world, Select::Host.into()).unwrap();
+        let connect = |world| Communicator::connect_blocking(&world, Select::Host).unwrap();
         std::thread::scope(|scope| {
             let ranks: Vec<_> = World::local(2).unwrap().into_iter().map(|world| scope.spawn(move || connect(world))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()

@@ -14,7 +14,9 @@ use crate::control::ranks;
 #[non_exhaustive]
 pub enum BootstrapError {
     /// The environment names no launcher.
-    #[error("no launcher's variables are set: start with `flux-bench launch --ranks N -- PROGRAM`, torchrun, srun or mpirun")]
+    #[error(
+        "no launcher's variables are set: start with `flux-bench launch --ranks N -- PROGRAM`, torchrun, srun or mpirun, or take World::local or World::builder"
+    )]
     NoLauncher,
     /// Some variables of a launcher's family are set and others are not.
     #[error("half a launcher: {} set, {} not set; set all or none of them", .set.join(", "), .missing.join(", "))]

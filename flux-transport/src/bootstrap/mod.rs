@@ -65,14 +65,20 @@ pub(crate) const START: Duration = Duration::from_mins(1);
 /// For one answer. A rank reads its answers at once; who does not is not waited for.
 const ANSWER: Duration = Duration::from_millis(100);
 
-/// This process's rank, from the variables of a launcher.
+/// This process's rank, from the variables of a launcher; the ranks may take so long to come.
 ///
 /// # Errors
 /// [`WorldError::NoLauncher`] where no launcher's variables are set, [`WorldError::Bootstrap`] for the rest.
-pub(crate) fn from_env() -> Result<World, WorldError> {
+pub(crate) fn from_env(deadline: Duration) -> Result<World, WorldError> {
     let environment = Environment::read()?;
-    let control = join(&environment, Instant::now() + START)?;
+    let control = join(&environment, start_by(deadline))?;
     Ok(World::launched(environment, control))
+}
+
+/// When ranks that may take so long have to be there.
+pub(crate) fn start_by(deadline: Duration) -> Instant {
+    // Longer waits are a mistake, and their ends could not be computed.
+    Instant::now() + deadline.min(Duration::from_hours(24))
 }
 
 /// Meets the other ranks of a launch: this rank's end of their control plane. Blocks until all are there.

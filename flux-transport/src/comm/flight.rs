@@ -12,7 +12,7 @@ pub(super) const KEPT: usize = 64;
 const NAME: usize = 16;
 
 /// What a caller calls a call: an op, and its extents.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Label {
     name: [u8; NAME],
     extents: [u32; 3],
@@ -25,6 +25,13 @@ impl Label {
         let length = name.len().min(NAME);
         kept[..length].copy_from_slice(&name.as_bytes()[..length]);
         Self { name: kept, extents }
+    }
+}
+
+/// In what holds one and is printed as a whole, its words too, not the bytes of them.
+impl fmt::Debug for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
     }
 }
 
@@ -196,6 +203,12 @@ mod tests {
             let [begun, noted] = [begun, noted].map(Duration::from_nanos);
             CallRecord { epoch: epoch.map(Epoch::new), label, state: STATES[state], begun, noted }
         })
+    }
+
+    #[test]
+    fn a_label_is_printed_in_words() {
+        let label = Label::new("ag_gemm", [8, 64, 32]);
+        assert_eq!(format!("{label:?}"), "\"ag_gemm 8x64x32\"");
     }
 
     proptest! {

@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn peers_are_told_when_the_fault_is_noted_and_before_any_wait_ends() {
         let worlds = World::local(1).unwrap();
-        let comm = Communicator::connect_blocking(&worlds[0], Select::Host.into()).unwrap();
+        let comm = Communicator::connect_blocking(&worlds[0], Select::Host).unwrap();
         let health = &comm.inner.health;
         let at = std::ptr::with_exposed_provenance_mut(usize::try_from(health.transport().view().fault + ABORT_OFFSET).unwrap());
         // SAFETY: the abort word of the communicator, which lives until the end and is only accessed as a whole.

@@ -28,7 +28,7 @@ pub use rebuild::Rebuild;
 
 use crate::control::{Answerer, Step, agree, agree_at, exchange_at};
 use crate::fault::reason;
-use crate::{Capabilities, Device, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use crate::{Capabilities, Device, Options, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use ear::Ear;
 use flight::Flight;
 use flux_core::layout::WorkspaceSize;
@@ -69,29 +69,25 @@ impl fmt::Debug for Inner {
 }
 
 impl Communicator {
-    /// Connects all ranks of `world`, which all do this at the same time.
+    /// Connects all ranks of `world`, which all do this at the same time, over a transport ([`Select`](crate::Select)) or with more [`Options`].
+    ///
+    /// # Cancellation
+    /// A future that is dropped stops nothing once it was polled: its thread goes on connecting, as long as the deadline lets it, and drops the communicator. Peers may then
+    /// be connected to a rank that makes no calls.
     ///
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
-    pub async fn connect(world: &World, select: Select) -> Result<Self, ConnectError> {
-        Self::connect_with(world, select.into()).await
-    }
-
-    /// As [`connect`](Self::connect), with options.
-    ///
-    /// # Errors
-    /// [`ConnectError`], on every rank if on one.
-    pub async fn connect_with(world: &World, options: Options) -> Result<Self, ConnectError> {
-        let world = world.share();
+    pub async fn connect(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
+        let (world, options) = (world.share(), options.into());
         connect::apart(world.rank(), move || connect::connect(&world, &options)).await
     }
 
-    /// As [`connect_with`](Self::connect_with), on this thread.
+    /// As [`connect`](Self::connect), on this thread.
     ///
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
-    pub fn connect_blocking(world: &World, options: Options) -> Result<Self, ConnectError> {
-        connect::connect(world, &options)
+    pub fn connect_blocking(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
+        connect::connect(world, &options.into())
     }
 
     fn new(world: &World, options: &Options, number: u32, transport: Box<dyn Transport>, explanation: String) -> Self {

@@ -35,7 +35,7 @@ impl Communicator {
     /// let worlds = World::local(3)?;
     /// std::thread::scope(|scope| {
     ///     let rank = |world: World| {
-    ///         let comm = Communicator::connect_blocking(&world, Select::Host.into())?;
+    ///         let comm = Communicator::connect_blocking(&world, Select::Host)?;
     ///         if comm.rank().get() == 1 {
     ///             comm.abort(42);
     ///         }
@@ -48,6 +48,9 @@ impl Communicator {
     /// })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Cancellation
+    /// As of [`connect`](Self::connect): a future that is dropped once it was polled leaves its thread to rebuild, which breaks this communicator, and to drop what it has made.
     ///
     /// # Errors
     /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A [`ControlError::Timeout`] names ranks that did not

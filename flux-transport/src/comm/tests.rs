@@ -2,7 +2,7 @@
 
 use super::fake::Fake;
 use super::*;
-use crate::Fault;
+use crate::{Fault, Select};
 use flux_core::layout::{ABORT_OFFSET, FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -15,7 +15,7 @@ fn word(address: u64) -> u32 {
 #[test]
 fn an_abort_while_the_workspace_grows_ends_the_waits_on_the_new_one() {
     let size = WorkspaceSize { half_bytes: 1 << 12, ..WorkspaceSize::default() };
-    let connect = |world: World| Communicator::connect_blocking(&world, Select::Host.into()).unwrap();
+    let connect = |world: World| Communicator::connect_blocking(&world, Select::Host).unwrap();
     std::thread::scope(|scope| {
         let [aborts, grows] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
         scope.spawn(move || {

@@ -75,7 +75,7 @@ mod tests {
         for world in World::local(2).unwrap() {
             let done = done.clone();
             std::thread::spawn(move || {
-                let comm = Communicator::connect_blocking(&world, Select::Host.into()).unwrap();
+                let comm = Communicator::connect_blocking(&world, Select::Host).unwrap();
                 let first = comm.rank().get() == 0;
                 let size = WorkspaceSize { half_bytes: 1 << 12, ..WorkspaceSize::default() };
                 if first {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn another_thread_has_its_turn_when_the_call_has_ended() {
-        let comm = Communicator::connect_blocking(&World::single(), Select::Host.into()).unwrap();
+        let comm = Communicator::connect_blocking(&World::single(), Select::Host).unwrap();
         let (done, wait) = channel();
         let call = comm.begin(Stream::Host).unwrap();
         let other = comm.clone();

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// A program to be started once per rank.
 ///
 /// ```
-/// use flux_core::WorldSize;
+/// use flux_transport::WorldSize;
 /// use flux_transport::launch::{Launcher, exit_code};
 /// let launcher = Launcher::new(WorldSize::new(2).unwrap(), "sh").args(["-c", "exit $FLUX_RANK"]);
 /// assert_eq!(exit_code(launcher.run()?), 1);

@@ -1,12 +1,12 @@
 //! A rank's place in a launch that no variable describes.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flux_core::{Rank, WorldSize};
 
 use super::{World, WorldError};
-use crate::bootstrap::{Environment, HostPlace, NetworkPlace, Place, START, Secret, join};
+use crate::bootstrap::{Environment, HostPlace, NetworkPlace, Place, START, Secret, join, start_by};
 
 /// Says who this process is; all ranks say the same but for their number. See [`World::builder`].
 #[derive(Clone, Debug)]
@@ -60,10 +60,8 @@ impl Builder {
         if rank.get() >= world.get() {
             return Err(WorldError::Rank { rank, world });
         }
-        // Longer waits are a mistake, and their ends could not be computed.
-        let deadline = Instant::now() + deadline.min(Duration::from_hours(24));
         let environment = Environment { rank, world, local_rank: local_rank.unwrap_or(0), place };
-        let control = join(&environment, deadline)?;
+        let control = join(&environment, start_by(deadline))?;
         let local_rank = local_rank.unwrap_or_else(|| {
             let hosts = control.hosts();
             // At most a world's size.

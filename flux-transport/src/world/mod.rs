@@ -9,11 +9,12 @@ mod error;
 pub use builder::Builder;
 pub use error::WorldError;
 
-use crate::bootstrap::Environment;
+use crate::bootstrap::{Environment, START};
 use crate::control::{ControlPlane, Hosts, Launch, LocalControl, local_planes};
 use flux_core::{Rank, WorldSize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// One rank's view of a launch.
 #[derive(Debug)]
@@ -34,20 +35,29 @@ pub(crate) struct Membership {
 
 impl World {
     /// The rank that a launcher has made this process: flux's own, torchrun, Open MPI, MPICH or Slurm. [`Environment`](crate::bootstrap::Environment)
-    /// says which variables count, and how ranks on several hosts meet. Waits for the other ranks, for a minute at most.
+    /// says which variables count, and how ranks on several hosts meet. Waits for the other ranks, for a minute at most, and blocks its thread meanwhile: asynchronous programs
+    /// call it on one that may block (`spawn_blocking`).
     ///
     /// # Errors
     /// [`WorldError::NoLauncher`] where there is no launcher; others name the variable, or the ranks that did not come.
     pub fn from_env() -> Result<Self, WorldError> {
-        crate::bootstrap::from_env()
+        Self::from_env_with(START)
+    }
+
+    /// As [`from_env`](Self::from_env), for ranks that may take so long to come one after another, as where each loads a model first. All ranks give the same. A [`Rebuild::Whole`](crate::Rebuild)
+    /// waits for replacements for a minute, or for [`Options::deadline`](crate::Options) where that is longer.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_env_with(deadline: Duration) -> Result<Self, WorldError> {
+        crate::bootstrap::from_env(deadline)
     }
 
     /// Rank `rank` of `world`, where no launcher's variables say so.
     ///
     /// ```
-    /// use flux_core::{Rank, WorldSize};
-    /// use flux_transport::World;
     /// use flux_transport::bootstrap::Secret;
+    /// use flux_transport::{Rank, World, WorldSize};
     /// let world = WorldSize::new(2).unwrap();
     /// let secret = Secret::new(*b"32 bytes that nobody can guess..")?;
     /// # let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();

@@ -19,7 +19,7 @@ fn a_rank_leaves_while_its_peers_stay() {
 #[test]
 fn one_rank() {
     let Some(world) = processes::world() else { return };
-    let connect = || Communicator::connect_blocking(&world, Select::Nccl.into()).unwrap();
+    let connect = || Communicator::connect_blocking(&world, Select::Nccl).unwrap();
     // The first is kept by rank 1; the second is dropped by both, beside what NCCL still does of the first.
     let (first, second) = (connect(), connect());
     if world.rank().get() == 0 {
