@@ -3,7 +3,7 @@
 //! Invariant: both depend on the problem and on what all ranks know of the transport alone, so all ranks choose the same. Times are estimates for an H200: only the
 //! choice depends on them.
 
-use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, TILES};
+use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, THIN_ROWS, TILES, thin};
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, slot_bytes};
@@ -77,7 +77,11 @@ impl<'a> Call<'a> {
     /// The fastest schedule of this sending, and the nanoseconds that it takes.
     fn fastest(problem: &'a Problem, channels: &Channels, sending: Sending, peers: u32) -> (u64, Schedule) {
         let own = Schedule::shard_by_shard(problem);
-        let tiles = if own.stack { vec![(own.tile, 100)] } else { TILES.to_vec() };
+        let tiles = match own.stack {
+            true if problem.m_shard() <= THIN_ROWS => vec![(thin(problem), 100)],
+            true => vec![(own.tile, 100)],
+            false => TILES.to_vec(),
+        };
         let counts = if channels.network { NETWORK_CHUNKS.as_slice() } else { &CHUNKS };
         let ways = tiles.into_iter().flat_map(|tile| counts.iter().map(move |&chunks| (tile, chunks)));
         let ways = ways.map(|(tile, chunks)| {

@@ -109,8 +109,9 @@ impl CudaExecutor {
             return Err(BuildError::Workers { value, max: sms, place: Location::Cuda(ordinal) });
         }
         let workers = with_a_tile(&program, hands.workers.unwrap_or(sms));
-        // What is stored for messages goes to this device's memory, and with several ranks in a node most does not.
-        let spread = if rounds.is_some() && !program.nodes.are_mixed() { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT) };
+        // What is stored for messages, and for the way through the host, goes to this device's memory; with several ranks in a node most does not.
+        let local = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
+        let spread = if local { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT) };
         let pace = pace(&program, workers, spread);
         let push_by_kernel = match hands.push {
             _ if rounds.is_some() || route.is_some() => false,

@@ -7,7 +7,9 @@ use super::{ROW_GROUP, Schedule, WORKERS};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 
-/// Tiles for at most 64 rows, as [`TILES`]: small ones read `x` more often (results/tuning/slim-tiles.txt).
+/// Rows of thin tiles.
+pub(in crate::program) const THIN_ROWS: u32 = 64;
+/// Tiles for at most so many rows, as [`TILES`]: small ones read `x` more often (results/tuning/slim-tiles.txt).
 const THIN: [(TileShape, u64); 5] = [
     (TileShape::new(64, 256, 64), 100),
     (TileShape::new(64, 192, 64), 100),
@@ -17,6 +19,9 @@ const THIN: [(TileShape, u64); 5] = [
 ];
 /// Tiles besides [`TILES`] for at most 128 rows: more SMs read `w`. With more rows they read `x` too often.
 const SLIM: [(TileShape, u64); 2] = [(TileShape::new(128, 96, 64), 102), (TileShape::new(128, 64, 64), 105)];
+/// What a wave of thin tiles takes besides, in columns of them: 112 tiles of 64x256 take 104 us over NCCL, 224 of 64x128 126 us, and 448 of 64x64 168 us
+/// (results/tuning/short-calls.txt).
+const WAVE: u64 = 48;
 /// What it costs to share a tile, in elements along k: what the others have summed is written, announced, fetched and added. For GEMM-ReduceScatter of GPT-3 at
 /// m = 128, 64 tiles of 128x192 in two parts take 14 % more time than 96 of 128x128 with k = 6144 (results/tuning/few-rows-tp8.txt), and less with 24576; for
 /// AllGather-GEMM at m = 256 with 12288, 14 % less.
@@ -28,6 +33,13 @@ const MOST_SPLITS: u64 = 3;
 fn ways_to_split(problem: &Problem, tiles: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
     let (k, most) = (u64::from(problem.k_local()), (u64::from(WORKERS) / tiles).clamp(1, MOST_SPLITS));
     (1..=most).map(move |splits| (splits, k / splits + if splits > 1 { SHARED } else { 0 }))
+}
+
+/// The tile of shards of at most 64 rows, each of which is worked on by itself.
+pub(in crate::program) fn thin(problem: &Problem) -> TileShape {
+    let tiles = |tile| u64::from(problem.world().get()) * TileGrid::of_shard(problem, tile).tiles();
+    let time = |&tile: &TileShape| waves(tiles(tile)) * (u64::from(tile.n) + WAVE);
+    THIN.map(|(tile, _)| tile).into_iter().min_by_key(time).unwrap_or(THIN[0].0)
 }
 
 impl Schedule {
@@ -66,7 +78,7 @@ impl Schedule {
 mod tests {
     use super::super::Schedule;
     use super::super::tests::{chosen, simulated_with};
-    use crate::OpKind;
+    use crate::{DType, OpKind, Problem, WorldSize};
 
     /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
     #[test]
@@ -81,6 +93,20 @@ mod tests {
         assert_eq!(chosen(ag, 128, 28672, 8192), (128, 128, 1, true), "112 small ones rather than halves of 56 large ones");
         assert_eq!(chosen(rs, 256, 12288, 49152), (128, 192, 1, true), "one pass over w");
         assert!(!chosen(rs, 512, 12288, 49152).3 && !chosen(rs, 512, 8192, 28672).3 && !chosen(ag, 256, 49152, 12288).3);
+    }
+
+    /// What ran fastest on 2 H200 over NCCL, or within 5 % of it (results/tuning/short-calls.txt).
+    #[test]
+    fn few_rows_that_are_not_stacked_have_few_waves() {
+        let tile = |op, m, n, k| {
+            let problem = Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(2).expect("two ranks")).expect("a problem");
+            super::thin(&problem).n
+        };
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        for m in [64, 128] {
+            assert_eq!([tile(ag, m, 28672, 8192), tile(ag, m, 49152, 12288)], [256, 192], "112 tiles, and 256");
+            assert_eq!([tile(rs, m, 8192, 28672), tile(rs, m, 12288, 49152)], [128, 192], "128 each");
+        }
     }
 
     /// Where tiles are few and long, idle workers cost more than adding parts.
