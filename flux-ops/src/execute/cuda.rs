@@ -111,7 +111,7 @@ impl CudaExecutor {
         let workers = with_a_tile(&program, hands.workers.unwrap_or(sms));
         // What is stored for messages, and for the way through the host, goes to this device's memory; with several ranks in a node most does not.
         let local = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
-        let spread = if local { 0 } else { hands.spread.unwrap_or(SPREAD_PERCENT) };
+        let spread = hands.spread.unwrap_or(if local { 0 } else { SPREAD_PERCENT });
         let pace = pace(&program, workers, spread);
         let push_by_kernel = match hands.push {
             _ if rounds.is_some() || route.is_some() => false,
