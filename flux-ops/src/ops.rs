@@ -58,8 +58,9 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// How much of the time that there is the kernel spreads its traffic over, in percent, in place of 40, or of 0 where all is stored on the rank's own device (`nccl`, `pcie`): 0 sends everything as soon as it is
-    /// there, and at 100 a wave's partial tiles are on their way until the next is finished; more is refused. The result is the same.
+    /// How much of the time that there is the kernel spreads its traffic over, in percent, in place of 40, or of 0 where all is stored on the rank's own device
+    /// (`nccl`, `pcie`): 0 sends everything as soon as it is there, and at 100 a wave's partial tiles are on their way until the next is finished; more is refused.
+    /// The result is the same.
     pub fn spread(mut self, percent: u32) -> Self {
         self.request.hands.spread = Some(percent);
         self
