@@ -26,7 +26,7 @@ pub use flight::{CallRecord, CallState, Label};
 pub(crate) use nodes::{dealt, grouped};
 pub use rebuild::Rebuild;
 
-use crate::control::{Answerer, Step, agree, agree_at, exchange_at};
+use crate::control::{Answerer, Step, agree, agree_at};
 use crate::fault::reason;
 use crate::{Capabilities, Device, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use ear::Ear;
@@ -54,8 +54,7 @@ struct Inner {
     health: Arc<Health>,
     flight: Arc<Flight>,
     failure: OnceLock<Failure>,
-    /// Which of the world's communicators it is.
-    number: u32,
+    /// A handle of this communicator.
     world: World,
     options: Options,
     turns: Turns,
@@ -83,7 +82,7 @@ impl Communicator {
     /// [`ConnectError`], on every rank if on one.
     pub async fn connect_with(world: &World, options: Options) -> Result<Self, ConnectError> {
         let world = world.share();
-        connect::apart(world.rank(), move || connect::connect(&world, &options)).await
+        connect::apart(world.rank(), move || connect::connect(&world, &options, None)).await
     }
 
     /// As [`connect_with`](Self::connect_with), on this thread.
@@ -91,10 +90,11 @@ impl Communicator {
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
     pub fn connect_blocking(world: &World, options: Options) -> Result<Self, ConnectError> {
-        connect::connect(world, &options)
+        connect::connect(world, &options, None)
     }
 
-    fn new(world: &World, options: &Options, number: u32, transport: Box<dyn Transport>, explanation: String) -> Self {
+    fn new(world: &World, options: &Options, transport: Box<dyn Transport>, explanation: String) -> Self {
+        let number = world.communicator();
         let health = Arc::new(Health::new(world.rank(), number, transport));
         let flight = Arc::new(Flight::new());
         let answerer: Arc<Answerer> = {
@@ -106,7 +106,7 @@ impl Communicator {
         let world = world.share();
         let options = *options;
         let (turns, failure) = (Turns::default(), OnceLock::new());
-        let inner = Inner { _ear: ear, _answerer: answerer, health, flight, failure, number, world, options, turns, explanation };
+        let inner = Inner { _ear: ear, _answerer: answerer, health, flight, failure, world, options, turns, explanation };
         Self { inner: Arc::new(inner) }
     }
 
@@ -170,9 +170,9 @@ impl Communicator {
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
         let turn = self.turn();
         let transport = self.inner.health.transport();
-        let control = self.inner.world.control();
+        let steps = self.inner.world.steps();
         let able = turn.and_then(|turn| self.inner.health.status().map(|()| turn).map_err(|fault| TransportError::Broken { fault }));
-        let answers = agree_at(control, Step::Reserve, &able.as_ref().map(|_| encode(size)), self.until());
+        let answers = agree_at(steps, Step::Reserve, &able.as_ref().map(|_| encode(size)), self.until());
         // Peers that wait for this rank know now, so there is time to ask them.
         let _turn = able.map_err(|error| self.working().err().unwrap_or(error))?;
         let sizes: Vec<WorkspaceSize> = answers?.iter().map(|answer| decode(answer)).collect();
@@ -186,12 +186,12 @@ impl Communicator {
             return Ok(());
         }
         let drained = transport.drain();
-        let answers = agree(control, &drained.as_ref().map(|()| []), self.until());
+        let answers = agree(steps, &drained.as_ref().map(|()| []), self.until());
         drained?;
         answers?;
         // A fault of theirs stays. What told of another op is gone with the old workspace.
         let _ = self.inner.health.status();
-        let reserved = transport.reserve(grown, control, self.until());
+        let reserved = transport.reserve(grown, steps, self.until());
         self.inner.health.carry_over();
         if let Err(TransportError::Control(_)) = reserved {
             // Some ranks may have the new workspace and some the old one.
@@ -247,7 +247,7 @@ impl Communicator {
     /// # Errors
     /// As [`exchange`](Self::exchange).
     pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
-        Ok(exchange_at(self.inner.world.control(), step, payload, self.until())?)
+        Ok(self.inner.world.steps().exchange_at(step, payload, self.until())?)
     }
 
     /// Whether a fault is known, without a word to anybody; [`status`](Self::status) asks.

@@ -43,10 +43,10 @@ impl Communicator {
 
     /// The failure behind the first fault; the first to come here asks the peers, and tells them who was given up.
     pub(super) fn gathered(&self, fault: Fault) -> &Failure {
-        let Inner { health, world, number, failure, .. } = &*self.inner;
+        let Inner { health, world, failure, .. } = &*self.inner;
         failure.get_or_init(|| {
-            let control = world.control();
-            let answers = control.ask(*number, Instant::now() + GATHER);
+            let (control, number) = (world.control(), world.communicator());
+            let answers = control.ask(number, Instant::now() + GATHER);
             let ranks: Vec<RankReport> = world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
             let Some(record) = health.own_record() else {
                 if let Some(what) = health.said() {
@@ -59,7 +59,7 @@ impl Communicator {
             let late = late_ranks(&record, &ranks, Verdicts { spoke, given_up: health.given_up() });
             if !late.is_empty() || record.code == fault::DISAGREED {
                 health.exclude(late.iter().copied());
-                control.give_up(&GaveUp { communicator: *number, late: mask_of(late.iter().copied()), record });
+                control.give_up(&GaveUp { communicator: number, late: mask_of(late.iter().copied()), record });
             }
             Failure { fault: Fault::from_record(&record, late), ranks }
         })

@@ -15,8 +15,7 @@ pub use hosts::Hosts;
 pub use inquiry::{Answer, Answerer, GaveUp};
 pub(crate) use inquiry::{mask_of, ranks_of};
 pub(crate) use local::LocalControl;
-pub use step::Step;
-pub(crate) use step::exchange_at;
+pub use step::{Collective, Step};
 pub(crate) use steps::Steps;
 
 use flux_core::{Rank, WorldSize};
@@ -57,6 +56,15 @@ pub enum Notice {
     },
 }
 
+/// What a rank gave in an exchange with descriptors.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// Its bytes.
+    pub payload: Vec<u8>,
+    /// Duplicates of its descriptors.
+    pub fds: Vec<OwnedFd>,
+}
+
 /// Is told of notices; called on whatever thread learns of them, so it does not block.
 pub type Watcher = dyn Fn(Notice) + Send + Sync;
 
@@ -80,9 +88,14 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
 
-    /// Gives every peer on this rank's [host](Self::hosts) duplicates of the same descriptors, and returns what each peer gave, by rank; nothing at this rank's
-    /// own index, and from other hosts. All ranks take this step together.
-    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError>;
+    /// As [`exchange`](Self::exchange), and gives every peer on this rank's [host](Self::hosts) duplicates of the same descriptors; with what each rank gave come those
+    /// of each peer, none at this rank's own index, and from other hosts.
+    fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError>;
+
+    /// As [`exchange_with_fds`](Self::exchange_with_fds), of descriptors alone.
+    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+        Ok(self.exchange_with_fds(&[], fds, deadline)?.into_iter().map(|given| given.fds).collect())
+    }
 
     /// Returns when every rank has come here.
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError>;

@@ -1,0 +1,83 @@
+//! Several communicators of one world: none takes another's words for its own.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod common;
+
+use common::{each_rank, options};
+use flux_core::layout::WorkspaceSize;
+use flux_core::{Rank, WorldSize};
+use flux_transport::{Communicator, ConnectError, Rebuild, TransportError, World};
+use std::os::unix::fs::PermissionsExt;
+
+/// A step of a communicator.
+type Take<'t> = &'t dyn Fn(&Communicator) -> Result<(), TransportError>;
+
+const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 4096, signals: 8, counters: 2 };
+
+fn connect(world: &World) -> Communicator {
+    Communicator::connect_blocking(world, options(SIZE)).unwrap()
+}
+
+/// Runs `work` on two ranks, as threads and as processes meet.
+fn two_ranks(work: impl Fn(World) + Sync) {
+    each_rank(2, &work);
+    let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (work, path) = (&work, directory.path());
+            scope.spawn(move || work(World::builder(Rank::new(rank), WorldSize::new(2).unwrap()).on_host(path).unwrap()));
+        }
+    });
+}
+
+/// This rank's order of two communicators, the other rank's being another.
+fn in_its_order<'a>(world: &World, [a, b]: [&'a Communicator; 2]) -> [&'a Communicator; 2] {
+    if world.rank().get() == 0 { [a, b] } else { [b, a] }
+}
+
+#[test]
+fn steps_in_different_orders_are_refused_on_every_rank_which_are_then_still_in_step() {
+    two_ranks(|world| {
+        let (a, b) = (connect(&world), connect(&world));
+        let grown = WorkspaceSize { signals: 16, ..SIZE };
+        let steps: [(&str, Take<'_>); 3] = [
+            ("exchange", &|comm| comm.exchange(b"same").map(drop)),
+            ("barrier", &Communicator::barrier),
+            ("growing the workspace", &|comm| comm.reserve(grown)),
+        ];
+        for (step, take) in steps {
+            for comm in in_its_order(&world, [&a, &b]) {
+                let text = take(comm).unwrap_err().to_string();
+                let is_at = |number| format!("is at: {step} (communicator {number})");
+                assert!(text.contains(&is_at(0)) && text.contains(&is_at(1)) && text.ends_with("in one order"), "{text}");
+            }
+        }
+        for comm in [&a, &b] {
+            assert_eq!((comm.status(), comm.workspace_size()), (Ok(()), SIZE));
+            comm.reserve(grown).unwrap();
+        }
+        assert_eq!(a.exchange(b"a").unwrap(), [b"a"; 2]);
+        assert_eq!(connect(&world).exchange(b"c").unwrap(), [b"c"; 2]);
+    });
+}
+
+#[test]
+fn communicators_that_ranks_rebuild_in_different_orders_are_refused_and_can_be_rebuilt_in_one() {
+    two_ranks(|world| {
+        let (a, b) = (connect(&world), connect(&world));
+        for comm in in_its_order(&world, [&a, &b]) {
+            match comm.rebuild_blocking(Rebuild::Survivors).unwrap_err() {
+                ConnectError::Disagreement { values, .. } => {
+                    let rebuilt = ["rank 0: rebuild of communicator", "rank 1: rebuild of communicator"];
+                    assert!(rebuilt.iter().all(|rank| values.contains(rank)), "{values}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+        for comm in [&a, &b] {
+            let new = comm.rebuild_blocking(Rebuild::Survivors).unwrap();
+            assert_eq!(new.exchange(b"new").unwrap(), [b"new"; 2]);
+        }
+    });
+}
