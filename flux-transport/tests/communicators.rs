@@ -7,8 +7,9 @@ mod common;
 use common::{each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
-use flux_transport::{Communicator, ConnectError, Rebuild, TransportError, World};
+use flux_transport::{Communicator, ConnectError, Fault, Rebuild, TransportError, World};
 use std::os::unix::fs::PermissionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// A step of a communicator.
 type Take<'t> = &'t dyn Fn(&Communicator) -> Result<(), TransportError>;
@@ -78,6 +79,43 @@ fn communicators_that_ranks_rebuild_in_different_orders_are_refused_and_can_be_r
         for comm in [&a, &b] {
             let new = comm.rebuild_blocking(Rebuild::Survivors).unwrap();
             assert_eq!(new.exchange(b"new").unwrap(), [b"new"; 2]);
+        }
+    });
+}
+
+#[test]
+fn an_abort_and_a_rebuild_break_their_own_communicator_alone_on_every_rank() {
+    two_ranks(|world| {
+        let (aborted, rebuilt, other) = (connect(&world), connect(&world), connect(&world));
+        if world.rank().get() == 0 {
+            aborted.abort(7);
+        }
+        // What rank 0 said has come before its part of a step.
+        other.barrier().unwrap();
+        assert!(matches!(aborted.status(), Err(Fault::Aborted { rank, reason: 7, .. }) if rank.get() == 0));
+        assert_eq!(other.status(), Ok(()));
+        let new = rebuilt.rebuild_blocking(Rebuild::Survivors).unwrap();
+        other.barrier().unwrap();
+        assert_eq!([&new, &other].map(Communicator::status), [Ok(()), Ok(())]);
+        assert!(rebuilt.status().is_err());
+    });
+}
+
+#[test]
+fn a_panic_of_a_rank_breaks_all_of_its_communicators_at_the_others() {
+    two_ranks(|world| {
+        let (panics, other) = (connect(&world), connect(&world));
+        if world.rank().get() == 0 {
+            let panic = catch_unwind(AssertUnwindSafe(|| {
+                let _dropped = panics;
+                resume_unwind(Box::new("a rank's panic"));
+            }));
+            assert!(panic.is_err());
+            other.barrier().unwrap();
+        } else {
+            other.barrier().unwrap();
+            let lost = |comm: &Communicator| matches!(comm.status(), Err(Fault::PeerLost { rank, .. }) if rank.get() == 0);
+            assert_eq!([&panics, &other].map(lost), [true, true]);
         }
     });
 }

@@ -218,8 +218,8 @@ impl ControlPlane for ProcessControl {
         }
     }
 
-    fn abort_peers(&self, reason: u32) {
-        self.part(Kind::Abort, &reason.to_le_bytes());
+    fn abort_peers(&self, communicator: u32, reason: u32) {
+        self.part(Kind::Abort, &[communicator, reason].map(u32::to_le_bytes).concat());
     }
 
     fn give_up(&self, what: &GaveUp) {

@@ -265,10 +265,16 @@ impl Communicator {
         self.inner.health.transport().drain()
     }
 
-    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks, and so are the peers' other
-    /// communicators of the same world. A `reason` of 0 counts as 1.
+    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks. Others of the same world go on. A `reason`
+    /// of 0 counts as 1.
     pub fn abort(&self, reason: u32) {
-        self.inner.health.give_up(reason, || self.inner.world.control().abort_peers(reason.max(1)));
+        self.inner.health.give_up(reason, || self.abort_peers(reason.max(1)));
+    }
+
+    /// Has the peers give this communicator up.
+    fn abort_peers(&self, reason: u32) {
+        let world = &self.inner.world;
+        world.control().abort_peers(world.communicator(), reason);
     }
 
     /// This thread's turn, when other threads' calls have ended.
@@ -286,7 +292,7 @@ impl Drop for Inner {
         let Self { health, world, .. } = self;
         if std::thread::panicking() {
             // the world may outlive the panic, in a thread that joins this one
-            world.control().abort_peers(reason::PANICKED);
+            world.control().abort_peers(world.communicator(), reason::PANICKED);
         }
         // Peers need no barrier: they share the memory that they write to, so it outlives their last write.
         if let Err(error) = health.transport().drain() {

@@ -31,7 +31,7 @@ fn an_abort_while_the_workspace_grows_ends_the_waits_on_the_new_one() {
         let steps = world.steps();
         // The steps of `reserve`, so that the peer, which has found nothing wrong, cannot have grown when it hears of the abort.
         agree_at(steps, Step::Reserve, &Ok::<_, TransportError>(encode(size)), comm.until()).unwrap();
-        world.control().abort_peers(7);
+        comm.abort_peers(7);
         agree(steps, &Ok::<_, TransportError>([]), comm.until()).unwrap();
         transport.reserve(size, steps, comm.until()).unwrap();
         comm.barrier().unwrap();

@@ -231,8 +231,8 @@ impl ControlPlane for LocalControl {
         self.leave(Presence::Left);
     }
 
-    fn abort_peers(&self, reason: u32) {
-        self.notify(Notice::Aborted { by: self.rank, reason });
+    fn abort_peers(&self, communicator: u32, reason: u32) {
+        self.notify(Notice::Aborted { by: self.rank, communicator, reason });
     }
 
     fn give_up(&self, what: &GaveUp) {

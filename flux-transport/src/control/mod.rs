@@ -40,10 +40,12 @@ pub enum Launch {
 pub enum Notice {
     /// The peer's end is gone, and it had not said goodbye.
     Lost(Rank),
-    /// The peer asks everybody to give up what they wait for.
+    /// The peer asks everybody to give up what they wait for in a communicator.
     Aborted {
         /// The peer.
         by: Rank,
+        /// Which, as [`GaveUp::communicator`] counts.
+        communicator: u32,
         /// Its reason, not 0.
         reason: u32,
     },
@@ -106,8 +108,8 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Says that this rank is leaving, so that its absence is no loss. It takes no further steps.
     fn goodbye(&self);
 
-    /// Asks the peers to give up what they wait for; does not wait. `reason` is not 0.
-    fn abort_peers(&self, reason: u32);
+    /// Asks the peers to give up what they wait for in a communicator; does not wait. `reason` is not 0.
+    fn abort_peers(&self, communicator: u32, reason: u32);
 
     /// Tells the peers of a wait that passed its deadline; does not wait.
     fn give_up(&self, what: &GaveUp);
