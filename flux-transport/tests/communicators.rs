@@ -7,9 +7,12 @@ mod common;
 use common::{each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
-use flux_transport::{Communicator, ConnectError, Fault, Rebuild, TransportError, World};
+use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Rebuild, TransportError, World};
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// A step of a communicator.
 type Take<'t> = &'t dyn Fn(&Communicator) -> Result<(), TransportError>;
@@ -98,6 +101,28 @@ fn an_abort_and_a_rebuild_break_their_own_communicator_alone_on_every_rank() {
         other.barrier().unwrap();
         assert_eq!([&new, &other].map(Communicator::status), [Ok(()), Ok(())]);
         assert!(rebuilt.status().is_err());
+    });
+}
+
+#[test]
+fn a_failed_step_is_no_fault_and_says_what_helps() {
+    let (tell, is_told) = channel();
+    let is_told = Mutex::new(is_told);
+    each_rank(2, |world| {
+        let patient = connect(&world);
+        let hasty = Communicator::connect_blocking(&world, Options { deadline: Duration::from_secs(1), ..options(SIZE) }).unwrap();
+        if world.rank().get() == 0 {
+            assert!(matches!(hasty.barrier(), Err(TransportError::Control(ControlError::Timeout { .. }))));
+            for comm in [&hasty, &patient] {
+                let text = comm.barrier().unwrap_err().to_string();
+                assert!(text.contains("in all communicators of the world: rebuild them on every rank"), "{text}");
+                assert_eq!(comm.status(), Ok(()));
+            }
+            tell.send(()).unwrap();
+        } else {
+            is_told.lock().unwrap().recv_timeout(Duration::from_secs(20)).unwrap();
+        }
+        patient.rebuild_blocking(Rebuild::Survivors).unwrap().barrier().unwrap();
     });
 }
 

@@ -16,7 +16,8 @@ impl Communicator {
     }
 
     /// Whether the communicator still works, as far as is known, all that peers have said included. Waits for no device and no call: one under
-    /// way may yet fail. Where it finds the first fault it asks the peers what they do, for at most 0.2 s, and tells them.
+    /// way may yet fail. A collective step that failed, as a build or a barrier, is no fault by itself: calls go on, and what says so is the next step, which
+    /// is refused where the ranks are out of step, until they rebuild. Where it finds the first fault it asks the peers what they do, for at most 0.2 s, and tells them.
     ///
     /// # Errors
     /// The first fault. It stays, and no result of a call that had not finished before can be used; see [`rebuild`](Self::rebuild).
