@@ -42,6 +42,10 @@ use turn::{Turn, Turns};
 /// One rank's membership of a group that computes together. Clones are the same membership.
 ///
 /// Calls are ordered, whatever streams they come on; who wants two at once makes two communicators.
+///
+/// Collective steps are those that all ranks take together on the host: to connect, to build an op, [`reserve`](Self::reserve), [`exchange`](Self::exchange),
+/// [`barrier`](Self::barrier) and [`rebuild`](Self::rebuild). Every rank takes those of all communicators of a world in one order. Where threads of a rank have a
+/// communicator each, they take turns in that order; ranks that do not keep to it are told which communicator each is at, and what they were at fails on all of them.
 #[derive(Clone, Debug)]
 pub struct Communicator {
     inner: Arc<Inner>,
