@@ -47,7 +47,7 @@ mod world;
 pub use comm::{Call, CallRecord, CallState, Communicator, ConnectError, Doing, Failure, Label, RankReport, Rebuild};
 pub use control::{ControlError, ControlPlane, Hosts, Launch};
 pub use device::{Device, Stream};
-pub use fault::{Fault, Wait};
+pub use fault::{Fault, Wait, reason};
 pub use options::{Options, ParseSelectError, Select};
 pub use transport::{Capabilities, Carry, Exchange, Mover, MoverJob, Source, Transport, TransportError, TransportKind, WorkspaceView};
 pub use world::{Builder, World, WorldError};

@@ -7,7 +7,7 @@ mod common;
 use common::{each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
-use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Rebuild, TransportError, World};
+use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Rebuild, TransportError, World, reason};
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -123,6 +123,22 @@ fn a_failed_step_is_no_fault_and_says_what_helps() {
             is_told.lock().unwrap().recv_timeout(Duration::from_secs(20)).unwrap();
         }
         patient.rebuild_blocking(Rebuild::Survivors).unwrap().barrier().unwrap();
+    });
+}
+
+#[test]
+fn reasons_that_are_no_callers_are_not_taken_from_one() {
+    each_rank(2, |world| {
+        for asked in [0, reason::RESERVED, reason::PANICKED, u32::MAX, reason::RESERVED - 1] {
+            let (aborted, other) = (connect(&world), connect(&world));
+            if world.rank().get() == 0 {
+                aborted.abort(asked);
+            }
+            other.barrier().unwrap();
+            let expected = if asked == reason::RESERVED - 1 { asked } else { 1 };
+            assert!(matches!(aborted.status(), Err(Fault::Aborted { reason, .. }) if reason == expected), "{:?}", aborted.status());
+            assert_eq!(other.status(), Ok(()));
+        }
     });
 }
 

@@ -199,7 +199,7 @@ impl Communicator {
         self.inner.health.carry_over();
         if let Err(TransportError::Control(_)) = reserved {
             // Some ranks may have the new workspace and some the old one.
-            self.abort(reason::OUT_OF_STEP);
+            self.give_up(reason::OUT_OF_STEP);
         }
         reserved
     }
@@ -270,9 +270,14 @@ impl Communicator {
     }
 
     /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks. Others of the same world go on. A `reason`
-    /// of 0 counts as 1.
+    /// of 0, or from [`reason::RESERVED`] on, counts as 1.
     pub fn abort(&self, reason: u32) {
-        self.inner.health.give_up(reason, || self.abort_peers(reason.max(1)));
+        self.give_up(if (1..reason::RESERVED).contains(&reason) { reason } else { 1 });
+    }
+
+    /// As [`abort`](Self::abort), for any reason but 0.
+    fn give_up(&self, reason: u32) {
+        self.inner.health.give_up(reason, || self.abort_peers(reason));
     }
 
     /// Has the peers give this communicator up.

@@ -79,7 +79,7 @@ impl Communicator {
         let inner = &self.inner;
         inner.turns.free_of_this_thread()?;
         if self.status().is_ok() {
-            self.abort(reason::REBUILT);
+            self.give_up(reason::REBUILT);
         }
         let _turn = self.turn()?;
         if let Err(error) = inner.health.transport().drain() {
