@@ -62,15 +62,41 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
             ("growing the workspace", &|| comm.reserve(comm.workspace_size()).unwrap_err().to_string()),
         ];
         for (step, other) in others {
-            if builds {
-                assert_eq!(build(), format!("while building ag_gemm 16x16x16: rank 1: it is at: {step}, this rank is at: building an op"));
+            // What is being connected is the next communicator.
+            let (step, built) = (format!("{step} (communicator {})", u32::from(step == "connecting")), "building an op (communicator 0)");
+            let (text, expected) = if builds {
+                (build(), format!("while building ag_gemm 16x16x16: rank 1: it is at: {step}, this rank is at: {built};"))
             } else {
-                assert_eq!(other(), format!("rank 0: it is at: building an op, this rank is at: {step}"));
-            }
+                (other(), format!("rank 0: it is at: {built}, this rank is at: {step};"))
+            };
+            assert!(text.starts_with(&expected) && text.ends_with("in one order"), "{text}");
         }
         // They are still in step.
         let op = AnyOp::of(&case, Plan::default(), node);
         case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), "after steps of different kinds");
+    });
+}
+
+#[test]
+fn ops_of_two_communicators_built_in_different_orders_are_refused_on_every_rank() {
+    let case = Case::<bf16>::new(OPS[1], [16, 16, 16], 2, Values::Integers, 5);
+    let expected = case.expected_on(MACHINE);
+    MACHINE.run(2, suite::defaults, |node| {
+        let second = Communicator::connect_blocking(&node.comm.world(), Select::Host).unwrap();
+        let build = |comm: &Communicator| AnyOp::<bf16>::build(OPS[1], [16, 16, 16], Plan::default(), comm);
+        let mut both = [&node.comm, &second];
+        if node.rank.get() == 1 {
+            both.reverse();
+        }
+        for comm in both {
+            let text = build(comm).unwrap_err().to_string();
+            let is_at = |number| format!("is at: building an op (communicator {number})");
+            assert!(text.contains(&is_at(0)) && text.contains(&is_at(1)), "{text}");
+        }
+        // They are still in step.
+        for op in [&node.comm, &second].map(|comm| build(comm).unwrap()) {
+            case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), "after builds in different orders");
+        }
     });
 }
 

@@ -69,31 +69,33 @@ pub enum Fault {
     Aborted {
         /// The rank that asked for it.
         rank: Rank,
-        /// Its reason.
+        /// Its reason: one of [`reason`], or the caller's.
         reason: u32,
     },
 }
 
-/// Reasons of aborts that nobody asked for.
-pub(crate) mod reason {
+/// Reasons of aborts that nobody asked for, in [`Fault::Aborted`]. Other ones are those that callers have given to [`Communicator::abort`](crate::Communicator::abort).
+pub mod reason {
+    /// The first that is no caller's.
+    pub const RESERVED: u32 = 0xffff_0000;
     /// A peer is gone.
-    pub(crate) const PEER_LOST: u32 = 0xffff_0001;
+    pub const PEER_LOST: u32 = 0xffff_0001;
     /// The rank's thread panicked.
-    pub(crate) const PANICKED: u32 = 0xffff_0002;
+    pub const PANICKED: u32 = 0xffff_0002;
     /// A call was given up after peers may have been given a part of it.
-    pub(crate) const UNFINISHED: u32 = 0xffff_0003;
+    pub const UNFINISHED: u32 = 0xffff_0003;
     /// The ranks lost each other while they changed the workspace.
-    pub(crate) const OUT_OF_STEP: u32 = 0xffff_0004;
+    pub const OUT_OF_STEP: u32 = 0xffff_0004;
     /// A rank has given up waiting for this one.
-    pub(crate) const LATE: u32 = 0xffff_0005;
+    pub const LATE: u32 = 0xffff_0005;
     /// The communicator is rebuilt.
-    pub(crate) const REBUILT: u32 = 0xffff_0006;
+    pub const REBUILT: u32 = 0xffff_0006;
     /// NCCL failed after a call was under way.
-    pub(crate) const NCCL: u32 = 0xffff_0007;
+    pub const NCCL: u32 = 0xffff_0007;
     /// A peer is in another op in the same call.
-    pub(crate) const IN_ANOTHER_OP: u32 = flux_core::layout::fault::IN_ANOTHER_OP;
+    pub const IN_ANOTHER_OP: u32 = flux_core::layout::fault::IN_ANOTHER_OP;
     /// A wait passed its deadline, where peers are told of that by a word in memory.
-    pub(crate) const TIMED_OUT: u32 = flux_core::layout::fault::TIMED_OUT;
+    pub const TIMED_OUT: u32 = flux_core::layout::fault::TIMED_OUT;
 
     /// A reason in words.
     pub(super) fn words(reason: u32) -> String {

@@ -49,7 +49,7 @@ mod world;
 pub use comm::{Call, CallRecord, CallState, Communicator, ConnectError, Doing, Failure, Label, RankReport, Rebuild};
 pub use control::{ControlError, ControlPlane, Hosts, Launch};
 pub use device::{Device, Stream};
-pub use fault::{Fault, Wait};
+pub use fault::{Fault, Wait, reason};
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;
 pub use flux_core::{Nodes, Rank, WorldSize};

@@ -5,7 +5,7 @@
 
 mod check;
 
-use crate::control::{ControlError, ControlPlane, Disagreed};
+use crate::control::{Collective, ControlError, Disagreed};
 use crate::cuda::CudaError;
 use crate::nccl::NcclError;
 use crate::route::Route;
@@ -181,7 +181,7 @@ pub trait Transport: Send + Sync + Debug {
     /// Replaces the workspace by one of `size`, which all ranks have agreed on and which covers the present one. Collective. No call is under
     /// way on this rank. The new words are initialised before any rank returns; epochs go on from the present one, which the ranks
     /// compare. Fails on all ranks if it fails on one, and then leaves the workspace as it was.
-    fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError>;
+    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError>;
 
     /// The workspace.
     fn view(&self) -> Arc<WorkspaceView>;

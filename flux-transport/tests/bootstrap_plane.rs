@@ -211,9 +211,9 @@ fn what_a_rank_sent_before_it_left_still_counts() {
 fn an_abort_reaches_every_peers_watcher_and_nobody_else() {
     let planes = group(3);
     let watched: Vec<_> = planes.iter().map(notices).collect();
-    planes[1].abort_peers(77);
+    planes[1].abort_peers(3, 77);
     for (rank, (_, notices)) in watched.iter().enumerate() {
-        let expected = if rank == 1 { None } else { Some(Notice::Aborted { by: Rank::new(1), reason: 77 }) };
+        let expected = if rank == 1 { None } else { Some(Notice::Aborted { by: Rank::new(1), communicator: 3, reason: 77 }) };
         assert_eq!(notices.recv_timeout(Duration::from_millis(if rank == 1 { 50 } else { 1000 })).ok(), expected);
     }
     each(&planes, |plane| plane.barrier(ample()).unwrap());

@@ -21,7 +21,7 @@ pub(super) enum Kind {
     Barrier,
     /// The sender leaves on purpose; the end of its socket is no loss.
     Goodbye,
-    /// The sender gives up; the body says why.
+    /// The sender gives up a communicator; the body says which, and why.
     Abort,
     /// A wait of the sender passed its deadline; the body says which.
     GaveUp,

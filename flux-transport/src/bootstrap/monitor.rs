@@ -195,9 +195,12 @@ impl Shared {
         }
         match header.kind {
             Kind::Goodbye => return Some(End::Left),
-            Kind::Abort => match body.try_into().map(u32::from_le_bytes) {
-                Ok(reason) if reason != 0 => self.tell(Notice::Aborted { by: rank, reason }),
-                _ => return Some(End::Broke("an abort without a reason".to_owned())),
+            Kind::Abort => match body.as_chunks() {
+                (&[communicator, reason], []) if reason != [0; 4] => {
+                    let [communicator, reason] = [communicator, reason].map(u32::from_le_bytes);
+                    self.tell(Notice::Aborted { by: rank, communicator, reason });
+                }
+                _ => return Some(End::Broke("an abort without a communicator or a reason".to_owned())),
             },
             Kind::GaveUp => match GaveUp::decode(body) {
                 Some(what) => self.tell(Notice::GaveUp { by: rank, what }),

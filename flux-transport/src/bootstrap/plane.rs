@@ -4,7 +4,7 @@
 //! or number means that the ranks are out of step. After a failed step this end takes no more: a late frame can never pass for a later
 //! step's.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ use super::monitor::{Arrived, End, Shared};
 use super::rendezvous::Mesh;
 use super::socket::MAX_DESCRIPTORS;
 use crate::control::{
-    Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, REGROUPING, Steps, Watcher, mask_of, ranks_of,
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Steps, Watcher, mask_of, ranks_of,
 };
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
@@ -186,9 +186,13 @@ impl ControlPlane for ProcessControl {
         Ok(frames.into_iter().map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body)).collect())
     }
 
-    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
-        let frames = self.step(Kind::Descriptors, &[], fds, deadline)?;
-        Ok(frames.into_iter().map(|frame| frame.map_or_else(Vec::new, |frame| frame.descriptors)).collect())
+    fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError> {
+        let frames = self.step(Kind::Descriptors, payload, fds, deadline)?;
+        let given = |frame: Option<Arrived>| match frame {
+            None => Given { payload: payload.to_vec(), fds: Vec::new() },
+            Some(Arrived { body, descriptors, .. }) => Given { payload: body, fds: descriptors },
+        };
+        Ok(frames.into_iter().map(given).collect())
     }
 
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
@@ -214,8 +218,8 @@ impl ControlPlane for ProcessControl {
         }
     }
 
-    fn abort_peers(&self, reason: u32) {
-        self.part(Kind::Abort, &reason.to_le_bytes());
+    fn abort_peers(&self, communicator: u32, reason: u32) {
+        self.part(Kind::Abort, &[communicator, reason].map(u32::to_le_bytes).concat());
     }
 
     fn give_up(&self, what: &GaveUp) {

@@ -157,7 +157,7 @@ impl Drop for Call<'_> {
         let health = &self.comm.inner.health;
         self.comm.inner.flight.note(self.noted, if self.handed { CallState::Failed } else { CallState::GivenUp });
         if self.handed {
-            health.give_up(reason::UNFINISHED, || self.comm.inner.world.control().abort_peers(reason::UNFINISHED));
+            self.comm.give_up(reason::UNFINISHED);
         }
         if let Err(error) = health.transport().abandon(self.stream) {
             tracing::error!(%error, "a call that was given up cannot be finished");

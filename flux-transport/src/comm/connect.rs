@@ -4,7 +4,7 @@
 
 use super::automatic::automatic;
 use super::{Communicator, ConnectError, nodes};
-use crate::control::{Step, agree, agree_at};
+use crate::control::{Disagreed, Step, agree, agree_at};
 use crate::host::Host;
 use crate::mixed::{self, Mixed};
 use crate::nccl::{self, NcclTransport};
@@ -19,22 +19,24 @@ use std::time::{Duration, Instant};
 /// Longer waits are a mistake, and their ends could not be computed.
 const MAX_DEADLINE: Duration = Duration::from_hours(24);
 
-/// Connects on this thread.
-pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, ConnectError> {
+/// Connects on this thread; of which communicator of another world this is the successor is said where it is known.
+pub(super) fn connect(world: &World, options: &Options, predecessor: Option<u32>) -> Result<Communicator, ConnectError> {
+    let world = &world.connecting();
     let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, variable("FLUX_NODES").as_deref())?)));
-    let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }));
+    let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, predecessor));
     let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
-    let answers = agree_at(world.control(), Step::Connect, &offer, deadline);
+    let answers = agree_at(world.steps(), Step::Connect, &offer, deadline);
+    if let Err(Disagreed::Control(_)) = answers {
+        world.not_met();
+    }
     let (selected, nodes) = selected?;
     let options = &Options { nodes, ..*options };
     let answers: Vec<String> = answers?.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
-    if answers.iter().any(|answer| *answer != answers[0]) {
-        return Err(ConnectError::Disagreement { what: "options", values: differences(&answers) });
+    if let Some(values) = differences(&answers) {
+        return Err(ConnectError::Disagreement { what: "options", values });
     }
-    // Counted where all ranks connect, so alike on all.
-    let number = world.next_communicator();
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
         Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),
@@ -45,9 +47,9 @@ pub(super) fn connect(world: &World, options: &Options) -> Result<Communicator, 
     };
     let explanation = format!("{} ({why})", transport.explain());
     tracing::info!(rank = world.rank().get(), "{explanation}");
-    let comm = Communicator::new(world, options, number, transport, explanation);
+    let comm = Communicator::new(world, options, transport, explanation);
     // From here on a peer may abort, and every rank hears it.
-    comm.inner.world.control().barrier(Instant::now() + options.deadline)?;
+    world.steps().exchange_at(Step::Memory, &[], Instant::now() + options.deadline)?;
     Ok(comm)
 }
 
@@ -70,7 +72,7 @@ pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transpor
 fn peer_access(world: &World, options: &Options, select: Select) -> Result<(), ConnectError> {
     let why = "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
     let allowed = if probe::forbidden() { Err(ConnectError::Unusable { select, why }) } else { Ok([]) };
-    let answers = agree(world.control(), &allowed, Instant::now() + options.deadline);
+    let answers = agree(world.steps(), &allowed, Instant::now() + options.deadline);
     allowed?;
     answers?;
     Ok(())
@@ -108,10 +110,10 @@ fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectEr
 const SEPARATOR: &str = " | ";
 
 /// What all ranks must ask for alike, in words that an error can show.
-fn terms(select: Select, options: &Options) -> String {
+fn terms(select: Select, options: &Options, predecessor: Option<u32>) -> String {
     let Options { deadline, first_epoch, shared_device, nodes, reserve, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
-    [
+    let mut terms = vec![
         format!("flux {version}"),
         // Named by the program, or by FLUX_TRANSPORT where that leaves it open.
         format!("transport {select}"),
@@ -120,18 +122,24 @@ fn terms(select: Select, options: &Options) -> String {
         format!("shared device {shared_device}"),
         nodes.map_or_else(|| "nodes by host".to_owned(), |count| format!("{count} nodes")),
         format!("{reserve:?}"),
-    ]
-    .join(SEPARATOR)
+    ];
+    // Last: a replacement says nothing of what it does not know.
+    terms.extend(predecessor.map(|number| format!("rebuild of communicator {number}")));
+    terms.join(SEPARATOR)
 }
 
-/// What is not the same on all ranks, rank by rank.
-fn differences(answers: &[String]) -> String {
+/// What is not the same on all ranks that say it, rank by rank, where there is such a thing.
+fn differences(answers: &[String]) -> Option<String> {
     let terms: Vec<Vec<&str>> = answers.iter().map(|answer| answer.split(SEPARATOR).collect()).collect();
-    let differs = |&at: &usize| terms.iter().any(|other| other.get(at) != terms[0].get(at));
+    let said = |at: usize| terms.iter().filter_map(move |terms| terms.get(at));
+    let differs = |&at: &usize| said(at).zip(said(at).skip(1)).any(|(one, other)| one != other);
     let most = terms.iter().map(Vec::len).max().unwrap_or(0);
     let differing: Vec<usize> = (0..most).filter(differs).collect();
+    if differing.is_empty() {
+        return None;
+    }
     let values = |terms: &Vec<&str>| differing.iter().filter_map(|&at| terms.get(at).copied()).collect::<Vec<_>>().join(SEPARATOR);
-    terms.iter().enumerate().map(|(rank, terms)| format!("rank {rank}: {}", values(terms))).collect::<Vec<_>>().join("; ")
+    Some(terms.iter().enumerate().map(|(rank, terms)| format!("rank {rank}: {}", values(terms))).collect::<Vec<_>>().join("; "))
 }
 
 /// Connects on a thread of its own, since bootstrap blocks.
@@ -184,7 +192,7 @@ mod tests {
             let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
             let deadline = Instant::now() + Duration::from_secs(20);
             let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
-            connect(&World::new(rank, control), &select.into()).map(|comm| comm.explain())
+            connect(&World::new(rank, control), &select.into(), None).map(|comm| comm.explain())
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
@@ -233,7 +241,7 @@ mod tests {
         std::thread::scope(|scope| {
             for world in &worlds {
                 scope.spawn(move || {
-                    let comm = connect(world, &options).unwrap();
+                    let comm = connect(world, &options, None).unwrap();
                     assert_eq!((comm.transport(), comm.nodes()), (crate::TransportKind::Host, Nodes::new(world.size(), 2).unwrap()));
                 });
             }
@@ -265,11 +273,16 @@ mod tests {
     #[test]
     fn ranks_that_ask_for_different_things_are_told_these_alone() {
         let options = Options::default();
-        let answers = [Select::NvLink, Select::Host, Select::NvLink].map(|select| terms(select, &options));
-        assert_eq!(differences(&answers), "rank 0: transport nvlink; rank 1: transport host; rank 2: transport nvlink");
+        let answers = [Select::NvLink, Select::Host, Select::NvLink].map(|select| terms(select, &options, None));
+        assert_eq!(differences(&answers).unwrap(), "rank 0: transport nvlink; rank 1: transport host; rank 2: transport nvlink");
         let late = Options { deadline: Duration::from_secs(1), ..options };
-        let answers = [terms(Select::Auto, &options), terms(Select::Host, &late)];
-        assert_eq!(differences(&answers), "rank 0: transport auto | deadline 30s; rank 1: transport host | deadline 1s");
+        let answers = [terms(Select::Auto, &options, None), terms(Select::Host, &late, None)];
+        assert_eq!(differences(&answers).unwrap(), "rank 0: transport auto | deadline 30s; rank 1: transport host | deadline 1s");
+        // A replacement, the second here, does not know what the others rebuild.
+        let rebuild = |predecessors: [Option<u32>; 3]| differences(&predecessors.map(|number| terms(Select::Host, &options, number)));
+        assert_eq!(rebuild([Some(1), None, Some(1)]), None);
+        let differ = "rank 0: rebuild of communicator 1; rank 1: ; rank 2: rebuild of communicator 0";
+        assert_eq!(rebuild([Some(1), None, Some(0)]).unwrap(), differ);
     }
 
     #[test]

@@ -75,7 +75,7 @@ mod tests {
         let health = Arc::new(Health::new(Rank::new(0), 0, Box::new(transport)));
         let ear = Ear::new(&health, &own);
         std::thread::scope(|scope| {
-            scope.spawn(|| peer.abort_peers(7));
+            scope.spawn(|| peer.abort_peers(0, 7));
             hears.recv_timeout(Duration::from_secs(20)).unwrap();
             drop(ear);
             drop(health);
@@ -83,6 +83,6 @@ mod tests {
             let _ = dropped.send(());
         });
         assert_eq!(freed_by.get(), Some(&std::thread::current().id()));
-        peer.abort_peers(8);
+        peer.abort_peers(0, 8);
     }
 }

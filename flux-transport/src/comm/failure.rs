@@ -11,7 +11,8 @@ use flux_core::signal::Epoch;
 use std::fmt;
 use std::time::Duration;
 
-/// How long the peers' answers are waited for. Ranks that run answer within a millisecond, or a few where they are many on few cores; a stopped one never does.
+/// How long the peers' answers are waited for. Ranks that run answer within a millisecond, or a few where they are many on few cores; one that is stopped never does, nor one that
+/// has no such communicator any more.
 pub(super) const GATHER: Duration = Duration::from_millis(200);
 
 /// Why a communicator is broken, with what each rank was doing when this one found out.
@@ -48,7 +49,7 @@ pub enum Doing {
     After(CallRecord),
     /// It has made no call.
     Nothing,
-    /// It does not answer: its process is stopped.
+    /// It does not answer: its process is stopped, or it has dropped this communicator and is still in the world.
     Silent,
     /// It has left.
     Left,
@@ -144,7 +145,7 @@ impl fmt::Display for Doing {
             Self::Launched(call) => write!(f, "has launched {call}"),
             Self::After(call) => write!(f, "has finished {call} and begun no other"),
             Self::Nothing => f.write_str("has begun no call"),
-            Self::Silent => f.write_str("does not answer"),
+            Self::Silent => f.write_str("does not answer (it is stopped, or has dropped the communicator)"),
             Self::Left => f.write_str("has left"),
             Self::Gone => f.write_str("is gone"),
         }
@@ -183,6 +184,12 @@ mod tests {
         let text = Failure { fault, ranks }.to_string();
         let op = "(ag_gemm 4096x49152x12288)";
         assert!(text.ends_with(&format!("; rank 3: in call 41 {op}; ranks 0, 1 and 2: in call 42 {op}")), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_does_not_answer_is_not_taken_for_stopped_alone() {
+        let silent = RankReport::new(Rank::new(1), &Answer::Silent);
+        assert_eq!(silent.doing.to_string(), "does not answer (it is stopped, or has dropped the communicator)");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A transport without memory, for tests of what is done with one.
 
-use crate::{Capabilities, ControlPlane, Device, Mover, MoverJob, Stream, Transport, TransportError, TransportKind, WorkspaceView};
+use crate::control::Collective;
+use crate::{Capabilities, Device, Mover, MoverJob, Stream, Transport, TransportError, TransportKind, WorkspaceView};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use std::fmt;
@@ -44,7 +45,7 @@ impl Transport for Fake {
         "a fake".to_owned()
     }
 
-    fn reserve(&self, _size: WorkspaceSize, _control: &dyn ControlPlane, _deadline: Instant) -> Result<(), TransportError> {
+    fn reserve(&self, _size: WorkspaceSize, _steps: Collective<'_>, _deadline: Instant) -> Result<(), TransportError> {
         (self.reserve)();
         Ok(())
     }

@@ -94,13 +94,15 @@ impl Health {
     /// Takes note of what a peer did.
     pub(super) fn notice(&self, notice: Notice) {
         match notice {
-            // a rank whose thread panicked is as gone as one whose process died
-            Notice::Lost(rank) | Notice::Aborted { by: rank, reason: reason::PANICKED } => {
+            // A rank whose thread panicked is as gone as one whose process died, in whichever communicator it did.
+            Notice::Lost(rank) | Notice::Aborted { by: rank, reason: reason::PANICKED, .. } => {
                 self.abort(Fault::PeerLost { rank }, reason::PEER_LOST);
             }
-            Notice::Aborted { by, reason } => self.abort(Fault::Aborted { rank: by, reason }, reason),
+            Notice::Aborted { by, communicator, reason } if communicator == self.number => {
+                self.abort(Fault::Aborted { rank: by, reason }, reason);
+            }
             Notice::GaveUp { by, what } if what.communicator == self.number => self.peer_gave_up(by, &what),
-            Notice::GaveUp { .. } => {}
+            Notice::Aborted { .. } | Notice::GaveUp { .. } => {}
         }
     }
 

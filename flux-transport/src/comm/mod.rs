@@ -26,7 +26,7 @@ pub use flight::{CallRecord, CallState, Label};
 pub(crate) use nodes::{dealt, grouped};
 pub use rebuild::Rebuild;
 
-use crate::control::{Answerer, Step, agree, agree_at, exchange_at};
+use crate::control::{Answerer, Step, agree, agree_at};
 use crate::fault::reason;
 use crate::{Capabilities, Device, Options, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use ear::Ear;
@@ -42,6 +42,10 @@ use turn::{Turn, Turns};
 /// One rank's membership of a group that computes together. Clones are the same membership.
 ///
 /// Calls are ordered, whatever streams they come on; who wants two at once makes two communicators.
+///
+/// Collective steps are those that all ranks take together on the host: to connect, to build an op, [`reserve`](Self::reserve), [`exchange`](Self::exchange),
+/// [`barrier`](Self::barrier) and [`rebuild`](Self::rebuild). Every rank takes those of all communicators of a world in one order. Where threads of a rank have a
+/// communicator each, they take turns in that order; ranks that do not keep to it are told which communicator each is at, and what they were at fails on all of them.
 #[derive(Clone, Debug)]
 pub struct Communicator {
     inner: Arc<Inner>,
@@ -54,8 +58,7 @@ struct Inner {
     health: Arc<Health>,
     flight: Arc<Flight>,
     failure: OnceLock<Failure>,
-    /// Which of the world's communicators it is.
-    number: u32,
+    /// A handle of this communicator.
     world: World,
     options: Options,
     turns: Turns,
@@ -79,7 +82,7 @@ impl Communicator {
     /// [`ConnectError`], on every rank if on one.
     pub async fn connect(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
         let (world, options) = (world.share(), options.into());
-        connect::apart(world.rank(), move || connect::connect(&world, &options)).await
+        connect::apart(world.rank(), move || connect::connect(&world, &options, None)).await
     }
 
     /// As [`connect`](Self::connect), on this thread.
@@ -87,10 +90,11 @@ impl Communicator {
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
     pub fn connect_blocking(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
-        connect::connect(world, &options.into())
+        connect::connect(world, &options.into(), None)
     }
 
-    fn new(world: &World, options: &Options, number: u32, transport: Box<dyn Transport>, explanation: String) -> Self {
+    fn new(world: &World, options: &Options, transport: Box<dyn Transport>, explanation: String) -> Self {
+        let number = world.communicator();
         let health = Arc::new(Health::new(world.rank(), number, transport));
         let flight = Arc::new(Flight::new());
         let answerer: Arc<Answerer> = {
@@ -102,7 +106,7 @@ impl Communicator {
         let world = world.share();
         let options = *options;
         let (turns, failure) = (Turns::default(), OnceLock::new());
-        let inner = Inner { _ear: ear, _answerer: answerer, health, flight, failure, number, world, options, turns, explanation };
+        let inner = Inner { _ear: ear, _answerer: answerer, health, flight, failure, world, options, turns, explanation };
         Self { inner: Arc::new(inner) }
     }
 
@@ -166,9 +170,9 @@ impl Communicator {
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
         let turn = self.turn();
         let transport = self.inner.health.transport();
-        let control = self.inner.world.control();
+        let steps = self.inner.world.steps();
         let able = turn.and_then(|turn| self.inner.health.status().map(|()| turn).map_err(|fault| TransportError::Broken { fault }));
-        let answers = agree_at(control, Step::Reserve, &able.as_ref().map(|_| encode(size)), self.until());
+        let answers = agree_at(steps, Step::Reserve, &able.as_ref().map(|_| encode(size)), self.until());
         // Peers that wait for this rank know now, so there is time to ask them.
         let _turn = able.map_err(|error| self.working().err().unwrap_or(error))?;
         let sizes: Vec<WorkspaceSize> = answers?.iter().map(|answer| decode(answer)).collect();
@@ -182,16 +186,16 @@ impl Communicator {
             return Ok(());
         }
         let drained = transport.drain();
-        let answers = agree(control, &drained.as_ref().map(|()| []), self.until());
+        let answers = agree(steps, &drained.as_ref().map(|()| []), self.until());
         drained?;
         answers?;
         // A fault of theirs stays. What told of another op is gone with the old workspace.
         let _ = self.inner.health.status();
-        let reserved = transport.reserve(grown, control, self.until());
+        let reserved = transport.reserve(grown, steps, self.until());
         self.inner.health.carry_over();
         if let Err(TransportError::Control(_)) = reserved {
             // Some ranks may have the new workspace and some the old one.
-            self.abort(reason::OUT_OF_STEP);
+            self.give_up(reason::OUT_OF_STEP);
         }
         reserved
     }
@@ -243,7 +247,7 @@ impl Communicator {
     /// # Errors
     /// As [`exchange`](Self::exchange).
     pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
-        Ok(exchange_at(self.inner.world.control(), step, payload, self.until())?)
+        Ok(self.inner.world.steps().exchange_at(step, payload, self.until())?)
     }
 
     /// Whether a fault is known, without a word to anybody; [`status`](Self::status) asks.
@@ -261,10 +265,21 @@ impl Communicator {
         self.inner.health.transport().drain()
     }
 
-    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks, and so are the peers' other
-    /// communicators of the same world. A `reason` of 0 counts as 1.
+    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks. Others of the same world go on. A `reason`
+    /// of 0, or from [`reason::RESERVED`] on, counts as 1.
     pub fn abort(&self, reason: u32) {
-        self.inner.health.give_up(reason, || self.inner.world.control().abort_peers(reason.max(1)));
+        self.give_up(if (1..reason::RESERVED).contains(&reason) { reason } else { 1 });
+    }
+
+    /// As [`abort`](Self::abort), for any reason but 0.
+    fn give_up(&self, reason: u32) {
+        self.inner.health.give_up(reason, || self.abort_peers(reason));
+    }
+
+    /// Has the peers give this communicator up.
+    fn abort_peers(&self, reason: u32) {
+        let world = &self.inner.world;
+        world.control().abort_peers(world.communicator(), reason);
     }
 
     /// This thread's turn, when other threads' calls have ended.
@@ -282,7 +297,7 @@ impl Drop for Inner {
         let Self { health, world, .. } = self;
         if std::thread::panicking() {
             // the world may outlive the panic, in a thread that joins this one
-            world.control().abort_peers(reason::PANICKED);
+            world.control().abort_peers(world.communicator(), reason::PANICKED);
         }
         // Peers need no barrier: they share the memory that they write to, so it outlives their last write.
         if let Err(error) = health.transport().drain() {

@@ -74,7 +74,7 @@ impl Communicator {
             Rebuild::Whole => self.whole()?,
         };
         let world = inner.world.moved(control);
-        connect(&world, &inner.options).inspect_err(|_| disown(&world))
+        connect(&world, &inner.options, Some(inner.world.communicator())).inspect_err(|_| disown(&world))
     }
 
     /// Breaks this communicator, tells the peers, and waits until nothing of this rank uses it any more.
@@ -82,7 +82,7 @@ impl Communicator {
         let inner = &self.inner;
         inner.turns.free_of_this_thread()?;
         if self.status().is_ok() {
-            self.abort(reason::REBUILT);
+            self.give_up(reason::REBUILT);
         }
         let _turn = self.turn()?;
         if let Err(error) = inner.health.transport().drain() {

@@ -16,7 +16,8 @@ impl Communicator {
     }
 
     /// Whether the communicator still works, as far as is known, all that peers have said included. Waits for no device and no call: one under
-    /// way may yet fail. Where it finds the first fault it asks the peers what they do, for at most 0.2 s, and tells them.
+    /// way may yet fail. A collective step that failed, as a build or a barrier, is no fault by itself: calls go on, and what says so is the next step, which
+    /// is refused where the ranks are out of step, until they rebuild. Where it finds the first fault it asks the peers what they do, for at most 0.2 s, and tells them.
     ///
     /// # Errors
     /// The first fault. It stays, and no result of a call that had not finished before can be used; see [`rebuild`](Self::rebuild).
@@ -43,10 +44,10 @@ impl Communicator {
 
     /// The failure behind the first fault; the first to come here asks the peers, and tells them who was given up.
     pub(super) fn gathered(&self, fault: Fault) -> &Failure {
-        let Inner { health, world, number, failure, .. } = &*self.inner;
+        let Inner { health, world, failure, .. } = &*self.inner;
         failure.get_or_init(|| {
-            let control = world.control();
-            let answers = control.ask(*number, Instant::now() + GATHER);
+            let (control, number) = (world.control(), world.communicator());
+            let answers = control.ask(number, Instant::now() + GATHER);
             let ranks: Vec<RankReport> = world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
             let Some(record) = health.own_record() else {
                 if let Some(what) = health.said() {
@@ -59,7 +60,7 @@ impl Communicator {
             let late = late_ranks(&record, &ranks, Verdicts { spoke, given_up: health.given_up() });
             if !late.is_empty() || record.code == fault::DISAGREED {
                 health.exclude(late.iter().copied());
-                control.give_up(&GaveUp { communicator: *number, late: mask_of(late.iter().copied()), record });
+                control.give_up(&GaveUp { communicator: number, late: mask_of(late.iter().copied()), record });
             }
             Failure { fault: Fault::from_record(&record, late), ranks }
         })

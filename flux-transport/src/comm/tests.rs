@@ -27,12 +27,13 @@ fn an_abort_while_the_workspace_grows_ends_the_waits_on_the_new_one() {
             comm.barrier().unwrap();
         });
         let comm = connect(aborts);
-        let (control, transport) = (comm.inner.world.control(), comm.inner.health.transport());
+        let (world, transport) = (&comm.inner.world, comm.inner.health.transport());
+        let steps = world.steps();
         // The steps of `reserve`, so that the peer, which has found nothing wrong, cannot have grown when it hears of the abort.
-        agree_at(control, Step::Reserve, &Ok::<_, TransportError>(encode(size)), comm.until()).unwrap();
-        control.abort_peers(7);
-        agree(control, &Ok::<_, TransportError>([]), comm.until()).unwrap();
-        transport.reserve(size, control, comm.until()).unwrap();
+        agree_at(steps, Step::Reserve, &Ok::<_, TransportError>(encode(size)), comm.until()).unwrap();
+        comm.abort_peers(7);
+        agree(steps, &Ok::<_, TransportError>([]), comm.until()).unwrap();
+        transport.reserve(size, steps, comm.until()).unwrap();
         comm.barrier().unwrap();
     });
 }
@@ -51,7 +52,7 @@ fn what_drained_calls_have_failed_with_is_found_before_the_workspace_goes_that_t
         reserve: Box::new(move || replaced.store(true, Ordering::Relaxed)),
         ..Fake::default()
     };
-    let comm = Communicator::new(&World::single(), &Select::Host.into(), 0, Box::new(transport), String::new());
+    let comm = Communicator::new(&World::single(), &Select::Host.into(), Box::new(transport), String::new());
     assert_eq!(comm.status(), Ok(()));
     comm.reserve(WorkspaceSize { half_bytes: 1, ..WorkspaceSize::default() }).unwrap();
     assert!(matches!(comm.status(), Err(Fault::Disagreed { .. })), "{:?}", comm.status());
@@ -63,7 +64,7 @@ fn who_finds_a_rank_in_another_op_tells_the_others_whose_waits_end() {
     let [finds, hears] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
     let aborted = Arc::new(AtomicU32::new(0));
     let record = FaultRecord { state: 1, code: fault::DISAGREED, wait: fault::CALL, rank: 0, peer: 1, epoch: 5, ..FaultRecord::default() };
-    let with = |world: &World, transport| Communicator::new(world, &Select::Host.into(), 3, Box::new(transport), String::new());
+    let with = |world: &World, transport| Communicator::new(world, &Select::Host.into(), Box::new(transport), String::new());
     let finds = with(&finds, Fake { read_fault: Box::new(move || Some(record)), ..Fake::default() });
     let word = Arc::clone(&aborted);
     let hears = with(&hears, Fake { set_abort: Box::new(move |reason| word.store(reason, Ordering::Relaxed)), ..Fake::default() });

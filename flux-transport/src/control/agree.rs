@@ -2,7 +2,7 @@
 //!
 //! Invariant: all ranks see the same answers and judge them alike, so they all go on or all give up.
 
-use super::{ControlError, ControlPlane, Step, exchange_at};
+use super::{Collective, ControlError, Step};
 use flux_core::Rank;
 use std::fmt::Display;
 use std::time::Instant;
@@ -28,16 +28,16 @@ const REFUSAL: u8 = 1;
 /// Gives every rank this rank's offer, or the reason why it has none, and returns all ranks' offers, by rank: a later step of connecting, or of growing the
 /// workspace.
 pub(crate) fn agree<T: AsRef<[u8]>, E: Display>(
-    control: &dyn ControlPlane,
+    steps: Collective<'_>,
     own: &Result<T, E>,
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>, Disagreed> {
-    agree_at(control, Step::Memory, own, deadline)
+    agree_at(steps, Step::Memory, own, deadline)
 }
 
 /// As [`agree`], at any step.
 pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
-    control: &dyn ControlPlane,
+    steps: Collective<'_>,
     step: Step,
     own: &Result<T, E>,
     deadline: Instant,
@@ -53,10 +53,10 @@ pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
     let mut message = Vec::with_capacity(1 + body.len());
     message.push(tag);
     message.extend_from_slice(body);
-    let answers = exchange_at(control, step, &message, deadline)?;
+    let answers = steps.exchange_at(step, &message, deadline)?;
     answers
         .into_iter()
-        .zip(control.world().ranks())
+        .zip(steps.control().world().ranks())
         .map(|(mut answer, rank)| match answer.first() {
             Some(&OFFER) => {
                 answer.remove(0);
@@ -69,8 +69,8 @@ pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
 }
 
 /// This rank's value where every rank has one, and otherwise nobody's: its own failure as it is, another's as that rank tells it.
-pub(crate) fn together<T, E: Display + From<Disagreed>>(control: &dyn ControlPlane, deadline: Instant, own: Result<T, E>) -> Result<T, E> {
-    let answers = agree(control, &own.as_ref().map(|_| []), deadline);
+pub(crate) fn together<T, E: Display + From<Disagreed>>(steps: Collective<'_>, deadline: Instant, own: Result<T, E>) -> Result<T, E> {
+    let answers = agree(steps, &own.as_ref().map(|_| []), deadline);
     let value = own?;
     answers?;
     Ok(value)
@@ -80,7 +80,7 @@ pub(crate) fn together<T, E: Display + From<Disagreed>>(control: &dyn ControlPla
 mod tests {
     use super::*;
     use crate::TransportError;
-    use crate::control::LocalControl;
+    use crate::control::{ControlPlane, LocalControl};
     use flux_core::WorldSize;
     use std::time::Duration;
 
@@ -91,16 +91,17 @@ mod tests {
         std::thread::scope(|scope| {
             for end in &ends {
                 scope.spawn(move || {
+                    let steps = Collective::new(end, 0);
                     let offer = [7, u8::try_from(end.rank().get()).unwrap()];
-                    assert_eq!(agree(end, &Ok::<_, String>(offer), deadline).unwrap(), [[7, 0], [7, 1], [7, 2]]);
+                    assert_eq!(agree(steps, &Ok::<_, String>(offer), deadline).unwrap(), [[7, 0], [7, 1], [7, 2]]);
                     let own = if end.rank().get() == 1 { Err("no room") } else { Ok(offer) };
-                    match agree(end, &own, deadline).unwrap_err() {
+                    match agree(steps, &own, deadline).unwrap_err() {
                         Disagreed::Refused { rank, reason } => assert_eq!((rank.get(), reason.as_str()), (1, "no room")),
                         Disagreed::Control(error) => panic!("{error}"),
                     }
-                    assert_eq!(together(end, deadline, Ok::<_, TransportError>(5)).unwrap(), 5);
+                    assert_eq!(together(steps, deadline, Ok::<_, TransportError>(5)).unwrap(), 5);
                     let own = if end.rank().get() == 1 { Err(TransportError::NotDrained) } else { Ok(5) };
-                    match (end.rank().get(), together(end, deadline, own).unwrap_err()) {
+                    match (end.rank().get(), together(steps, deadline, own).unwrap_err()) {
                         (1, TransportError::NotDrained) => {}
                         (_, TransportError::PeerFailed { rank, reason }) => {
                             assert_eq!((rank.get(), reason), (1, TransportError::NotDrained.to_string()));

@@ -5,7 +5,7 @@
 
 mod regroup;
 
-use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Hosts, Launch, Notice, Steps, Watcher};
+use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, Steps, Watcher};
 use flux_core::{Rank, WorldSize};
 use regroup::Regroup;
 use std::fmt;
@@ -51,7 +51,7 @@ struct Post {
 #[derive(Clone)]
 enum Content {
     Bytes(Arc<[u8]>),
-    Descriptors(Arc<[OwnedFd]>),
+    Descriptors(Arc<[u8]>, Arc<[OwnedFd]>),
     Nothing,
 }
 
@@ -59,7 +59,7 @@ impl Content {
     const fn step(&self) -> &'static str {
         match self {
             Self::Bytes(_) => "exchange",
-            Self::Descriptors(_) => "exchange of descriptors",
+            Self::Descriptors(..) => "exchange of descriptors",
             Self::Nothing => "barrier",
         }
     }
@@ -195,13 +195,16 @@ impl ControlPlane for LocalControl {
         Ok(all.iter().map(|content| if let Content::Bytes(bytes) = content { bytes.to_vec() } else { Vec::new() }).collect())
     }
 
-    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+    fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError> {
         let io = |source| ControlError::Io { step: "exchange of descriptors", source };
         let own: Vec<OwnedFd> = fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<Result<_, _>>().map_err(io)?;
-        let all = self.step(Content::Descriptors(own.into()), deadline)?;
-        let duplicate = |(rank, content): (Rank, &Content)| match content {
-            Content::Descriptors(fds) if rank != self.rank => fds.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(io),
-            _ => Ok(Vec::new()),
+        let all = self.step(Content::Descriptors(payload.into(), own.into()), deadline)?;
+        let duplicate = |(rank, content): (Rank, &Content)| {
+            let Content::Descriptors(bytes, fds) = content else {
+                return Ok(Given::default());
+            };
+            let fds = if rank == self.rank { &[] } else { &**fds };
+            Ok(Given { payload: bytes.to_vec(), fds: fds.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(io)? })
         };
         self.shared.world.ranks().zip(&all).map(duplicate).collect()
     }
@@ -228,8 +231,8 @@ impl ControlPlane for LocalControl {
         self.leave(Presence::Left);
     }
 
-    fn abort_peers(&self, reason: u32) {
-        self.notify(Notice::Aborted { by: self.rank, reason });
+    fn abort_peers(&self, communicator: u32, reason: u32) {
+        self.notify(Notice::Aborted { by: self.rank, communicator, reason });
     }
 
     fn give_up(&self, what: &GaveUp) {

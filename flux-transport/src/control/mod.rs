@@ -15,8 +15,7 @@ pub use hosts::Hosts;
 pub use inquiry::{Answer, Answerer, GaveUp};
 pub(crate) use inquiry::{mask_of, ranks_of};
 pub(crate) use local::LocalControl;
-pub use step::Step;
-pub(crate) use step::exchange_at;
+pub use step::{Collective, Step};
 pub(crate) use steps::Steps;
 
 use flux_core::{Rank, WorldSize};
@@ -41,10 +40,12 @@ pub enum Launch {
 pub enum Notice {
     /// The peer's end is gone, and it had not said goodbye.
     Lost(Rank),
-    /// The peer asks everybody to give up what they wait for.
+    /// The peer asks everybody to give up what they wait for in a communicator.
     Aborted {
         /// The peer.
         by: Rank,
+        /// Which, as [`GaveUp::communicator`] counts.
+        communicator: u32,
         /// Its reason, not 0.
         reason: u32,
     },
@@ -55,6 +56,15 @@ pub enum Notice {
         /// What it waited for, and who is late.
         what: GaveUp,
     },
+}
+
+/// What a rank gave in an exchange with descriptors.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// Its bytes.
+    pub payload: Vec<u8>,
+    /// Duplicates of its descriptors.
+    pub fds: Vec<OwnedFd>,
 }
 
 /// Is told of notices; called on whatever thread learns of them, so it does not block.
@@ -80,9 +90,14 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
 
-    /// Gives every peer on this rank's [host](Self::hosts) duplicates of the same descriptors, and returns what each peer gave, by rank; nothing at this rank's
-    /// own index, and from other hosts. All ranks take this step together.
-    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError>;
+    /// As [`exchange`](Self::exchange), and gives every peer on this rank's [host](Self::hosts) duplicates of the same descriptors; with what each rank gave come those
+    /// of each peer, none at this rank's own index, and from other hosts.
+    fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError>;
+
+    /// As [`exchange_with_fds`](Self::exchange_with_fds), of descriptors alone.
+    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+        Ok(self.exchange_with_fds(&[], fds, deadline)?.into_iter().map(|given| given.fds).collect())
+    }
 
     /// Returns when every rank has come here.
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError>;
@@ -93,8 +108,8 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Says that this rank is leaving, so that its absence is no loss. It takes no further steps.
     fn goodbye(&self);
 
-    /// Asks the peers to give up what they wait for; does not wait. `reason` is not 0.
-    fn abort_peers(&self, reason: u32);
+    /// Asks the peers to give up what they wait for in a communicator; does not wait. `reason` is not 0.
+    fn abort_peers(&self, communicator: u32, reason: u32);
 
     /// Tells the peers of a wait that passed its deadline; does not wait.
     fn give_up(&self, what: &GaveUp);

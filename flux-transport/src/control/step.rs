@@ -1,9 +1,12 @@
-//! What an exchange is for, so that ranks that are at different steps find out instead of taking each other's words for their own.
+//! What an exchange is for, and of which communicator, so that ranks that are at different steps find out instead of taking each other's words for their own.
 //!
-//! Invariant: every message of a communicator, of one that is being made too, begins with its step. All ranks see all of them, so either all go on or none does, and after
-//! a mismatch they are still in step: each has taken one.
+//! Invariant: every message of a communicator, of one that is being made too, begins with its step and the communicator's number. All ranks see all of them, so either all
+//! go on or none does, and after a mismatch they are still in step: each has taken one.
 
 use super::{ControlError, ControlPlane};
+use flux_core::Rank;
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// What ranks exchange messages for. All ranks of a step name the same.
@@ -44,38 +47,118 @@ impl Step {
     }
 }
 
-/// Gives `payload` to every rank at this step, and returns what each gave, by rank.
-///
-/// # Errors
-/// The control plane's, and [`ControlError::Protocol`] with the first rank that is at another step.
-pub(crate) fn exchange_at(control: &dyn ControlPlane, step: Step, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
-    let mut message = Vec::with_capacity(1 + payload.len());
-    message.push(step as u8);
-    message.extend_from_slice(payload);
-    let said = control.exchange(&message, deadline).map_err(|error| match error {
-        ControlError::Timeout { missing, .. } => ControlError::Timeout { step: step.name(), missing },
-        other => other,
-    })?;
-    let body = |(rank, mut said): (_, Vec<u8>)| {
-        if said.first() == Some(&(step as u8)) {
-            said.remove(0);
-            return Ok(said);
+/// One rank's end of the steps of one communicator, where a world may have several. All ranks take the steps of all of them in one order.
+#[derive(Clone, Copy, Debug)]
+pub struct Collective<'a> {
+    control: &'a dyn ControlPlane,
+    communicator: u32,
+}
+
+impl<'a> Collective<'a> {
+    /// Steps of this communicator, as [`GaveUp::communicator`](super::GaveUp::communicator) counts.
+    pub(crate) const fn new(control: &'a dyn ControlPlane, communicator: u32) -> Self {
+        Self { control, communicator }
+    }
+
+    /// What carries them.
+    pub fn control(self) -> &'a dyn ControlPlane {
+        self.control
+    }
+
+    /// Gives `payload` to every rank at this step, and returns what each gave, by rank.
+    ///
+    /// # Errors
+    /// The control plane's, and [`ControlError::Protocol`] with the first rank that is at another step, or at that of another communicator.
+    pub fn exchange_at(self, step: Step, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
+        let Self { control, communicator } = self;
+        let own = At { step, communicator };
+        let message = [&own.encode()[..], payload].concat();
+        let said = control.exchange(&message, deadline).map_err(|error| own.late(error))?;
+        control.world().ranks().zip(said).map(|(rank, said)| own.payload(rank, said)).collect()
+    }
+
+    /// Gives every peer on this rank's host duplicates of the same descriptors, as [`ControlPlane::exchange_fds`] does: a later step of connecting, or of growing the
+    /// workspace.
+    ///
+    /// # Errors
+    /// As [`exchange_at`](Self::exchange_at).
+    pub fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+        let Self { control, communicator } = self;
+        let own = At { step: Step::Memory, communicator };
+        let given = control.exchange_with_fds(&own.encode(), fds, deadline).map_err(|error| own.late(error))?;
+        control.world().ranks().zip(given).map(|(rank, given)| own.payload(rank, given.payload).map(|_| given.fds)).collect()
+    }
+}
+
+/// What ranks that are at different steps have not kept to.
+const ONE_ORDER: &str =
+    "; every rank takes the steps of all communicators of a world, which are numbered from 0 as they were connected, in one order";
+
+/// Where a rank is.
+#[derive(Clone, Copy, Debug)]
+struct At {
+    step: Step,
+    communicator: u32,
+}
+
+impl At {
+    /// Bytes before a payload.
+    const BYTES: usize = 5;
+
+    fn encode(self) -> [u8; Self::BYTES] {
+        let [n0, n1, n2, n3] = self.communicator.to_le_bytes();
+        [self.step as u8, n0, n1, n2, n3]
+    }
+
+    fn decode(message: &[u8]) -> Option<Self> {
+        let &[own, n0, n1, n2, n3] = message.first_chunk::<{ Self::BYTES }>()?;
+        let step = Step::ALL.into_iter().find(|&step| step as u8 == own)?;
+        Some(Self { step, communicator: u32::from_le_bytes([n0, n1, n2, n3]) })
+    }
+
+    /// What `rank` said besides that it is here, too.
+    fn payload(self, rank: Rank, mut said: Vec<u8>) -> Result<Vec<u8>, ControlError> {
+        if said.starts_with(&self.encode()) {
+            return Ok(said.split_off(Self::BYTES));
         }
-        let theirs = Step::ALL.into_iter().find(|&step| said.first() == Some(&(step as u8))).map_or("a step that is not known", Step::name);
-        Err(ControlError::Protocol { rank, detail: format!("it is at: {theirs}, this rank is at: {}", step.name()) })
-    };
-    control.world().ranks().zip(said).map(body).collect()
+        let theirs = Self::decode(&said).map_or_else(|| "a step that is not known".to_owned(), |at| at.to_string());
+        Err(ControlError::Protocol { rank, detail: format!("it is at: {theirs}, this rank is at: {self}{ONE_ORDER}") })
+    }
+
+    /// Names this step where ranks did not come to it in time.
+    fn late(self, error: ControlError) -> ControlError {
+        match error {
+            ControlError::Timeout { missing, .. } => ControlError::Timeout { step: self.step.name(), missing },
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (communicator {})", self.step.name(), self.communicator)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::control::LocalControl;
-    use flux_core::{Rank, WorldSize};
+    use flux_core::WorldSize;
     use std::time::Duration;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(20)
+    }
+
+    fn refused<T: fmt::Debug>(at: u32, theirs: (Step, u32), own: (Step, u32), said: Result<T, ControlError>) {
+        match said.unwrap_err() {
+            ControlError::Protocol { rank, detail } => {
+                let [theirs, own] = [theirs, own].map(|(step, number)| format!("{} (communicator {number})", step.name()));
+                assert_eq!((rank, detail), (Rank::new(at), format!("it is at: {theirs}, this rank is at: {own}{ONE_ORDER}")));
+            }
+            error => panic!("{error}"),
+        }
     }
 
     #[test]
@@ -84,21 +167,23 @@ mod tests {
         std::thread::scope(|scope| {
             for end in &ends {
                 scope.spawn(move || {
-                    let odd = end.rank().get() == 2;
+                    let (odd, seven) = (end.rank().get() == 2, Collective::new(end, 7));
                     for (most, other) in Step::ALL.into_iter().zip(Step::ALL.into_iter().cycle().skip(1)) {
                         let (own, theirs, at) = if odd { (other, most, 0) } else { (most, other, 2) };
-                        match exchange_at(end, own, b"hi", soon()).unwrap_err() {
-                            ControlError::Protocol { rank, detail } => {
-                                assert_eq!(rank, Rank::new(at));
-                                assert_eq!(detail, format!("it is at: {}, this rank is at: {}", theirs.name(), own.name()));
-                            }
-                            error => panic!("{error}"),
-                        }
-                        assert_eq!(exchange_at(end, most, b"hi", soon()).unwrap(), [b"hi"; 3]);
+                        refused(at, (theirs, 7), (own, 7), seven.exchange_at(own, b"hi", soon()));
+                        assert_eq!(seven.exchange_at(most, b"hi", soon()).unwrap(), [b"hi"; 3]);
+                        // The same step of another communicator is no less another.
+                        let ((own, at), theirs) = if odd { ((256, 0), 7) } else { ((7, 2), 256) };
+                        refused(at, (most, theirs), (most, own), Collective::new(end, own).exchange_at(most, b"hi", soon()));
+                        assert_eq!(seven.exchange_at(most, b"", soon()).unwrap(), [b""; 3]);
+                        let memory = |number| (Step::Memory, number);
+                        refused(at, memory(theirs), memory(own), Collective::new(end, own).exchange_fds(&[], soon()));
+                        assert!(seven.exchange_fds(&[], soon()).unwrap().iter().all(Vec::is_empty));
                     }
-                    let said =
-                        if odd { end.exchange(b"\xffhi", soon()).map(drop) } else { exchange_at(end, Step::Build, b"", soon()).map(drop) };
-                    assert_eq!(said.is_err(), !odd, "{said:?}");
+                    for garbled in [&b"\xffhi, all"[..], b"\x05", b""] {
+                        let said = if odd { end.exchange(garbled, soon()) } else { seven.exchange_at(Step::Build, b"", soon()) };
+                        assert_eq!(said.is_err(), !odd, "{said:?}");
+                    }
                 });
             }
         });
@@ -107,7 +192,7 @@ mod tests {
     #[test]
     fn a_timeout_says_which_step_it_was() {
         let ends = LocalControl::world_of(WorldSize::new(2).unwrap());
-        let late = exchange_at(&ends[0], Step::Build, b"", Instant::now()).unwrap_err();
+        let late = Collective::new(&ends[0], 0).exchange_at(Step::Build, b"", Instant::now()).unwrap_err();
         assert_eq!(late.to_string(), "building an op: the deadline passed while waiting for rank 1");
     }
 }

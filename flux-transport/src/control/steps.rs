@@ -48,7 +48,10 @@ impl Steps {
         let busy = |state: &mut State| state.taken && state.failed.is_none();
         let (mut state, _) = self.ended.wait_timeout_while(self.state(), left, busy).unwrap_or_else(PoisonError::into_inner);
         if let Some(first) = &state.failed {
-            let detail = format!("an earlier step of this rank failed, so it is out of step with its peers: connect a new world ({first})");
+            let detail = format!(
+                "an earlier step of this rank failed, so it is out of step with its peers, in all communicators of the world: rebuild them on every rank, or make a new \
+                 world ({first})"
+            );
             return Err(ControlError::Protocol { rank, detail });
         }
         if state.taken {

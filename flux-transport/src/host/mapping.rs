@@ -4,7 +4,7 @@
 
 use super::block::Block;
 use super::region::Region;
-use crate::control::{ControlPlane, Launch, agree, together};
+use crate::control::{Collective, Launch, agree, together};
 use crate::transport::same_epoch;
 use crate::{TransportError, WorkspaceView};
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control};
@@ -33,28 +33,29 @@ const OFFER_BYTES: usize = 12;
 impl Mapping {
     /// Takes memory of `size` on every rank and maps all of it on each. Fails on all ranks if it fails on one.
     pub(super) fn new(
-        plane: &dyn ControlPlane,
+        steps: Collective<'_>,
         size: WorkspaceSize,
         next: Epoch,
         wait: Duration,
         deadline: Instant,
     ) -> Result<Self, TransportError> {
+        let plane = steps.control();
         let (rank, world) = (plane.rank(), plane.world());
         let own = Own::new(size, plane.kind()).inspect(|own| own.initialise(rank, size, next));
         let offer = own.as_ref().map(|own| own.offer(next));
-        let answers = agree(plane, &offer, deadline);
+        let answers = agree(steps, &offer, deadline);
         // an own failure is told as it is, not as others hear of it
         let own = own?;
         let numbers = numbers(world, &answers?);
         let regions = match &own.file {
             None => numbers.and_then(|numbers| find(&numbers)),
             Some(file) => {
-                let files = plane.exchange_fds(&[file.as_fd()], deadline)?;
+                let files = steps.exchange_fds(&[file.as_fd()], deadline)?;
                 numbers.and_then(|_| open(&own.region, size, rank, &files))
             }
         };
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
-        let regions = together(plane, deadline, regions)?;
+        let regions = together(steps, deadline, regions)?;
         let pads: Vec<*mut u8> = regions.iter().map(|region| region.pad_pointer()).collect();
         // SAFETY: the mapping holds the blocks for as long as `words` lives in it; they have the sizes that `size` asks for (all ranks take the
         // same size), and their words are accessed by the signal protocol only.

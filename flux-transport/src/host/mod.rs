@@ -10,7 +10,7 @@ mod mover;
 mod region;
 
 use crate::comm::dealt;
-use crate::control::{ControlError, ControlPlane, Launch};
+use crate::control::{Collective, ControlError, Launch};
 use crate::{
     Capabilities, ConnectError, Device, MoverJob, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
 };
@@ -48,7 +48,7 @@ impl Host {
         // Agreed on, and by what all ranks know: refused on all or on none.
         let nodes = options.nodes.map(|count| dealt(world.size(), count, hosts)).transpose();
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
-        let mapping = Mapping::new(world.control(), options.reserve, options.first_epoch, options.deadline, deadline)?;
+        let mapping = Mapping::new(world.steps(), options.reserve, options.first_epoch, options.deadline, deadline)?;
         let mover = if world.size().get() > 1 { Some(Mover::spawn(world.rank())?) } else { None };
         let launch = world.launch();
         let (mapping, pushed) = (RwLock::new(Arc::new(mapping)), AtomicBool::new(false));
@@ -87,9 +87,9 @@ impl Transport for Host {
         format!("host: {world} ranks are {how}, and a thread of each rank moves its shard{nodes}")
     }
 
-    fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {
+    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError> {
         let next = self.mapping().epoch();
-        let mapping = Mapping::new(control, size, next, self.deadline, deadline)?;
+        let mapping = Mapping::new(steps, size, next, self.deadline, deadline)?;
         *self.mapping.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(mapping);
         Ok(())
     }

@@ -191,7 +191,7 @@ fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::LocalControl;
+    use crate::control::{Collective, LocalControl};
     use flux_core::WorldSize;
     use flux_core::layout::WorkspaceSize;
     use flux_core::signal::{Control, Epoch};
@@ -202,7 +202,7 @@ mod tests {
         let ample = Duration::from_secs(20);
         let size = WorkspaceSize { half_bytes: 16, signals: 1, counters: 0 };
         let plane = LocalControl::world_of(WorldSize::new(1).unwrap()).remove(0);
-        let mapping = || Arc::new(Mapping::new(&plane, size, Epoch::FIRST, ample, Instant::now() + ample).unwrap());
+        let mapping = || Arc::new(Mapping::new(Collective::new(&plane, 0), size, Epoch::FIRST, ample, Instant::now() + ample).unwrap());
         let mover = Arc::new(Mover::spawn(Rank::new(0)).unwrap());
         let x = [7_u8; 16];
         let carry = |mapping: &Arc<Mapping>, dest| {

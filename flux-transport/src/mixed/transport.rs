@@ -7,7 +7,7 @@ use super::members::Members;
 use super::passing::Passing;
 use super::workspace::Workspace;
 use crate::calls::{Calls, Captures, locked};
-use crate::control::{ControlPlane, together};
+use crate::control::{Collective, together};
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
 use crate::nvlink::{Lane, Meeting, Wanted, build};
@@ -75,7 +75,7 @@ impl Mixed {
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
         let began = Instant::now();
         let until = began + options.deadline;
-        let (rank, control, epoch) = (world.rank(), world.control(), options.first_epoch);
+        let (rank, steps, epoch) = (world.rank(), world.steps(), options.first_epoch);
         let make = || {
             let device = CudaDevice::open(members.rail.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
@@ -84,10 +84,10 @@ impl Mixed {
             let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))
         };
-        let (lanes, calls, aside, device) = together(control, until, make())?;
-        let (link, aside) = join(&device, aside, &members.rail, control, (options.deadline, until))?;
+        let (lanes, calls, aside, device) = together(steps, until, make())?;
+        let (link, aside) = join(&device, aside, &members.rail, steps, (options.deadline, until))?;
         let wanted = Wanted { size: options.reserve, epoch, captured: false };
-        let (shared, _) = build(Meeting { control, deadline: until }, &device, &lanes.mates, &members.mates, wanted)?;
+        let (shared, _) = build(Meeting { steps, deadline: until }, &device, &lanes.mates, &members.mates, wanted)?;
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let outbox = outbox(&device, &aside, (rank, members.nodes), options.reserve, epoch)?;
@@ -96,7 +96,7 @@ impl Mixed {
             let guard = Guard::new(&watched)?;
             Ok::<_, ConnectError>((generation, watched, guard))
         };
-        let (generation, watched, guard) = together(control, until, make())?;
+        let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
         let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, aside, generation }));
         Ok(Self { guard, state, watched, members, rank, deadline: options.deadline, device, place })
@@ -150,21 +150,21 @@ impl Transport for Mixed {
         )
     }
 
-    fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, until: Instant) -> Result<(), TransportError> {
+    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, until: Instant) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
         let drained = self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch(&self.device)?));
         let State { lanes, calls, aside, generation } = state;
         // After this step no rank's kernel, copy or message touches any rank's workspace.
-        let epoch = together(control, until, drained)?;
+        let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
         let wanted = Wanted { size, epoch, captured: false };
-        let (shared, _) = build(Meeting { control, deadline: until }, &self.device, &lanes.mates, &self.members.mates, wanted)?;
+        let (shared, _) = build(Meeting { steps, deadline: until }, &self.device, &lanes.mates, &self.members.mates, wanted)?;
         let made = outbox(&self.device, aside, (self.rank, self.members.nodes), size, epoch);
-        let outbox = together(control, until, made.map_err(TransportError::from))?;
+        let outbox = together(steps, until, made.map_err(TransportError::from))?;
         *generation = Generation::new(Workspace::new(shared, outbox, self.rank), &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
         // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
-        together(control, until, Ok(()))
+        together(steps, until, Ok(()))
     }
 
     fn view(&self) -> Arc<WorkspaceView> {

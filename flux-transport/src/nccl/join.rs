@@ -8,7 +8,7 @@ use super::messages::Messages;
 use super::proof::prove;
 use super::remains;
 use crate::ConnectError;
-use crate::control::{ControlPlane, together};
+use crate::control::{Collective, together};
 use crate::cuda::{CudaDevice, SideStream};
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ pub(crate) fn join(
     device: &CudaDevice,
     stream: SideStream,
     members: &Members,
-    control: &dyn ControlPlane,
+    steps: Collective<'_>,
     (deadline, until): (Duration, Instant),
 ) -> Result<(Link, SideStream), ConnectError> {
     let joined = Messages::join(device, members, until);
     let joined = joined.map_err(|error| ConnectError::Transport(error.into()));
-    let link = together(control, until, joined.map(|messages| Link::new(messages, deadline)))?;
+    let link = together(steps, until, joined.map(|messages| Link::new(messages, deadline)))?;
     let proven = prove(device, &stream, &link, members, until);
-    match together(control, until, proven) {
+    match together(steps, until, proven) {
         Ok(()) => Ok((link, stream)),
         Err(error) => {
             drop(link);

@@ -87,10 +87,10 @@ impl Members {
     /// [`ConnectError::Unusable`] for `select` where a rank of a rail has no device of its own or no NCCL, or the ranks' differ.
     pub(crate) fn meet(world: &World, options: &Options, nodes: Nodes, select: Select) -> Result<Self, ConnectError> {
         let until = Instant::now() + options.deadline;
-        let (control, rank) = (world.control(), world.rank());
+        let (steps, rank) = (world.steps(), world.rank());
         let unusable = |why: String| ConnectError::Unusable { select, why };
         let mine = introduce(world, options, nodes).map_err(unusable);
-        let answers = agree(control, &mine.as_ref().map(|(_, identity)| identity.encode()), until);
+        let answers = agree(steps, &mine.as_ref().map(|(_, identity)| identity.encode()), until);
         let (info, _) = mine?;
         let found = answers?.iter().map(|answer| Identity::decode(answer)).collect::<Option<Vec<_>>>();
         let met = found.ok_or_else(|| "a rank sent a message that is not one of this version's".to_owned()).and_then(|identities| {
@@ -101,7 +101,7 @@ impl Members {
             let Identity { id, sharing, version, pieces, .. } = of_rail[0].1;
             Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, select, ranks, own })
         });
-        together(control, until, met.map_err(unusable))
+        together(steps, until, met.map_err(unusable))
     }
 
     /// What a transport can do whose messages they carry.

@@ -12,7 +12,7 @@ use super::remains;
 use super::watched::Watched;
 use super::workspace::Workspace;
 use crate::calls::{Calls, Captures, locked};
-use crate::control::{ControlPlane, agree, together};
+use crate::control::{Collective, agree, together};
 use crate::cuda::{CudaDevice, SideStream};
 use crate::nvlink::Lane;
 use crate::transport::same_epoch;
@@ -56,7 +56,7 @@ impl NcclTransport {
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
         let began = Instant::now();
         let until = began + options.deadline;
-        let (rank, size, control, epoch) = (world.rank(), world.size(), world.control(), options.first_epoch);
+        let (rank, size, steps, epoch) = (world.rank(), world.size(), world.steps(), options.first_epoch);
         let make = || {
             let device = CudaDevice::open(members.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
@@ -65,8 +65,8 @@ impl NcclTransport {
             let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
         };
-        let (lane, calls, aside, device) = together(control, until, make())?;
-        let (link, aside) = join(&device, aside, &members, control, (options.deadline, until))?;
+        let (lane, calls, aside, device) = together(steps, until, make())?;
+        let (link, aside) = join(&device, aside, &members, steps, (options.deadline, until))?;
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let workspace = Workspace::new(&device, &aside, (rank, size), options.reserve, epoch)?;
@@ -75,7 +75,7 @@ impl NcclTransport {
             let guard = Guard::new(&watched)?;
             Ok::<_, ConnectError>((generation, watched, guard))
         };
-        let (generation, watched, guard) = together(control, until, make())?;
+        let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
         let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation }));
         Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
@@ -112,20 +112,20 @@ impl Transport for NcclTransport {
         )
     }
 
-    fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, until: Instant) -> Result<(), TransportError> {
+    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, until: Instant) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
         let drained = self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch()?));
         let State { calls, aside, generation, .. } = state;
-        let answers = agree(control, &drained.as_ref().map(|epoch| epoch.get().to_le_bytes()), until);
+        let answers = agree(steps, &drained.as_ref().map(|epoch| epoch.get().to_le_bytes()), until);
         let epoch = drained?;
         let epochs =
             answers?.iter().map(|answer| Epoch::new(answer.as_array().map_or(0, |bytes| u32::from_le_bytes(*bytes)))).collect::<Vec<_>>();
         let made = Workspace::new(&self.device, aside, (self.rank, self.world), size, epoch);
-        let grown = together(control, until, made.and_then(|made| same_epoch(&epochs).map(|()| made)))?;
+        let grown = together(steps, until, made.and_then(|made| same_epoch(&epochs).map(|()| made)))?;
         *generation = Generation::new(grown, &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
         // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
-        together(control, until, Ok(()))
+        together(steps, until, Ok(()))
     }
 
     fn view(&self) -> Arc<WorkspaceView> {

@@ -10,7 +10,7 @@ use super::offer::{Identity, Offer};
 use super::proof;
 use super::shared::Peer;
 use super::workspace::{Draft, Workspace, clear_pad};
-use crate::control::{ControlPlane, agree as all_agree};
+use crate::control::{Collective, agree as all_agree};
 use crate::cuda::{self, CudaDevice, CudaError, DeviceInfo, Handles};
 use crate::{Options, World};
 use flux_core::layout::WorkspaceSize;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// The control plane and the time until which all steps of a collective must be taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting<'a> {
-    pub(crate) control: &'a dyn ControlPlane,
+    pub(crate) steps: Collective<'a>,
     pub(crate) deadline: Instant,
 }
 
@@ -31,18 +31,18 @@ const LONGEST: Duration = Duration::from_hours(24);
 
 impl<'a> Meeting<'a> {
     pub(crate) fn of(world: &'a World, options: &Options) -> Self {
-        Self { control: world.control(), deadline: Instant::now() + options.deadline.min(LONGEST) }
+        Self { steps: world.steps(), deadline: Instant::now() + options.deadline.min(LONGEST) }
     }
 
     /// Gives every rank every other's bytes, unless one has failed: then all fail.
     pub(crate) fn agree(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, NvLinkError> {
-        Ok(all_agree(self.control, &Ok::<_, &str>(mine), self.deadline)?)
+        Ok(all_agree(self.steps, &Ok::<_, &str>(mine), self.deadline)?)
     }
 
     /// Tells every rank that this one has failed.
     pub(crate) fn refuse(&self, error: NvLinkError) -> NvLinkError {
         // What the others say does not matter any more, and this rank's own error says more than their echo of it.
-        let _ = all_agree(self.control, &Err::<&[u8], _>(&error), self.deadline);
+        let _ = all_agree(self.steps, &Err::<&[u8], _>(&error), self.deadline);
         error
     }
 
@@ -196,7 +196,7 @@ pub(crate) fn build(
         Handles::None => Vec::new(),
         Handles::PosixFd => {
             let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-            meeting.control.exchange_fds(&fds, meeting.deadline)?
+            meeting.steps.exchange_fds(&fds, meeting.deadline)?
         }
     };
     let memory = meeting.succeed(map(device, members, &draft, &offers, &imports))?;
@@ -275,7 +275,7 @@ fn prove(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::LocalControl;
+    use crate::control::{ControlPlane, LocalControl};
     use flux_core::WorldSize;
 
     #[test]
@@ -284,7 +284,7 @@ mod tests {
         std::thread::scope(|scope| {
             for end in &ends {
                 scope.spawn(move || {
-                    let meeting = Meeting { control: end, deadline: Instant::now() + Duration::from_secs(10) };
+                    let meeting = Meeting { steps: Collective::new(end, 0), deadline: Instant::now() + Duration::from_secs(10) };
                     let mine = if end.rank().get() == 1 { Err(NvLinkError::Withdrawn { peer: 2 }) } else { Ok(5) };
                     match (end.rank().get(), meeting.succeed(mine).unwrap_err()) {
                         (1, NvLinkError::Withdrawn { peer: 2 }) => {}

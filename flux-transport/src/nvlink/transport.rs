@@ -10,7 +10,7 @@ use super::lane::Lane;
 use super::mover::{Addresses, by_copy_engine};
 use super::workspace::Workspace;
 use crate::calls::{Calls, Captures, locked};
-use crate::control::{ControlPlane, together};
+use crate::control::{Collective, together};
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
 use crate::drain::Drain;
 use crate::transport::nanoseconds;
@@ -99,12 +99,12 @@ impl Transport for NvLink {
         )
     }
 
-    fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {
+    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let meeting = Meeting { control, deadline };
+        let meeting = Meeting { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
-        let epoch = together(control, deadline, drained)?;
+        let epoch = together(steps, deadline, drained)?;
         let wanted = Wanted { size, epoch, captured: state.calls.any_captured() };
         let (grown, captured) = build(meeting, &self.device, &state.lane, &self.members, wanted)?;
         state.view = Arc::new(grown.view(self.fault.address(), self.deadline_ns));

@@ -9,7 +9,7 @@ use super::proof::prove;
 use super::watch::Watch;
 use super::workspace::Workspace;
 use crate::calls::{Calls, Captures, Refreshed, locked};
-use crate::control::{ControlPlane, together};
+use crate::control::{Collective, together};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::drain::Drain;
 use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
@@ -109,12 +109,12 @@ impl Transport for Pcie {
         )
     }
 
-    fn reserve(&self, size: WorkspaceSize, control: &dyn ControlPlane, deadline: Instant) -> Result<(), TransportError> {
+    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let meeting = Meeting { control, deadline };
+        let meeting = Meeting { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
-        let epoch = together(control, deadline, drained)?;
+        let epoch = together(steps, deadline, drained)?;
         let grown = Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
         state.view = Arc::new(grown.view(self.watch.fault().address(), self.deadline_ns));
         self.watch.replace(Arc::clone(grown.words()));

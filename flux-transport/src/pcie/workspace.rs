@@ -6,7 +6,7 @@
 use super::layout::Layout;
 use super::region::Region;
 use super::words::Words;
-use crate::control::{ControlPlane, agree, together};
+use crate::control::{agree, together};
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, PinnedBlock, fill_words, host_size, read};
 use crate::drain::keep;
 use crate::nvlink::{Lane, Meeting, Members, NvLinkError};
@@ -123,18 +123,18 @@ impl Workspace {
         members: &Members,
         (size, epoch): (WorkspaceSize, Epoch),
     ) -> Result<Self, TransportError> {
-        let Meeting { control, deadline } = meeting;
+        let Meeting { steps, deadline } = meeting;
         let (rank, world) = (members.rank, members.world());
         let own = Own::new(device, lane, world, &size, epoch);
-        let answers = agree(control, &own.as_ref().map(|own| own.offer(&size, epoch)), deadline);
+        let answers = agree(steps, &own.as_ref().map(|own| own.offer(&size, epoch)), deadline);
         // an own failure is told as it is, not as others hear of it
         let own = own?;
         let keys = keys(&size, &answers?);
         let alone = (0..world).all(|peer| members.is_local(peer));
-        let files = if alone { Vec::new() } else { ControlPlane::exchange_fds(control, &[own.file.as_fd()], deadline)? };
+        let files = if alone { Vec::new() } else { steps.exchange_fds(&[own.file.as_fd()], deadline)? };
         let regions = keys.and_then(|keys| map(device, members, &own.region, &keys, &files));
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
-        let regions = together(control, deadline, regions)?;
+        let regions = together(steps, deadline, regions)?;
         let addresses = regions.iter().map(|region| region.address(device)).collect::<Result<_, _>>();
         let addresses = meeting.succeed(addresses.map_err(NvLinkError::from))?;
         let words = Arc::new(Words::new(rank, size.signals, regions, own.local, epoch.before(1).get()));

@@ -10,7 +10,7 @@ pub use builder::Builder;
 pub use error::WorldError;
 
 use crate::bootstrap::{Environment, START};
-use crate::control::{ControlPlane, Hosts, Launch, LocalControl, local_planes};
+use crate::control::{Collective, ControlPlane, Hosts, Launch, LocalControl, local_planes};
 use flux_core::{Rank, WorldSize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,6 +20,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct World {
     membership: Arc<Membership>,
+    /// Of which communicator the [steps](Self::steps) are that are taken by this handle.
+    communicator: u32,
 }
 
 /// Says goodbye when nobody needs the rank's peers any more.
@@ -29,7 +31,7 @@ pub(crate) struct Membership {
     local_rank: u32,
     /// How a launcher placed the rank, where one did.
     environment: Option<Environment>,
-    /// How many communicators were connected: as all ranks connect the same in the same order, a number is one communicator.
+    /// How many communicators the ranks have met to connect: as all ranks connect the same in the same order, a number is one communicator.
     communicators: AtomicU32,
 }
 
@@ -106,7 +108,7 @@ impl World {
     }
 
     fn with(local_rank: u32, control: Arc<dyn ControlPlane>, environment: Option<Environment>) -> Self {
-        Self { membership: Arc::new(Membership { control, local_rank, environment, communicators: AtomicU32::new(0) }) }
+        Self { membership: Arc::new(Membership { control, local_rank, environment, communicators: AtomicU32::new(0) }), communicator: 0 }
     }
 
     /// How a launcher placed the rank.
@@ -114,9 +116,27 @@ impl World {
         self.membership.environment.as_ref()
     }
 
-    /// The number of the communicator that is about to be connected.
-    pub(crate) fn next_communicator(&self) -> u32 {
-        self.membership.communicators.fetch_add(1, Ordering::Relaxed)
+    /// A handle of the communicator that is about to be connected. Numbers are taken before the ranks meet, so where threads of a rank connect at the same time, those of
+    /// another number do not go on together.
+    pub(crate) fn connecting(&self) -> Self {
+        Self { communicator: self.membership.communicators.fetch_add(1, Ordering::Relaxed), ..self.share() }
+    }
+
+    /// Gives this handle's number back, as the ranks have not met to connect.
+    pub(crate) fn not_met(&self) {
+        // Where another thread has taken a number since, no later one is the same on all ranks, and connecting says so.
+        let taken = self.communicator.wrapping_add(1);
+        let _ = self.membership.communicators.compare_exchange(taken, self.communicator, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Which of the world's communicators this handle is of.
+    pub(crate) const fn communicator(&self) -> u32 {
+        self.communicator
+    }
+
+    /// The steps of this handle's communicator.
+    pub(crate) fn steps(&self) -> Collective<'_> {
+        Collective::new(self.control(), self.communicator)
     }
 
     /// This rank.
@@ -151,7 +171,7 @@ impl World {
 
     /// Another handle to the same rank.
     pub(crate) fn share(&self) -> Self {
-        Self { membership: Arc::clone(&self.membership) }
+        Self { membership: Arc::clone(&self.membership), communicator: self.communicator }
     }
 }
 

@@ -87,8 +87,10 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_named() {
         (frame(Kind::Descriptors, 2, 0, b""), 3, "says 2 descriptors with 3"),
         (frame(Kind::Descriptors, 100, 0, b""), 100, "more descriptors than"),
         (frame(Kind::Goodbye, 1, 0, b""), 1, "goodbye) that says 1 descriptors with 1"),
-        (frame(Kind::Abort, 0, 0, b""), 0, "abort without a reason"),
-        (frame(Kind::Abort, 0, 0, &[0; 4]), 0, "abort without a reason"),
+        (frame(Kind::Abort, 0, 0, b""), 0, "abort without a communicator or a reason"),
+        (frame(Kind::Abort, 0, 0, &[1; 4]), 0, "abort without a communicator or a reason"),
+        (frame(Kind::Abort, 0, 0, &[1, 0, 0, 0, 0, 0, 0, 0]), 0, "abort without a communicator or a reason"),
+        (frame(Kind::Abort, 0, 0, &[1; 9]), 0, "abort without a communicator or a reason"),
     ];
     for (message, descriptors, said) in cases {
         let detail = broken_by(&[(message, descriptors)]);

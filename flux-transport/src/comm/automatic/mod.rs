@@ -127,7 +127,7 @@ fn none(why: &str) -> ConnectError {
 /// All ranks' facts, by rank. Collective.
 fn exchange(world: &World, options: &Options) -> Result<Vec<Facts>, ConnectError> {
     let mine = Ok::<_, &str>(Facts::here(world, options).encode());
-    let answers = agree(world.control(), &mine, Instant::now() + options.deadline)?;
+    let answers = agree(world.steps(), &mine, Instant::now() + options.deadline)?;
     let decode = |(rank, answer): (u32, &Vec<u8>)| {
         let unknown = || ControlError::Protocol { rank: Rank::new(rank), detail: "its facts are not of this version".to_owned() };
         Facts::decode(answer).ok_or_else(unknown)

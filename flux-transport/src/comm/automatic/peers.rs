@@ -29,7 +29,7 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
     } else {
         Vec::new()
     };
-    let answers = agree(world.control(), &Ok::<_, &str>(own), until)?;
+    let answers = agree(world.steps(), &Ok::<_, &str>(own), until)?;
     let firsts = (0..nodes.count()).map(|node| nodes.rank(node, 0));
     let said = firsts.map(|rank| {
         let unknown = || ControlError::Protocol { rank, detail: "its verdict is not of this version".to_owned() };
