@@ -13,8 +13,8 @@ use flux_core::simulate::Pushes;
 use flux_core::{DType, TileShape};
 use std::path::Path;
 
-/// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in the history), and
-/// calls that are long enough to slow the clock down by more than calls of a tenth of their length.
+/// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in
+/// the history), and calls that are long enough to slow the clock down by more than calls of a tenth of their length.
 const AT_MOST: f64 = 10.0;
 /// Half of the rows of the record that the machine was fitted to are met better than that.
 const HALF: f64 = 3.0;
@@ -38,7 +38,8 @@ fn committed_rows_are_met_within_the_tolerance() {
     // Before eleven of its twenty rows got other schedules.
     let fitted = deviations("h200-x4-nvlink.json", 9);
     assert!(fitted[fitted.len() / 2] <= HALF, "{fitted:?}");
-    // Other machines, whose clocks are their own: half of the rows are off by 3.3, 5.4, 3.8 and 5.4 % in four runs (8be58e2, a1d4c84, 837d258 and fac8ce0, in the history), by 4.8 in this one.
+    // Other machines, whose clocks are their own: half of the rows are off by 3.3, 5.4, 3.8 and 5.4 % in four runs (8be58e2, a1d4c84, 837d258 and fac8ce0, in the history), by
+    // 4.8 in this one.
     deviations("h200-x2-nvlink.json", 20);
 }
 

@@ -45,15 +45,15 @@ pub enum Fault {
         /// The ranks that are late, as far as the others could say; `peer` itself unless that waits for another.
         late: Vec<Rank>,
     },
-    /// A peer is in a call of another op: the ranks have not made the same calls in the same order.
-    #[error("rank {rank}: rank {peer} is in another op in call {epoch}: all ranks make the same calls in the same order")]
+    /// A peer has made calls of other ops: the ranks have not made the same calls in the same order.
+    #[error("rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the same calls in the same order")]
     #[non_exhaustive]
     Disagreed {
         /// The rank that found it.
         rank: Rank,
-        /// The rank that is in another op.
+        /// The rank that has made other calls.
         peer: Rank,
-        /// The number of the call.
+        /// The call in which it was found: over peer memory and on the host the one that differs, elsewhere that or a later one.
         epoch: Epoch,
     },
     /// A peer's process or thread is gone.
@@ -92,7 +92,7 @@ pub mod reason {
     pub const REBUILT: u32 = 0xffff_0006;
     /// NCCL failed after a call was under way.
     pub const NCCL: u32 = 0xffff_0007;
-    /// A peer is in another op in the same call.
+    /// A peer has made calls of other ops, or the same in another order.
     pub const IN_ANOTHER_OP: u32 = flux_core::layout::fault::IN_ANOTHER_OP;
     /// A wait passed its deadline, where peers are told of that by a word in memory.
     pub const TIMED_OUT: u32 = flux_core::layout::fault::TIMED_OUT;
@@ -106,7 +106,7 @@ pub mod reason {
             LATE => "it has given up waiting for this rank".to_owned(),
             NCCL => "NCCL reported an error of the devices or the network".to_owned(),
             TIMED_OUT => "a wait of its passed the deadline".to_owned(),
-            IN_ANOTHER_OP => "it found a rank in another op in the same call".to_owned(),
+            IN_ANOTHER_OP => "it found that a rank has made other calls".to_owned(),
             REBUILT => "it rebuilds the communicator".to_owned(),
             OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
             other => format!("reason {other}"),

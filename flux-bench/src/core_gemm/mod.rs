@@ -8,9 +8,9 @@
 //! | time | what runs |
 //! |---|---|
 //! | T_gemm | cuBLASLt at the rank's local shape: `m x n/tp x k` (AllGather-GEMM), `m x n x k/tp` (GEMM-ReduceScatter) |
-//! | T_core | the kernel on the same shape as a world of 1: no peer, no signal but of tiles that are shared, no border of a shard; tile, splits and raster are those of the world of tp |
-//! | T_order | rank 0's tile program of the world of tp without its waits for peers |
-//! | T_flags | rank 0's tile program of the world of tp, every signal of a peer raised before the call |
+//! | T_core | the kernel on the same shape as a world of 1: no peer, no signal but of tiles that are shared, no border of a shard; tile, splits and raster are those of the
+//! world of tp | | T_order | rank 0's tile program of the world of tp without its waits for peers | | T_flags | rank 0's tile program of the world of tp, every signal of a
+//! peer raised before the call |
 //!
 //! T_order and T_flags include the order of shards and bands, reading peers' rows from the gather buffer (AllGather-GEMM), sending partial tiles for peers into
 //! memory of this GPU at the op's own pace, raising their signals, reading and adding the peers' partial tiles (GEMM-ReduceScatter), and the close of the call. They

@@ -105,11 +105,11 @@ pub enum ExecuteError {
         epoch: u32,
     },
     /// A peer is in a call of another op. The communicator is broken.
-    #[error("rank {rank}: rank {peer} is in another op in call {epoch}: all ranks make the same calls in the same order")]
+    #[error("rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the same calls in the same order")]
     Disagreed {
         /// The rank that found it.
         rank: u32,
-        /// The rank that is in another op.
+        /// The rank that has made other calls.
         peer: u32,
         /// Epoch of the call.
         epoch: u32,

@@ -103,7 +103,7 @@ pub struct LaunchArgs<'a> {
     /// Bytes between the halves of a data region.
     pub half_stride: u64,
     /// The number of the op that the call is of, by which ranks find that their calls are of different ones: the same on all ranks, and not that of another op. 0 where
-    /// they do not tell each other, because they do not reach each other's pads.
+    /// they do not reach each other's pads: there the transport tells.
     pub op: u32,
     /// Longest wait for another rank, in nanoseconds.
     pub deadline_ns: u64,

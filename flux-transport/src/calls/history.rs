@@ -1,8 +1,8 @@
 //! Which ops a rank's calls were of, in order, as one number that ranks compare where no kernel reaches another's pad.
 //!
 //! Invariant: the number of a call covers all calls before it. So ranks that made other calls, or the same in another order, have other numbers from the first such
-//! call on, whichever call they compare: nobody has to look after each. A host says the number of a call before anything of the call is enqueued, so whoever has
-//! received something of it finds the number said.
+//! call on, whichever call they compare: nobody has to look after each. A host says the number of a call before anything of the call is enqueued that
+//! reaches a peer, so whoever has received something of it finds the number said.
 
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};

@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 /// Longer waits are a mistake, and their ends could not be computed.
 const MAX_DEADLINE: Duration = Duration::from_hours(24);
 
-/// Connects on this thread; of which communicator of another world this is the successor is said where it is known.
-pub(super) fn connect(world: &World, options: &Options, predecessor: Option<u32>) -> Result<Communicator, ConnectError> {
+/// Connects on this thread; whose successor this is, by its line, is said where it is known.
+pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Result<Communicator, ConnectError> {
     let world = &world.connecting();
     let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, variable("FLUX_NODES").as_deref())?)));
-    let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, predecessor));
+    let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
     let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
     let answers = agree_at(world.steps(), Step::Connect, &offer, deadline);
     if let Err(Disagreed::Control(_)) = answers {
@@ -37,6 +37,8 @@ pub(super) fn connect(world: &World, options: &Options, predecessor: Option<u32>
     if let Some(values) = differences(&answers) {
         return Err(ConnectError::Disagreement { what: "options", values });
     }
+    // A replacement hears of it from the others.
+    let world = &answers.iter().find_map(|answer| said_line(answer)).map_or_else(|| world.share(), |line| world.of_line(line));
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
         Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),
@@ -109,8 +111,11 @@ fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectEr
 /// Between terms.
 const SEPARATOR: &str = " | ";
 
+/// Of which line a communicator is to be, before its number.
+const REBUILD: &str = "rebuild of communicator ";
+
 /// What all ranks must ask for alike, in words that an error can show.
-fn terms(select: Select, options: &Options, predecessor: Option<u32>) -> String {
+fn terms(select: Select, options: &Options, line: Option<u32>) -> String {
     let Options { deadline, first_epoch, shared_device, nodes, reserve, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let mut terms = vec![
@@ -124,8 +129,12 @@ fn terms(select: Select, options: &Options, predecessor: Option<u32>) -> String 
         format!("{reserve:?}"),
     ];
     // Last: a replacement says nothing of what it does not know.
-    terms.extend(predecessor.map(|number| format!("rebuild of communicator {number}")));
+    terms.extend(line.map(|line| format!("{REBUILD}{line}")));
     terms.join(SEPARATOR)
+}
+
+fn said_line(answer: &str) -> Option<u32> {
+    answer.rsplit(SEPARATOR).next()?.strip_prefix(REBUILD)?.parse().ok()
 }
 
 /// What is not the same on all ranks that say it, rank by rank, where there is such a thing.
@@ -283,6 +292,30 @@ mod tests {
         assert_eq!(rebuild([Some(1), None, Some(1)]), None);
         let differ = "rank 0: rebuild of communicator 1; rank 1: ; rank 2: rebuild of communicator 0";
         assert_eq!(rebuild([Some(1), None, Some(0)]).unwrap(), differ);
+    }
+
+    /// Two ranks that connect, each as the successor of a line where it knows one.
+    fn connected(worlds: &[World], lines: [Option<u32>; 2]) -> Vec<Communicator> {
+        std::thread::scope(|scope| {
+            let rank = |(world, line)| scope.spawn(move || connect(world, &Select::Host.into(), line).unwrap());
+            let ranks: Vec<_> = worlds.iter().zip(lines).map(rank).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn ranks_that_have_rebuilt_a_communicator_more_or_less_often_are_of_its_line() {
+        let line = |comm: &Communicator| (comm.inner.world.communicator(), comm.inner.world.line());
+        let old = World::local(2).unwrap();
+        connected(&old, [None; 2]);
+        let second = connected(&old, [None; 2]);
+        assert_eq!(second.iter().map(line).collect::<Vec<_>>(), [(1, 1); 2]);
+        // The first rank rebuilds it, with a replacement.
+        let rebuilt = connected(&World::local(2).unwrap(), [Some(line(&second[0]).1), None]);
+        assert_eq!(rebuilt.iter().map(line).collect::<Vec<_>>(), [(0, 1); 2]);
+        // The second has not, and both do.
+        let again = connected(&World::local(2).unwrap(), [Some(line(&rebuilt[0]).1), Some(line(&second[1]).1)]);
+        assert_eq!(again.iter().map(line).collect::<Vec<_>>(), [(0, 1); 2]);
     }
 
     #[test]

@@ -74,6 +74,8 @@ impl fmt::Debug for Inner {
 impl Communicator {
     /// Connects all ranks of `world`, which all do this at the same time, over a transport ([`Select`](crate::Select)) or with more [`Options`].
     ///
+    /// Where several threads of a rank connect in one world, they do it one after another, in one order on all ranks: otherwise connecting fails, and may from then on in that world.
+    ///
     /// # Cancellation
     /// A future that is dropped stops nothing once it was polled: its thread goes on connecting, as long as the deadline lets it, and drops the communicator. Peers may then
     /// be connected to a rank that makes no calls.

@@ -74,7 +74,7 @@ impl Communicator {
             Rebuild::Whole => self.whole()?,
         };
         let world = inner.world.moved(control);
-        connect(&world, &inner.options, Some(inner.world.communicator())).inspect_err(|_| disown(&world))
+        connect(&world, &inner.options, Some(inner.world.line())).inspect_err(|_| disown(&world))
     }
 
     /// Breaks this communicator, tells the peers, and waits until nothing of this rank uses it any more.

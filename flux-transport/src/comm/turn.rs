@@ -1,6 +1,7 @@
 //! Whose turn it is on a communicator: calls and changes of the workspace happen one at a time.
 //!
-//! Invariant: a thread that has its turn is refused another, as it would wait for itself; and nobody waits for another thread's for longer than he says, as that may keep it for ever.
+//! Invariant: a thread that has its turn is refused another, as it would wait for itself; and nobody waits for another thread's for longer than he says, as that may keep it
+//! for ever.
 
 use crate::TransportError;
 use std::marker::PhantomData;

@@ -90,7 +90,7 @@ pub(crate) unsafe fn carry(
         }
     };
     let half = data + epoch.half() as u64 * size.half_stride();
-    let (mut number, mut steps) = (0, Steps::default());
+    let (mut number, mut seen) = (0, StepsSeen::default());
     for group in groups(rounds, sending.peers()) {
         if stored {
             for round in group {
@@ -111,7 +111,7 @@ pub(crate) unsafe fn carry(
                 let (to_node, from_node) = (nodes.node_of(to.peer), nodes.node_of(from.peer));
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
-                    if steps.is_first(*step) {
+                    if seen.is_first(*step) {
                         messages.send(outbox.own_word(), SAID, to_node)?;
                         messages.receive(outbox.told().address(from_node), SAID, from_node)?;
                     }
@@ -148,9 +148,9 @@ pub(crate) unsafe fn carry(
 
 /// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives from another.
 #[derive(Debug, Default)]
-struct Steps(u32);
+struct StepsSeen(u32);
 
-impl Steps {
+impl StepsSeen {
     /// Whether a round is the first of its step, and so to its reader and from its source.
     const fn is_first(&mut self, step: u32) -> bool {
         let before = self.0;
@@ -200,10 +200,10 @@ mod tests {
 
     /// Notes what `rank` sends and receives in a call with these rounds.
     fn note(rank: Rank, rounds: &[Round], sending: Sending, (sent, received): (&mut Ways, &mut Ways)) {
-        let mut steps = Steps::default();
+        let mut seen = StepsSeen::default();
         for (number, group) in groups(rounds, sending.peers()).enumerate() {
             for round in group {
-                let said = steps.is_first(round.step).then_some(Message::Said(number));
+                let said = seen.is_first(round.step).then_some(Message::Said(number));
                 let messages = said.into_iter().chain([Message::Chunk(number, round.bytes)]);
                 sent.entry((rank.get(), round.sent.peer.get())).or_default().extend(messages.clone());
                 received.entry((round.received.peer.get(), rank.get())).or_default().extend(messages);

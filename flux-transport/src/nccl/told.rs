@@ -35,7 +35,7 @@ impl Told {
         Ok(this)
     }
 
-    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued; by whoever has the call.
+    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches a peer; by whoever has the call.
     pub(super) fn say(&self, epoch: Epoch, op: u32) -> Said {
         Saying::new(&self.own).say(epoch, op)
     }

@@ -111,7 +111,7 @@ impl Words {
         }
     }
 
-    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued.
+    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches a peer.
     pub(super) fn say(&self, epoch: Epoch, op: u32) {
         self.regions[self.rank as usize].saying().say(epoch, op);
     }

@@ -22,6 +22,9 @@ pub struct World {
     membership: Arc<Membership>,
     /// Of which communicator the [steps](Self::steps) are that are taken by this handle.
     communicator: u32,
+    /// The number that the first of its line of successors had, in its own world: each rebuilt one is the first of a new world, and ranks may differ in how often they have
+    /// rebuilt, as a rebuild may succeed on some and not on others.
+    line: u32,
 }
 
 /// Says goodbye when nobody needs the rank's peers any more.
@@ -46,8 +49,8 @@ impl World {
         Self::from_env_with(START)
     }
 
-    /// As [`from_env`](Self::from_env), for ranks that may take so long to come one after another, as where each loads a model first. All ranks give the same. A [`Rebuild::Whole`](crate::Rebuild)
-    /// waits for replacements for a minute, or for [`Options::deadline`](crate::Options) where that is longer.
+    /// As [`from_env`](Self::from_env), for ranks that may take so long to come one after another, as where each loads a model first. All ranks give the same. A
+    /// [`Rebuild::Whole`](crate::Rebuild) waits for replacements for a minute, or for [`Options::deadline`](crate::Options) where that is longer.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -108,7 +111,11 @@ impl World {
     }
 
     fn with(local_rank: u32, control: Arc<dyn ControlPlane>, environment: Option<Environment>) -> Self {
-        Self { membership: Arc::new(Membership { control, local_rank, environment, communicators: AtomicU32::new(0) }), communicator: 0 }
+        Self {
+            membership: Arc::new(Membership { control, local_rank, environment, communicators: AtomicU32::new(0) }),
+            communicator: 0,
+            line: 0,
+        }
     }
 
     /// How a launcher placed the rank.
@@ -119,7 +126,13 @@ impl World {
     /// A handle of the communicator that is about to be connected. Numbers are taken before the ranks meet, so where threads of a rank connect at the same time, those of
     /// another number do not go on together.
     pub(crate) fn connecting(&self) -> Self {
-        Self { communicator: self.membership.communicators.fetch_add(1, Ordering::Relaxed), ..self.share() }
+        let communicator = self.membership.communicators.fetch_add(1, Ordering::Relaxed);
+        Self { communicator, line: communicator, ..self.share() }
+    }
+
+    /// A handle of the same communicator, which succeeds those of `line`.
+    pub(crate) fn of_line(&self, line: u32) -> Self {
+        Self { line, ..self.share() }
     }
 
     /// Gives this handle's number back, as the ranks have not met to connect.
@@ -132,6 +145,11 @@ impl World {
     /// Which of the world's communicators this handle is of.
     pub(crate) const fn communicator(&self) -> u32 {
         self.communicator
+    }
+
+    /// Of which line of successors its communicator is.
+    pub(crate) const fn line(&self) -> u32 {
+        self.line
     }
 
     /// The steps of this handle's communicator.
@@ -171,7 +189,7 @@ impl World {
 
     /// Another handle to the same rank.
     pub(crate) fn share(&self) -> Self {
-        Self { membership: Arc::clone(&self.membership), communicator: self.communicator }
+        Self { membership: Arc::clone(&self.membership), communicator: self.communicator, line: self.line }
     }
 }
 

@@ -27,9 +27,9 @@ impl Schedule {
         }
     }
 
-    /// Whether the own shard has tiles for half of the workers at most, so that the others would wait until a peer's has come. In slices they begin when the first is there: simulated,
-    /// AllGather-GEMM of Llama-2 70B at m = 4096 and TP 8 takes 0.340 ms instead of 0.373. Where all tiles are one wave it takes between 4 % less and 8 more time than to begin with the own ones
-    /// (results/tuning/rests.txt).
+    /// Whether the own shard has tiles for half of the workers at most, so that the others would wait until a peer's has come. In slices they begin when the first is there:
+    /// simulated, AllGather-GEMM of Llama-2 70B at m = 4096 and TP 8 takes 0.340 ms instead of 0.373. Where all tiles are one wave it takes between 4 % less and 8 more time
+    /// than to begin with the own ones (results/tuning/rests.txt).
     fn most_would_wait(&self, problem: &Problem) -> bool {
         let (own, workers) = (TileGrid::of_shard(problem, self.tile).tiles(), u64::from(WORKERS));
         !self.stack && 2 * own <= workers && own * u64::from(problem.world().get()) > workers
@@ -86,8 +86,8 @@ impl Schedule {
         let in_time = |band| Self { band, ..self }.sent_a_wave_before(problem);
         let most = (WIDE_ROWS / problem.m_shard()).min(problem.world().peers());
         let band = (self.band..=most).rev().find(|&band| in_time(band) >= in_time(self.band)).unwrap_or(self.band);
-        // Where all own tiles are in the last wave together, early partial tiles cost more than they spare on one GPU as rank of 8 at m = 2048, 0.7 to 1.0 %, and at 1024, 2 to 5 %;
-        // of two and four ranks it is less in one row and more in another (results/tuning/rests.txt, early.txt).
+        // Where all own tiles are in the last wave together, early partial tiles cost more than they spare on one GPU as rank of 8 at m = 2048, 0.7 to 1.0 %, and at 1024, 2 to
+        // 5 %; of two and four ranks it is less in one row and more in another (results/tuning/rests.txt, early.txt).
         let own_tiles = TileGrid::of_shard(problem, self.tile).tiles();
         Self { band, early: if own_tiles > u64::from(MULTIPROCESSORS) { in_time(band) } else { 0 }, ..self }
     }

@@ -185,7 +185,7 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
                     let text = fault.to_string();
                     // Who hears first of another's failure says whose it is.
                     assert!(
-                        matches!(fault, Fault::Disagreed { .. } | Fault::Aborted { .. }) && text.contains("in another op"),
+                        matches!(fault, Fault::Disagreed { .. } | Fault::Aborted { .. }) && text.contains("other calls"),
                         "rank {}: {text}",
                         node.rank
                     );
