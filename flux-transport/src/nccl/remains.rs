@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -89,28 +89,25 @@ pub(crate) fn sweep(device: &CudaDevice, idle: impl FnOnce() -> bool) {
 /// Has the end of the process wait, before what was registered earlier: the ends of NCCL and of the CUDA runtime in it, as both are loaded by now. An abort beside those
 /// uses what they have unloaded, and the process dies of a signal.
 fn wait_at_exit() {
-    static REGISTERED: Once = Once::new();
+    // By which process: in a child of it, which has forked, none of these threads is.
+    static REGISTERED: OnceLock<u32> = OnceLock::new();
     extern "C" fn wait() {
-        all_have_ended(Instant::now() + EXIT);
+        if REGISTERED.get() == Some(&std::process::id()) {
+            all_have_ended(Instant::now() + EXIT);
+        }
     }
-    REGISTERED.call_once(|| {
+    REGISTERED.get_or_init(|| {
         // SAFETY: the function lives as long as the process: nothing unloads it before its end, unless it unloads all that calls it.
         if unsafe { libc::atexit(wait) } != 0 {
             tracing::warn!("the end of the process does not wait for communicators of NCCL that are being ended then");
         }
+        std::process::id()
     });
 }
 
-/// Waits until no communicator is being ended on any device, at the longest `until`, and says whether. Nor is the ground waited for: in a child of a process that
-/// has forked whoever had it locked may be no more.
+/// Waits until no communicator is being ended on any device, at the longest `until`, and says whether.
 fn all_have_ended(until: Instant) -> bool {
-    let none = |ground: &Ground| !ground.giving_up.iter().any(|(_, mark)| is_under_way(mark));
-    let ended = || match GROUND.try_lock() {
-        Ok(ground) => none(&ground),
-        Err(TryLockError::Poisoned(ground)) => none(ground.get_ref()),
-        Err(TryLockError::WouldBlock) => false,
-    };
-    let Ok(ended) = done_by(until, || Ok::<_, Infallible>(ended()));
+    let Ok(ended) = done_by(until, || Ok::<_, Infallible>(!ground().giving_up.iter().any(|(_, mark)| is_under_way(mark))));
     ended
 }
 
@@ -251,11 +248,6 @@ mod tests {
         let thread = ground().begin(0).apart("test", move || assert!(until_it_leaves.recv().is_err())).unwrap();
         assert!(!all_have_ended(Instant::now() + Duration::from_millis(20)));
         drop(peer);
-        let locked = ground();
-        let (looked, looks) = std::sync::mpsc::channel();
-        std::thread::spawn(move || looked.send(all_have_ended(Instant::now() + Duration::from_millis(20))));
-        assert_eq!(looks.recv_timeout(Duration::from_mins(1)), Ok(false), "nor for who has it locked");
-        drop(locked);
         assert!(all_have_ended(Instant::now() + Duration::from_mins(1)));
         thread.join().unwrap();
     }
