@@ -143,7 +143,10 @@ pub enum Source<'a> {
     Rows(MoverJob<'a>),
     /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions, each chunk when its signal is raised there
     /// (GEMM-ReduceScatter).
-    Stored,
+    Stored {
+        /// Whether a reader has a place for every rank, in rank order, and so for itself, as where tiles span shards.
+        of_all: bool,
+    },
 }
 
 /// All of a call's data, where ranks do not reach each other's memory.

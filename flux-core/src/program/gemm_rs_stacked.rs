@@ -1,5 +1,5 @@
 //! The program of GEMM-ReduceScatter whose tiles span shards: every rank scatters the rows of its tiles to their owners, itself included, and at the end
-//! folds what all have scattered to it.
+//! folds what all have scattered to it. A signal announces a tile, or all that a rank has for an owner.
 //!
 //! Invariant: the tiles are the same in the same order on every rank, so a tile's number is enough to name it; and a fold awaits only what ranks do
 //! before their first fold.
@@ -7,7 +7,7 @@
 use super::along_k::AlongK;
 use super::heuristic::WORKERS;
 use super::items::Items;
-use super::{Await, Schedule, TileProgram, WorkItem, sink, source};
+use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
@@ -17,7 +17,11 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
     let tiles: Vec<TileExtent> = grid.order(schedule.raster).collect();
     let count = tiles.len() as u32;
-    let mut list = Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * count);
+    let whole = is_whole(schedule, count);
+    // Of a source.
+    let signals = if whole { 1 } else { count };
+    let counted = whole && count > 1;
+    let mut list = Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * signals);
     // by column block, then row block: the tile's number
     let mut number = vec![0; tiles.len()];
     for (t, tile) in (0..).zip(&tiles) {
@@ -30,8 +34,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             cols: tile.cols,
             sink: sink::SCATTER,
             dest: rank.get(),
-            raise: rank.get() * count + t,
-            raise_after: 1,
+            raise: rank.get() * signals + if whole { 0 } else { t },
+            counter: if counted { 0 } else { NONE },
+            raise_after: if counted { count } else { 1 },
             ..WorkItem::default()
         };
         list.tile(item, |_| (0, 0, 0));
@@ -54,12 +59,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     for fold in &folds {
         // folds of the same tiles, which follow each other, share the entries
         let late_first = match listed {
-            Some((other, first)) if (other.col_block, &other.row_blocks) == (fold.col_block, &fold.row_blocks) => first,
+            Some((other, first)) if whole || (other.col_block, &other.row_blocks) == (fold.col_block, &fold.row_blocks) => first,
             _ => {
                 let first = list.next_await();
                 for source in world.ranks() {
                     let tiles = fold.row_blocks.clone().map(|row_block| number[index(grid, row_block, fold.col_block)]);
-                    list.awaits.extend(tiles.map(|t| Await { signal: source.get() * count + t, peer: source.get(), k_step: 0 }));
+                    let raised = tiles.take(if whole { 1 } else { usize::MAX }).map(|t| if whole { 0 } else { t });
+                    list.awaits.extend(raised.map(|t| Await { signal: source.get() * signals + t, peer: source.get(), k_step: 0 }));
                 }
                 first
             }
@@ -76,7 +82,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             dest: rank.get(),
             partials: world.get(),
             late_first,
-            late_count: world.get() * fold.row_blocks.len() as u32,
+            late_count: world.get() * if whole { 1 } else { fold.row_blocks.len() as u32 },
             ..WorkItem::default()
         });
     }
@@ -92,10 +98,15 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         forwards: Vec::new(),
         slots_per_source: 0,
         early: 0,
-        counters: 0,
+        counters: u32::from(counted),
         stacked: true,
         nodes,
     }
+}
+
+/// Whether one signal announces all of a rank's `tiles`.
+pub(super) fn is_whole(schedule: &Schedule, tiles: u32) -> bool {
+    schedule.chunk_of(tiles) == tiles
 }
 
 /// A fold before it is put in order.

@@ -169,9 +169,11 @@ impl TileProgram {
         early_steps(self.k_steps(), self.early)
     }
 
-    /// The ranks on whose pads `item` raises its signal: those that own rows of a [`sink::SCATTER`], else `dest`.
+    /// The ranks on whose pads `item` raises its signal: those that own rows of a [`sink::SCATTER`], all where it is one of a chunk, else `dest`.
     pub fn heard_by(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
-        let ranks = if item.sink == sink::SCATTER {
+        let ranks = if item.sink == sink::SCATTER && item.counter != NONE {
+            0..self.problem.world().get()
+        } else if item.sink == sink::SCATTER {
             let last_row = item.row.saturating_add(item.rows.saturating_sub(1));
             item.row / self.problem.m_shard()..last_row / self.problem.m_shard() + 1
         } else {
@@ -232,7 +234,7 @@ fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), S
         OpKind::AllGatherGemm => (0, Arrivals::new(problem, schedule).signals(world.get())),
         OpKind::GemmReduceScatter if stacked => (
             u64::from(problem.m_shard().div_ceil(gemm_rs_stacked::fold_rows(problem, stack))) * u64::from(stack.col_blocks()),
-            u64::from(world.get()).saturating_mul(tiles),
+            u64::from(world.get()).saturating_mul(if gemm_rs_stacked::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX)) { 1 } else { tiles }),
         ),
         OpKind::GemmReduceScatter => (0, tiles),
     };

@@ -27,7 +27,7 @@ pub mod sink {
     /// Left in fp32 in a part slot of this rank's own workspace, for the item that finishes the tile.
     pub const LEND: u32 = 3;
     /// Rounded; each row is stored at the rank that owns it, the own rank included, in this rank's place there, and the signal is raised on the pad of
-    /// every rank that owns one of the rows.
+    /// every rank that owns one of the rows; where all tiles of a rank are one chunk, of every rank.
     pub const SCATTER: u32 = 4;
     /// There are none: the rows that all ranks have scattered are added in rank order, in fp32, rounded once and stored to the caller's `y`.
     pub const FOLD: u32 = 5;
@@ -63,7 +63,7 @@ pub struct WorkItem {
     pub slot: u32,
     /// Number of partial tiles that a reduction or a send adds, or of ranks whose rows a fold adds.
     pub partials: u32,
-    /// Signal of `dest`'s pad (of a [`sink::SCATTER`], of every owner's pad) that this item's chunk raises, or [`NONE`].
+    /// Signal of `dest`'s pad (of a [`sink::SCATTER`], of the pads of all who [hear](crate::program::TileProgram::heard_by) it) that this item's chunk raises, or [`NONE`].
     pub raise: u32,
     /// Local counter of the chunk's finished items, or [`NONE`] where the chunk is this one item.
     pub counter: u32,

@@ -6,7 +6,7 @@
 //! take them [group](super::groups) by group.
 
 use super::{Places, TileProgram, sink};
-use crate::layout::{gather_place_bytes, slot_bytes};
+use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::{OpKind, Rank};
 use std::collections::BTreeMap;
 
@@ -41,12 +41,13 @@ impl TileProgram {
     pub const fn place_bytes(&self) -> u64 {
         match self.problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(&self.problem),
+            OpKind::GemmReduceScatter if self.stacked => scatter_place_bytes(&self.problem),
             OpKind::GemmReduceScatter => self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile),
         }
     }
 
     /// The rounds of this rank, along its rail; none where all ranks are of one node. `None` where chunks are no whole ranges of a place: rows that are announced
-    /// in slices, or go to several owners.
+    /// in slices, or tiles that go to several owners and have a signal each.
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram};
@@ -61,11 +62,9 @@ impl TileProgram {
         if self.nodes.others() == 0 {
             return Some(Vec::new());
         }
-        if self.stacked {
-            return None;
-        }
         match self.problem.op() {
             OpKind::AllGatherGemm => self.gathering(),
+            OpKind::GemmReduceScatter if self.stacked => self.scattering_rows(),
             OpKind::GemmReduceScatter => self.scattering(),
         }
     }
@@ -86,7 +85,8 @@ impl TileProgram {
             whole.then_some(())?;
             let end = |peer, place| End { peer, place, signal: place * per_place + chunk };
             let source = self.nodes.after(self.rank, t.step);
-            let (sent, received) = (end(Rank::new(t.dest), t.place), end(source, source.place_at(self.rank)?));
+            let from = if self.stacked { source.get() } else { source.place_at(self.rank)? };
+            let (sent, received) = (end(Rank::new(t.dest), t.place), end(source, from));
             Some(Round { step: t.step, offset: u64::from(t.row) * row_bytes, bytes: u64::from(t.rows) * row_bytes, sent, received })
         };
         let mut rounds = sent().map(round).collect::<Option<Vec<_>>>()?;
@@ -125,6 +125,21 @@ impl TileProgram {
         Some(rounds)
     }
 
+    /// All that a rank has for an owner, which one signal announces.
+    fn scattering_rows(&self) -> Option<Vec<Round>> {
+        let mut tiles = self.items.iter().filter(|item| item.sink == sink::SCATTER);
+        let signal = tiles.next()?.raise;
+        tiles.all(|item| item.raise == signal).then(|| {
+            let (nodes, bytes) = (self.nodes, self.place_bytes());
+            let end = |peer: Rank, source: Rank| End { peer, place: source.get(), signal: source.get() };
+            let round = |step| {
+                let (dest, source) = (nodes.after(self.rank, step), nodes.before(self.rank, step));
+                Round { step, offset: 0, bytes, sent: end(dest, self.rank), received: end(source, source) }
+            };
+            (1..self.problem.world().get()).map(round).collect()
+        })
+    }
+
     /// Signals of one place, of `all` that this rank raises along its rail.
     const fn per_place(&self, all: usize) -> u32 {
         all as u32 / self.nodes.others()
@@ -133,7 +148,7 @@ impl TileProgram {
 
 #[cfg(test)]
 mod tests {
-    use crate::program::{Channels, Chunk, End, Round, Schedule, Sending, TileProgram, groups, sink};
+    use crate::program::{Channels, Chunk, End, Round, Schedule, Sending, TileProgram, WorkItem, groups, sink};
     use crate::tile::Raster;
     use crate::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
@@ -144,14 +159,17 @@ mod tests {
         let cut = (1u32..=4, 1u32..=17, 1u32..=3, prop_oneof![Just(Raster::RowsFastest), (1u32..=3).prop_map(Raster::RowGroups)]);
         let grouped =
             prop_oneof![(2u32..=16).prop_map(|world| (world, world)), (2u32..=4, 2u32..=4).prop_map(|(count, of)| (count, count * of))];
-        (op, grouped, 1usize..=9, 1usize..=5, 1usize..=3, cut).prop_map(
-            |(op, (nodes, world), rows, split, whole, (chunk, band, splits, raster))| {
+        (op, grouped, 1usize..=9, 1usize..=5, 1usize..=3, cut, any::<bool>()).prop_map(
+            |(op, (nodes, world), rows, split, whole, (chunk, band, splits, raster), stack)| {
                 let world = WorldSize::new(world).expect("a world size");
                 let nodes = Nodes::new(world, nodes).expect("equal nodes");
                 let (split, whole) = (8 * split * world.index(), 16 * whole);
                 let (n, k) = if op == OpKind::AllGatherGemm { (split, whole) } else { (whole, split) };
                 let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).expect("a valid problem");
-                let schedule = Schedule { chunk: Chunk::Tiles(chunk), band, splits, raster, ..Schedule::of(TileShape::new(2, 16, 16)) };
+                // Tiles that span shards do so in worlds of one node, or of as many as ranks.
+                let stack = stack && !nodes.are_mixed();
+                let chunk = if stack && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
+                let schedule = Schedule { chunk, band, splits, raster, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
                 world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).expect("a valid schedule")).collect()
             },
         )
@@ -238,12 +256,15 @@ mod tests {
         #[test]
         fn chunks_are_finished_in_the_order_of_the_rounds(programs in programs()) {
             for program in &programs {
-                let mut sends = program.items.iter().filter(|item| item.sink == sink::SEND);
-                prop_assert!(sends.all(|item| program.awaits_of(item).is_empty() && program.late_awaits_of(item).iter().all(|a| !program.crosses(a.peer))));
+                let sends = |item: &WorkItem| matches!(item.sink, sink::SEND | sink::SCATTER);
+                let mut sent = program.items.iter().filter(|item| sends(item));
+                prop_assert!(sent.all(|item| program.awaits_of(item).is_empty() && program.late_awaits_of(item).iter().all(|a| !program.crosses(a.peer))));
                 if program.problem.op() == OpKind::GemmReduceScatter {
-                    let last = |dest, signal| program.items.iter().rposition(|item| item.dest == dest && item.raise == signal && item.sink == sink::SEND);
+                    let last = |dest, signal| {
+                        program.items.iter().rposition(|item| sends(item) && item.raise == signal && program.heard_by(item).any(|heard| heard == dest))
+                    };
                     let rounds = program.rounds().unwrap();
-                    let ends: Vec<_> = rounds.iter().map(|round| last(round.sent.peer.get(), round.sent.signal)).collect();
+                    let ends: Vec<_> = rounds.iter().map(|round| last(round.sent.peer, round.sent.signal)).collect();
                     prop_assert!(ends.iter().all(Option::is_some) && ends.is_sorted());
                 }
             }
@@ -275,10 +296,12 @@ mod tests {
                         let count = left.entry((me, next.counter)).or_insert(0);
                         *count += 1;
                         let whole = next.counter == crate::program::NONE || *count == next.raise_after;
-                        if whole && program.crosses(next.dest) {
-                            flags.insert((me, next.dest, next.raise));
-                        } else if whole {
-                            raised.insert((next.dest, next.raise));
+                        for dest in program.heard_by(next).map(crate::Rank::get).filter(|_| whole) {
+                            if program.crosses(dest) {
+                                flags.insert((me, dest, next.raise));
+                            } else {
+                                raised.insert((dest, next.raise));
+                            }
                         }
                         continue;
                     }
@@ -334,7 +357,7 @@ mod tests {
                 let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
                 let channels = Channels { least_bytes: 4 << 20, ..Channels::FREE };
                 for peers in (1..world.get()).filter(|&peers| (world.get() - 1).is_multiple_of(peers)) {
-                    let schedule = Schedule::in_messages(&problem, &channels, Sending::Beside { peers });
+                    let schedule = Schedule::in_messages(&problem, &channels, Sending::Beside { peers }, Nodes::apart(world));
                     let rounds = ordered(&TileProgram::build(&problem, crate::Rank::new(1), &schedule).unwrap(), peers);
                     assert!(groups(&rounds, peers).all(|group| group.len() as u32 == peers), "{problem:?}");
                 }
@@ -350,7 +373,8 @@ mod tests {
             let problem = Problem::new(op, 64, 512, 512, DType::Bf16, world).unwrap();
             let rounds = |schedule| TileProgram::build(&problem, crate::Rank::new(0), &schedule).unwrap().rounds();
             assert!(rounds(schedule).is_some());
-            assert!(rounds(Schedule { stack: true, ..schedule }).is_none());
+            assert!(rounds(Schedule { stack: true, ..schedule }).is_some());
+            assert_eq!(rounds(Schedule { stack: true, chunk: Chunk::Tiles(1), ..schedule }).is_some(), op == OpKind::AllGatherGemm);
             assert_eq!(rounds(Schedule { k_chunks: 2, ..schedule }).is_some(), op == OpKind::GemmReduceScatter);
         }
         let alone = Problem::new(OpKind::AllGatherGemm, 64, 512, 512, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();

@@ -18,7 +18,8 @@ pub enum Chunk {
     /// So many tiles of the shard, at least 1; as many as the shard has, or more, are the whole shard.
     ///
     /// What is sent decides how they are counted. AllGather-GEMM sends rows of `x`: row blocks of `tile.m` rows each.
-    /// GEMM-ReduceScatter sends partial tiles: tiles, in the order of the raster. Either way `Tiles(1)` is the finest.
+    /// GEMM-ReduceScatter sends partial tiles: tiles, in the order of the raster. Either way `Tiles(1)` is the finest. Where its tiles span shards a signal announces
+    /// all of them, or each by itself: fewer than all are as one.
     Tiles(u32),
 }
 

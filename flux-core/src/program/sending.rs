@@ -6,9 +6,9 @@
 use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, THIN_ROWS, TILES, thin};
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
-use crate::layout::{gather_place_bytes, slot_bytes};
+use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, TileShape};
+use crate::{Nodes, OpKind, Problem, TileShape};
 
 /// What a tile takes besides.
 const TILE_NS: u64 = 2000;
@@ -31,13 +31,16 @@ const CHUNKS: [u64; 8] = [4, 3, 2, 1, 5, 6, 7, 8];
 const NETWORK_CHUNKS: [u64; 1] = [u64::MAX];
 
 impl Schedule {
-    /// The heuristic's schedule for a transport whose chunks are messages, sent so: whole rows and tiles of one shard each.
+    /// The heuristic's schedule for a transport whose chunks are messages between `nodes`, sent so: whole shards or tiles of one shard each.
     ///
     /// A message costs the same to begin whatever its size, so small problems are sent as whole shards, and none, but over a network, as more than eight chunks of
-    /// a shard. Tiles that span shards have no one reader, so the shards of small problems are taken side by side instead: they still share one pass over `w`.
-    /// Those of a GEMM-ReduceScatter that go together always are, so that they are finished at about the same time.
-    pub fn in_messages(problem: &Problem, channels: &Channels, sending: Sending) -> Self {
-        Call::fastest(problem, channels, sending, problem.world().peers()).1
+    /// a shard. Where tiles span the shards of few rows, what a rank has for another is one message. Not where some ranks share a node: what is passed on there is
+    /// of one shard, so those of small problems are taken side by side instead, and still share one pass over `w`. Those of a GEMM-ReduceScatter that go together
+    /// always are, so that they are finished at about the same time.
+    pub fn in_messages(problem: &Problem, channels: &Channels, sending: Sending, nodes: Nodes) -> Self {
+        let own = Self::shard_by_shard(problem);
+        let peers = problem.world().peers();
+        if nodes.are_mixed() { Call::fastest(problem, channels, (sending, peers), &own).1 } else { Call::chosen(problem, channels, (sending, peers), &own).1 }
     }
 }
 
@@ -48,8 +51,18 @@ impl Sending {
         let whole = problem.op() == OpKind::AllGatherGemm && peers == problem.world().peers() && !channels.network;
         let before = whole.then_some(Self::Before);
         let beside = (1..=peers.max(1)).map(|peers| Self::Beside { peers });
-        beside.chain(before).min_by_key(|&sending| Call::fastest(problem, channels, sending, peers).0).unwrap_or(Self::ALL)
+        let own = Schedule::shard_by_shard(problem);
+        beside.chain(before).min_by_key(|&sending| Call::chosen(problem, channels, (sending, peers), &own).0).unwrap_or(Self::ALL)
     }
+}
+
+/// Workers beside messages of so many bytes to these peers. What NCCL may have more is left to it, and not counted on.
+fn workers(channels: &Channels, (sending, peers): (Sending, u32), bytes: u64) -> u32 {
+    let left = match sending {
+        Sending::Before => 0,
+        Sending::Beside { .. } => channels.of_message(bytes).saturating_mul(sending.peers().min(peers)).min(channels.all),
+    };
+    MULTIPROCESSORS.saturating_sub(left).max(1)
 }
 
 /// A call as it is estimated: what is computed, and how it is sent.
@@ -62,8 +75,9 @@ struct Call<'a> {
     lanes: u32,
     workers: u32,
     tile_ns: u64,
-    /// Tiles of a shard.
+    /// Tiles of a shard; of all where they span shards.
     tiles: u64,
+    stacked: bool,
     /// What one rank gives to another.
     place_bytes: u64,
     chunks: u64,
@@ -74,9 +88,45 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The fastest schedule of this sending, and the nanoseconds that it takes.
-    fn fastest(problem: &'a Problem, channels: &Channels, sending: Sending, peers: u32) -> (u64, Schedule) {
-        let own = Schedule::shard_by_shard(problem);
+    /// The schedule for this sending to so many peers where no ranks share a node, and the nanoseconds that it takes.
+    fn chosen(problem: &'a Problem, channels: &Channels, to: (Sending, u32), own: &Schedule) -> (u64, Schedule) {
+        if !own.stack || to.1 == 0 {
+            return Self::fastest(problem, channels, to, own);
+        }
+        let (call, schedule) = Self::spanning(problem, channels, to, own);
+        (call.estimate(), schedule)
+    }
+
+    /// As `own`, whose tiles span shards, with what a rank has for another as one message.
+    fn spanning(problem: &'a Problem, channels: &Channels, (sending, peers): (Sending, u32), own: &Schedule) -> (Self, Schedule) {
+        let tile = own.tile;
+        let grid = TileGrid::new(problem.m(), problem.n_local(), tile);
+        let place_bytes = match problem.op() {
+            OpKind::AllGatherGemm => gather_place_bytes(problem),
+            OpKind::GemmReduceScatter => scatter_place_bytes(problem),
+        };
+        let splits = u64::from(own.splits);
+        let step_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS;
+        let call = Self {
+            problem,
+            sending,
+            peers,
+            lanes: channels.each,
+            workers: workers(channels, (sending, peers), place_bytes),
+            tile_ns: step_ns / splits + TILE_NS,
+            tiles: grid.tiles() * splits,
+            stacked: true,
+            place_bytes,
+            chunks: 1,
+            row_blocks: grid.row_blocks().into(),
+            of_chunk: grid.row_blocks().into(),
+            band: problem.world().get(),
+        };
+        (call, Schedule { chunk: Chunk::Shard, k_chunks: 1, ..*own })
+    }
+
+    /// The fastest schedule of this sending whose tiles are of one shard each, and the nanoseconds that it takes.
+    fn fastest(problem: &'a Problem, channels: &Channels, to: (Sending, u32), own: &Schedule) -> (u64, Schedule) {
         let tiles = match own.stack {
             true if problem.m_shard() <= THIN_ROWS => vec![(thin(problem), 100)],
             true => vec![(own.tile, 100)],
@@ -85,10 +135,10 @@ impl<'a> Call<'a> {
         let counts = if channels.network { NETWORK_CHUNKS.as_slice() } else { &CHUNKS };
         let ways = tiles.into_iter().flat_map(|tile| counts.iter().map(move |&chunks| (tile, chunks)));
         let ways = ways.map(|(tile, chunks)| {
-            let (call, schedule) = Self::new(problem, channels, (sending, peers), &own, (tile, chunks));
+            let (call, schedule) = Self::new(problem, channels, to, own, (tile, chunks));
             (call.estimate(), schedule)
         });
-        ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, own))
+        ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own))
     }
 
     /// As `own` but with this tile, whose steps cost so many percent, and a shard in so many chunks, if none is smaller than is worth a message.
@@ -113,18 +163,16 @@ impl<'a> Call<'a> {
         let least = if sending == Sending::Before { place_bytes } else { channels.least_bytes };
         let piece = place_bytes.div_ceil(available);
         let together = place_bytes.div_ceil(chunks).max(least).div_ceil(piece).clamp(1, available);
-        // What it may have more is left to it, and not counted on.
-        let most = channels.of_message(place_bytes.min(together * piece));
-        let left = if sending == Sending::Before { 0 } else { most.saturating_mul(sending.peers().min(peers)).min(channels.all) };
         let step_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS;
         let call = Self {
             problem,
             sending,
             peers,
             lanes: channels.each,
-            workers: MULTIPROCESSORS.saturating_sub(left).max(1),
+            workers: workers(channels, (sending, peers), place_bytes.min(together * piece)),
             tile_ns: step_ns * cost / 100 + TILE_NS,
             tiles: grid.tiles(),
+            stacked: false,
             place_bytes,
             chunks: available.div_ceil(together),
             row_blocks: grid.row_blocks().into(),
@@ -148,16 +196,24 @@ impl<'a> Call<'a> {
 
     /// Nanoseconds of the groups in which a chunk that the kernel announces goes to so many peers.
     fn groups(&self, peers: u32) -> u64 {
+        self.in_groups(peers, |peers| FLAG_NS + self.group(peers))
+    }
+
+    /// What it takes to send to so many peers, where it takes `group` for those of a group.
+    fn in_groups(&self, peers: u32, group: impl Fn(u32) -> u64) -> u64 {
         let together = self.sending.peers().min(peers).max(1);
-        let group = |peers: u32| if peers > 0 { FLAG_NS + self.group(peers) } else { 0 };
-        u64::from(peers / together) * group(together) + group(peers % together)
+        let rest = peers % together;
+        u64::from(peers / together) * group(together) + if rest > 0 { group(rest) } else { 0 }
     }
 
     fn estimate(&self) -> u64 {
-        let world = u64::from(self.problem.world().get());
+        let shards = if self.stacked { 1 } else { u64::from(self.problem.world().get()) };
+        let all = self.finished(shards * self.tiles);
         LAUNCH_NS
             + match (self.sending, self.problem.op()) {
-                (Sending::Before, _) => self.group(self.peers) - BEFORE_NS + self.finished(world * self.tiles),
+                (Sending::Before, _) => self.group(self.peers) - BEFORE_NS + all,
+                (_, OpKind::AllGatherGemm) if self.stacked => self.in_groups(self.peers, |peers| self.group(peers)) - BEFORE_NS + all,
+                (_, OpKind::GemmReduceScatter) if self.stacked => all + self.groups(self.peers),
                 (_, OpKind::AllGatherGemm) => self.gathering(),
                 (_, OpKind::GemmReduceScatter) => self.scattering(),
             }

@@ -122,7 +122,7 @@ fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
 #[test]
 fn stacked_tiles_are_scattered_to_their_owners_and_folded_there() {
     let p = problem(OpKind::GemmReduceScatter, 3, 20); // 1 row block over 3 shards by 4 column blocks of 960
-    let schedule = Schedule { stack: true, ..Schedule::of(TILE) };
+    let schedule = Schedule { stack: true, chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tile = program.items[2];
     assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (sink::SCATTER, 0, 60, 4 + 2, 1));
@@ -133,6 +133,28 @@ fn stacked_tiles_are_scattered_to_their_owners_and_folded_there() {
     let late = [0, 1, 2].map(|source| Await { signal: source * 4, peer: source, k_step: 0 });
     assert_eq!((folds.len(), program.late_awaits_of(&program.items[5])), (8, &late[..]));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 3 * 20 * 960 * 2, signals: 12, counters: 0 });
+    let fewer = Schedule { chunk: Chunk::Tiles(3), ..schedule };
+    assert_eq!(TileProgram::build(&p, Rank::new(1), &fewer), Ok(program), "as each by itself");
+}
+
+#[test]
+fn what_is_scattered_may_be_announced_once_for_all_tiles() {
+    let p = problem(OpKind::GemmReduceScatter, 3, 100); // 3 row blocks by 4 column blocks, whose middle one holds no rows of the first shard
+    let schedule = Schedule { stack: true, ..Schedule::of(TILE) };
+    let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
+    let tiles = &program.items[..12];
+    assert!(tiles.iter().all(|i| (i.sink, i.raise, i.counter, i.raise_after) == (sink::SCATTER, 1, 0, 12)));
+    assert!(tiles.iter().all(|tile| program.heard_by(tile).map(Rank::get).eq(0..3)), "all owners");
+    let late = [0, 1, 2].map(|source| Await { signal: source, peer: source, k_step: 0 });
+    assert!(program.items[12..].iter().all(|fold| program.late_awaits_of(fold) == late));
+    assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 300 * 960 * 2, signals: 3, counters: 1 });
+    let as_many = Schedule { chunk: Chunk::Tiles(12), ..schedule };
+    assert_eq!(TileProgram::build(&p, Rank::new(1), &as_many), Ok(program), "as many as there are, are all");
+    // One tile needs no counter.
+    let small = problem(OpKind::GemmReduceScatter, 3, 20);
+    let wide = Schedule { tile: TileShape::new(128, 960, 64), ..schedule };
+    let program = TileProgram::build(&small, Rank::new(1), &wide).expect("a valid schedule");
+    assert_eq!((program.items[0].counter, program.items[0].raise_after, program.signals, program.counters), (NONE, 1, 3, 0));
 }
 
 #[test]

@@ -188,7 +188,7 @@ impl<'a> Call<'a> {
         let signal = match message.then {
             Then::Tile(index) => {
                 let item = &seat.program.items[index];
-                (item.raise != NONE && seat.completes(item)).then_some(item.raise)
+                (item.raise != NONE && seat.completes(item, message.to)).then_some(item.raise)
             }
             Then::Transfer(index) => {
                 if seat.copied && index + 1 < seat.program.transfers.len() {

@@ -17,7 +17,7 @@ pub(super) struct Seat<'a> {
     /// Whether copy engines push the shard.
     pub(super) copied: bool,
     pub(super) totals: RankTotals,
-    /// Items of a chunk that are there, by counter.
+    /// Items of a chunk that are there, by counter and by the rank where they are.
     counters: Vec<u32>,
     /// By item: see [`waves`].
     read: Vec<u64>,
@@ -38,7 +38,7 @@ impl<'a> Seat<'a> {
                 Pushes::CopyEngines => !program.stacked,
             },
             totals: RankTotals::default(),
-            counters: vec![0; program.counters as usize],
+            counters: vec![0; program.counters as usize * program.problem.world().index()],
             read: waves::read_by_step(program, workers),
         };
         seat.workers = (0..workers).map(|index| Worker::new(index, seat.phases(index, machine))).collect();
@@ -50,12 +50,12 @@ impl<'a> Seat<'a> {
         phases::of(self.program, &self.program.items[index], self.read[index], machine)
     }
 
-    /// Whether the chunk of `item`, of which one more is there, is now whole.
-    pub(super) fn completes(&mut self, item: &WorkItem) -> bool {
+    /// Whether the chunk of `item`, of which one more is there, at `to`, is now whole.
+    pub(super) fn completes(&mut self, item: &WorkItem, to: Rank) -> bool {
         if item.counter == NONE {
             return true;
         }
-        let count = &mut self.counters[item.counter as usize];
+        let count = &mut self.counters[item.counter as usize * self.program.problem.world().index() + to.index()];
         *count += 1;
         *count == item.raise_after
     }

@@ -29,9 +29,10 @@ fn scatters(item: &WorkItem) -> bool {
     item.sink == sink::SCATTER
 }
 
-/// Signals of scattered tiles on a pad.
-fn tiles(p: &TileProgram) -> u32 {
-    p.items.iter().filter(|item| scatters(item)).count() as u32
+/// Signals of a source's scattered tiles on a pad: one each, or one of all.
+fn signals(p: &TileProgram) -> u32 {
+    let tiles = p.items.iter().filter(|item| scatters(item));
+    if p.counters > 0 { 1 } else { tiles.count() as u32 }
 }
 
 proptest! {
@@ -117,14 +118,39 @@ proptest! {
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, scatters);
         if kind == 0 {
-            // another source's
-            p.items[index].raise = (p.items[index].raise + tiles(p)) % (tiles(p) * p.problem.world().get());
+            // another source's, by all tiles of the chunk
+            let (of_source, raise) = (signals(p), p.items[index].raise);
+            let others = (raise + of_source) % (of_source * p.problem.world().get());
+            p.items.iter_mut().filter(|item| scatters(item) && item.raise == raise).for_each(|item| item.raise = others);
             assert_violates!(call, Violation::RaisedTwice { .. });
         } else {
             let (rank, world) = (p.rank, p.problem.world());
-            let entry = p.awaits.iter().position(|entry| entry.signal / tiles(p) == rank.get() && entry.signal < tiles(p) * world.get()).unwrap();
+            let entry = p.awaits.iter().position(|entry| entry.signal / signals(p) == rank.get() && entry.signal < signals(p) * world.get()).unwrap();
             p.awaits[entry].peer = rank.after(1, world).get();
             assert_violates!(call, Violation::WrongPeer { raiser, .. } if raiser == rank);
+        }
+    }
+
+    #[test]
+    fn counters_of_scattered_tiles(call in scattering(), rank: Index, item: Index, kind in 0..3) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        prop_assume!(p.counters > 0);
+        let index = pick_item(&p.items, item, scatters);
+        match kind {
+            0 => {
+                // Announced before the others are there, by whoever does not count.
+                (p.items[index].counter, p.items[index].raise_after) = (NONE, 1);
+                assert_violates!(call, Violation::Miscounted { .. } | Violation::RaisedTwice { .. });
+            }
+            1 => {
+                p.items.iter_mut().filter(|item| scatters(item)).for_each(|item| item.raise_after -= 1);
+                assert_violates!(call, Violation::Miscounted { items, raise_after, .. } if raise_after + 1 == items);
+            }
+            _ => {
+                p.items[index].counter = 1;
+                assert_violates!(call, Violation::OutOfBounds { field: "counter", .. });
+            }
         }
     }
 

@@ -74,11 +74,25 @@ struct Storer {
         ptx::store_relaxed_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
     }
 
-    // Announces the rows to their owners.
+    // Announces the rows to their owners; where they are of a chunk, once it is complete, to all ranks. By the warp.
     __device__ __forceinline__ void raise_scattered(const WorkItem& item) const {
-        const u32 first = item.row / p.m_shard;
+        u32 first = item.row / p.m_shard, last = (item.row + item.rows - 1) / p.m_shard;
+        if (item.counter != kNone) {
+            u32 counted = 0;
+            if (lane == 0) {
+                // Orders the consumers' rows, acquired with their barriers, before the count that lets another worker announce them.
+                ptx::fence_acq_rel_sys();
+                counted = ptx::atomic_inc_wrap_relaxed(&p.control->counters[item.counter], item.raise_after - 1) + 1;
+                ptx::fence_acq_rel_sys();
+            }
+            if (ptx::from_lane(counted, 0) != item.raise_after) return;
+            // Orders what the lane that counts has acquired before the other lanes' signals.
+            __syncwarp();
+            first = 0;
+            last = p.world - 1;
+        }
         const u32 owner = first + lane;
-        if (owner > (item.row + item.rows - 1) / p.m_shard) return;
+        if (owner > last) return;
         // Orders the consumers' rows, acquired with their barriers, before the signal.
         ptx::fence_acq_rel_sys();
         ptx::store_relaxed_sys(signal_word(p.pad[owner], item.raise, epoch), epoch);

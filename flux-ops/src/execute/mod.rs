@@ -76,7 +76,7 @@ pub(crate) fn exchange_of<'p, T: Element>(
 ) -> Exchange<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
-        OpKind::GemmReduceScatter => Source::Stored,
+        OpKind::GemmReduceScatter => Source::Stored { of_all: program.stacked },
     };
     Exchange { source, place_bytes: program.place_bytes(), rounds, sending, op }
 }
@@ -94,9 +94,9 @@ pub fn own_sending(comm: &Communicator, problem: &Problem) -> Sending {
 /// The schedule that an op on `comm` with this sending has where its builder is given none. A heuristic.
 pub fn own_schedule(comm: &Communicator, problem: &Problem, sending: Sending) -> Schedule {
     match comm.capabilities().mover {
-        Mover::Messages { channels } => Schedule::in_messages(problem, &channels, sending),
+        Mover::Messages { channels } => Schedule::in_messages(problem, &channels, sending, comm.nodes()),
         // As if there were messages: tiles that span shards cannot be passed on.
-        _ if comm.nodes().are_mixed() => Schedule::in_messages(problem, &Channels::FREE, sending),
+        _ if comm.nodes().are_mixed() => Schedule::in_messages(problem, &Channels::FREE, sending, comm.nodes()),
         _ if carried(comm) => Schedule::staged(problem),
         _ => Schedule::heuristic(problem),
     }

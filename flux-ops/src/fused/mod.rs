@@ -15,7 +15,7 @@ use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Channels, Schedule, Sending, TileProgram};
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_transport::route::Route;
 use flux_transport::{Communicator, Failure, Fault, Stream};
@@ -53,14 +53,22 @@ impl Request {
     /// by what the communicator says of them, and may need another size.
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
         let problem = self.problem(world)?;
-        // Of peer memory in one node or several, and of copies through the host.
-        let across = Schedule::in_messages(&problem, &Channels::FREE, Sending::ALL);
-        let own = [Schedule::heuristic(&problem), across, Schedule::staged(&problem)];
+        let own = own_schedules(&problem);
         own.into_iter().try_fold(WorkspaceSize::default(), |size, own| {
             let program = TileProgram::build(&problem, Rank::new(0), &self.schedule.unwrap_or(own))?;
             Ok(size.max(program.workspace()))
         })
     }
+}
+
+/// What may be chosen where the caller says nothing: of peer memory, of copies through the host, and of messages, between nodes of one rank and of several.
+fn own_schedules(problem: &Problem) -> Vec<Schedule> {
+    let world = problem.world();
+    // Which does not matter.
+    let mixed = (2..world.get()).find_map(|count| Nodes::new(world, count));
+    let nodes = std::iter::once(Nodes::apart(world)).chain(mixed);
+    let messages = nodes.map(|nodes| Schedule::in_messages(problem, &Channels::FREE, Sending::ALL, nodes));
+    [Schedule::heuristic(problem), Schedule::staged(problem)].into_iter().chain(messages).collect()
 }
 
 /// The text that the ranks compare: all that must be the same on every rank. How many workers a rank has is its own business.
@@ -198,18 +206,15 @@ mod tests {
     #[test]
     fn the_workspace_covers_every_schedule_that_may_be_chosen() {
         let world = WorldSize::new(4).unwrap();
-        let mut largest = [0; 3];
+        let mut largest = [0; 4];
         for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
             for m in [64, 256, 512, 1024, 4096] {
                 for (n, k) in [(49152, 12288), (12288, 49152), (8192, 28672), (1000 * 8, 1024)] {
                     let request = Request::new(op, m, n, k, DType::Bf16);
                     let (problem, size) = (request.problem(world).unwrap(), request.workspace(world).unwrap());
-                    let own = [
-                        Schedule::heuristic(&problem),
-                        Schedule::in_messages(&problem, &Channels::FREE, Sending::ALL),
-                        Schedule::staged(&problem),
-                    ];
-                    let needed = own.map(|own| TileProgram::build(&problem, Rank::new(0), &own).unwrap().workspace());
+                    let own = own_schedules(&problem);
+                    assert_eq!(own.len(), largest.len());
+                    let needed: Vec<_> = own.iter().map(|own| TileProgram::build(&problem, Rank::new(0), own).unwrap().workspace()).collect();
                     for (at, needed) in needed.into_iter().enumerate() {
                         assert_eq!(size.max(needed), size, "{problem}");
                         let others = own.iter().enumerate().filter(|&(other, _)| other != at);

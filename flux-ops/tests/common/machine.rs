@@ -63,7 +63,10 @@ impl Machine {
         match self {
             Self::Host | Self::Gpus(_) => Schedule::heuristic(problem),
             Self::Staged(_) => Schedule::staged(problem),
-            Self::Messages(_) | Self::TwoNodes { .. } => Schedule::in_messages(problem, &Channels::FREE, Sending::ALL),
+            Self::Messages(_) | Self::TwoNodes { .. } => {
+                let nodes = self.nodes(problem.world().get());
+                Schedule::in_messages(problem, &Channels::FREE, Sending::ALL, nodes)
+            }
         }
     }
 

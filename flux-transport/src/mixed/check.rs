@@ -47,7 +47,7 @@ mod tests {
     fn fault_of(program: &TileProgram, forwards: &[Forward], rounds: &[Round], nodes: Nodes) -> Option<&'static str> {
         let push =
             MoverJob { x: 0, row_stride: 0, row_bytes: 0, element_bytes: 2, place_bytes: 0, transfers: &program.transfers, forwards };
-        let source = if program.problem.op() == OpKind::AllGatherGemm { Source::Rows(push) } else { Source::Stored };
+        let source = if program.problem.op() == OpKind::AllGatherGemm { Source::Rows(push) } else { Source::Stored { of_all: false } };
         fault(&Exchange { source, place_bytes: 0, rounds, sending: Sending::ALL, op: 1 }, program.rank, nodes)
     }
 

@@ -202,7 +202,7 @@ impl Transport for Mixed {
         let mut passing = match &exchange.source {
             // SAFETY: checked and forked above; the caller promises the rows.
             Source::Rows(push) => Some(unsafe { Passing::begin(&self.device, mates, workspace, push, epoch) }?),
-            Source::Stored => None,
+            Source::Stored { .. } => None,
         };
         // SAFETY: as above.
         unsafe {

@@ -5,7 +5,7 @@
 
 use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::nccl::{Memory, Outbox, Outgoing};
+use crate::nccl::{Memory, Outbox, Outgoing, Storing};
 use crate::nvlink;
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
@@ -54,11 +54,11 @@ impl Outgoing for Workspace {
         &self.outbox
     }
 
-    fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
+    fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let mut view = self.mates.view(fault, deadline_ns);
         let half_bytes = half * self.size().half_stride();
         for peer in self.nodes().world().ranks().filter(|&peer| !self.nodes().together(self.rank, peer)) {
-            view.data[peer.index()] = self.outbox.data_of(peer, place_bytes, half_bytes);
+            view.data[peer.index()] = self.outbox.data_of(peer, storing, half_bytes);
             view.pads[peer.index()] = self.outbox.pad_of(peer);
         }
         view

@@ -68,14 +68,14 @@ pub(crate) unsafe fn carry(
         address: pad + calling_offset(far.get(), epoch.half()),
         value: u64::from(op) << 32 | u64::from(epoch.get()),
     });
-    let stored = matches!(source, Source::Stored);
+    let stored = matches!(source, Source::Stored { .. });
     let (first, last) = if stored { (Some(of_far), None) } else { (None, Some(of_far)) };
     let own = WordOp::WriteLong { address: outbox.own_word(), value: said.word() };
     let begin = [place(if alone { Step::Alone } else { Step::Begun }), own];
     // SAFETY: words of pinned memory that outlives the stream's work, of the outbox and of the own pad.
     unsafe { words_async(device, begin.into_iter().chain(first.into_iter().flatten()), stream) }?;
     let rows = match source {
-        Source::Stored => None,
+        Source::Stored { .. } => None,
         Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) => {
             Some(if row_stride == row_bytes || row_bytes == 0 {
                 x

@@ -3,7 +3,7 @@
 //! Invariant: the guard knows a generation's flags before anything waits for one. Before a call's kernel raises any, no flag is so old that it would be
 //! taken for one of a call to come.
 
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Storing};
 use super::views::Views;
 use super::watched::Watched;
 use crate::calls::{Calls, Refreshed, Said};
@@ -19,8 +19,8 @@ pub(crate) trait Outgoing {
     /// What executors give to other nodes.
     fn outbox(&self) -> &Outbox;
 
-    /// The workspace as an executor uses it that stores at place `place_bytes` of `half`; `place_bytes` is 0 where it stores nothing for other nodes.
-    fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView;
+    /// The workspace as an executor uses it that stores so in `half`; places are of 0 bytes where it stores nothing for other nodes.
+    fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView;
 }
 
 /// A generation in use.
@@ -35,7 +35,7 @@ impl<W: Outgoing> Generation<W> {
     /// Takes `workspace` for calls from `epoch` on, whose waits `watched` ends.
     pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
         watched.await_flags(workspace.outbox(), epoch);
-        let plain = workspace.view(0, 0, watched.fault.address(), nanoseconds(deadline));
+        let plain = workspace.view(Storing::default(), 0, watched.fault.address(), nanoseconds(deadline));
         Self { workspace, views: Views::new(plain), refreshed: Refreshed::new(epoch) }
     }
 
@@ -65,10 +65,10 @@ impl<W: Outgoing> Generation<W> {
     pub(crate) fn view_of(&mut self, exchange: &Exchange<'_>, epoch: Epoch) -> Arc<WorkspaceView> {
         let Self { workspace, views, .. } = self;
         let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
-        let place_bytes = match exchange.source {
-            Source::Rows(_) => 0,
-            Source::Stored => exchange.place_bytes,
+        let storing = match exchange.source {
+            Source::Rows(_) => Storing::default(),
+            Source::Stored { of_all } => Storing { place_bytes: exchange.place_bytes, of_all },
         };
-        views.storing(place_bytes, epoch, |place_bytes, half| workspace.view(place_bytes, half, fault, deadline_ns))
+        views.storing(storing, epoch, |storing, half| workspace.view(storing, half, fault, deadline_ns))
     }
 }

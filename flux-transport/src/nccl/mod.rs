@@ -25,6 +25,7 @@ mod link;
 mod members;
 mod messages;
 mod outbox;
+mod own;
 mod progress;
 mod proof;
 pub(crate) mod remains;
@@ -41,7 +42,7 @@ pub(crate) use generation::{Generation, Outgoing};
 pub(crate) use guard::Guard;
 pub(crate) use join::join;
 pub(crate) use members::Members;
-pub(crate) use outbox::Outbox;
+pub(crate) use outbox::{Outbox, Storing};
 pub(crate) use transport::NcclTransport;
 pub(crate) use watched::Watched;
 

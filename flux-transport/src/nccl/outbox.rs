@@ -85,8 +85,8 @@ impl Outbox {
     }
 
     /// Where the executor finds the data region of `peer`, or of whoever shares its node, in calls whose half begins `half_bytes` into it.
-    pub(crate) fn data_of(&self, peer: Rank, place_bytes: u64, half_bytes: u64) -> u64 {
-        self.places().data_of(peer, place_bytes, half_bytes)
+    pub(crate) fn data_of(&self, peer: Rank, storing: Storing, half_bytes: u64) -> u64 {
+        self.places().data_of(peer, storing, half_bytes)
     }
 
     /// What the executor takes for the pad of `peer`, or of whoever shares its node.
@@ -120,6 +120,15 @@ impl Outbox {
     }
 }
 
+/// What an executor stores for other nodes in a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Storing {
+    /// Bytes of a place at a reader.
+    pub(crate) place_bytes: u64,
+    /// Whether a reader has a place for every rank, in rank order, and so for itself; else those of [`Places`].
+    pub(crate) of_all: bool,
+}
+
 /// Where what goes along the rail lies.
 #[derive(Clone, Copy, Debug)]
 struct RailPlaces {
@@ -135,9 +144,10 @@ impl RailPlaces {
     }
 
     /// The executor adds the half and the place that this rank has at the peer.
-    fn data_of(self, peer: Rank, place_bytes: u64, half_bytes: u64) -> u64 {
+    fn data_of(self, peer: Rank, Storing { place_bytes, of_all }: Storing, half_bytes: u64) -> u64 {
         let relay = self.nodes.rank(self.nodes.node_of(peer), self.nodes.local_of(self.rank));
-        let place = Places::new(self.nodes).destination(self.rank, relay).map_or(0, |(_, place)| place);
+        let destination = || Places::new(self.nodes).destination(self.rank, relay).map_or(0, |(_, place)| place);
+        let place = if of_all { self.rank.get() } else { destination() };
         self.stored(peer, place_bytes).wrapping_sub(half_bytes + u64::from(place) * place_bytes)
     }
 }
@@ -177,7 +187,7 @@ mod tests {
                 let crossing = program.items.iter().filter(|item| item.sink == sink::SEND && !nodes.together(rank, Rank::new(item.dest)));
                 // As the kernel adds it up.
                 let store = |item: &WorkItem| {
-                    places.data_of(Rank::new(item.dest), place, half_bytes).wrapping_add(half_bytes + u64::from(item.slot) * slot)
+                    places.data_of(Rank::new(item.dest), Storing { place_bytes: place, of_all: false }, half_bytes).wrapping_add(half_bytes + u64::from(item.slot) * slot)
                 };
                 let mut stored: Vec<u64> = crossing.map(store).collect();
                 sent.sort_unstable();

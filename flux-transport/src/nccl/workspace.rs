@@ -4,7 +4,7 @@
 
 use super::carry::Memory;
 use super::generation::Outgoing;
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Storing};
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
 use crate::transport::checked_bytes;
 use crate::{TransportError, WorkspaceView};
@@ -106,9 +106,9 @@ impl Outgoing for Workspace {
         &self.outbox
     }
 
-    fn view(&self, place_bytes: u64, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
+    fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let half_bytes = half * self.size.half_stride();
-        let data = |peer: Rank| if peer == self.rank { self.data() } else { self.outbox.data_of(peer, place_bytes, half_bytes) };
+        let data = |peer: Rank| if peer == self.rank { self.data() } else { self.outbox.data_of(peer, storing, half_bytes) };
         let pad = |peer: Rank| if peer == self.rank { self.pad() } else { self.outbox.pad_of(peer) };
         WorkspaceView {
             data: self.world.ranks().map(data).collect(),

@@ -5,7 +5,7 @@
 
 use super::{Block, Origin, Parcel, Reader};
 use flux_core::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
-use flux_core::program::{Places, TileProgram, WorkItem, sink};
+use flux_core::program::{Places, Round, TileProgram, WorkItem, sink};
 use flux_core::{OpKind, Rank};
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
     match program.problem.op() {
         OpKind::AllGatherGemm => shard(program),
-        OpKind::GemmReduceScatter if program.stacked => scattered(program),
+        OpKind::GemmReduceScatter if program.stacked => scattered(program).unwrap_or_else(|| scattered_by_tile(program)),
         OpKind::GemmReduceScatter => slots(program),
     }
 }
@@ -90,8 +90,21 @@ fn slots(program: &TileProgram) -> Vec<Parcel> {
     chunks.into_iter().map(parcel).collect()
 }
 
-/// Rows that tiles of a stacked program scatter, but for those that the rank keeps.
-fn scattered(program: &TileProgram) -> Vec<Parcel> {
+/// All that the tiles of a stacked program scatter to each owner, but for what the rank keeps, where one signal announces it.
+fn scattered(program: &TileProgram) -> Option<Vec<Parcel>> {
+    let rounds = program.rounds()?;
+    let parcel = |round: &Round| {
+        let Round { step, offset, bytes, sent, .. } = *round;
+        let offset = u64::from(sent.place) * place_bytes(program) + offset;
+        let block = Block { offset: offset.wrapping_add(shift(program, sent.peer)), rows: 1, width: bytes, pitch: bytes };
+        let reader = Reader { rank: sent.peer.get(), signal: sent.signal, offset, pitch: bytes, step };
+        Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
+    };
+    Some(rounds.iter().map(parcel).collect())
+}
+
+/// What each tile of a stacked program scatters, but for what the rank keeps.
+fn scattered_by_tile(program: &TileProgram) -> Vec<Parcel> {
     let problem = &program.problem;
     let element = problem.dtype().bytes() as u64;
     let row_bytes = u64::from(problem.n_local()) * element;

@@ -85,7 +85,7 @@ fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         sink::STORE | sink::REDUCE | sink::FOLD if item.raise != NONE => Some("only what others read raises a signal"),
         sink::SEND | sink::LEND | sink::SCATTER if item.raise == NONE => Some("what others read is announced by a signal"),
-        sink::LEND | sink::SCATTER if item.counter != NONE => Some("a part, or a tile that is scattered, has a signal of its own"),
+        sink::LEND if item.counter != NONE => Some("a part has a signal of its own"),
         sink::LEND | sink::SCATTER if item.dest != p.rank.get() => Some("a part, and a tile that is scattered, is the rank's own"),
         _ if item.raise == NONE && item.counter != NONE => Some("a counter is for a signal"),
         _ => None,

@@ -3,7 +3,7 @@
 //! Invariant: such a call is bound by what its workers read; what matters is that all do, to the end.
 
 use super::tiles::{TILES, area, waves};
-use super::{ROW_GROUP, Schedule, WORKERS};
+use super::{Chunk, ROW_GROUP, Schedule, WORKERS};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 
@@ -70,7 +70,8 @@ impl Schedule {
             })
         });
         let (tile, splits) = ways.min_by_key(|way| way.0).map_or((TILES[0].0, 1), |(_, tile, splits)| (tile, splits));
-        Self { stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
+        let chunk = if problem.op() == OpKind::AllGatherGemm { Chunk::Shard } else { Chunk::Tiles(1) };
+        Self { chunk, stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
     }
 }
 

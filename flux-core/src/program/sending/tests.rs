@@ -21,7 +21,7 @@ fn channels(world: u32, each: u32) -> Channels {
 fn chosen(problem: &Problem, each: u32) -> (u64, Sending) {
     let (channels, peers) = (channels(problem.world().get(), each), problem.world().peers());
     let sending = Sending::heuristic(problem, &channels, peers);
-    (Call::fastest(problem, &channels, sending, peers).0, sending)
+    (Call::chosen(problem, &channels, (sending, peers), &Schedule::shard_by_shard(problem)).0, sending)
 }
 
 /// Op, model, rows, peers at once, columns of a tile, chunks of a shard, us.
@@ -152,7 +152,7 @@ fn over_a_network_messages_are_no_larger_than_is_worth_it() {
         for problem in [GPT3, LLAMA].map(|model| problem(world, op, model, 1024)) {
             let sending = Sending::heuristic(&problem, &over, world - 1);
             assert_ne!(sending, Sending::Before, "{problem:?}: that is one message to each");
-            let program = TileProgram::build(&problem, Rank::new(1), &Schedule::in_messages(&problem, &over, sending)).unwrap();
+            let program = TileProgram::build(&problem, Rank::new(1), &Schedule::in_messages(&problem, &over, sending, Nodes::apart(problem.world()))).unwrap();
             // A row block of GPT-3 is 3 MiB.
             assert!(program.rounds().unwrap().iter().all(|round| round.bytes <= 6 << 20), "{problem:?}");
         }
@@ -162,5 +162,5 @@ fn over_a_network_messages_are_no_larger_than_is_worth_it() {
 #[test]
 fn what_comes_first_is_whole_shards() {
     let problem = problem(4, AG, GPT3, 8192);
-    assert_eq!(Schedule::in_messages(&problem, &channels(4, 4), Sending::Before).chunk, Chunk::Shard);
+    assert_eq!(Schedule::in_messages(&problem, &channels(4, 4), Sending::Before, Nodes::apart(problem.world())).chunk, Chunk::Shard);
 }
