@@ -92,6 +92,7 @@ struct Params {
     u64 parts_offset;      // of the part slots in a half
     u64 aside;             // memory of this GPU for the parts of tiles that CTAs lay aside
     u64 bias;              // [n_local], added to every row of the result; 0 for none
+    u64 scattered;         // where other ranks' scattered rows come: the own data region, or memory of the host
 
     u32 rank, world;
     u32 item_count, transfer_count;

@@ -76,6 +76,9 @@ pub struct Capabilities {
     /// An executor may store straight into peers' data regions and pads. Where not, each call is [carried](Transport::carry), or
     /// [exchanged](Transport::exchange) as messages.
     pub peer_stores: bool,
+    /// An executor may scatter rows to peers and tell them itself, though it may store nothing else there, in calls for which [the transport](Transport::scatter) shows it
+    /// where. What travels so is read by the peers' executors as they add it.
+    pub scatters: bool,
     /// Who carries out a [`MoverJob`].
     pub mover: Mover,
     /// Calls may be captured in a CUDA graph.
@@ -91,6 +94,8 @@ pub struct WorkspaceView {
     pub data: Vec<u64>,
     /// Pads, by rank.
     pub pads: Vec<u64>,
+    /// Where rows come that other ranks scatter to this one, if not to its data region, which is not what [they reach](Capabilities::scatters).
+    pub scattered: Option<u64>,
     /// The own control block.
     pub control: u64,
     /// The own fault block.
@@ -232,6 +237,12 @@ pub trait Transport: Send + Sync + Debug {
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn carry(&self, _stream: Stream, _carry: &Carry<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
+    }
+
+    /// The workspace for an executor that scatters the rows of the call in progress, which is of the op with number `op` (as in [`Carry::op`]), to peers itself, where it
+    /// [may](Capabilities::scatters). Instead of [`carry`](Self::carry), before the kernel's launch.
+    fn scatter(&self, _stream: Stream, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
+        Err(TransportError::MoverUnusable { why: "this transport has no memory of the host to scatter rows to" })
     }
 
     /// Ends the call in progress where no executor ran: the call does not count, and its epoch is the next call's.

@@ -117,6 +117,7 @@ impl Seat {
             activation: Activation::None,
             data: &self.data,
             pads: &self.pads,
+            scattered: self.data[program.rank.index()],
             control: self.control.address(),
             fault: self.fault.address(),
             half_stride: program.workspace().half_stride(),

@@ -54,7 +54,9 @@ template <class C>
 __device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
     constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 8;
     const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
-    const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+    const u64 half = p.scattered + (epoch & 1) * p.half_stride;
+    // From what others have scattered to what this rank has.
+    const u64 to_own = p.data[p.rank] - p.scattered;
     for (u32 v = thread; v < item.rows * (item.cols / 8); v += kPlaces * kThreads) {
         const FoldPlace places[kPlaces] = {{item, v}, {item, v + kThreads}};
         u64 at[kPlaces];
@@ -68,7 +70,7 @@ __device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem&
             for (u32 s = 0; s < kSources; ++s) {
 #pragma unroll
                 for (u32 n = 0; n < kPlaces; ++n) {
-                    if (places[n].there && first + s < p.world) sent[s][n] = ptx::load_global_16(at[n]);
+                    if (places[n].there && first + s < p.world) sent[s][n] = ptx::load_global_16(at[n] + (first + s == p.rank ? to_own : 0));
                     at[n] += source_bytes;
                 }
             }

@@ -96,6 +96,8 @@ pub struct LaunchArgs<'a> {
     pub data: &'a [u64],
     /// Every rank's pad, as mapped on this device.
     pub pads: &'a [u64],
+    /// Where the rows come that other ranks scatter to this one: its data region, but where that is not what they reach.
+    pub scattered: u64,
     /// This rank's control block.
     pub control: u64,
     /// This rank's fault block, as the device sees it.
@@ -240,6 +242,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         parts_offset: p.parts_offset(),
         aside: program.aside(),
         bias: args.bias,
+        scattered: args.scattered,
         rank: p.rank.get(),
         world: world.get(),
         item_count: p.items.len() as u32,

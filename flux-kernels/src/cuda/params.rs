@@ -30,6 +30,7 @@ pub(super) struct Params {
     pub(super) parts_offset: u64,
     pub(super) aside: u64,
     pub(super) bias: u64,
+    pub(super) scattered: u64,
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) item_count: u32,

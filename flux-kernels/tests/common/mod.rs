@@ -207,6 +207,7 @@ impl World {
             activation: self.activation,
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
+            scattered: self.data[i].0,
             control: rank.control.0,
             fault: rank.fault.0,
             half_stride: self.size.half_stride(),

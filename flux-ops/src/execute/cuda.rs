@@ -2,7 +2,7 @@
 //!
 //! Invariant: a call only enqueues: it allocates nothing and waits for nothing, so it may be captured in a graph.
 
-use super::{Hands, Push, label};
+use super::{Hands, Push, carried, label};
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
@@ -45,6 +45,8 @@ pub(crate) struct CudaExecutor {
     sending: Sending,
     // What copy engines carry through the host, where they do.
     route: Option<Route>,
+    // Whether the kernel scatters rows to memory of the host itself.
+    scatters: bool,
     // By which ranks tell which op a call is of.
     number: u32,
     workers: u32,
@@ -111,10 +113,11 @@ impl CudaExecutor {
         let workers = with_a_tile(&program, hands.workers.unwrap_or(sms));
         // What is stored for messages, and for the way through the host, goes to this device's memory; with several ranks in a node most does not.
         let local = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
+        let scatters = route.is_none() && carried(comm);
         let spread = hands.spread.unwrap_or(if local { 0 } else { SPREAD_PERCENT });
         let pace = pace(&program, workers, spread);
         let push_by_kernel = match hands.push {
-            _ if rounds.is_some() || route.is_some() => false,
+            _ if rounds.is_some() || route.is_some() || scatters => false,
             // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
             _ if program.stacked => true,
             Push::Auto => !program.is_for_copy_engines(),
@@ -132,6 +135,7 @@ impl CudaExecutor {
             rounds,
             sending,
             route,
+            scatters,
             number,
             workers,
             pace,
@@ -176,6 +180,8 @@ impl CudaExecutor {
         if let Some(rounds) = &self.rounds {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
             unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, (program, self.number), rounds, self.sending)) }?;
+        } else if self.scatters {
+            call.scatter(self.number)?;
         } else if carry.is_none() && !by_kernel {
             // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
             // what the view's maker promised, or what cudarc orders with the view's end.
@@ -193,11 +199,12 @@ impl CudaExecutor {
             activation,
             data: data.as_ref().map_or(&memory.data, |data| &data[..memory.data.len()]),
             pads: &memory.pads,
+            scattered: memory.scattered.unwrap_or(memory.data[program.rank.index()]),
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
-            // Where no peer's pad is reached the transport alone tells.
-            op: if self.route.is_some() || (self.rounds.is_some() && !program.nodes.are_mixed()) { 0 } else { self.number },
+            // Where no peer's pad is reached, or only through the host, the transport alone tells.
+            op: if self.route.is_some() || self.scatters || (self.rounds.is_some() && !program.nodes.are_mixed()) { 0 } else { self.number },
             deadline_ns: memory.deadline_ns,
             await_pushed,
             workers: self.workers,
@@ -256,6 +263,7 @@ impl CudaExecutor {
             }
             _ if self.rounds.is_some() => &carried,
             _ if self.route.is_some() => ", copy engines carry everything through the host",
+            _ if self.scatters => ", which scatter rows to memory of the host and fold them from there",
             _ if self.program.program().transfers.is_empty() => "",
             true => ", which push the shard",
             false => ", copy engines push the shard (the CTAs once a call was captured)",

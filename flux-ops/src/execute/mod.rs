@@ -108,6 +108,11 @@ pub(crate) fn carried(comm: &Communicator) -> bool {
     !peer_stores && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
 }
 
+/// Whether the program's kernel scatters rows to peers itself though it reaches nothing else of them.
+pub(crate) fn scatters(comm: &Communicator, program: &TileProgram) -> bool {
+    comm.capabilities().scatters && program.stacked && program.problem.op() == OpKind::GemmReduceScatter
+}
+
 /// What flight records and errors call a call.
 fn label(problem: &Problem) -> Label {
     Label::new(problem.op().name(), [problem.m(), problem.n(), problem.k()])

@@ -10,7 +10,7 @@ pub(crate) use finish::Finish;
 pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, Hands, carried, location, own_schedule, own_sending};
+use crate::execute::{Executor, Hands, carried, location, own_schedule, own_sending, scatters};
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
@@ -120,7 +120,7 @@ impl<T: Element> FusedOp<T> {
         let schedule = request.schedule.unwrap_or_else(|| own_schedule(comm, &problem, sending));
         let program = TileProgram::build_across(&problem, comm.rank(), &schedule, comm.nodes())?;
         let size = program.workspace();
-        let route = if carried(comm) {
+        let route = if carried(comm) && !scatters(comm, &program) {
             let of = |rank| TileProgram::build_across(&problem, rank, &schedule, comm.nodes());
             let of_all = comm.world_size().ranks().map(of).collect::<Result<Vec<_>, _>>()?;
             Some(Route::new(comm.rank(), &of_all))

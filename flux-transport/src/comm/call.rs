@@ -92,6 +92,18 @@ impl<'c> Call<'c> {
         handed
     }
 
+    /// Has the executor scatter rows to peers itself, where the transport [lets it](crate::Capabilities::scatters): [`memory`](Self::memory) is from then on as it uses it. The
+    /// call is of the op with number `op`, as in [`Carry::op`]. Instead of [`carry`](Self::carry), before the kernel's launch.
+    ///
+    /// # Errors
+    /// [`TransportError::MoverUnusable`] where the transport does not.
+    pub fn scatter(&mut self, op: u32) -> Result<(), TransportError> {
+        let handed = self.comm.inner.health.transport().scatter(self.stream, op);
+        self.handed |= Self::handed_out(&handed);
+        self.view = handed?;
+        Ok(())
+    }
+
     fn handed_out<T>(handed: &Result<T, TransportError>) -> bool {
         use TransportError::{BadTransfer, MoverUnusable, WrongStream};
         !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }))

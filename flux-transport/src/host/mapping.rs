@@ -63,6 +63,7 @@ impl Mapping {
         let view = WorkspaceView {
             data: regions.iter().map(|region| region.data()).collect(),
             pads: regions.iter().map(|region| region.pad()).collect(),
+            scattered: None,
             control: own.control.address(),
             fault: own.fault.address(),
             size,

@@ -113,6 +113,7 @@ impl Outgoing for Workspace {
         WorkspaceView {
             data: self.world.ranks().map(data).collect(),
             pads: self.world.ranks().map(pad).collect(),
+            scattered: None,
             control: self.control(),
             fault,
             size: self.size,

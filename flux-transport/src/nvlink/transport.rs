@@ -81,7 +81,7 @@ impl Transport for NvLink {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: true, mover: Mover::CopyEngine, graphs: true, processes: true }
+        Capabilities { peer_stores: true, scatters: false, mover: Mover::CopyEngine, graphs: true, processes: true }
     }
 
     fn explain(&self) -> String {

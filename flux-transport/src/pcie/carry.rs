@@ -46,9 +46,8 @@ impl Streams<'_> {
             unsafe { self.receive(incoming) }?;
         }
         self.out.join(self.back.raw())?;
-        let done = WordOp::Write { address: self.at.words().finished_address(), value: self.epoch.get() };
         // SAFETY: the word is in the generation's pinned block.
-        unsafe { words_async(self.device, [done], self.back.raw()) }
+        unsafe { words_async(self.device, [self.at.finished(self.epoch)], self.back.raw()) }
     }
 
     fn half(&self) -> u64 {

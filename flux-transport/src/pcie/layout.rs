@@ -3,12 +3,15 @@
 //! Invariant: every word has one writer and at most one waiter, but for `broken` and `said`, which everybody may look at; nothing overlaps.
 //!
 //! ```text
-//! [ broken ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... | [ half 0 ][ half 1 ]
-//!   a line     a line   u64s     dense u32, by the reader's signal, from a line   from a border of 2 MiB
+//! [ broken ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... [ pad ] | [ half 0 ][ half 1 ]
+//!   a line     a line   u64s     dense u32, by the reader's signal, from a line           from a border of 2 MiB
 //! ```
+//!
+//! In calls whose data copy engines carry, what the owner sends lies in the halves, and the flags say so. In calls whose kernels scatter rows themselves, what is for the
+//! owner does, and the pad says so. One call's use of a half is over on all ranks before the next but one begins (`flux_core::signal`), whichever each is.
 
 use crate::calls::Saying;
-use flux_core::layout::{LINE, WorkspaceSize};
+use flux_core::layout::{LINE, WorkspaceSize, pad_bytes};
 
 /// The offsets of a region for a world and a workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,11 @@ impl Layout {
         (4 * u64::from(self.signals)).next_multiple_of(LINE)
     }
 
+    /// The pad on which kernels of other ranks tell the owner's.
+    pub(super) fn pad(&self) -> u64 {
+        self.flags(self.world)
+    }
+
     /// The half of the calls of one parity.
     pub(super) fn half(&self, half: u64) -> u64 {
         self.words_bytes() + half * self.half_stride
@@ -56,7 +64,7 @@ impl Layout {
 
     /// Bytes before the halves: words only.
     pub(super) fn words_bytes(&self) -> u64 {
-        self.flags(self.world).next_multiple_of(WorkspaceSize::ALIGN)
+        (self.pad() + pad_bytes(self.signals)).next_multiple_of(WorkspaceSize::ALIGN)
     }
 
     /// Bytes in all.
@@ -83,6 +91,8 @@ mod tests {
                     prop_assert!(words.insert(layout.flag(rank, signal)));
                 }
             }
+            words.extend((layout.pad()..layout.pad() + pad_bytes(signals)).step_by(4));
+            prop_assert_eq!(words.len() as u64, 2 + 2 * Saying::WORDS as u64 + u64::from(world * signals) + pad_bytes(signals) / 4);
             prop_assert!(words.iter().all(|word| word % 4 == 0 && word + 4 <= layout.words_bytes()));
             prop_assert!(layout.half(0) >= layout.words_bytes() && layout.half(1) >= layout.half(0) + half_bytes);
             prop_assert!(layout.bytes().is_some_and(|bytes| bytes >= layout.half(1) + half_bytes));

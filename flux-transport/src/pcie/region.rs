@@ -1,4 +1,4 @@
-//! A rank's shared region: host memory through which all that it sends goes, pinned and mapped in every process that has a rank.
+//! A rank's shared region: host memory through which all goes that it sends or is sent, pinned and mapped in every process that has a rank.
 //!
 //! Invariant: a rank's region is mapped and registered once in its own process, for all ranks there, and in another once for each rank there that opens it; whoever
 //! holds a region may use its addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs of a host writing at once are slower
@@ -9,6 +9,7 @@ use crate::TransportError;
 use crate::calls::Saying;
 use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};
 use crate::host::file::{self, MappedFile};
+use flux_core::layout::BROKEN_BYTES;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -36,7 +37,9 @@ impl Region {
         let failed = |why| TransportError::Io { what: "mapping memory of the host", source: std::io::Error::other(why) };
         let map = MappedFile::map(file.as_fd(), bytes).map_err(failed)?;
         let region = Arc::new(Self::pin(device, key, layout, map)?);
-        for offset in (4..layout.words_bytes()).step_by(4) {
+        // What ranks say on the pad about themselves begins as 0, as the first word of all.
+        let said = layout.pad()..layout.pad() + BROKEN_BYTES;
+        for offset in (4..layout.words_bytes()).step_by(4).filter(|offset| !said.contains(offset)) {
             region.word(offset).store(initial, Ordering::Relaxed);
         }
         DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&region));

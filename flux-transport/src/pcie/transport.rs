@@ -10,7 +10,7 @@ use super::watch::Watch;
 use super::workspace::Workspace;
 use crate::calls::{Calls, Captures, Refreshed, locked};
 use crate::control::{Collective, together};
-use crate::cuda::{CudaDevice, CudaError};
+use crate::cuda::{CudaDevice, CudaError, words_async};
 use crate::drain::Drain;
 use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
 use crate::transport::nanoseconds;
@@ -43,7 +43,11 @@ struct State {
     calls: Calls,
     current: Workspace,
     refreshed: Refreshed,
+    /// For executors beside which copy engines carry all, and for those that scatter rows themselves.
     view: Arc<WorkspaceView>,
+    scattering: Arc<WorkspaceView>,
+    /// Whether the call in progress is one of the latter.
+    scatters: bool,
 }
 
 /// Why a call cannot be captured.
@@ -68,10 +72,10 @@ impl Pcie {
         let workspace = Workspace::new(meeting, &device, &out, &members, (options.reserve, epoch))?;
         meeting.succeed(prove(&device, (&out, &back), &workspace, members.rank, epoch).map_err(NvLinkError::from)).map_err(unusable)?;
         let deadline_ns = nanoseconds(options.deadline);
-        let view = Arc::new(workspace.view(fault.address(), deadline_ns));
+        let [view, scattering] = views(&workspace, fault.address(), deadline_ns);
         let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
         let watch = meeting.succeed(watch).map_err(unusable)?;
-        let state = State { out, back, calls, current: workspace, refreshed: Refreshed::new(epoch), view };
+        let state = State { out, back, calls, current: workspace, refreshed: Refreshed::new(epoch), view, scattering, scatters: false };
         let place = Device::from(device.info().clone());
         let drain = Drain::new(device.clone(), options.deadline);
         Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, drain, device, place })
@@ -81,6 +85,11 @@ impl Pcie {
     fn drained(&self) -> Result<(), TransportError> {
         self.drain.wait(|| self.watch.fault().has_failed())
     }
+}
+
+/// The two views of a workspace.
+fn views(at: &Workspace, fault: u64, deadline_ns: u64) -> [Arc<WorkspaceView>; 2] {
+    [at.view(fault, deadline_ns), at.view_of_regions(fault, deadline_ns)].map(Arc::new)
 }
 
 impl Transport for Pcie {
@@ -93,7 +102,7 @@ impl Transport for Pcie {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: false, mover: Mover::CopyEngine, graphs: false, processes: true }
+        Capabilities { peer_stores: false, scatters: true, mover: Mover::CopyEngine, graphs: false, processes: true }
     }
 
     fn explain(&self) -> String {
@@ -116,7 +125,7 @@ impl Transport for Pcie {
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
         let grown = Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
-        state.view = Arc::new(grown.view(self.watch.fault().address(), self.deadline_ns));
+        [state.view, state.scattering] = views(&grown, self.watch.fault().address(), self.deadline_ns);
         self.watch.replace(Arc::clone(grown.words()));
         (state.current, state.refreshed) = (grown, Refreshed::new(epoch));
         state.calls.go_on_at(epoch);
@@ -163,15 +172,36 @@ impl Transport for Pcie {
         Ok(unsafe { streams.carry(carry) }?)
     }
 
+    fn scatter(&self, stream: Stream, op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
+        let State { calls, current, scattering, scatters, .. } = &mut *locked(&self.state);
+        calls.uncarried(stream)?;
+        let epoch = calls.epoch();
+        calls.carried();
+        *scatters = true;
+        self.watch.begin(epoch.get());
+        current.words().say(epoch, op);
+        Ok(Arc::clone(scattering))
+    }
+
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
-        let State { out, back, calls, .. } = &mut *locked(&self.state);
+        let State { out, back, calls, scatters, .. } = &mut *locked(&self.state);
+        *scatters = false;
         // Both: where a call could not be carried to its end `back` may not be ordered after `out`, which reads the caller's rows.
         calls.abandon(stream, |caller| out.join(caller).and(back.join(caller)))
     }
 
     fn finish(&self, stream: Stream) -> Result<(), TransportError> {
-        let State { back, calls, .. } = &mut *locked(&self.state);
-        calls.finish(stream, |caller| back.join(caller))
+        let State { back, calls, current, scatters, .. } = &mut *locked(&self.state);
+        let (scattered, epoch) = (std::mem::take(scatters), calls.epoch());
+        calls.finish(stream, |caller| {
+            if !scattered {
+                return back.join(caller);
+            }
+            // The caller's stream goes on meanwhile: it is behind the kernel, which has heard from all peers.
+            back.fork(caller)?;
+            // SAFETY: the word is in the pinned block of the generation, which lives until the device is drained.
+            unsafe { words_async(&self.device, [current.finished(epoch)], back.raw()) }
+        })
     }
 
     fn read_fault(&self) -> Option<FaultRecord> {

@@ -7,7 +7,7 @@ use super::layout::Layout;
 use super::region::Region;
 use super::words::Words;
 use crate::control::{agree, together};
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, PinnedBlock, fill_words, host_size, read};
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, read};
 use crate::drain::keep;
 use crate::nvlink::{Lane, Meeting, Members, NvLinkError};
 use crate::transport::{checked_bytes, same_epoch};
@@ -172,6 +172,11 @@ impl Workspace {
         self.pad.address()
     }
 
+    /// What says that nothing of call `epoch` is left to do for the side streams.
+    pub(super) fn finished(&self, epoch: Epoch) -> WordOp {
+        WordOp::Write { address: self.words.finished_address(), value: epoch.get() }
+    }
+
     /// Brings all that this rank's streams and their peers' wait for to call `before`, on the caller's stream, before anything of the call after it is raised.
     pub(super) fn refresh(&self, device: &CudaDevice, before: u32, stream: usize) -> Result<(), CudaError> {
         let layout = self.host_region(self.rank).layout;
@@ -185,6 +190,20 @@ impl Workspace {
         Ok(())
     }
 
+    /// The same for an executor that scatters rows to peers' regions itself, and is told by theirs on the pad of its own.
+    pub(super) fn view_of_regions(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
+        let layout = self.host_region(self.rank).layout;
+        let own = self.regions[self.rank as usize] + layout.half(0);
+        let data = |rank: u32| if rank == self.rank { self.data() } else { self.regions[rank as usize] + layout.half(0) };
+        let ranks = || 0..self.regions.len() as u32;
+        WorkspaceView {
+            data: ranks().map(data).collect(),
+            pads: self.regions.iter().map(|region| region + layout.pad()).collect(),
+            scattered: Some(own),
+            ..self.view(fault, deadline_ns)
+        }
+    }
+
     /// What an executor needs to know of it, with the rank's fault block.
     pub(super) fn view(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let ranks = || 0..self.regions.len() as u32;
@@ -192,6 +211,7 @@ impl Workspace {
         WorkspaceView {
             data: ranks().map(|rank| if own(rank) { self.data() } else { self.outbox() }).collect(),
             pads: ranks().map(|rank| if own(rank) { self.pad() } else { self.words.local_pad(rank) }).collect(),
+            scattered: None,
             control: self.control.address(),
             fault,
             size: self.size,

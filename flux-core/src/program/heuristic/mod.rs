@@ -132,7 +132,7 @@ impl Schedule {
     /// ```
     pub fn staged(problem: &Problem) -> Self {
         let usual = Self::shard_by_shard(problem);
-        if problem.op() == OpKind::AllGatherGemm && usual.stack {
+        if usual.stack {
             return usual;
         }
         let [thin, small] = [64, 128].map(|rows| TileShape::new(rows, 128, 64));
