@@ -116,8 +116,16 @@ impl CudaExecutor {
         let scatters = route.is_none() && carried(comm);
         let spread = hands.spread.unwrap_or(if local { 0 } else { SPREAD_PERCENT });
         let pace = pace(&program, workers, spread);
+        let mut program = program;
+        // Of rows that are carried the kernel keeps the own ones for itself, where tiles span shards.
+        let keeps = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
+        if keeps {
+            let own = program.rank.get();
+            program.transfers.retain(|transfer| transfer.dest == own);
+        }
         let push_by_kernel = match hands.push {
-            _ if rounds.is_some() || route.is_some() || scatters => false,
+            _ if keeps => !program.transfers.is_empty(),
+            _ if rounds.is_some() || scatters => false,
             // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
             _ if program.stacked => true,
             Push::Auto => !program.is_for_copy_engines(),
@@ -170,7 +178,8 @@ impl CudaExecutor {
         raw_stream: usize,
     ) -> Result<(), CallError> {
         let program = self.program.program();
-        let by_kernel = self.rounds.is_none() && self.route.is_none() && (self.push_by_kernel || !call.copy_engine_usable());
+        let carried = self.rounds.is_some() || self.route.is_some() || self.scatters;
+        let by_kernel = self.push_by_kernel || !carried && !call.copy_engine_usable();
         let carry = self.route.as_ref().map(|route| Carry {
             x: operands.x.address,
             row_stride: operands.x.row_bytes::<T>(),

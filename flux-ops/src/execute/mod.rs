@@ -108,9 +108,11 @@ pub(crate) fn carried(comm: &Communicator) -> bool {
     !peer_stores && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
 }
 
-/// Whether the program's kernel scatters rows to peers itself though it reaches nothing else of them.
+/// Whether the program's kernel scatters rows to peers itself though it reaches nothing else of them: tile by tile. Of a word that announces all tiles every CTA would
+/// ask the host's memory, one after another.
 pub(crate) fn scatters(comm: &Communicator, program: &TileProgram) -> bool {
-    comm.capabilities().scatters && program.stacked && program.problem.op() == OpKind::GemmReduceScatter
+    let by_tile = || program.rounds().is_none();
+    comm.capabilities().scatters && program.stacked && program.problem.op() == OpKind::GemmReduceScatter && by_tile()
 }
 
 /// What flight records and errors call a call.

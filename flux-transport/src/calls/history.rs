@@ -9,7 +9,7 @@ use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Calls that are remembered. A host is as many calls ahead of another as the driver queues for a device that waits, which is some thousand, and devices are at most one
+/// Calls that are remembered. A host is as many calls ahead of its device, and of another host, as the driver queues for a device that waits, which is some thousand, and devices are at most one
 /// apart: of what two ranks have said there is always a call that both remember.
 const CALLS: usize = 4096;
 
@@ -66,6 +66,11 @@ impl<'w> Saying<'w> {
             self.0[place].store(said.word(), Ordering::Release);
         }
         said
+    }
+
+    /// Bytes from the first word to that of call `epoch`, which is left as it is as long as the call is [remembered](CALLS).
+    pub(crate) const fn offset(epoch: Epoch) -> u64 {
+        (epoch.get() as u64 % CALLS as u64) * 8
     }
 
     fn last(self) -> Said {

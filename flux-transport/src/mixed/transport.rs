@@ -197,7 +197,7 @@ impl Transport for Mixed {
             return Err(TransportError::MoverUnusable { why });
         }
         let _current = self.device.enter()?;
-        let said = generation.open(calls, (caller, exchange.op), &self.watched, |caller| lanes.fork(caller))?;
+        generation.open(calls, (caller, exchange.op), &self.watched, |caller| lanes.fork(caller))?;
         let (workspace, epoch, Lanes { rail, mates, arrived }) = (&generation.workspace, calls.epoch(), lanes);
         let mut passing = match &exchange.source {
             // SAFETY: checked and forked above; the caller promises the rows.
@@ -206,7 +206,7 @@ impl Transport for Mixed {
         };
         // SAFETY: as above.
         unsafe {
-            carry(&self.device, rail.raw(), &self.watched, workspace.memory(), exchange, (epoch, said), |round| match &mut passing {
+            carry(&self.device, rail.raw(), &self.watched, workspace.memory(), exchange, epoch, |round| match &mut passing {
                 Some(passing) => passing.arrived(round, rail, arrived),
                 None => Ok(()),
             })

@@ -1,17 +1,16 @@
 //! The rounds of one call on the side stream: the messages of as many peers at once as the call says.
 //!
-//! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
-//! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
-//! failed sends other words; so what is not whole is never sent as if it were. Only where messages are aborted may a word have come before its chunk: by then this rank's
-//! call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks for it, which is after the call that read the
-//! half before.
+//! Invariant: the caller's rows are whole from the start, so when they have come their signal gets the epoch. What a kernel stores is whole when it has raised
+//! the flag, which goes as a word with the chunk: the signal gets that word, after the chunk. A stream that is let go because a call has
+//! failed sends other words; so what is not whole is never sent as if it were. Only where messages are aborted may a signal be up before its chunk has come: by then
+//! this rank's call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks for it, which is after the call that
+//! read the half before.
 
 use super::outbox::Outbox;
 use super::progress::{Place, Step};
 use super::told::SAID;
 use super::watched::Watched;
-use crate::calls::Said;
-use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, host_size, wait_value_async, words_async};
+use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, fill_words_apart, host_size, wait_value_async, words_async};
 use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, calling_offset, signal_offset};
@@ -36,8 +35,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) outbox: &'a Outbox,
 }
 
-/// Enqueues all messages of the call with number `epoch` on `stream`, of which this rank says `said`, ahead of the first chunk to each peer; `arrived` is told of each
-/// round when what it brings is there as far as the stream is concerned.
+/// Enqueues all messages of the call with number `epoch` on `stream`, with what this rank has said of it ahead of the first chunk to each peer; `arrived` is told of
+/// each round when what it brings is there as far as the stream is concerned.
 ///
 /// # Safety
 /// The exchange was checked against the workspace; `stream` is ordered after the call before and after the caller's rows, which stay until it is past
@@ -48,7 +47,7 @@ pub(crate) unsafe fn carry(
     watched: &Watched,
     at: Memory<'_>,
     exchange: &Exchange<'_>,
-    (epoch, said): (Epoch, Said),
+    epoch: Epoch,
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
     let &Exchange { source, place_bytes, rounds, sending, op } = exchange;
@@ -70,10 +69,9 @@ pub(crate) unsafe fn carry(
     });
     let stored = matches!(source, Source::Stored { .. });
     let (first, last) = if stored { (Some(of_far), None) } else { (None, Some(of_far)) };
-    let own = WordOp::WriteLong { address: outbox.own_word(), value: said.word() };
-    let begin = [place(if alone { Step::Alone } else { Step::Begun }), own];
-    // SAFETY: words of pinned memory that outlives the stream's work, of the outbox and of the own pad.
-    unsafe { words_async(device, begin.into_iter().chain(first.into_iter().flatten()), stream) }?;
+    let begin = place(if alone { Step::Alone } else { Step::Begun });
+    // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
+    unsafe { words_async(device, std::iter::once(begin).chain(first.into_iter().flatten()), stream) }?;
     let rows = match source {
         Source::Stored { .. } => None,
         Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) => {
@@ -102,9 +100,9 @@ pub(crate) unsafe fn carry(
         }
         watched.link.group(stream, |messages| {
             group.iter().try_for_each(|Round { step, offset, bytes, sent: to, received: from }| {
-                let (chunk, word) = match rows {
-                    Some(rows) => (rows + offset, outbox.own_word()),
-                    None => (outbox.stored(to.peer, place_bytes) + offset, outbox.flag(to.peer, to.signal, epoch)),
+                let chunk = match rows {
+                    Some(rows) => rows + offset,
+                    None => outbox.stored(to.peer, place_bytes) + offset,
                 };
                 let bytes = host_size(*bytes);
                 // A rail has a rank in each node.
@@ -112,27 +110,31 @@ pub(crate) unsafe fn carry(
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
                     if seen.is_first(*step) {
-                        messages.send(outbox.own_word(), SAID, to_node)?;
+                        messages.send(outbox.told().own_address(epoch), SAID, to_node)?;
                         messages.receive(outbox.told().address(from_node), SAID, from_node)?;
                     }
                     messages.send(chunk, bytes, to_node)?;
-                    messages.send(word, WORD, to_node)?;
                     messages.receive(half + u64::from(from.place) * place_bytes + offset, bytes, from_node)?;
-                    messages.receive(outbox.word(from.signal), WORD, from_node)
+                    if stored {
+                        messages.send(outbox.flag(to.peer, to.signal, epoch), WORD, to_node)?;
+                        messages.receive(outbox.word(from.signal), WORD, from_node)?;
+                    }
+                    Ok(())
                 }
             })
         })?;
         number += group.len();
         for words in words_of(group) {
             let (from, to) = (outbox.word(words.signal), pad + signal_offset(words.signal, epoch.half()));
-            let pitch = signal_offset(words.apart, 0) - signal_offset(0, 0);
+            let pitch = host_size(signal_offset(words.apart, 0) - signal_offset(0, 0));
             // SAFETY: all words are in the workspace.
             unsafe {
-                if words.count == 1 {
+                if !stored {
+                    fill_words_apart(device, (to, pitch), epoch.get(), words.count, stream)
+                } else if words.count == 1 {
                     copy_async(device, to, from, WORD, stream)
                 } else {
-                    let (to, from) = ((to, host_size(pitch)), (from, WORD * words.apart as usize));
-                    copy_rows_async(device, to, from, (words.count, WORD), stream)
+                    copy_rows_async(device, (to, pitch), (from, WORD * words.apart as usize), (words.count, WORD), stream)
                 }
             }?;
         }
@@ -167,7 +169,7 @@ struct Words {
     count: usize,
 }
 
-/// What the words of a group are copied as: all at once where that can be, as a copy takes a few us whatever its size.
+/// What the words of a group are copied or filled as: all at once where that can be, as a copy takes a few us whatever its size.
 fn words_of(group: &[Round]) -> Vec<Words> {
     let mut signals: Vec<u32> = group.iter().map(|round| round.received.signal).collect();
     signals.sort_unstable();

@@ -6,7 +6,7 @@
 use super::outbox::{Outbox, Storing};
 use super::views::Views;
 use super::watched::Watched;
-use crate::calls::{Calls, Refreshed, Said};
+use crate::calls::{Calls, Refreshed};
 use crate::cuda::CudaError;
 use crate::transport::nanoseconds;
 use crate::{Exchange, Source, TransportError, WorkspaceView};
@@ -44,7 +44,7 @@ impl<W: Outgoing> Generation<W> {
         Arc::clone(&self.views.plain)
     }
 
-    /// Gives the call in progress on `caller`, of the op with number `op`, its side streams, by `fork`, and its flags, which they may then wait for. Returns what
+    /// Gives the call in progress on `caller`, of the op with number `op`, its side streams, by `fork`, and its flags, which they may then wait for, and says what
     /// this rank says of the call. The device's context is current.
     pub(crate) fn open(
         &mut self,
@@ -52,13 +52,14 @@ impl<W: Outgoing> Generation<W> {
         (caller, op): (usize, u32),
         watched: &Watched,
         fork: impl FnOnce(usize) -> Result<(), CudaError>,
-    ) -> Result<Said, TransportError> {
+    ) -> Result<(), TransportError> {
         let (outbox, epoch) = (self.workspace.outbox(), calls.epoch());
         self.refreshed.keep(epoch, |before| outbox.refresh(before, caller))?;
         fork(caller)?;
         calls.carried();
         watched.await_flags(outbox, epoch);
-        Ok(outbox.told().say(epoch, op))
+        outbox.told().say(epoch, op);
+        Ok(())
     }
 
     /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.

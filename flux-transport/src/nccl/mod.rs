@@ -25,7 +25,6 @@ mod link;
 mod members;
 mod messages;
 mod outbox;
-mod own;
 mod progress;
 mod proof;
 pub(crate) mod remains;

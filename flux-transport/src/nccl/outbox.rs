@@ -4,7 +4,7 @@
 //! chunk whose flag is this call's epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
 
 use super::flags::Flags;
-use super::told::{SAID, Told};
+use super::told::Told;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
 use flux_core::program::Places;
@@ -24,7 +24,7 @@ pub(crate) struct Outbox {
     flags: Arc<Flags>,
     /// What goes ahead of each call's chunks.
     told: Arc<Told>,
-    /// What this rank says of the call, the call's number first, and the words that came with chunks, by the signal that they are for.
+    /// The number of the call, for who passes rows on, and the words that came with chunks, by the signal that they are for.
     words: DeviceBlock,
     device: CudaDevice,
 }
@@ -48,7 +48,7 @@ impl Outbox {
             stored: block(stored_bytes(nodes, size))?,
             flags: Arc::new(Flags::new(device, host_size(u64::from(nodes.count()) * pad_bytes(signals)), before)?),
             told: Arc::new(Told::new(device, (rank, nodes), epoch)?),
-            words: block(SAID as u64 + 4 * u64::from(signals))?,
+            words: block(4 + 4 * u64::from(signals))?,
             device: device.clone(),
         };
         let _current = device.enter()?;
@@ -111,10 +111,10 @@ impl Outbox {
 
     /// Where the word lands that comes with the chunk of `signal`.
     pub(crate) fn word(&self, signal: u32) -> u64 {
-        self.own_word() + SAID as u64 + 4 * u64::from(signal)
+        self.own_word() + 4 + 4 * u64::from(signal)
     }
 
-    /// The word that goes with what is there from the start; it is the first of what this rank says of the call.
+    /// A word for the number of the call, with which rows are announced to mates. Their stream writes it.
     pub(crate) fn own_word(&self) -> u64 {
         self.words.address()
     }

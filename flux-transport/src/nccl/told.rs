@@ -1,4 +1,4 @@
-//! What the ranks of a rail say of their calls: the own host of its own, and messages of the peers', which bring it to pinned host memory.
+//! What the ranks of a rail say of their calls: the own host of its own, from where messages take it, and messages of the peers', which bring it to pinned host memory too.
 //!
 //! Invariant: what a rank says goes ahead of all that it sends in a call, so whoever has that has been told.
 
@@ -20,7 +20,8 @@ const WHOLE: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub(super) struct Told {
     words: PinnedBlock,
-    own: Box<[AtomicU64]>,
+    /// What the own host says of its last calls.
+    own: PinnedBlock,
     rank: Rank,
     nodes: Nodes,
 }
@@ -29,15 +30,26 @@ impl Told {
     /// For calls from `epoch` on.
     pub(super) fn new(device: &CudaDevice, (rank, nodes): (Rank, Nodes), epoch: Epoch) -> Result<Self, CudaError> {
         let before = Said::before(epoch).word();
-        let own = (0..Saying::WORDS).map(|_| AtomicU64::new(before)).collect();
-        let this = Self { words: PinnedBlock::new(device, SAID * nodes.count() as usize)?, own, rank, nodes };
+        let block = |words: usize| PinnedBlock::new(device, SAID * words);
+        let this = Self { words: block(nodes.count() as usize)?, own: block(Saying::WORDS)?, rank, nodes };
+        this.own().iter().for_each(|word| word.store(before, Ordering::Release));
         (0..nodes.count()).for_each(|node| this.word(node).store(before, Ordering::Release));
         Ok(this)
     }
 
     /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches a peer; by whoever has the call.
-    pub(super) fn say(&self, epoch: Epoch, op: u32) -> Said {
-        Saying::new(&self.own).say(epoch, op)
+    pub(super) fn say(&self, epoch: Epoch, op: u32) {
+        Saying::new(self.own()).say(epoch, op);
+    }
+
+    fn own(&self) -> &[AtomicU64] {
+        // SAFETY: as long, aligned as the block begins at a page, and there as long as `self`; only accessed by whole words once it is in use.
+        unsafe { std::slice::from_raw_parts(self.own.host().cast::<AtomicU64>(), Saying::WORDS) }
+    }
+
+    /// From where messages take what this rank says of call `epoch`, for the device.
+    pub(super) fn own_address(&self, epoch: Epoch) -> u64 {
+        self.own.address() + Saying::offset(epoch)
     }
 
     /// Where messages bring what the rank of the rail in `node` says, for the device.
@@ -58,7 +70,7 @@ impl Told {
         let local = nodes.local_of(rank);
         (0..nodes.count()).filter(|&node| node != nodes.node_of(rank)).find_map(|node| {
             let theirs = Said::of_word(self.word(node).load(Ordering::Acquire));
-            Saying::new(&self.own).against_one(rank, nodes.rank(node, local), theirs)
+            Saying::new(self.own()).against_one(rank, nodes.rank(node, local), theirs)
         })
     }
 

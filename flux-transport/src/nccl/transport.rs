@@ -8,7 +8,6 @@ use super::generation::Generation;
 use super::guard::Guard;
 use super::join::join;
 use super::members::Members;
-use super::own;
 use super::remains;
 use super::watched::Watched;
 use super::workspace::Workspace;
@@ -156,13 +155,10 @@ impl Transport for NcclTransport {
             return Ok(generation.plain());
         }
         let _current = self.device.enter()?;
-        let said = generation.open(calls, (caller, exchange.op), &self.watched, |caller| lane.fork(caller))?;
+        generation.open(calls, (caller, exchange.op), &self.watched, |caller| lane.fork(caller))?;
         let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
         // SAFETY: checked and forked above; the caller promises the rows.
-        unsafe {
-            carry(&self.device, lane.raw(), &self.watched, memory, exchange, (epoch, said), |_| Ok(()))?;
-            own::keep(&self.device, caller, memory, exchange, epoch)?;
-        }
+        unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) }?;
         if exchange.sending == Sending::Before {
             lane.join(caller)?;
             calls.joined();

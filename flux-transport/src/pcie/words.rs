@@ -103,8 +103,7 @@ impl Words {
                 self.local_word(u64::from(peer) * pad_bytes(self.signals) + signal_offset(signal, half)).store(value, Ordering::Release);
             }
         }
-        // what a stacked program reads of its own shard comes through the own region too
-        for region in &self.regions {
+        for (_, region) in self.peers() {
             for signal in 0..self.signals {
                 region.word(region.layout.flag(self.rank, signal)).store(value, Ordering::Release);
             }

@@ -5,7 +5,7 @@
 
 use super::{Block, Origin, Parcel, Reader};
 use flux_core::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
-use flux_core::program::{Places, Round, TileProgram, WorkItem, sink};
+use flux_core::program::{Places, Round, TileProgram, sink};
 use flux_core::{OpKind, Rank};
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
     match program.problem.op() {
         OpKind::AllGatherGemm => shard(program),
-        OpKind::GemmReduceScatter if program.stacked => scattered(program).unwrap_or_else(|| scattered_by_tile(program)),
+        OpKind::GemmReduceScatter if program.stacked => scattered(program),
         OpKind::GemmReduceScatter => slots(program),
     }
 }
@@ -44,13 +44,13 @@ fn place_bytes(program: &TileProgram) -> u64 {
     }
 }
 
-/// The shard: every piece once, whoever reads it.
+/// The shard: every piece once, whoever of the peers reads it.
 fn shard(program: &TileProgram) -> Vec<Parcel> {
     let element = program.problem.dtype().bytes() as u64;
     let row_bytes = u64::from(program.problem.k_local()) * element;
     let mut numbers = BTreeMap::new();
     let mut parcels: Vec<Parcel> = Vec::new();
-    for t in &program.transfers {
+    for t in program.transfers.iter().filter(|t| t.dest != program.rank.get()) {
         let (row, before) = (u64::from(t.row), u64::from(t.col) * element);
         let offset = row * row_bytes + before;
         let number = *numbers.entry((t.row, t.rows, t.col, t.cols)).or_insert(parcels.len());
@@ -90,9 +90,9 @@ fn slots(program: &TileProgram) -> Vec<Parcel> {
     chunks.into_iter().map(parcel).collect()
 }
 
-/// All that the tiles of a stacked program scatter to each owner, but for what the rank keeps, where one signal announces it.
-fn scattered(program: &TileProgram) -> Option<Vec<Parcel>> {
-    let rounds = program.rounds()?;
+/// All that the tiles of a stacked program scatter to each owner, but for what the rank keeps, where one signal announces it; else kernels give it to each other themselves.
+fn scattered(program: &TileProgram) -> Vec<Parcel> {
+    let rounds = program.rounds().unwrap_or_default();
     let parcel = |round: &Round| {
         let Round { step, offset, bytes, sent, .. } = *round;
         let offset = u64::from(sent.place) * place_bytes(program) + offset;
@@ -100,25 +100,5 @@ fn scattered(program: &TileProgram) -> Option<Vec<Parcel>> {
         let reader = Reader { rank: sent.peer.get(), signal: sent.signal, offset, pitch: bytes, step };
         Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
     };
-    Some(rounds.iter().map(parcel).collect())
-}
-
-/// What each tile of a stacked program scatters, but for what the rank keeps.
-fn scattered_by_tile(program: &TileProgram) -> Vec<Parcel> {
-    let problem = &program.problem;
-    let element = problem.dtype().bytes() as u64;
-    let row_bytes = u64::from(problem.n_local()) * element;
-    let place = u64::from(program.rank.get()) * place_bytes(program);
-    let to = |item: &WorkItem, owner: Rank| {
-        let shard = problem.shard_rows(owner);
-        let (first, end) = (item.row.max(shard.start), (item.row + item.rows).min(shard.end));
-        let offset = place + u64::from(first - shard.start) * row_bytes + u64::from(item.col) * element;
-        let (rows, width) = (u64::from(end - first), u64::from(item.cols) * element);
-        let block = Block { offset: offset.wrapping_add(shift(program, owner)), rows, width, pitch: row_bytes };
-        let reader = Reader { rank: owner.get(), signal: item.raise, offset, pitch: row_bytes, step: step(program, owner) };
-        Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
-    };
-    let items = program.items.iter().filter(|item| item.sink == sink::SCATTER);
-    let owners = |item| program.heard_by(item).filter(|&owner| owner != program.rank).map(move |owner| to(item, owner));
-    items.flat_map(owners).collect()
+    rounds.iter().map(parcel).collect()
 }

@@ -8,7 +8,7 @@ mod tiles;
 
 use super::most_early;
 use super::schedule::{Chunk, Schedule};
-use crate::layout::{gather_place_bytes, slot_bytes};
+use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 pub(super) use few_rows::{THIN_ROWS, thin};
@@ -19,6 +19,9 @@ use tiles::{LARGE, LONG};
 const PIECE_BYTES: u64 = 4 << 20;
 /// What one signal announces where a chunk is staged.
 const STAGED_BYTES: u64 = 2 << 20;
+/// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take a tenth less time than by copy engines
+/// (results/tuning/short-calls.txt); of much more the one should overlap the other.
+const SCATTERED_BYTES: u64 = 4 << 20;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
@@ -52,6 +55,11 @@ pub(super) const ROW_GROUP: u32 = 8;
 fn slices(problem: &Problem, band: u32) -> u32 {
     let sent = gather_place_bytes(problem) * u64::from(band - 1);
     u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES)
+}
+
+/// Bytes that a rank scatters to its peers.
+const fn scattered(problem: &Problem) -> u64 {
+    scatter_place_bytes(problem) * problem.world().peers() as u64
 }
 
 impl Schedule {
@@ -119,8 +127,8 @@ impl Schedule {
     }
 
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
-    /// a signal announces about 2 MiB. Shards are single bands, as they come one after another, and a GEMM-ReduceScatter is not stacked, whose rows would
-    /// travel in many small pieces.
+    /// a signal announces about 2 MiB. Shards are single bands, as they come one after another. Tiles of few rows span shards, which for GEMM-ReduceScatter kernels then
+    /// scatter through the host themselves, up to 4 MiB of a rank.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};
@@ -132,7 +140,7 @@ impl Schedule {
     /// ```
     pub fn staged(problem: &Problem) -> Self {
         let usual = Self::shard_by_shard(problem);
-        if usual.stack {
+        if usual.stack && (problem.op() == OpKind::AllGatherGemm || scattered(problem) <= SCATTERED_BYTES) {
             return usual;
         }
         let [thin, small] = [64, 128].map(|rows| TileShape::new(rows, 128, 64));
