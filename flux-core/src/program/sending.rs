@@ -3,7 +3,7 @@
 //! Invariant: both depend on the problem and on what all ranks know of the transport alone, so all ranks choose the same. Times are estimates for an H200: only the
 //! choice depends on them.
 
-use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, THIN_ROWS, TILES, thin};
+use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, THIN_ROWS, TILES, WORKERS, thin};
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
@@ -93,18 +93,20 @@ impl<'a> Call<'a> {
         if !own.stack || to.1 == 0 {
             return Self::fastest(problem, channels, to, own);
         }
-        let (call, schedule) = Self::spanning(problem, channels, to, own);
+        let (call, schedule) = Self::spanning(problem, channels, to);
         (call.estimate(), schedule)
     }
 
-    /// As `own`, whose tiles span shards, with what a rank has for another as one message.
-    fn spanning(problem: &'a Problem, channels: &Channels, (sending, peers): (Sending, u32), own: &Schedule) -> (Self, Schedule) {
-        let tile = own.tile;
-        let grid = TileGrid::new(problem.m(), problem.n_local(), tile);
+    /// With tiles that span shards, for the workers that there are, and what a rank has for another as one message.
+    fn spanning(problem: &'a Problem, channels: &Channels, (sending, peers): (Sending, u32)) -> (Self, Schedule) {
         let place_bytes = match problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(problem),
             OpKind::GemmReduceScatter => scatter_place_bytes(problem),
         };
+        let workers = workers(channels, (sending, peers), place_bytes);
+        let own = Schedule::stacked(problem, workers.min(WORKERS));
+        let tile = own.tile;
+        let grid = TileGrid::new(problem.m(), problem.n_local(), tile);
         let splits = u64::from(own.splits);
         let step_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS;
         let call = Self {
@@ -112,7 +114,7 @@ impl<'a> Call<'a> {
             sending,
             peers,
             lanes: channels.each,
-            workers: workers(channels, (sending, peers), place_bytes),
+            workers,
             tile_ns: step_ns / splits + TILE_NS,
             tiles: grid.tiles() * splits,
             stacked: true,
@@ -122,7 +124,7 @@ impl<'a> Call<'a> {
             of_chunk: grid.row_blocks().into(),
             band: problem.world().get(),
         };
-        (call, Schedule { chunk: Chunk::Shard, k_chunks: 1, ..*own })
+        (call, Schedule { chunk: Chunk::Shard, ..own })
     }
 
     /// The fastest schedule of this sending whose tiles are of one shard each, and the nanoseconds that it takes.

@@ -96,7 +96,6 @@ pub(crate) unsafe fn carry(
                 // SAFETY: a flag of the outbox.
                 unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
             }
-            stands(Step::Flag(number + group.len() - 1))?;
         }
         watched.link.group(stream, |messages| {
             group.iter().try_for_each(|Round { step, offset, bytes, sent: to, received: from }| {

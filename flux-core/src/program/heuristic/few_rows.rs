@@ -29,9 +29,9 @@ const SHARED: u64 = 2000;
 /// Most items that share a tile: a fourth brought nothing.
 const MOST_SPLITS: u64 = 3;
 
-/// Into how many items each of so many tiles may be split while all are one wave, and how long along k each then is by its time.
-fn ways_to_split(problem: &Problem, tiles: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
-    let (k, most) = (u64::from(problem.k_local()), (u64::from(WORKERS) / tiles).clamp(1, MOST_SPLITS));
+/// Into how many items each of so many tiles may be split while all are one wave of so many workers, and how long along k each then is by its time.
+fn ways_to_split(problem: &Problem, tiles: u64, workers: u32) -> impl Iterator<Item = (u64, u64)> + use<> {
+    let (k, most) = (u64::from(problem.k_local()), (u64::from(workers) / tiles).clamp(1, MOST_SPLITS));
     (1..=most).map(move |splits| (splits, k / splits + if splits > 1 { SHARED } else { 0 }))
 }
 
@@ -51,12 +51,12 @@ impl Schedule {
             return self;
         }
         let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles();
-        let fastest = ways_to_split(problem, tiles).min_by_key(|way| way.1);
+        let fastest = ways_to_split(problem, tiles, WORKERS).min_by_key(|way| way.1);
         Self { splits: fastest.map_or(1, |(splits, _)| splits as u32), ..self }
     }
 
-    /// Of the tiles that there are for so many rows, and of the ways to share them, the one whose waves take the least time.
-    pub(super) fn stacked(problem: &Problem) -> Self {
+    /// Of the tiles that there are for so many rows, and of the ways to share them, the one whose waves over so many workers take the least time.
+    pub(in crate::program) fn stacked(problem: &Problem, workers: u32) -> Self {
         let candidates = match problem.m() {
             ..=64 => [THIN.as_slice(), &[]],
             65..=128 => [TILES.as_slice(), &SLIM],
@@ -64,8 +64,8 @@ impl Schedule {
         };
         let ways = candidates.into_iter().flatten().flat_map(|&(tile, cost)| {
             let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
-            ways_to_split(problem, tiles).map(move |(splits, along_k)| {
-                let time = u128::from(waves(tiles * splits)) * u128::from(area(tile) * cost) * u128::from(along_k);
+            ways_to_split(problem, tiles, workers).map(move |(splits, along_k)| {
+                let time = u128::from((tiles * splits).div_ceil(workers.into())) * u128::from(area(tile) * cost) * u128::from(along_k);
                 (time, tile, splits as u32)
             })
         });

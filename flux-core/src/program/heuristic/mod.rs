@@ -110,7 +110,7 @@ impl Schedule {
     pub(super) fn shard_by_shard(problem: &Problem) -> Self {
         let pair = problem.op() == OpKind::GemmReduceScatter && problem.world().get() == 2;
         if problem.m_shard() < ROWS || pair && problem.m_shard() < PAIR_ROWS {
-            return Self::stacked(problem);
+            return Self::stacked(problem, WORKERS);
         }
         let tile = tiles::usual(problem, true);
         let chunk = match problem.op() {

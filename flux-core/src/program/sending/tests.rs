@@ -164,3 +164,30 @@ fn what_comes_first_is_whole_shards() {
     let problem = problem(4, AG, GPT3, 8192);
     assert_eq!(Schedule::in_messages(&problem, &channels(4, 4), Sending::Before, Nodes::apart(problem.world())).chunk, Chunk::Shard);
 }
+
+/// Tiles of few rows are for the workers that the messages leave, and what a rank has for another is one of them.
+#[test]
+fn few_rows_span_shards_unless_some_ranks_share_a_node() {
+    for (world, op, m) in [2, 4, 8].into_iter().flat_map(|world| OPS.into_iter().flat_map(move |op| [64, 128].map(|m| (world, op, m)))) {
+        for problem in [GPT3, LLAMA].map(|model| problem(world, op, model, m)) {
+            let channels = channels(world, 4);
+            let sending = Sending::heuristic(&problem, &channels, world - 1);
+            let schedule = Schedule::in_messages(&problem, &channels, sending, Nodes::apart(problem.world()));
+            assert!(schedule.stack && schedule.chunk == Chunk::Shard, "{problem:?}: {schedule}");
+            let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
+            let rounds = sending.ordered(program.rounds().unwrap(), op == AG);
+            assert_eq!(rounds.len() as u32, world - 1);
+            let beside = if sending == Sending::Before { 0 } else { channels.of(&rounds, sending.peers()) };
+            let tiles = program.items.iter().filter(|item| item.k_steps > 0).count() as u32;
+            assert!(tiles + beside <= MULTIPROCESSORS, "{problem:?}, {schedule}, {sending}: {tiles} and {beside}");
+            if world > 2 {
+                let mixed = Schedule::in_messages(&problem, &channels, Sending::ALL, Nodes::new(problem.world(), 2).unwrap());
+                assert!(!mixed.stack, "{problem:?}: {mixed}");
+            }
+        }
+    }
+    // One pass over w beside the messages, rather than rows that have come before (results/tuning/short-calls.txt).
+    for op in OPS {
+        assert_eq!([GPT3, LLAMA].map(|model| chosen(&problem(2, op, model, 64), 4).1), [Sending::Beside { peers: 1 }; 2]);
+    }
+}
