@@ -197,6 +197,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
         Schedule { chunk: Chunk::Tiles(2), splits: 2, ..Schedule::of(tile) },
         Schedule { stack: true, splits: 2, k_chunks: 2, ..Schedule::of(tile) },
         Schedule { stack: true, ..Schedule::of(tile) },
+        Schedule { chunk: Chunk::Tiles(1), stack: true, splits: 2, ..Schedule::of(tile) },
     ];
     for (op, tp) in OPS.into_iter().flat_map(|op| [2, 3, 4].map(|tp| (op, tp))) {
         let (n, k) = if op == OpKind::AllGatherGemm { (24 * tp, 40) } else { (24, 40 * tp) };
@@ -215,7 +216,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
 #[test]
 fn what_the_own_items_raise_is_left_to_them() {
     let problem = Problem::new(OPS[1], 48, 24, 160, DType::Bf16, shapes::world(4).unwrap()).unwrap();
-    let schedule = Schedule { stack: true, splits: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
+    let schedule = Schedule { chunk: Chunk::Tiles(1), stack: true, splits: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
     let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
     // Three tiles of four sources, and three lenders of the own.
     assert_eq!(program.signals, 15);
@@ -223,6 +224,9 @@ fn what_the_own_items_raise_is_left_to_them() {
     let lines = |first: u64, signals: u64| stand_in::Words { offset: (16 + 2 * first) * LINE, count: 2 * signals * LINE / 4 };
     // Rank 1 owns rows 12 to 24: of the tiles 0 and 1.
     assert_eq!(stand_in::raised_before(&program), [lines(0, 2), lines(6, 2), lines(9, 2)]);
+    // One of each source, where it announces all tiles.
+    let program = TileProgram::build(&problem, Rank::new(1), &Schedule { chunk: Chunk::Shard, ..schedule }).unwrap();
+    assert_eq!((program.signals, stand_in::raised_before(&program)), (7, vec![lines(0, 1), lines(2, 2)]));
 }
 
 fn flat(ms: f64) -> Times {

@@ -202,24 +202,26 @@ impl<T: Element> FusedOp<T> {
 mod tests {
     use super::*;
 
-    /// What may be chosen where the caller says nothing, none of which covers the others.
+    /// What may be chosen where the caller says nothing: of peer memory, of copies through the host, of messages. None of the three covers the others.
     #[test]
     fn the_workspace_covers_every_schedule_that_may_be_chosen() {
         let world = WorldSize::new(4).unwrap();
-        let mut largest = [0; 4];
+        let mut largest = [0; 3];
+        // Between nodes of one rank, and of several, where they differ in nothing but few rows.
+        let kind = |at: usize| at.min(2);
         for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
             for m in [64, 256, 512, 1024, 4096] {
                 for (n, k) in [(49152, 12288), (12288, 49152), (8192, 28672), (1000 * 8, 1024)] {
                     let request = Request::new(op, m, n, k, DType::Bf16);
                     let (problem, size) = (request.problem(world).unwrap(), request.workspace(world).unwrap());
                     let own = own_schedules(&problem);
-                    assert_eq!(own.len(), largest.len());
+                    assert_eq!(own.len(), 4);
                     let needed: Vec<_> = own.iter().map(|own| TileProgram::build(&problem, Rank::new(0), own).unwrap().workspace()).collect();
                     for (at, needed) in needed.into_iter().enumerate() {
                         assert_eq!(size.max(needed), size, "{problem}");
-                        let others = own.iter().enumerate().filter(|&(other, _)| other != at);
+                        let others = own.iter().enumerate().filter(|&(other, _)| kind(other) != kind(at));
                         let others = others.map(|(_, own)| TileProgram::build(&problem, Rank::new(0), own).unwrap().workspace());
-                        largest[at] += u32::from(others.fold(WorkspaceSize::default(), WorkspaceSize::max) != size);
+                        largest[kind(at)] += u32::from(others.fold(WorkspaceSize::default(), WorkspaceSize::max) != size);
                     }
                 }
             }

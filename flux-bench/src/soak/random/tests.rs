@@ -1,6 +1,7 @@
 use super::*;
 use crate::finish::Finish;
-use flux_core::{OpKind, Rank, WorldSize};
+use flux_core::program::{Channels, Schedule, Sending, TileProgram};
+use flux_core::{Nodes, OpKind, Rank, WorldSize};
 use flux_ops::Activation;
 
 const PLACES: [Place; 3] = [Place::Host, Place::Gpu { ctas: 132, alone: true }, Place::Gpu { ctas: 16, alone: false }];
@@ -21,6 +22,24 @@ fn every_world_and_place_has_valid_cases() {
             }
         }
     }
+}
+
+#[test]
+fn messages_can_carry_every_plan_for_them() {
+    let mut spanning = 0;
+    for (world, nodes) in [(2, 2), (4, 4), (4, 2), (6, 3)] {
+        let nodes = Nodes::new(WorldSize::new(world).unwrap(), nodes).unwrap();
+        for case in cases(world, PLACES[1]).map(|case| case.in_whole_chunks(nodes.are_mixed())) {
+            let sending = case.sending.unwrap_or(Sending::ALL);
+            assert!(!nodes.are_mixed() || sending != Sending::Before, "{case}");
+            let own = Schedule::in_messages(&case.problem, &Channels::FREE, sending, nodes);
+            let schedule = case.plan(Rank::new(0), PLACES[1]).schedule.over(own);
+            let program = TileProgram::build_across(&case.problem, Rank::new(0), &schedule, nodes).unwrap();
+            assert!(program.rounds().is_some(), "{case}: {schedule}");
+            spanning += u32::from(program.stacked);
+        }
+    }
+    assert!(spanning > 100, "{spanning}");
 }
 
 #[test]

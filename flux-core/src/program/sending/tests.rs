@@ -98,6 +98,17 @@ fn choices_took_about_what_was_estimated() {
     }
 }
 
+/// Shards of 256 rows are worked on one by one, the own one while the other comes; those of 128 share a pass over w.
+#[test]
+fn own_rows_are_worked_on_while_those_of_the_one_peer_come() {
+    let band = |world, m| {
+        let problem = problem(world, AG, GPT3, m);
+        let sending = Sending::Beside { peers: 1 };
+        Schedule::in_messages(&problem, &channels(world, 4), sending, Nodes::apart(problem.world())).band
+    };
+    assert_eq!([band(2, 256), band(2, 512), band(4, 512), band(4, 1024)], [2, 1, 4, 2]);
+}
+
 /// But for what the estimates may be off.
 #[test]
 fn nothing_that_was_measured_beats_the_choice() {
