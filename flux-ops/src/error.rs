@@ -42,8 +42,8 @@ pub enum BuildError {
     },
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
-        "the {transport} transport carries whole rows, or tiles of one owner: `{schedule}` has slices of k or tiles that span shards; \
-         use k_chunks = 1 and stack = false"
+        "the {transport} transport carries whole rows, tiles of one owner, or all rows for one: `{schedule}` has slices of k, or tiles that span shards and have a \
+         signal each; use k_chunks = 1, and chunk = shard where tiles span shards"
     )]
     NoMessages {
         /// The transport.

@@ -38,9 +38,8 @@ fn calls_in_different_orders_fail_on_every_rank() {
 fn messages_give_the_bits_of_peer_memory() {
     on_gpus(|machine| {
         let Machine::Messages(count) = machine else { unreachable!("as found above") };
-        for world in machine.worlds(&[2, 3, 4, 8]) {
-            for op in OPS {
-                let shape = suite::ragged(machine, op, world);
+        for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
+            for shape in [suite::ragged(machine, op, world), suite::few_rows(machine, op, world)] {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 51);
                 let expected = case.expected_on(machine);
                 // Whether tiles span shards decides what is rounded; else another tile adds along k alike.

@@ -35,10 +35,13 @@ fn calls_in_different_orders_fail_on_every_rank() {
 #[test]
 fn the_way_through_the_host_changes_no_bit() {
     on_gpus(|staged| {
-        for world in staged.worlds(&[2, 3, 4, 6, 8]) {
-            for op in OPS {
-                let case = Case::<bf16>::new(op, suite::ragged(staged, op, world), world, Values::Reals, 41);
-                let schedule = Schedule { chunk: Chunk::Tiles(2), ..Schedule::staged(&case.problem) };
+        // Many rows in pieces; few by the kernels themselves, tile by tile, and by copy engines as one piece.
+        let ragged = |op, world| (suite::ragged(staged, op, world), Chunk::Tiles(2));
+        let few = |op, world| [Chunk::Tiles(1), Chunk::Shard].map(|chunk| (suite::few_rows(staged, op, world), chunk));
+        for (world, op) in staged.worlds(&[2, 3, 4, 6, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
+            for (shape, chunk) in std::iter::once(ragged(op, world)).chain(few(op, world)) {
+                let case = Case::<bf16>::new(op, shape, world, Values::Reals, 41);
+                let schedule = Schedule { chunk, ..Schedule::staged(&case.problem) };
                 let results = |machine: Machine| {
                     machine.run(world, suite::defaults, |node| {
                         let op = AnyOp::of(&case, Plan { schedule: Some(schedule), ..Plan::default() }, node);
@@ -48,7 +51,7 @@ fn the_way_through_the_host_changes_no_bit() {
                 let Machine::Staged(count) = staged else { unreachable!("as made above") };
                 let (there, here) = (results(Machine::Gpus(count)), results(staged));
                 for (rank, (a, b)) in there.iter().zip(&here).enumerate() {
-                    assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{op} on rank {rank} of {world}");
+                    assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{}, {schedule}, on rank {rank}", case.problem);
                 }
             }
         }

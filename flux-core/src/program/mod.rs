@@ -234,7 +234,11 @@ fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), S
         OpKind::AllGatherGemm => (0, Arrivals::new(problem, schedule).signals(world.get())),
         OpKind::GemmReduceScatter if stacked => (
             u64::from(problem.m_shard().div_ceil(gemm_rs_stacked::fold_rows(problem, stack))) * u64::from(stack.col_blocks()),
-            u64::from(world.get()).saturating_mul(if gemm_rs_stacked::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX)) { 1 } else { tiles }),
+            u64::from(world.get()).saturating_mul(if gemm_rs_stacked::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX)) {
+                1
+            } else {
+                tiles
+            }),
         ),
         OpKind::GemmReduceScatter => (0, tiles),
     };

@@ -29,7 +29,7 @@ const FLAG_NS: u64 = 20_000;
 const CHUNKS: [u64; 8] = [4, 3, 2, 1, 5, 6, 7, 8];
 /// Rows of an AllGather-GEMM that share a pass over `w` where they come as messages of one peer, fewer than [elsewhere](super::heuristic): they come late, and the own ones can
 /// be worked on meanwhile. With shards of 256 two H200 take 14 to 19 % less time so; with 128 they take 9 to 17 % more, bound by reading `w` twice
-/// (results/tuning/short-calls.txt). Not measured with more peers.
+/// (results/tuning/few-rows-carried.txt). Not measured with more peers.
 const BAND_ROWS: u32 = 256;
 /// Over a network as many as are worth a message each: whole shards take 9 to 15 % longer there (results/tuning/nccl-sending.txt). The times above are not for it.
 const NETWORK_CHUNKS: [u64; 1] = [u64::MAX];
@@ -44,7 +44,11 @@ impl Schedule {
     pub fn in_messages(problem: &Problem, channels: &Channels, sending: Sending, nodes: Nodes) -> Self {
         let own = Self::shard_by_shard(problem);
         let peers = problem.world().peers();
-        if nodes.are_mixed() { Call::fastest(problem, channels, (sending, peers), &own).1 } else { Call::chosen(problem, channels, (sending, peers), &own).1 }
+        if nodes.are_mixed() {
+            Call::fastest(problem, channels, (sending, peers), &own).1
+        } else {
+            Call::chosen(problem, channels, (sending, peers), &own).1
+        }
     }
 }
 
@@ -94,7 +98,7 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     /// The schedule for this sending to so many peers where no ranks share a node, and the nanoseconds that it takes.
     fn chosen(problem: &'a Problem, channels: &Channels, to: (Sending, u32), own: &Schedule) -> (u64, Schedule) {
-        if problem.op() == OpKind::AllGatherGemm && to.1 == 1 && !own.stack {
+        if problem.op() == OpKind::AllGatherGemm && to.1 == 1 && to.0 != Sending::Before && !own.stack {
             let band = BAND_ROWS.div_ceil(problem.m_shard());
             return Self::fastest(problem, channels, to, &Schedule { band: band.min(own.band), ..*own });
         }

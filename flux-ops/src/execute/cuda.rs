@@ -17,7 +17,7 @@ use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Variant};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::route::Route;
-use flux_transport::{Call, Carry, Communicator, Mover, Stream, TransportError};
+use flux_transport::{Call, Carry, Communicator, Mover, Stream, TransportError, TransportKind};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -85,7 +85,7 @@ impl CudaExecutor {
         let (rounds, left) = match comm.capabilities().mover {
             Mover::Messages { channels } => {
                 let rows = program.problem.op() == OpKind::AllGatherGemm;
-                if sending == Sending::Before && (!rows || program.nodes.are_mixed()) {
+                if sending == Sending::Before && (!rows || comm.transport() == TransportKind::Mixed) {
                     return Err(BuildError::NotBefore { op: program.problem.op(), transport: comm.transport() });
                 }
                 let no_messages = || BuildError::NoMessages { transport: comm.transport(), schedule: *schedule };
@@ -213,7 +213,11 @@ impl CudaExecutor {
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
             // Where no peer's pad is reached, or only through the host, the transport alone tells.
-            op: if self.route.is_some() || self.scatters || (self.rounds.is_some() && !program.nodes.are_mixed()) { 0 } else { self.number },
+            op: if self.route.is_some() || self.scatters || (self.rounds.is_some() && !program.nodes.are_mixed()) {
+                0
+            } else {
+                self.number
+            },
             deadline_ns: memory.deadline_ns,
             await_pushed,
             workers: self.workers,

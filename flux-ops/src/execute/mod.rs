@@ -16,7 +16,7 @@ use flux_core::program::{Channels, Round, Schedule, Sending, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
 use flux_transport::route::Route;
-use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, Source, Stream};
+use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, Source, Stream, TransportKind};
 use host::HostExecutor;
 
 /// How many hands do the work, where the caller has a wish.
@@ -85,7 +85,7 @@ pub(crate) fn exchange_of<'p, T: Element>(
 pub fn own_sending(comm: &Communicator, problem: &Problem) -> Sending {
     match comm.capabilities().mover {
         // What crosses nodes goes on as it comes.
-        Mover::Messages { .. } if comm.nodes().are_mixed() => Sending::ALL,
+        Mover::Messages { .. } if comm.transport() == TransportKind::Mixed => Sending::ALL,
         Mover::Messages { channels } => Sending::heuristic(problem, &channels, problem.world().peers()),
         _ => Sending::ALL,
     }

@@ -216,7 +216,8 @@ mod tests {
                     let (problem, size) = (request.problem(world).unwrap(), request.workspace(world).unwrap());
                     let own = own_schedules(&problem);
                     assert_eq!(own.len(), 4);
-                    let needed: Vec<_> = own.iter().map(|own| TileProgram::build(&problem, Rank::new(0), own).unwrap().workspace()).collect();
+                    let needed: Vec<_> =
+                        own.iter().map(|own| TileProgram::build(&problem, Rank::new(0), own).unwrap().workspace()).collect();
                     for (at, needed) in needed.into_iter().enumerate() {
                         assert_eq!(size.max(needed), size, "{problem}");
                         let others = own.iter().enumerate().filter(|&(other, _)| kind(other) != kind(at));

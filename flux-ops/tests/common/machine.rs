@@ -58,7 +58,8 @@ impl Machine {
         }
     }
 
-    /// The schedule that an op chooses itself, but for the size of its messages, which changes no result.
+    /// The schedule that an op chooses itself, but for the size of its messages, which changes no result, and for tiles of fewer workers beside them, which could only where k is
+    /// split: not of the shapes here.
     pub fn own_schedule(self, problem: &Problem) -> Schedule {
         match self {
             Self::Host | Self::Gpus(_) => Schedule::heuristic(problem),

@@ -84,7 +84,6 @@ table! {
     cu_memcpy_2d_async = b"cuMemcpy2DAsync_v2\0" (*const CUDA_MEMCPY2D, Handle);
     cu_memcpy_dtoh = b"cuMemcpyDtoH_v2\0" (*mut c_void, u64, usize);
     cu_memset_d32_async = b"cuMemsetD32Async\0" (u64, c_uint, usize, Handle);
-    cu_memset_d2d32_async = b"cuMemsetD2D32Async\0" (u64, usize, c_uint, usize, usize, Handle);
     cu_mem_create = b"cuMemCreate\0" (*mut u64, usize, *const CUmemAllocationProp, c_ulonglong);
     cu_mem_release = b"cuMemRelease\0" (u64);
     cu_mem_get_allocation_granularity = b"cuMemGetAllocationGranularity\0" (*mut usize, *const CUmemAllocationProp, c_uint);

@@ -194,22 +194,6 @@ pub(crate) unsafe fn fill_words(device: &CudaDevice, to: u64, value: u32, words:
     driver.check("cuMemsetD32Async", unsafe { (driver.cu_memset_d32_async)(to, value, words, stream) })
 }
 
-/// Fills `words` words that are `pitch` bytes apart on `stream`.
-///
-/// # Safety
-/// As [`copy_async`], for those words from `to` on.
-pub(crate) unsafe fn fill_words_apart(
-    device: &CudaDevice,
-    (to, pitch): (u64, usize),
-    value: u32,
-    words: usize,
-    stream: Handle,
-) -> Result<(), CudaError> {
-    let driver = device.driver();
-    // SAFETY: the caller's promise.
-    driver.check("cuMemsetD2D32Async", unsafe { (driver.cu_memset_d2d32_async)(to, pitch, value, 1, words, stream) })
-}
-
 /// Reads device memory, after all work of blocking streams of the context.
 ///
 /// # Safety

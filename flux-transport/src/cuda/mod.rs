@@ -21,7 +21,7 @@ pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;
 pub use stream::{Capture, Event, SideStream, capture};
 
-pub(crate) use memory::{copy_async, copy_rows_async, fill_words, fill_words_apart, read, wait_value_async, write_value_async};
+pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async};
 pub(crate) use patience::{done_by, look, usable};
 pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 pub(crate) use stream::stream_id;

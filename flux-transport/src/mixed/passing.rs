@@ -1,7 +1,7 @@
 //! What goes to mates by copy engines: own rows, and what has come along the rail.
 //!
-//! Invariant: a mate's signal gets the epoch with own rows, which are there, and with those that have come along the rail, which were there at their source. Messages that
-//! are aborted may leave a chunk torn, and that is passed on as if it were whole: by then this rank's kernel
+//! Invariant: a mate's signal gets the epoch with own rows, which are there, and otherwise the word that came with the chunk, after the chunk: what is not whole
+//! is passed on as not whole. Messages that are aborted may leave a chunk torn whose word has come, and that is passed on as if it were whole: by then this rank's kernel
 //! has told its mates' that it failed, and they look before they close the call (`nccl/guard.rs` has the order, and what stands in for a kernel that has not begun).
 
 use super::workspace::Workspace;
@@ -62,10 +62,10 @@ impl<'a> Passing<'a> {
         event.make_wait(lane.raw())?;
         let memory = at.memory();
         let half = memory.data + epoch.half() as u64 * memory.size.half_stride();
-        for Forward { from, to, .. } in now {
+        for Forward { from, awaits, to } in now {
             // From a place, whose rows are dense.
             let rows = MoverJob { x: half + u64::from(*from) * push.place_bytes, row_stride: push.row_bytes, ..*push };
-            let word = at.outbox.own_word();
+            let word = at.outbox.word(awaits.signal);
             // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer, where the stream's next call is the first to overwrite them.
             unsafe { by_copy_engine(device, lane, &rows, std::iter::once(to), addresses(at, word), epoch) }?;
         }

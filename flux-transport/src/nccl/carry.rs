@@ -1,16 +1,16 @@
 //! The rounds of one call on the side stream: the messages of as many peers at once as the call says.
 //!
-//! Invariant: the caller's rows are whole from the start, so when they have come their signal gets the epoch. What a kernel stores is whole when it has raised
-//! the flag, which goes as a word with the chunk: the signal gets that word, after the chunk. A stream that is let go because a call has
-//! failed sends other words; so what is not whole is never sent as if it were. Only where messages are aborted may a signal be up before its chunk has come: by then
-//! this rank's call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks for it, which is after the call that
-//! read the half before.
+//! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
+//! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
+//! failed sends other words; so what is not whole is never sent as if it were. Only where messages are aborted may a word have come before its chunk: by then this rank's
+//! call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks for it, which is after the call that read the
+//! half before.
 
 use super::outbox::Outbox;
 use super::progress::{Place, Step};
 use super::told::SAID;
 use super::watched::Watched;
-use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, fill_words_apart, host_size, wait_value_async, words_async};
+use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, host_size, wait_value_async, words_async};
 use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, calling_offset, signal_offset};
@@ -96,12 +96,14 @@ pub(crate) unsafe fn carry(
                 // SAFETY: a flag of the outbox.
                 unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
             }
+            stands(Step::Flag(number + group.len() - 1))?;
         }
         watched.link.group(stream, |messages| {
             group.iter().try_for_each(|Round { step, offset, bytes, sent: to, received: from }| {
-                let chunk = match rows {
-                    Some(rows) => rows + offset,
-                    None => outbox.stored(to.peer, place_bytes) + offset,
+                // What is said of a call begins with its number.
+                let (chunk, word) = match rows {
+                    Some(rows) => (rows + offset, outbox.told().own_address(epoch)),
+                    None => (outbox.stored(to.peer, place_bytes) + offset, outbox.flag(to.peer, to.signal, epoch)),
                 };
                 let bytes = host_size(*bytes);
                 // A rail has a rank in each node.
@@ -113,27 +115,23 @@ pub(crate) unsafe fn carry(
                         messages.receive(outbox.told().address(from_node), SAID, from_node)?;
                     }
                     messages.send(chunk, bytes, to_node)?;
+                    messages.send(word, WORD, to_node)?;
                     messages.receive(half + u64::from(from.place) * place_bytes + offset, bytes, from_node)?;
-                    if stored {
-                        messages.send(outbox.flag(to.peer, to.signal, epoch), WORD, to_node)?;
-                        messages.receive(outbox.word(from.signal), WORD, from_node)?;
-                    }
-                    Ok(())
+                    messages.receive(outbox.word(from.signal), WORD, from_node)
                 }
             })
         })?;
         number += group.len();
         for words in words_of(group) {
             let (from, to) = (outbox.word(words.signal), pad + signal_offset(words.signal, epoch.half()));
-            let pitch = host_size(signal_offset(words.apart, 0) - signal_offset(0, 0));
+            let pitch = signal_offset(words.apart, 0) - signal_offset(0, 0);
             // SAFETY: all words are in the workspace.
             unsafe {
-                if !stored {
-                    fill_words_apart(device, (to, pitch), epoch.get(), words.count, stream)
-                } else if words.count == 1 {
+                if words.count == 1 {
                     copy_async(device, to, from, WORD, stream)
                 } else {
-                    copy_rows_async(device, (to, pitch), (from, WORD * words.apart as usize), (words.count, WORD), stream)
+                    let (to, from) = ((to, host_size(pitch)), (from, WORD * words.apart as usize));
+                    copy_rows_async(device, to, from, (words.count, WORD), stream)
                 }
             }?;
         }
@@ -168,7 +166,7 @@ struct Words {
     count: usize,
 }
 
-/// What the words of a group are copied or filled as: all at once where that can be, as a copy takes a few us whatever its size.
+/// What the words of a group are copied as: all at once where that can be, as a copy takes a few us whatever its size.
 fn words_of(group: &[Round]) -> Vec<Words> {
     let mut signals: Vec<u32> = group.iter().map(|round| round.received.signal).collect();
     signals.sort_unstable();
@@ -231,12 +229,14 @@ mod tests {
         fn each_peer_is_told_once_ahead_of_all_and_receives_what_is_sent_in_the_same_group(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
             (count, of) in prop_oneof![(2..=16_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
-            rows in 1..=9_usize, (chunk, band) in (1..=4_u32, 1..=17_u32), sending in prop_oneof![Just(Sending::Before), (0..=16_u32).prop_map(|peers| Sending::Beside { peers })]
+            rows in 1..=9_usize, (chunk, band, stack) in (1..=4_u32, 1..=17_u32, any::<bool>()), sending in prop_oneof![Just(Sending::Before), (0..=16_u32).prop_map(|peers| Sending::Beside { peers })]
         ) {
             let world = WorldSize::new(count * of).unwrap();
             let nodes = Nodes::new(world, count).unwrap();
             let problem = Problem::new(op, rows * world.index(), 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
-            let schedule = Schedule { chunk: Chunk::Tiles(chunk), band, ..Schedule::of(TileShape::new(2, 16, 16)) };
+            let stack = stack && !nodes.are_mixed();
+            let chunk = if stack && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
+            let schedule = Schedule { chunk, band, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
             let (mut sent, mut received) = (Ways::new(), Ways::new());
             for rank in world.ranks() {
                 let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();

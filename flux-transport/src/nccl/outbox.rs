@@ -187,7 +187,9 @@ mod tests {
                 let crossing = program.items.iter().filter(|item| item.sink == sink::SEND && !nodes.together(rank, Rank::new(item.dest)));
                 // As the kernel adds it up.
                 let store = |item: &WorkItem| {
-                    places.data_of(Rank::new(item.dest), Storing { place_bytes: place, of_all: false }, half_bytes).wrapping_add(half_bytes + u64::from(item.slot) * slot)
+                    places
+                        .data_of(Rank::new(item.dest), Storing { place_bytes: place, of_all: false }, half_bytes)
+                        .wrapping_add(half_bytes + u64::from(item.slot) * slot)
                 };
                 let mut stored: Vec<u64> = crossing.map(store).collect();
                 sent.sort_unstable();
@@ -195,6 +197,35 @@ mod tests {
                 assert_eq!(stored, sent, "{nodes}, rank {rank}");
                 let end = (1 << 40) + stored_bytes(nodes, size);
                 assert!(stored.windows(2).all(|pair| pair[0] + slot <= pair[1]) && stored.iter().all(|at| at + slot <= end));
+            }
+        }
+    }
+
+    /// The same of rows that are scattered, which a kernel stores from the place that it has, by its number, at each owner.
+    #[test]
+    fn rows_of_all_places_lie_where_rounds_send_them_from() {
+        for world in [2, 3, 8] {
+            let (world, half_bytes) = (WorldSize::new(world).unwrap(), 1 << 22);
+            let nodes = Nodes::apart(world);
+            let problem = Problem::new(OpKind::GemmReduceScatter, 30 * world.index(), 520, 8 * world.index(), DType::Bf16, world).unwrap();
+            let schedule = Schedule { stack: true, ..Schedule::of(TileShape::new(64, 64, 64)) };
+            for rank in world.ranks() {
+                let program = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap();
+                let (place, places) = (program.place_bytes(), RailPlaces { first: 1 << 40, rank, nodes });
+                let storing = Storing { place_bytes: place, of_all: true };
+                let mut sent = Vec::new();
+                for round in program.rounds().unwrap() {
+                    assert_eq!((round.offset, round.bytes), (0, place));
+                    // As the kernel adds it up.
+                    let stored =
+                        places.data_of(round.sent.peer, storing, half_bytes).wrapping_add(half_bytes + u64::from(rank.get()) * place);
+                    assert_eq!(stored, places.stored(round.sent.peer, place), "rank {rank} for {}", round.sent.peer);
+                    sent.push(stored);
+                }
+                sent.sort_unstable();
+                let end = (1 << 40) + stored_bytes(nodes, program.workspace());
+                assert!(sent.windows(2).all(|pair| pair[0] + place <= pair[1]) && sent.iter().all(|at| at + place <= end));
+                assert_eq!(sent.len(), world.index() - 1);
             }
         }
     }

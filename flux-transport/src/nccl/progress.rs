@@ -20,7 +20,9 @@ pub(super) enum Step {
     Begun,
     /// The same of a call whose kernel comes after all messages.
     Alone,
-    /// What the kernel has stored for this round, and those that it goes with, has gone as messages, theirs have come, and what came is announced.
+    /// The kernel has stored and announced what this round sends, and those that it goes with.
+    Flag(usize),
+    /// The round's messages have gone and come, and what came is announced.
     Messages(usize),
     /// There is nothing left to do.
     Ended,
@@ -35,9 +37,11 @@ impl Place {
     const ALONE: u32 = Self::ENDED - 1;
 
     pub(super) fn new(epoch: Epoch, step: Step) -> Self {
+        let of_round = |place: usize, round: usize| u32::try_from(place + 2 * round).unwrap_or(u32::MAX).min(Self::ALONE - 1);
         let step = match step {
             Step::Begun => 0,
-            Step::Messages(round) => u32::try_from(round + 1).unwrap_or(u32::MAX).min(Self::ALONE - 1),
+            Step::Flag(round) => of_round(1, round),
+            Step::Messages(round) => of_round(2, round),
             Step::Alone => Self::ALONE,
             Step::Ended => Self::ENDED,
         };
@@ -68,11 +72,15 @@ impl Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (call, step) = (self.0 >> 16, self.0 & 0xffff);
+        let round = step.saturating_sub(1) / 2;
         match step {
             Self::ENDED => write!(f, "the side stream is past all of call {call}"),
             0 => write!(f, "the side stream has begun call {call} and is past nothing of it"),
             Self::ALONE => write!(f, "the side stream has begun call {call}, whose kernel comes after its messages, and is not past them"),
-            _ => write!(f, "the side stream is past round {} of call {call}, not past the next", step - 1),
+            _ if step % 2 == 1 => {
+                write!(f, "the side stream is past the kernel's flag of round {round} of call {call}, not past its messages")
+            }
+            _ => write!(f, "the side stream is past round {round} of call {call}, not past the next"),
         }
     }
 }
@@ -158,6 +166,7 @@ mod tests {
     fn a_place_says_what_is_missing() {
         let text = |step| Place::new(Epoch::new(0x1_0031), step).to_string();
         assert_eq!(text(Step::Begun), "the side stream has begun call 49 and is past nothing of it");
+        assert_eq!(text(Step::Flag(0)), "the side stream is past the kernel's flag of round 0 of call 49, not past its messages");
         assert_eq!(text(Step::Messages(2)), "the side stream is past round 2 of call 49, not past the next");
         assert_eq!(text(Step::Alone), "the side stream has begun call 49, whose kernel comes after its messages, and is not past them");
         assert_eq!(text(Step::Ended), "the side stream is past all of call 49");
@@ -167,7 +176,7 @@ mod tests {
         #[test]
         fn places_of_a_call_differ_and_name_it(epoch: u32, behind in 0..0x1_0000_u32, round in 0..5000_usize) {
             let (epoch, last) = (Epoch::new(epoch), Epoch::new(epoch.wrapping_add(behind)));
-            let steps = [Step::Begun, Step::Messages(round), Step::Messages(round + 1), Step::Alone, Step::Ended];
+            let steps = [Step::Begun, Step::Flag(round), Step::Messages(round), Step::Flag(round + 1), Step::Alone, Step::Ended];
             let places = steps.map(|step| Place::new(epoch, step));
             prop_assert!(places.windows(2).all(|pair| pair[0].word() < pair[1].word()));
             for (place, step) in places.into_iter().zip(steps) {

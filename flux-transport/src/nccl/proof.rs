@@ -9,7 +9,7 @@ use super::members::Members;
 use super::remains;
 use crate::cuda::{
     CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async, copy_rows_async, done_by,
-    fill_words_apart, write_value_async,
+    write_value_async,
 };
 use crate::nccl::NcclError;
 use crate::{ConnectError, TransportError};
@@ -77,8 +77,7 @@ fn exchange(
     unsafe {
         let (word, pitch) = (size_of::<u32>(), 4 * size_of::<u32>());
         copy_async(device, received.at(own), sent.at(own), word, stream.raw())?;
-        copy_rows_async(device, (received.at(own), pitch), (sent.at(own), word), (2, word), stream.raw())?;
-        fill_words_apart(device, (received.at(own), pitch), 0, 2, stream.raw())
+        copy_rows_async(device, (received.at(own), pitch), (sent.at(own), word), (2, word), stream.raw())
     }?;
     for peer in peers() {
         let rows = |address| Rows { address, pitch: WORD };

@@ -22,7 +22,12 @@ impl Views {
     }
 
     /// That of calls that store so in the half of `epoch`, made by `make` from that and the half.
-    pub(super) fn storing(&mut self, storing: Storing, epoch: Epoch, make: impl FnOnce(Storing, u64) -> WorkspaceView) -> Arc<WorkspaceView> {
+    pub(super) fn storing(
+        &mut self,
+        storing: Storing,
+        epoch: Epoch,
+        make: impl FnOnce(Storing, u64) -> WorkspaceView,
+    ) -> Arc<WorkspaceView> {
         let key = (storing, epoch.half());
         if let Some((_, view)) = self.storing.iter().find(|(known, _)| *known == key) {
             return Arc::clone(view);

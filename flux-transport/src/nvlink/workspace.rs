@@ -135,7 +135,15 @@ impl Workspace {
 
     /// What an executor needs to know of it, with the rank's fault block.
     pub(crate) fn view(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
-        WorkspaceView { data: self.data.clone(), pads: self.pads.clone(), scattered: None, control: self.control(), fault, size: self.size, deadline_ns }
+        WorkspaceView {
+            data: self.data.clone(),
+            pads: self.pads.clone(),
+            scattered: None,
+            control: self.control(),
+            fault,
+            size: self.size,
+            deadline_ns,
+        }
     }
 
     /// The epoch of the next call, read from the device, which must be idle.

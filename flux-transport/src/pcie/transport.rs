@@ -184,10 +184,16 @@ impl Transport for Pcie {
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
-        let State { out, back, calls, scatters, .. } = &mut *locked(&self.state);
-        *scatters = false;
-        // Both: where a call could not be carried to its end `back` may not be ordered after `out`, which reads the caller's rows.
-        calls.abandon(stream, |caller| out.join(caller).and(back.join(caller)))
+        let State { out, back, calls, current, scatters, .. } = &mut *locked(&self.state);
+        let (scattered, epoch) = (std::mem::take(scatters), calls.epoch());
+        calls.abandon(stream, |caller| {
+            if scattered {
+                // SAFETY: as at the finish.
+                unsafe { words_async(&self.device, [current.finished(epoch)], back.raw()) }?;
+            }
+            // Both: where a call could not be carried to its end `back` may not be ordered after `out`, which reads the caller's rows.
+            out.join(caller).and(back.join(caller))
+        })
     }
 
     fn finish(&self, stream: Stream) -> Result<(), TransportError> {

@@ -1,7 +1,7 @@
 //! What a call sends and receives where ranks cannot write to each other's memory: tile programs, read as copies from rank to rank.
 //!
 //! Invariant: what a rank receives from a source is derived from that source's own list of parcels, so the two sides cannot differ; and every signal that
-//! an item of the reader's program awaits from a peer is that of one parcel.
+//! an item of the reader's program awaits from a peer is that of one parcel. Rows that a rank has itself are none of it.
 //!
 //! A source's bytes pass through a *half*, whose layout this module gives: for AllGather-GEMM its shard, dense; for GEMM-ReduceScatter a place for each
 //! destination, as large and as laid out as the source's place at that destination. The kernel of a GEMM-ReduceScatter writes such a half, the
@@ -100,7 +100,7 @@ impl Route {
     /// The route of `rank` in calls of these programs, which are those of all ranks, in rank order.
     ///
     /// # Panics
-    /// If there is no program of `rank`.
+    /// If there is no program of `rank`, and if tiles are scattered that have a signal each: those are not carried.
     pub fn new(rank: Rank, programs: &[TileProgram]) -> Self {
         let own = &programs[rank.index()];
         let outgoing = parcels::outgoing(own);

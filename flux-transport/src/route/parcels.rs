@@ -90,9 +90,10 @@ fn slots(program: &TileProgram) -> Vec<Parcel> {
     chunks.into_iter().map(parcel).collect()
 }
 
-/// All that the tiles of a stacked program scatter to each owner, but for what the rank keeps, where one signal announces it; else kernels give it to each other themselves.
+/// All that the tiles of a stacked program scatter to each owner, but for what the rank keeps.
 fn scattered(program: &TileProgram) -> Vec<Parcel> {
-    let rounds = program.rounds().unwrap_or_default();
+    let rounds =
+        program.rounds().expect("one signal announces all tiles: where each has its own, kernels give them to each other themselves");
     let parcel = |round: &Round| {
         let Round { step, offset, bytes, sent, .. } = *round;
         let offset = u64::from(sent.place) * place_bytes(program) + offset;

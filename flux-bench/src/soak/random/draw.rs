@@ -117,16 +117,20 @@ impl RandomCase {
         Ok(Self { number, problem, finish, shared, sending, calls, seed: data::seed(seed, 2, number) })
     }
 
-    /// The same with a plan for messages: no slices, and tiles that span shards with one signal for all. Where messages go on to `mates`, they go beside the kernel, and no
-    /// tile spans shards.
+    /// The same with a plan for messages: no slices, and tiles that span shards with one signal for all. Where messages go on to `mates`, no tile spans shards; where they
+    /// `may_come_first` they may all go before the kernel.
     #[must_use]
-    pub(super) fn in_whole_chunks(self, mates: bool) -> Self {
-        let sending = self.sending.filter(|&sending| !mates || sending != Sending::Before);
+    pub(super) fn in_whole_chunks(self, mates: bool, may_come_first: bool) -> Self {
+        let sending = self.sending.filter(|&sending| may_come_first || sending != Sending::Before);
         let stack = self.shared.stack && !mates;
         let chunk = self.shared.chunk.map(|chunk| if stack && self.problem.op() == OpKind::GemmReduceScatter { 0 } else { chunk });
         // What the op chooses itself stays.
         let no_stack = self.shared.no_stack || self.shared.stack && mates;
-        Self { shared: ScheduleArgs { k_chunks: self.shared.k_chunks.and(Some(1)), chunk, stack, no_stack, ..self.shared }, sending, ..self }
+        Self {
+            shared: ScheduleArgs { k_chunks: self.shared.k_chunks.and(Some(1)), chunk, stack, no_stack, ..self.shared },
+            sending,
+            ..self
+        }
     }
 
     /// The whole plan of `rank`: with its own choice of workers, mover and pace.

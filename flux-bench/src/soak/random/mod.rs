@@ -14,7 +14,7 @@ use crate::site::Site;
 use anyhow::Context;
 use draw::{Place, RandomCase};
 use flux_core::DType;
-use flux_transport::Mover;
+use flux_transport::{Mover, TransportKind};
 use half::{bf16, f16};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -48,7 +48,8 @@ pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
         let case = RandomCase::new(seed, number, comm.world_size(), place)?;
         let messages = matches!(comm.capabilities().mover, Mover::Messages { .. });
         let mixed = comm.nodes().are_mixed();
-        let case = if messages || mixed { case.in_whole_chunks(mixed) } else { case };
+        let may_come_first = comm.transport() != TransportKind::Mixed;
+        let case = if messages || mixed { case.in_whole_chunks(mixed, may_come_first) } else { case };
         let failed = || format!("{case}\nagain: {}", again(args, site, seed, number));
         tracing::debug!(rank = %site.rank(), "{case}");
         let run = Run {

@@ -29,7 +29,7 @@ fn messages_can_carry_every_plan_for_them() {
     let mut spanning = 0;
     for (world, nodes) in [(2, 2), (4, 4), (4, 2), (6, 3)] {
         let nodes = Nodes::new(WorldSize::new(world).unwrap(), nodes).unwrap();
-        for case in cases(world, PLACES[1]).map(|case| case.in_whole_chunks(nodes.are_mixed())) {
+        for case in cases(world, PLACES[1]).map(|case| case.in_whole_chunks(nodes.are_mixed(), !nodes.are_mixed())) {
             let sending = case.sending.unwrap_or(Sending::ALL);
             assert!(!nodes.are_mixed() || sending != Sending::Before, "{case}");
             let own = Schedule::in_messages(&case.problem, &Channels::FREE, sending, nodes);

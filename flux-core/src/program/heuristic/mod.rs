@@ -19,9 +19,9 @@ use tiles::{LARGE, LONG};
 const PIECE_BYTES: u64 = 4 << 20;
 /// What one signal announces where a chunk is staged.
 const STAGED_BYTES: u64 = 2 << 20;
-/// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take a tenth less time than by copy engines
-/// (results/tuning/short-calls.txt); of much more the one should overlap the other.
-const SCATTERED_BYTES: u64 = 4 << 20;
+/// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take 2 % less time than by copy engines, 2 MiB 17 %, and
+/// 4 MiB, of which one way should overlap the other, 18 % more (results/tuning/few-rows-carried.txt).
+const SCATTERED_BYTES: u64 = 3 << 20;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
@@ -128,7 +128,7 @@ impl Schedule {
 
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
     /// a signal announces about 2 MiB. Shards are single bands, as they come one after another. Tiles of few rows span shards, which for GEMM-ReduceScatter kernels then
-    /// scatter through the host themselves, up to 4 MiB of a rank.
+    /// scatter through the host themselves, up to 3 MiB of a rank.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};

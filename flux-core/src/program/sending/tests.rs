@@ -163,7 +163,9 @@ fn over_a_network_messages_are_no_larger_than_is_worth_it() {
         for problem in [GPT3, LLAMA].map(|model| problem(world, op, model, 1024)) {
             let sending = Sending::heuristic(&problem, &over, world - 1);
             assert_ne!(sending, Sending::Before, "{problem:?}: that is one message to each");
-            let program = TileProgram::build(&problem, Rank::new(1), &Schedule::in_messages(&problem, &over, sending, Nodes::apart(problem.world()))).unwrap();
+            let program =
+                TileProgram::build(&problem, Rank::new(1), &Schedule::in_messages(&problem, &over, sending, Nodes::apart(problem.world())))
+                    .unwrap();
             // A row block of GPT-3 is 3 MiB.
             assert!(program.rounds().unwrap().iter().all(|round| round.bytes <= 6 << 20), "{problem:?}");
         }
@@ -197,7 +199,7 @@ fn few_rows_span_shards_unless_some_ranks_share_a_node() {
             }
         }
     }
-    // One pass over w beside the messages, rather than rows that have come before (results/tuning/short-calls.txt).
+    // One pass over w beside the messages, rather than rows that have come before (results/tuning/few-rows-carried.txt).
     for op in OPS {
         assert_eq!([GPT3, LLAMA].map(|model| chosen(&problem(2, op, model, 64), 4).1), [Sending::Beside { peers: 1 }; 2]);
     }

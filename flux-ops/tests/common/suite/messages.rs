@@ -3,7 +3,7 @@
 use super::{AnyOp, Case, Machine, call, defaults, layouts, ragged};
 use crate::common::{Meeting, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flux_core::program::Schedule;
+use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Rank};
 use flux_ops::{BuildError, CallError, Layout};
@@ -68,6 +68,16 @@ pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Ma
             let sliced = Plan { schedule: Some(Schedule { k_chunks: 2, ..plain(machine) }), ..Plan::default() };
             let refused = AnyOp::<bf16>::build(OPS[0], shape, sliced, &node.comm).unwrap_err();
             assert!(matches!(refused, BuildError::NoMessages { .. }), "{refused}");
+
+            // Tiles of few rows have several owners: a message has all for one, not a tile.
+            let (few, by_tile) =
+                ([16 * world as usize, 256, 64 * world as usize], Schedule { chunk: Chunk::Tiles(1), stack: true, ..plain(machine) });
+            let refused = AnyOp::<bf16>::build(OPS[1], few, Plan { schedule: Some(by_tile), ..Plan::default() }, &node.comm).unwrap_err();
+            if node.comm.nodes().are_mixed() {
+                assert!(matches!(refused, BuildError::Schedule(_)), "{refused}");
+            } else {
+                assert!(matches!(refused, BuildError::NoMessages { .. }), "{refused}");
+            }
 
             let op = AnyOp::of(&case, Plan::default(), node);
             let refused = captured(&op, &case, node);

@@ -42,6 +42,12 @@ pub fn ragged(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     }
 }
 
+/// The same of so few rows that tiles span shards by the op's own choice, whatever the number of ranks.
+pub fn few_rows(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
+    let [_, n, k] = ragged(machine, op, world);
+    [21 * world as usize, n, k]
+}
+
 /// Dense layouts of a rank's operands.
 pub fn layouts<T: Number>(case: &Case<T>) -> (Layout, Layout, Layout) {
     let dense = |s: Shape| Layout::dense(s.rows as usize, s.cols as usize);
