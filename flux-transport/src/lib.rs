@@ -54,5 +54,7 @@ pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;
 pub use flux_core::{Nodes, Rank, WorldSize};
 pub use options::{Options, ParseSelectError, Select};
-pub use transport::{Capabilities, Carry, Exchange, Mover, MoverJob, Source, Transport, TransportError, TransportKind, WorkspaceView};
+pub use transport::{
+    Capabilities, Carry, Exchange, Mover, MoverJob, PeerStores, Source, Transport, TransportError, TransportKind, WorkspaceView,
+};
 pub use world::{Builder, World, WorldError};

@@ -73,18 +73,27 @@ pub enum Mover {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// An executor may store straight into peers' data regions and pads. Where not, each call is [carried](Transport::carry), or
-    /// [exchanged](Transport::exchange) as messages.
-    pub peer_stores: bool,
-    /// An executor may scatter rows to peers and tell them itself, though it may store nothing else there, in calls for which [the transport](Transport::scatter) shows it
-    /// where. What travels so is read by the peers' executors as they add it.
-    pub scatters: bool,
+    /// What an executor stores to peers itself.
+    pub peer_stores: PeerStores,
     /// Who carries out a [`MoverJob`].
     pub mover: Mover,
     /// Calls may be captured in a CUDA graph.
     pub graphs: bool,
     /// Ranks may be processes.
     pub processes: bool,
+}
+
+/// What executors store to peers themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PeerStores {
+    /// Everything: into peers' data regions and pads.
+    All,
+    /// Rows that they scatter, and that these are there, where [the transport](Transport::scatter) shows it in such a call. What travels so is read by the peers' executors as
+    /// they add it. Other calls are [carried](Transport::carry).
+    Rows,
+    /// Nothing: each call is [carried](Transport::carry), or [exchanged](Transport::exchange) as messages.
+    Nothing,
 }
 
 /// A communicator's workspace, as addresses that this rank's executor uses; laid out as [`flux_core::layout`] says.
@@ -94,7 +103,7 @@ pub struct WorkspaceView {
     pub data: Vec<u64>,
     /// Pads, by rank.
     pub pads: Vec<u64>,
-    /// Where rows come that other ranks scatter to this one, if not to its data region, which is not what [they reach](Capabilities::scatters).
+    /// Where rows come that other ranks scatter to this one, if not to its data region, which is not what [they reach](PeerStores::Rows).
     pub scattered: Option<u64>,
     /// The own control block.
     pub control: u64,
@@ -240,7 +249,7 @@ pub trait Transport: Send + Sync + Debug {
     }
 
     /// The workspace for an executor that scatters the rows of the call in progress, which is of the op with number `op` (as in [`Carry::op`]), to peers itself, where it
-    /// [may](Capabilities::scatters). Instead of [`carry`](Self::carry), before the kernel's launch.
+    /// [may](PeerStores::Rows). Instead of [`carry`](Self::carry), before the kernel's launch.
     fn scatter(&self, _stream: Stream, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport has no memory of the host to scatter rows to" })
     }

@@ -169,7 +169,7 @@ mod tests {
                 // Tiles that span shards do so in worlds of one node, or of as many as ranks.
                 let stack = stack && !nodes.are_mixed();
                 let chunk = if stack && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
-                let schedule = Schedule { chunk, band, splits, raster, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
+                let schedule = Schedule { chunk, raster, band, splits, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
                 world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).expect("a valid schedule")).collect()
             },
         )

@@ -16,7 +16,7 @@ use flux_core::program::{Channels, Round, Schedule, Sending, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
 use flux_transport::route::Route;
-use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, Source, Stream, TransportKind};
+use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, PeerStores, Source, Stream, TransportKind};
 use host::HostExecutor;
 
 /// How many hands do the work, where the caller has a wish.
@@ -105,14 +105,14 @@ pub fn own_schedule(comm: &Communicator, problem: &Problem, sending: Sending) ->
 /// Whether the transport carries a route for each call: ranks neither reach each other's memory nor send messages.
 pub(crate) fn carried(comm: &Communicator) -> bool {
     let Capabilities { peer_stores, mover, .. } = comm.capabilities();
-    !peer_stores && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
+    peer_stores != PeerStores::All && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
 }
 
 /// Whether the program's kernel scatters rows to peers itself though it reaches nothing else of them: tile by tile. Of a word that announces all tiles every CTA would
 /// ask the host's memory, one after another.
 pub(crate) fn scatters(comm: &Communicator, program: &TileProgram) -> bool {
     let by_tile = || program.rounds().is_none();
-    comm.capabilities().scatters && program.stacked && program.problem.op() == OpKind::GemmReduceScatter && by_tile()
+    comm.capabilities().peer_stores == PeerStores::Rows && program.stacked && program.problem.op() == OpKind::GemmReduceScatter && by_tile()
 }
 
 /// What flight records and errors call a call.

@@ -92,7 +92,7 @@ impl<'c> Call<'c> {
         handed
     }
 
-    /// Has the executor scatter rows to peers itself, where the transport [lets it](crate::Capabilities::scatters): [`memory`](Self::memory) is from then on as it uses it. The
+    /// Has the executor scatter rows to peers itself, where the transport [lets it](crate::PeerStores::Rows): [`memory`](Self::memory) is from then on as it uses it. The
     /// call is of the op with number `op`, as in [`Carry::op`]. Instead of [`carry`](Self::carry), before the kernel's launch.
     ///
     /// # Errors

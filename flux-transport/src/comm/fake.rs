@@ -38,7 +38,7 @@ impl Transport for Fake {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: true, scatters: false, mover: Mover::Thread, graphs: false, processes: false }
+        Capabilities { peer_stores: crate::PeerStores::All, mover: Mover::Thread, graphs: false, processes: false }
     }
 
     fn explain(&self) -> String {

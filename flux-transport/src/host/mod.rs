@@ -70,7 +70,7 @@ impl Transport for Host {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: true, scatters: false, mover: crate::Mover::Thread, graphs: false, processes: true }
+        Capabilities { peer_stores: crate::PeerStores::All, mover: crate::Mover::Thread, graphs: false, processes: true }
     }
 
     fn nodes(&self) -> Option<Nodes> {

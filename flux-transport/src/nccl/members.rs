@@ -107,7 +107,7 @@ impl Members {
     /// What a transport can do whose messages they carry.
     pub(crate) const fn capabilities(&self) -> Capabilities {
         let mover = Mover::Messages { channels: self.sharing.channels(self.hosts) };
-        Capabilities { peer_stores: false, scatters: false, mover, graphs: false, processes: true }
+        Capabilities { peer_stores: crate::PeerStores::Nothing, mover, graphs: false, processes: true }
     }
 
     /// NCCL's version, for people.

@@ -14,7 +14,9 @@ use crate::control::{Collective, together};
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
 use crate::drain::Drain;
 use crate::transport::nanoseconds;
-use crate::{Capabilities, Device, Mover, MoverJob, Options, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use crate::{
+    Capabilities, Device, Mover, MoverJob, Options, PeerStores, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
+};
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex};
@@ -81,7 +83,7 @@ impl Transport for NvLink {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: true, scatters: false, mover: Mover::CopyEngine, graphs: true, processes: true }
+        Capabilities { peer_stores: PeerStores::All, mover: Mover::CopyEngine, graphs: true, processes: true }
     }
 
     fn explain(&self) -> String {

@@ -15,8 +15,8 @@ use crate::drain::Drain;
 use crate::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
 use crate::transport::nanoseconds;
 use crate::{
-    Capabilities, Carry, ConnectError, Device, Mover, MoverJob, Options, Select, Stream, Transport, TransportError, TransportKind,
-    WorkspaceView, World,
+    Capabilities, Carry, ConnectError, Device, Mover, MoverJob, Options, PeerStores, Select, Stream, Transport, TransportError,
+    TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -102,7 +102,7 @@ impl Transport for Pcie {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: false, scatters: true, mover: Mover::CopyEngine, graphs: false, processes: true }
+        Capabilities { peer_stores: PeerStores::Rows, mover: Mover::CopyEngine, graphs: false, processes: true }
     }
 
     fn explain(&self) -> String {
