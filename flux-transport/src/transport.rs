@@ -163,7 +163,7 @@ pub enum Source<'a> {
     },
 }
 
-/// All of a call's data, where ranks do not reach each other's memory.
+/// All of a call's data that goes to other ranks, where they do not reach each other's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Carry<'a> {
     /// Address of the first row of this rank's shard (AllGather-GEMM).
@@ -240,7 +240,7 @@ pub trait Transport: Send + Sync + Debug {
     }
 
     /// Carries all that the call in progress sends and receives, beside its kernel, which was launched before; returns at once. Once in a call. Where
-    /// executors store to peers themselves there is nothing to carry.
+    /// executors store to peers themselves, or [scatter](Self::scatter) to them, there is nothing to carry.
     ///
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished on `stream`.

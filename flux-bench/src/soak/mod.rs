@@ -3,8 +3,8 @@
 //! Invariant: a case passes only if every checked output, over all its elements on every rank, was exact or within its derived bound.
 //!
 //! Three phases a case:
-//! - **apart**: before each call the outputs and the whole workspace are filled with NaN and the ranks meet, so nothing can be right by what an
-//!   earlier call left behind;
+//! - **apart**: before each call the outputs and each rank's whole data region are filled with NaN and the ranks meet, so nothing can be right by what an
+//!   earlier call left there (in memory of the host, where it passes through, it may be found);
 //! - **in a row**: calls follow each other with nothing between them, with new data each and one rank after the other delayed, so ranks are as
 //!   far apart as the protocol lets them be; some of the results are checked, the last among them;
 //! - **again**: the same random data with other delays must give the same bits.

@@ -35,7 +35,7 @@ const BAND_ROWS: u32 = 256;
 const NETWORK_CHUNKS: [u64; 1] = [u64::MAX];
 
 impl Schedule {
-    /// The heuristic's schedule for a transport whose chunks are messages between `nodes`, sent so: whole shards or tiles of one shard each.
+    /// The heuristic's schedule for a transport whose chunks are messages between `nodes`, sent so: whole shards, tiles of one shard each, or tiles of all.
     ///
     /// A message costs the same to begin whatever its size, so small problems are sent as whole shards, and none, but over a network, as more than eight chunks of
     /// a shard. Where tiles span the shards of few rows, what a rank has for another is one message. Not where some ranks share a node: what is passed on there is

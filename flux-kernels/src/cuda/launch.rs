@@ -105,7 +105,7 @@ pub struct LaunchArgs<'a> {
     /// Bytes between the halves of a data region.
     pub half_stride: u64,
     /// The number of the op that the call is of, by which ranks find that their calls are of different ones: the same on all ranks, and not that of another op. 0 where
-    /// they do not reach each other's pads: there the transport tells.
+    /// they do not reach each other's pads, or only through the host: there the transport tells.
     pub op: u32,
     /// Longest wait for another rank, in nanoseconds.
     pub deadline_ns: u64,
@@ -113,7 +113,7 @@ pub struct LaunchArgs<'a> {
     pub await_pushed: bool,
     /// CTAs.
     pub workers: u32,
-    /// Whether the kernel itself pushes the caller's shard to the peers; not where another mover does.
+    /// Whether the kernel itself pushes the caller's shard where its program's transfers say; not where another mover does.
     pub push: bool,
     /// How traffic is spread.
     pub pace: Pace,

@@ -32,7 +32,7 @@ pub(crate) struct Hands {
     pub(crate) trace: bool,
 }
 
-/// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA).
+/// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA), where ranks reach each other's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
     /// Shards of 5 MiB and more by copy engines, unless slices of `k` make too many copies or tiles span shards ([`TileProgram::is_for_copy_engines`]); all
@@ -102,7 +102,7 @@ pub fn own_schedule(comm: &Communicator, problem: &Problem, sending: Sending) ->
     }
 }
 
-/// Whether the transport carries a route for each call: ranks neither reach each other's memory nor send messages.
+/// Whether the transport carries a route for each call, but for those whose kernels [scatter](scatters): ranks neither reach each other's memory nor send messages.
 pub(crate) fn carried(comm: &Communicator) -> bool {
     let Capabilities { peer_stores, mover, .. } = comm.capabilities();
     peer_stores != PeerStores::All && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
@@ -143,7 +143,7 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 }
 
 impl<T: Element> Executor<T> {
-    /// Makes everything that running `program` takes, but the workspace. There is a route where the transport [carries](carried) one.
+    /// Makes everything that running `program` takes, but the workspace. There is a route where the transport [carries](carried) one for this program.
     pub(crate) fn prepare(
         comm: &Communicator,
         (program, number): (TileProgram, u32),

@@ -181,7 +181,7 @@ impl Group<'_> {
     /// Sends `bytes` bytes to `peer`.
     ///
     /// # Safety
-    /// They are memory of the communicator's device, until the stream is past the group.
+    /// They are memory of the communicator's device, or pinned memory of the host by its address there, until the stream is past the group.
     pub(super) unsafe fn send(&self, from: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
         let Messages { library, raw, .. } = self.of;
         // SAFETY: the caller's promise.

@@ -1,6 +1,6 @@
 //! Where things are in a rank's shared region of host memory.
 //!
-//! Invariant: every word has one writer and at most one waiter, but for `broken` and `said`, which everybody may look at; nothing overlaps.
+//! Invariant: every word has one writer in a call and at most one rank that waits for it, but for `broken` and `said`, which everybody may look at; nothing overlaps.
 //!
 //! ```text
 //! [ broken ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... [ pad ] | [ half 0 ][ half 1 ]

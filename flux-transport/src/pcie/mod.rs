@@ -1,7 +1,7 @@
-//! GPUs of one host that cannot reach each other: everything goes through pinned memory of the host, carried by copy engines.
+//! GPUs of one host that cannot reach each other: everything goes through pinned memory of the host, carried by copy engines, or by kernels where it is few rows of partial sums.
 //!
-//! Invariant: no device's memory is mapped for another. A rank writes its own shared region, and reads those of its peers; no SM has a part in it, so the
-//! kernel that waits for what comes may hold all of them.
+//! Invariant: no device's memory is mapped for another. Where copy engines carry a call a rank writes its own shared region, and reads those of its peers; no SM has a part in it, so the
+//! kernel that waits for what comes may hold all of them. Where kernels scatter rows they write those of their peers, and read their own.
 //!
 //! ```text
 //! rank s                                         host memory                    rank r

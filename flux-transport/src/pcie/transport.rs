@@ -1,6 +1,6 @@
 //! The host-staged transport of one rank.
 //!
-//! Invariant: every call's data is carried by [`Transport::carry`], enqueued between `begin` and `finish`; nothing there waits for the device unless its
+//! Invariant: a call's data is carried by [`Transport::carry`], enqueued between `begin` and `finish`, or its kernel was given the regions by [`Transport::scatter`]; nothing there waits for the device unless its
 //! queues are full, and then only for what earlier calls, or sending streams, do. Calls are not captured: the half of host memory that copies use would be
 //! frozen in the graph.
 
@@ -110,7 +110,7 @@ impl Transport for Pcie {
         let size = state.current.size();
         format!(
             "pcie: {} ranks; this rank on {}; what a rank sends is copied to pinned memory of the host and from there by each reader, by copy engines on two \
-             side streams; {} bytes of device memory and {} of pinned memory a rank",
+             side streams, or stored and loaded by kernels where it is few rows of partial sums; {} bytes of device memory and {} of pinned memory a rank",
             self.members.world(),
             self.device(),
             size.total_bytes() + size.data_bytes(),

@@ -1,7 +1,7 @@
 //! One generation of a rank's workspace: its own memory on its device, and all ranks' shared regions.
 //!
 //! Invariant: nothing on a device is mapped for another. What the kernel takes for peers' memory is this rank's own: for their data regions its outbox, for
-//! their pads pads of the host that only its own streams read.
+//! their pads pads of the host that only its own streams read. A kernel that scatters rows takes their regions of the host for both.
 
 use super::layout::Layout;
 use super::region::Region;

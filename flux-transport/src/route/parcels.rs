@@ -1,7 +1,7 @@
 //! From a rank's tile program to what it sends.
 //!
 //! Invariant: each signal that a program raises for a peer is that of one reader of one parcel, and parcels come in the order in which the program
-//! completes them.
+//! completes them. Of a program whose kernels scatter tile by tile there are none.
 
 use super::{Block, Origin, Parcel, Reader};
 use flux_core::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
