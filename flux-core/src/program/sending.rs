@@ -73,6 +73,11 @@ fn workers(channels: &Channels, (sending, peers): (Sending, u32), bytes: u64) ->
     MULTIPROCESSORS.saturating_sub(left).max(1)
 }
 
+/// Nanoseconds of a whole tile's operations.
+fn along_k_ns(problem: &Problem, tile: TileShape) -> u64 {
+    2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS
+}
+
 /// A call as it is estimated: what is computed, and how it is sent.
 struct Call<'a> {
     problem: &'a Problem,
@@ -120,14 +125,13 @@ impl<'a> Call<'a> {
         let tile = own.tile;
         let grid = TileGrid::new(problem.m(), problem.n_local(), tile);
         let splits = u64::from(own.splits);
-        let step_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS;
         let call = Self {
             problem,
             sending,
             peers,
             lanes: channels.each,
             workers,
-            tile_ns: step_ns / splits + TILE_NS,
+            tile_ns: along_k_ns(problem, tile) / splits + TILE_NS,
             tiles: grid.tiles() * splits,
             stacked: true,
             place_bytes,
@@ -177,14 +181,13 @@ impl<'a> Call<'a> {
         let least = if sending == Sending::Before { place_bytes } else { channels.least_bytes };
         let piece = place_bytes.div_ceil(available);
         let together = place_bytes.div_ceil(chunks).max(least).div_ceil(piece).clamp(1, available);
-        let step_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS;
         let call = Self {
             problem,
             sending,
             peers,
             lanes: channels.each,
             workers: workers(channels, (sending, peers), place_bytes.min(together * piece)),
-            tile_ns: step_ns * cost / 100 + TILE_NS,
+            tile_ns: along_k_ns(problem, tile) * cost / 100 + TILE_NS,
             tiles: grid.tiles(),
             stacked: false,
             place_bytes,
