@@ -16,7 +16,7 @@ use std::path::Path;
 /// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in
 /// the history), and calls that are long enough to slow the clock down by more than calls of a tenth of their length.
 const AT_MOST: f64 = 10.0;
-/// The same where another machine's clocks come on top: one row in a hundred of five such records is off by more than 10 %.
+/// The same where another machine's clocks come on top: one row of the 120 of six such records is off by more than 10 %.
 const ELSEWHERE: f64 = 11.0;
 /// Half of the rows of the record that the machine was fitted to are met better than that.
 const HALF: f64 = 3.0;

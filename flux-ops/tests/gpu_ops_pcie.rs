@@ -36,10 +36,16 @@ fn calls_in_different_orders_fail_on_every_rank() {
 fn the_way_through_the_host_changes_no_bit() {
     on_gpus(|staged| {
         // Many rows in pieces; few by the kernels themselves, tile by tile, and by copy engines as one piece.
-        let ragged = |op, world| (suite::ragged(staged, op, world), Chunk::Tiles(2));
-        let few = |op, world| [Chunk::Tiles(1), Chunk::Shard].map(|chunk| (suite::few_rows(staged, op, world), chunk));
+        let pieces = |op, world: u32| {
+            let [_, n, k] = suite::ragged(staged, op, world);
+            ([257 * world as usize, n, k], Chunk::Tiles(1))
+        };
+        let few = |op, world| {
+            let chunks = if op == OPS[0] { vec![Chunk::Shard] } else { vec![Chunk::Tiles(1), Chunk::Shard] };
+            chunks.into_iter().map(move |chunk| (suite::few_rows(staged, op, world), chunk))
+        };
         for (world, op) in staged.worlds(&[2, 3, 4, 6, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-            for (shape, chunk) in std::iter::once(ragged(op, world)).chain(few(op, world)) {
+            for (shape, chunk) in std::iter::once(pieces(op, world)).chain(few(op, world)) {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 41);
                 let schedule = Schedule { chunk, ..Schedule::staged(&case.problem) };
                 let results = |machine: Machine| {

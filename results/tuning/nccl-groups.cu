@@ -56,7 +56,6 @@ int main() {
                     for (int g = 0; g < 2; g++) { C(cudaSetDevice(g)); C(cudaStreamSynchronize(st[g])); }
                     C(ncclGroupStart());
                     for (int g = 0; g < 2; g++) { C(cudaSetDevice(g)); way.f(cc.c[g], g, n); }
-                    // warm order: events around
                     for (int g = 0; g < 2; g++) { C(cudaSetDevice(g)); C(cudaEventRecord(a[g], st[g])); }
                     C(ncclGroupEnd());
                     for (int g = 0; g < 2; g++) { C(cudaSetDevice(g)); C(cudaEventRecord(b[g], st[g])); }

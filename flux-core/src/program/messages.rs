@@ -55,7 +55,7 @@ pub enum Sending {
         /// Peers to which messages go at once, at least 1; as many as there are, or more, are all.
         peers: u32,
     },
-    /// Before the kernel, to all peers at once; it then has all multiprocessors and nothing to wait for (AllGather-GEMM).
+    /// Before the kernel, to all peers at once; it then has all multiprocessors and waits for no peer (AllGather-GEMM).
     Before,
 }
 

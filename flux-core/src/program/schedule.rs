@@ -19,7 +19,7 @@ pub enum Chunk {
     ///
     /// What is sent decides how they are counted. AllGather-GEMM sends rows of `x`: row blocks of `tile.m` rows each.
     /// GEMM-ReduceScatter sends partial tiles: tiles, in the order of the raster. Either way `Tiles(1)` is the finest. Where its tiles span shards a signal announces
-    /// all of them, or each by itself: fewer than all are as one.
+    /// all of them, or each by itself, as with any number below all.
     Tiles(u32),
 }
 

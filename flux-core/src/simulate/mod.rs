@@ -14,7 +14,7 @@
 //!
 //! What it leaves out, and where that shows:
 //!
-//! - **Power.** The clock is one number. A card at its power limit slows down the longer a call is: of GPT-3 on 2 ranks, calls of 3.5 and 7.1 ms are simulated 5 to 8 % too
+//! - **Power.** The clock is one number. A card at its power limit slows down the longer a call is: of GPT-3 on 2 ranks, calls of 3.4 and 6.9 ms are simulated 2 to 5 % too
 //!   short. From one run to another the same GEMM differs by as much (AllGather-GEMM of GPT-3, 4 ranks, m = 4096: T_gemm 1.65 ms in results/h200-x1-core-tp4.json, 1.72 in that
 //!   of a1d4c84, 1.76 in that of 89fd1be).
 //! - **L2.** A step takes what its operations take, whatever the tile. Narrow tiles move more operand bytes for their work and take some percent more: of the GEMM-ReduceScatter of

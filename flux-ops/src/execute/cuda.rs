@@ -275,7 +275,7 @@ impl CudaExecutor {
                 ", NCCL carries the chunks that cross nodes, copy engines pass rows on"
             }
             _ if self.rounds.is_some() => &carried,
-            _ if self.route.is_some() => ", copy engines carry everything through the host",
+            _ if self.route.is_some() => ", copy engines carry what goes to others through the host",
             _ if self.scatters => ", which scatter rows to memory of the host and fold them from there",
             _ if self.program.program().transfers.is_empty() => "",
             true => ", which push the shard",

@@ -9,8 +9,8 @@ use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Calls that are remembered. A host is as many calls ahead of its device, and of another host, as the driver queues for a device that waits, which is some thousand, and devices are at most one
-/// apart: of what two ranks have said there is always a call that both remember.
+/// Calls that are remembered. A host is as many calls ahead of its device, and of another host, as the driver queues for a device that waits, which is some thousand, and
+/// devices are at most one apart: of what two ranks have said there is always a call that both remember.
 const CALLS: usize = 4096;
 
 /// One more call, of the op with this number, after those of `history`.
@@ -59,13 +59,12 @@ impl<'w> Saying<'w> {
         Self(words)
     }
 
-    /// Says that call `epoch` is of the op with this number, and returns what was said.
-    pub(crate) fn say(self, epoch: Epoch, op: u32) -> Said {
+    /// Says that call `epoch` is of the op with this number.
+    pub(crate) fn say(self, epoch: Epoch, op: u32) {
         let said = Said { epoch, history: then(self.last().history, op) };
         for place in [epoch.get() as usize % CALLS, CALLS] {
             self.0[place].store(said.word(), Ordering::Release);
         }
-        said
     }
 
     /// Bytes from the first word to that of call `epoch`, which is left as it is as long as the call is [remembered](CALLS).
@@ -178,7 +177,10 @@ mod tests {
         fn one_call_of_a_peer_is_compared_with_the_own(ops in prop::collection::vec(1u32.., 1..20), first: u32, last: u32) {
             let words = words(Epoch::new(first));
             let own = Saying::new(&words[0]);
-            let calls: Vec<Said> = (0..).zip(&ops).map(|(i, &op)| own.say(Epoch::new(first.wrapping_add(i)), op)).collect();
+            let calls: Vec<Said> = (0..).zip(&ops).map(|(i, &op)| {
+                own.say(Epoch::new(first.wrapping_add(i)), op);
+                own.last()
+            }).collect();
             for said in calls {
                 prop_assert_eq!(own.against_one(RANKS[0], RANKS[1], said), None);
                 let other = Said { history: said.history.wrapping_add(last.max(1)), ..said };

@@ -96,7 +96,7 @@ impl<'c> Call<'c> {
     /// call is of the op with number `op`, as in [`Carry::op`]. Instead of [`carry`](Self::carry), before the kernel's launch.
     ///
     /// # Errors
-    /// [`TransportError::MoverUnusable`] where the transport does not.
+    /// [`TransportError::MoverUnusable`] where the transport does not, and where the call was scattered or carried before; [`TransportError::WrongStream`].
     pub fn scatter(&mut self, op: u32) -> Result<(), TransportError> {
         let handed = self.comm.inner.health.transport().scatter(self.stream, op);
         self.handed |= Self::handed_out(&handed);

@@ -1,8 +1,8 @@
 //! The host-staged transport of one rank.
 //!
-//! Invariant: a call's data is carried by [`Transport::carry`], enqueued between `begin` and `finish`, or its kernel was given the regions by [`Transport::scatter`]; nothing there waits for the device unless its
-//! queues are full, and then only for what earlier calls, or sending streams, do. Calls are not captured: the half of host memory that copies use would be
-//! frozen in the graph.
+//! Invariant: a call's data is carried by [`Transport::carry`], enqueued between `begin` and `finish`, or its kernel was given the regions by
+//! [`Transport::scatter`]; nothing there waits for the device unless its queues are full, and then only for what earlier calls, or sending streams, do. Calls are
+//! not captured: the half of host memory that copies use would be frozen in the graph.
 
 use super::carry::Streams;
 use super::proof::prove;
@@ -186,13 +186,13 @@ impl Transport for Pcie {
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
         let State { out, back, calls, current, scatters, .. } = &mut *locked(&self.state);
         let (scattered, epoch) = (std::mem::take(scatters), calls.epoch());
+        let _current = self.device.enter()?;
         calls.abandon(stream, |caller| {
-            if scattered {
-                // SAFETY: as at the finish.
-                unsafe { words_async(&self.device, [current.finished(epoch)], back.raw()) }?;
-            }
+            let done = scattered.then(|| current.finished(epoch));
+            // SAFETY: the device's context is current; the word is in the pinned block of the generation, which lives until the device is drained.
+            let told = unsafe { words_async(&self.device, done, back.raw()) };
             // Both: where a call could not be carried to its end `back` may not be ordered after `out`, which reads the caller's rows.
-            out.join(caller).and(back.join(caller))
+            out.join(caller).and(back.join(caller)).and(told)
         })
     }
 

@@ -107,6 +107,10 @@ fn own_rows_are_worked_on_while_those_of_the_one_peer_come() {
         Schedule::in_messages(&problem, &channels(world, 4), sending, Nodes::apart(problem.world())).band
     };
     assert_eq!([band(2, 256), band(2, 512), band(4, 512), band(4, 1024)], [2, 1, 4, 2]);
+    // Rows that have come before the kernel need no such order.
+    let problem = problem(2, AG, GPT3, 512);
+    let before = Schedule::in_messages(&problem, &channels(2, 4), Sending::Before, Nodes::apart(problem.world()));
+    assert_eq!(before.band, Schedule::shard_by_shard(&problem).band);
 }
 
 /// But for what the estimates may be off.
