@@ -5,7 +5,7 @@
 use flux_bench::plan::ScheduleArgs;
 use flux_bench::shapes::{self, parse_op};
 use flux_bench::show;
-use flux_bench::simulate::{LEAST_ROWS, Simulation, compare, schedules, table};
+use flux_bench::simulate::{Compared, LEAST_ROWS, Simulation, compare, schedules, table};
 use flux_core::layout::gather_place_bytes;
 use flux_core::machine::Machine;
 use flux_core::program::Schedule;
@@ -16,22 +16,19 @@ use std::path::Path;
 /// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in
 /// the history), and calls that are long enough to slow the clock down by more than calls of a tenth of their length.
 const AT_MOST: f64 = 10.0;
-/// The same where another machine's clocks come on top: one row of the 120 of six such records is off by more than 10 %.
-const ELSEWHERE: f64 = 11.0;
+/// So much of that may be another machine's clocks: the median of its rows' deviations.
+const CLOCKS: f64 = 7.0;
 /// Half of the rows of the record that the machine was fitted to are met better than that.
 const HALF: f64 = 3.0;
 
-/// The medians' deviations, none of them above `at_most`, where the model is meant to hold, of rows that were measured with the schedule that the op has today, at least so many, in
-/// ascending order.
-fn deviations(name: &str, at_most: f64, least: usize) -> Vec<f64> {
+/// The deviations of the medians, in percent and in ascending order, where the model is meant to hold, of rows that were measured with the schedule that the op has today, at least so
+/// many.
+fn deviations(name: &str, least: usize) -> Vec<f64> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results").join(name);
     let compared = compare(&show::read(&path).unwrap(), ScheduleArgs::default(), Pushes::AsByDefault, &Machine::H200).unwrap();
-    let same: Vec<_> = compared.iter().filter(|row| row.head.m >= LEAST_ROWS && row.same_schedule).collect();
-    assert!(same.len() >= least, "{name}: only {} rows are of today's schedules", same.len());
-    let mut off: Vec<f64> = same.iter().map(|row| row.off().abs()).collect();
-    for row in same {
-        assert!(row.off().abs() <= at_most, "{name}: {}: {:.3} ms measured, {:.3} simulated", row.head, row.measured, row.simulated);
-    }
+    let same = compared.iter().filter(|row| row.head.m >= LEAST_ROWS && row.same_schedule);
+    let mut off: Vec<f64> = same.map(Compared::off).collect();
+    assert!(off.len() >= least, "{name}: only {} rows are of today's schedules", off.len());
     off.sort_by(f64::total_cmp);
     off
 }
@@ -39,11 +36,15 @@ fn deviations(name: &str, at_most: f64, least: usize) -> Vec<f64> {
 #[test]
 fn committed_rows_are_met_within_the_tolerance() {
     // Before eleven of its twenty rows got other schedules.
-    let fitted = deviations("h200-x4-nvlink.json", AT_MOST, 9);
-    assert!(fitted[fitted.len() / 2] <= HALF, "{fitted:?}");
-    // Other machines, whose clocks are their own: half of the rows are off by 3.3, 5.4, 3.8, 5.4 and 4.8 % in five runs (8be58e2, a1d4c84, 837d258, fac8ce0 and fb2f9bb, in the
-    // history), by 4.5 in this one.
-    deviations("h200-x2-nvlink.json", ELSEWHERE, 20);
+    let mut fitted: Vec<f64> = deviations("h200-x4-nvlink.json", 9).into_iter().map(f64::abs).collect();
+    fitted.sort_by(f64::total_cmp);
+    assert!(fitted.iter().all(|&off| off <= AT_MOST) && fitted[fitted.len() / 2] <= HALF, "{fitted:?}");
+    // Another machine, whose clocks are its own: what they are off by all rows have in common. Around that the rows of six records are within 7.6 to 9.8 % (8be58e2, a1d4c84, 837d258,
+    // fac8ce0 and fb2f9bb, in the history, and this one).
+    let others = deviations("h200-x2-nvlink.json", 20);
+    let clocks = others[others.len() / 2];
+    assert!(clocks.abs() <= CLOCKS, "{clocks:.1} % of {others:?}");
+    assert!(others.iter().all(|off| (off - clocks).abs() <= AT_MOST), "{others:?}");
 }
 
 /// Op, model, m, schedule, and T_op of the two runs in results/tuning/wide-bands.txt, at TP 4. `Machine::copy_ns` is fitted to those with slices of k.

@@ -10,7 +10,6 @@ use super::items::Items;
 use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, Problem, Rank};
-use std::ops::Range;
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
@@ -18,8 +17,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let tiles: Vec<TileExtent> = grid.order(schedule.raster).collect();
     let count = tiles.len() as u32;
     let whole = is_whole(schedule, count);
-    // Of a source.
+    // Of a source, and the one of a tile.
     let signals = if whole { 1 } else { count };
+    let signal_of = |t: u32| if whole { 0 } else { t };
     let counted = whole && count > 1;
     let mut list = Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * signals);
     // by column block, then row block: the tile's number
@@ -34,7 +34,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             cols: tile.cols,
             sink: sink::SCATTER,
             dest: rank.get(),
-            raise: rank.get() * signals + if whole { 0 } else { t },
+            raise: rank.get() * signals + signal_of(t),
             counter: if counted { 0 } else { NONE },
             raise_after: if counted { count } else { 1 },
             ..WorkItem::default()
@@ -50,28 +50,31 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             let rows = fold_rows.min(problem.m_shard() - row);
             let (first, last) = (own.start + row, own.start + row + rows - 1);
             let row_blocks = first / schedule.tile.m..last / schedule.tile.m + 1;
-            let last_tile = row_blocks.clone().map(|row_block| number[index(grid, row_block, col_block)]).max().unwrap_or(0);
-            folds.push(Fold { row, rows, col_block, row_blocks, last_tile });
+            let tiles: Vec<u32> = row_blocks.clone().map(|row_block| number[index(grid, row_block, col_block)]).collect();
+            let last_tile = tiles.iter().copied().max().unwrap_or(0);
+            let mut signals: Vec<u32> = tiles.into_iter().map(signal_of).collect();
+            signals.dedup();
+            folds.push(Fold { row, rows, col_block, row_block: row_blocks.start, signals, last_tile });
         }
     }
     folds.sort_by_key(|fold| fold.last_tile);
     let mut listed: Option<(&Fold, u32)> = None;
     for fold in &folds {
-        // folds of the same tiles, which follow each other, share the entries
+        // folds that await the same, which follow each other, share the entries
         let late_first = match listed {
-            Some((other, first)) if whole || (other.col_block, &other.row_blocks) == (fold.col_block, &fold.row_blocks) => first,
+            Some((other, first)) if other.signals == fold.signals => first,
             _ => {
                 let first = list.next_await();
                 for source in world.ranks() {
-                    let tiles = fold.row_blocks.clone().map(|row_block| number[index(grid, row_block, fold.col_block)]);
-                    let raised = tiles.take(if whole { 1 } else { usize::MAX }).map(|t| if whole { 0 } else { t });
-                    list.awaits.extend(raised.map(|t| Await { signal: source.get() * signals + t, peer: source.get(), k_step: 0 }));
+                    let awaits =
+                        fold.signals.iter().map(|signal| Await { signal: source.get() * signals + signal, peer: source.get(), k_step: 0 });
+                    list.awaits.extend(awaits);
                 }
                 first
             }
         };
         listed = Some((fold, late_first));
-        let extent = grid.extent(fold.row_blocks.start, fold.col_block);
+        let extent = grid.extent(fold.row_block, fold.col_block);
         list.all.push(WorkItem {
             a_source: source::CALLER,
             row: fold.row,
@@ -82,7 +85,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             dest: rank.get(),
             partials: world.get(),
             late_first,
-            late_count: world.get() * if whole { 1 } else { fold.row_blocks.len() as u32 },
+            late_count: world.get() * fold.signals.len() as u32,
             ..WorkItem::default()
         });
     }
@@ -114,8 +117,10 @@ struct Fold {
     row: u32,
     rows: u32,
     col_block: u32,
-    /// Of the tiles that hold its rows.
-    row_blocks: Range<u32>,
+    /// The first that holds some of its rows.
+    row_block: u32,
+    /// Those of a source that announce the tiles of its rows.
+    signals: Vec<u32>,
     /// The last of these tiles.
     last_tile: u32,
 }

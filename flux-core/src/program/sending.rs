@@ -114,7 +114,8 @@ impl<'a> Call<'a> {
         (call.estimate(), schedule)
     }
 
-    /// With tiles that span shards, for the workers that there are, and what a rank has for another as one message.
+    /// With tiles that span shards, for the workers that there are, and what a rank has for another as one message. What bounds it, reading `w`, is not estimated: the times only tell
+    /// fewer waves and groups from more.
     fn spanning(problem: &'a Problem, channels: &Channels, (sending, peers): (Sending, u32)) -> (Self, Schedule) {
         let place_bytes = match problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(problem),
