@@ -35,10 +35,11 @@ struct Consumer {
     u32 first_a = ptx::from_lane(ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA), 0);
     u32 first_b = ptx::from_lane(ptx::k_major_128b_descriptor(smem.b(0) + index * kOffsetB), 0);
 
-    // Multiplies the next stage in two groups, added to the sums; of a tile's first stage they are the sums. Between them the stage before is given back, at the barrier
-    // `read`: its products are done when the first group begins. So a consumer keeps one stage and a half from the loads on average, and not two.
+    // Multiplies the next stage, added to the sums; of a tile's first stage they are the sums. The stage before is given back, at the barrier `read`, when its products
+    // are done: when the first group of these begins.
     template <bool First>
     __device__ __forceinline__ void issue_stage(u32 read, float (&acc)[C::kBlocksM][kAccumulators]) const {
+        constexpr u32 kGroup = C::kTileK / 16 / C::kGroups;
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
         const u32 a = ptx::advance_descriptor(first_a, ring.stage * C::kStageBytes);
         const u32 b = ptx::advance_descriptor(first_b, ring.stage * C::kStageBytes);
@@ -51,18 +52,15 @@ struct Consumer {
                 ptx::Wgmma<C::kCols, C::kBf16>::mma(acc[block], ptx::advance_descriptor(a, block * 64 * 128 + k * 32),
                                                      ptx::advance_descriptor(b, k * 32), !First || k != 0);
             }
-            if (k == C::kTileK / 32 - 1) {
-                ptx::wgmma_commit();
+            if ((k + 1) % kGroup != 0) continue;
+            ptx::wgmma_commit();
+            pin(acc);
+            if (!First && k + 1 == kGroup) {
+                ptx::wgmma_wait<1>();
+                if (thread == 0) ptx::mbarrier_arrive(read);
                 pin(acc);
-                if (!First) {
-                    ptx::wgmma_wait<1>();
-                    if (thread == 0) ptx::mbarrier_arrive(read);
-                    pin(acc);
-                }
             }
         }
-        ptx::wgmma_commit();
-        pin(acc);
     }
 
     // Issues the products of the next stage and goes on to the one after. Returns the barrier at which to arrive when they are done.
@@ -115,8 +113,8 @@ struct Consumer {
 #pragma unroll 1
         for (; step < end; ++step) {
             read = take_stage<false>(read, acc);
-            // Of its two groups one stays in flight.
-            ptx::wgmma_wait<1>();
+            // Of its two groups one stays in flight; of one group, the stage before has been waited for.
+            if constexpr (C::kGroups == 2) ptx::wgmma_wait<1>();
         }
         return read;
     }
