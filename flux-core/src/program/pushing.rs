@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Shards of this size and more are left to copy engines: they disturb the GEMM less than the kernel's own stores do, but take longer to begin. On 4 H200 and GPT-3's
 /// shapes the kernel is faster with shards of 3 MB, and copy engines are from 6 MB on (results/tuning/push-*.json).
-const COPY_ENGINE_BYTES: u64 = 5 << 20;
+pub(super) const COPY_ENGINE_BYTES: u64 = 5 << 20;
 
 impl TileProgram {
     /// Whether copy engines push the shard by default, rather than the kernel: a large one, unless it goes in slices of k whose copies, each of which takes some 5 us besides its

@@ -2,6 +2,7 @@
 //!
 //! Invariant: what a band waits for has come, by estimate, when it is begun, and what is early was sent a wave before.
 
+use super::super::MAX_ITEMS;
 use super::tiles::area;
 use super::{MULTIPROCESSORS, OPERATIONS, Schedule, WORKERS, most_early, slices};
 use crate::layout::gather_place_bytes;
@@ -39,7 +40,9 @@ impl Schedule {
     fn a_wave_at_a_time(self, problem: &Problem) -> Self {
         let of_a_wave = u64::from(WORKERS).div_ceil(TileGrid::of_shard(problem, self.tile).tiles()) as u32;
         let band = self.band.max(of_a_wave).min(problem.world().get());
-        Self { band, k_chunks: slices(problem, band), ..self }
+        let k_chunks = slices(problem, band);
+        // Whoever has the last steps of a shared tile would await the last slice first.
+        Self { band, k_chunks, shares: if k_chunks > 1 { 1 } else { self.shares }, ..self }
     }
 
     /// After the own shard two at a time, where shards have few row blocks, each of which would read `w` once more by itself, and where the first two will have come by the wave
@@ -96,6 +99,10 @@ impl Schedule {
     /// when the own tile is half done at the latest. An own tile whose worker has nothing to do in the last wave may wait.
     fn sent_a_wave_before(&self, problem: &Problem) -> u32 {
         let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, self.tile).tiles());
+        // Of more no program is made, and there would be as many to look at.
+        if world * tiles > MAX_ITEMS {
+            return 0;
+        }
         let (workers, shares) = (u64::from(MULTIPROCESSORS), self.shared_first(problem));
         let wave = |tile| shares.map_or(tile / workers, |shares| shares.wave(tile, workers));
         let before = |step: u64| {

@@ -2,8 +2,11 @@
 //!
 //! Invariant: such a call is bound by what its workers read; what matters is that all do, to the end.
 
+use super::super::pushing::COPY_ENGINE_BYTES;
+use super::bands::LINK;
 use super::tiles::{TILES, area, waves};
-use super::{Chunk, ROW_GROUP, Schedule, WORKERS};
+use super::{Chunk, MULTIPROCESSORS, OPERATIONS, ROW_GROUP, Schedule, WORKERS, slices};
+use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 
@@ -28,6 +31,10 @@ const WAVE: u64 = 48;
 const SHARED: u64 = 2000;
 /// Most items that share a tile: a fourth brought nothing.
 const MOST_SPLITS: u64 = 3;
+
+/// Rows from which on tiles that span shards take rows in slices of k. With fewer what they read of `w` bounds them, and the simulator, by which this was found, has not been held
+/// against measurements; two H200 gained nothing by it at 64 to 256 rows (results/tuning/slices-tp2.txt).
+const SLICED_ROWS: u32 = 512;
 
 /// Into how many items each of so many tiles may be split while all are one wave of so many workers, and how long along k each then is by its time.
 fn ways_to_split(problem: &Problem, tiles: u64, workers: u32) -> impl Iterator<Item = (u64, u64)> + use<> {
@@ -73,12 +80,59 @@ impl Schedule {
         let chunk = if problem.op() == OpKind::AllGatherGemm { Chunk::Shard } else { Chunk::Tiles(1) };
         Self { chunk, stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
     }
+
+    /// This schedule, whose tiles are of one shard each, or tiles that span shards, where those take so much less time by estimate that it is no less by simulation: shards that end in
+    /// the midst of a tile leave up to half of it idle. Simulated, TP 8 with 129 rows a shard takes 0.61 to 0.67 of the time so (docs/experiments.md). Tiles that span shards are the
+    /// kernel's to push, so larger shards are left to copy engines.
+    pub(super) fn or_stacked(self, problem: &Problem) -> Self {
+        let stacked = Self::stacked(problem, WORKERS);
+        let (ours, theirs) = (self.bounded_ns(problem), stacked.bounded_ns(problem));
+        let gains = match problem.op() {
+            OpKind::AllGatherGemm => 10 * theirs <= 9 * ours && gather_place_bytes(problem) < COPY_ENGINE_BYTES,
+            // Folds, which are not estimated, take the longer the more rows there are.
+            OpKind::GemmReduceScatter => 13 * theirs <= 10 * ours,
+        };
+        if !self.stack && problem.world().peers() > 0 && gains { stacked } else { self }
+    }
+
+    /// What tiles that span shards wait for in slices of k, so that they begin when the first is there, and not when all rows are.
+    pub(super) fn in_slices(self, problem: &Problem) -> Self {
+        if !self.stack || problem.op() == OpKind::GemmReduceScatter || problem.m() < SLICED_ROWS {
+            return self;
+        }
+        // Whoever has the last steps of a shared tile would await the last slice first.
+        let k_chunks = slices(problem, problem.world().get());
+        Self { k_chunks, shares: if k_chunks > 1 { 1 } else { self.shares }, ..self }
+    }
+
+    /// Nanoseconds of the waves of tiles, and of what the link carries when they have nothing left to multiply, or nothing yet: a rough measure, to compare schedules by.
+    fn bounded_ns(&self, problem: &Problem) -> u128 {
+        let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
+        let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
+        let tiles = if self.stack { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { world * of_shard };
+        let (splits, k) = (u64::from(self.splits), u64::from(problem.k_local()));
+        let along_k = k / splits + if splits > 1 { SHARED } else { 0 };
+        let wave = 2 * u128::from(area(self.tile)) * u128::from(along_k) / u128::from(OPERATIONS);
+        let multiplied = wave * u128::from(waves(tiles * splits));
+        let before_last = (tiles * splits - 1) / u64::from(MULTIPROCESSORS) * u64::from(MULTIPROCESSORS) / splits;
+        match problem.op() {
+            OpKind::AllGatherGemm if self.stack => multiplied + u128::from(gather_place_bytes(problem) * peers / LINK).saturating_sub(wave),
+            OpKind::AllGatherGemm => multiplied,
+            // Rows of all shards but the own one's are in each.
+            OpKind::GemmReduceScatter if self.stack => {
+                multiplied + u128::from((tiles - before_last) * slot_bytes(problem, self.tile) * peers / world / LINK)
+            }
+            OpKind::GemmReduceScatter => {
+                multiplied + u128::from((tiles - of_shard).saturating_sub(before_last) * slot_bytes(problem, self.tile) / LINK)
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Schedule;
-    use super::super::tests::{chosen, simulated_with};
+    use super::super::tests::{chosen, own, simulated_with};
     use crate::{DType, OpKind, Problem, WorldSize};
 
     /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
@@ -133,7 +187,7 @@ mod tests {
         assert_eq!(chosen(4, 512, 2056, 65536), (128, 128, 1, false), "68 are more than half of the workers");
         assert_eq!(chosen(4, 512, 1024, 4 * 2560), (128, 128, 1, false), "40 steps are not long enough");
         for (world, m, n, k) in [(2, 512, 1024, 32768), (4, 512, 2048, 65536), (8, 1024, 1024, 65536)] {
-            let [split, whole] = simulated_with(world, (m, n, k), [|s| s, |s| Schedule { splits: 1, ..s }]);
+            let [split, whole] = simulated_with(OpKind::GemmReduceScatter, world, (m, n, k), [|s| s, |s| Schedule { splits: 1, ..s }]);
             assert!(split * 10 < whole * 9, "{split:?} instead of {whole:?}");
         }
     }
@@ -147,5 +201,45 @@ mod tests {
         assert_eq!(chosen(8, ag, 256, 28672, 8192), (128, 128, 2, true), "small ones would read x too often");
         assert_eq!(chosen(8, ag, 256, 49152, 12288), (128, 192, 2, true), "halves of 64");
         assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
+    }
+
+    /// Half of the tiles' rows would be idle in shards of 129 rows. Where shards are whole tiles there is nothing to gain.
+    #[test]
+    fn tiles_span_shards_that_end_in_the_midst_of_them() {
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        for world in [4, 8] {
+            for (op, n, k) in [(ag, 49152, 12288), (ag, 28672, 8192), (rs, 12288, 49152), (rs, 8192, 28672)] {
+                let stacked = |shard: usize| chosen(world, op, shard * world as usize, n, k).3;
+                assert_eq!(
+                    [129, 144, 256, 384, 512, 1000].map(stacked),
+                    [true, true, false, false, false, false],
+                    "{op} of {world}, n={n}"
+                );
+            }
+        }
+        assert!(!chosen(8, ag, 8 * 264, 49152, 12288).3 && chosen(8, ag, 8 * 264, 28672, 8192).3, "6.5 MiB a shard, and 4.3");
+        assert!(!chosen(1, ag, 129, 49152, 12288).3, "one shard ends where all do");
+        for (world, m, n, k) in [(4, 516, 12288, 49152), (8, 1032, 12288, 49152), (8, 1032, 8192, 28672)] {
+            let by_shards = |s| Schedule { stack: false, band: 3, ..s };
+            let [stacked, by_shards] = simulated_with(rs, world, (m, n, k), [|s| s, by_shards]);
+            assert!(stacked * 10 < by_shards * 9, "{stacked:?} instead of {by_shards:?}");
+        }
+    }
+
+    /// With as many rows as the simulator is known to be right for.
+    #[test]
+    fn tiles_that_span_shards_begin_with_the_first_slice() {
+        let ag = OpKind::AllGatherGemm;
+        let sliced = |world, m, n, k| {
+            let s = own(world, ag, m, n, k);
+            (s.stack, s.k_chunks)
+        };
+        assert_eq!(sliced(8, 512, 49152, 12288), (true, 10), "seven times 1.5 MiB");
+        assert_eq!(sliced(8, 1016, 49152, 12288), (true, 12), "21 MiB");
+        assert_eq!([sliced(8, 256, 49152, 12288), sliced(2, 254, 49152, 12288)], [(true, 1); 2], "few rows");
+        for (m, n, k) in [(512, 49152, 12288), (512, 28672, 8192), (1016, 49152, 12288)] {
+            let [sliced, whole] = simulated_with(ag, 8, (m, n, k), [|s| s, |s| Schedule { k_chunks: 1, ..s }]);
+            assert!(sliced * 10 < whole * 9, "{sliced:?} instead of {whole:?}");
+        }
     }
 }
