@@ -5,21 +5,33 @@
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 
 /// What `make` returns, run where memory that it touches first is that of the node of the device at this PCI address.
 ///
 /// A policy for memory would say it directly, but containers commonly forbid the call.
+#[allow(clippy::missing_panics_doc, reason = "it is taken once: by the thread, or where there is none by the caller")]
 pub fn near<R: Send>(pci: &str, make: impl FnOnce() -> R + Send) -> R {
     let Some(cpus) = cpus_of(pci) else { return make() };
-    std::thread::scope(|scope| {
-        let there = move || {
+    // Left to the calling thread where there is no other.
+    let make = Mutex::new(Some(make));
+    let run = || make.lock().unwrap_or_else(PoisonError::into_inner).take().map(|make| make());
+    let made = std::thread::scope(|scope| {
+        let there = || {
             if let Err(error) = sched_setaffinity(None, &cpus) {
                 tracing::debug!(%error, "memory is not taken near its device");
             }
-            make()
+            run()
         };
-        scope.spawn(there).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+        match std::thread::Builder::new().spawn_scoped(scope, there) {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(error) => {
+                tracing::debug!(%error, "memory is not taken near its device");
+                run()
+            }
+        }
+    });
+    made.expect("it is run once")
 }
 
 /// The processors of a device's node.

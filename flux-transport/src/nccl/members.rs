@@ -84,7 +84,7 @@ impl Members {
     /// Introduces the ranks to each other. Collective.
     ///
     /// # Errors
-    /// [`ConnectError::Unusable`] for `select` where a rank of a rail has no device of its own or no NCCL, or the ranks' differ.
+    /// [`ConnectError::Unusable`] for `select` where a rank of a rail has no device of its own or no NCCL, or the ranks' versions or settings of it differ.
     pub(crate) fn meet(world: &World, options: &Options, nodes: Nodes, select: Select) -> Result<Self, ConnectError> {
         let until = Instant::now() + options.deadline;
         let (steps, rank) = (world.steps(), world.rank());
@@ -95,10 +95,9 @@ impl Members {
         let found = answers?.iter().map(|answer| Identity::decode(answer)).collect::<Option<Vec<_>>>();
         let met = found.ok_or_else(|| "a rank sent a message that is not one of this version's".to_owned()).and_then(|identities| {
             let ranks: Vec<Rank> = (0..nodes.count()).map(|node| nodes.rank(node, nodes.local_of(rank))).collect();
-            let of_rail: Vec<_> = ranks.iter().map(|&rank| (rank, identities[rank.index()])).collect();
             let own = nodes.node_of(rank) as usize;
-            check(own, &of_rail)?;
-            let Identity { id, sharing, version, pieces, .. } = of_rail[0].1;
+            check(rank, &ranks, &identities)?;
+            let Identity { id, sharing, version, pieces, .. } = identities[ranks[0].index()];
             Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, select, ranks, own })
         });
         together(steps, until, met.map_err(unusable))
@@ -171,11 +170,13 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     Ok((info, identity))
 }
 
-fn check(own: usize, identities: &[(Rank, Identity)]) -> Result<(), String> {
-    let (rank, mine) = identities[own];
-    for &(peer, other) in identities.iter().filter(|&&(peer, _)| peer != rank) {
+/// Whether ranks can join whose rail is `rail`, of all that there are. Settings are to be the same on all rails: schedules follow from them, and ranks of one call have one.
+fn check(rank: Rank, rail: &[Rank], identities: &[Identity]) -> Result<(), String> {
+    let mine = identities[rank.index()];
+    let all = identities.iter().enumerate().filter_map(|(index, &other)| Some((Rank::new(u32::try_from(index).ok()?), other)));
+    for (peer, other) in all.filter(|&(peer, _)| peer != rank) {
         let different = |what: &str, of: u64, others: u64| Err(format!("rank {rank} has {what} {of}, rank {peer} {others}"));
-        if other.uuid == mine.uuid {
+        if rail.contains(&peer) && other.uuid == mine.uuid {
             return Err(format!("ranks {rank} and {peer} are both on device {}: NCCL takes one rank a device", mine.uuid));
         } else if other.version != mine.version {
             return different("NCCL", mine.version.into(), other.version.into());
@@ -236,17 +237,23 @@ pub(super) mod tests {
     #[test]
     fn ranks_that_cannot_be_one_communicator_are_told_why() {
         let own = identity(0);
-        let check = |others: [Identity; 2]| check(0, &[(Rank::new(1), others[0]), (Rank::new(3), others[1])]);
-        assert!(check([own, identity(1)]).is_ok());
+        // Rank 1's rail is 1 and 3; 0 and 2 are another, on the devices of the first.
+        let check = |others: [Identity; 4]| check(Rank::new(1), &[Rank::new(1), Rank::new(3)], &others);
+        assert!(check([own, own, identity(1), identity(1)]).is_ok());
+        assert!(check([own; 4]).unwrap_err().contains("ranks 1 and 3 are both on device"));
         for (other, word) in [
-            (own, "both on device"),
-            (Identity { version: 22800, ..identity(1) }, "rank 1 has NCCL 22703, rank 3 22800"),
-            (Identity { sharing: Sharing { lanes: 8, ..own.sharing }, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank 3 8"),
+            (Identity { version: 22800, ..identity(1) }, "rank 1 has NCCL 22703, rank # 22800"),
+            (Identity { sharing: Sharing { lanes: 8, ..own.sharing }, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank # 8"),
             (Identity { sharing: Sharing { all: 32, each: 8, ..own.sharing }, ..identity(1) }, "has 4 of 16 channels"),
-            (Identity { pieces: 1 << 19, ..identity(1) }, "NCCL_P2P_NET_CHUNKSIZE (0: none) 0, rank 3 524288"),
+            (Identity { pieces: 1 << 19, ..identity(1) }, "NCCL_P2P_NET_CHUNKSIZE (0: none) 0, rank # 524288"),
         ] {
-            let why = check([own, other]).unwrap_err();
-            assert!(why.contains(word), "{why}");
+            // What the ranks of another rail have counts, too.
+            for rank in [0, 2, 3] {
+                let mut all = [identity(2), own, identity(3), identity(1)];
+                all[rank] = Identity { uuid: all[rank].uuid, ..other };
+                let why = check(all).unwrap_err();
+                assert!(why.contains(&word.replace('#', &rank.to_string())), "{why}");
+            }
         }
     }
 
