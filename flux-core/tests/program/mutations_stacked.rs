@@ -5,7 +5,7 @@ use crate::strategies::{Call, Knobs, build, knob_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Output, Record, Violation, verify};
 use flux_core::program::{NONE, Schedule, TileProgram, WorkItem, sink, source};
-use flux_core::{DType, Problem, Rank, TileShape, WorldSize};
+use flux_core::{DType, Nodes, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -42,6 +42,16 @@ proptest! {
         let p = pick(&mut call, rank);
         if kind == 0 { p.stacked = false } else { p.part_slots += 1 }
         assert_violates!(call, Violation::Disagreement { .. });
+    }
+
+    #[test]
+    fn ranks_that_share_nodes(call in prop_oneof![gathering(), scattering()], of_another_world: bool) {
+        let mut call = call;
+        let world = call.0[0].problem.world();
+        let nodes = if of_another_world { Nodes::new(WorldSize::new(world.get() + 1).unwrap(), 1) } else { Nodes::new(world, 2).filter(|nodes| nodes.are_mixed()) };
+        let Some(nodes) = nodes else { return Ok(()) };
+        call.0.iter_mut().for_each(|p| p.nodes = nodes);
+        assert_violates!(call, Violation::Disagreement { what: "nodes", .. });
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Operands in fp32, and their product.
 //!
-//! Invariant: an element is converted at most once per call, worker and way in which its tile's `k` is split, however many tiles read it; the product of
+//! Invariant: an element is converted once for tiles that read it one after another, of one source and one way in which their `k` is split; the product of
 //! an item is one call of one routine on the same numbers, so it does not depend on who computes it.
 
 use super::{ExecuteError, zeroed};

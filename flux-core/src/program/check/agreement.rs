@@ -26,7 +26,8 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.counters == first.counters, "counters"),
             (p.part_slots == first.part_slots, "part slots"),
             (p.stacked == first.stacked, "stacking"),
-            (p.nodes == first.nodes, "nodes"),
+            // What tiles that span shards send goes to all ranks alike.
+            (p.nodes == first.nodes && p.nodes.world() == p.problem.world() && !(p.stacked && p.nodes.are_mixed()), "nodes"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),
         ];
         for (same, what) in same {

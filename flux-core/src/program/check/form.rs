@@ -135,7 +135,7 @@ fn part_fields(item: &WorkItem) -> Option<&'static str> {
 fn own_rows(p: &TileProgram, transfer: &Transfer) -> Option<&'static str> {
     let dest = Rank::new(transfer.dest);
     let reached = p.nodes.together(p.rank, dest) || p.nodes.on_one_rail(p.rank, dest);
-    (!reached && !p.stacked).then_some("what goes to another node goes to the rank with the same number there")
+    (!reached).then_some("what goes to another node goes to the rank with the same number there")
 }
 
 /// What came along the rail goes to mates.
