@@ -2,6 +2,7 @@
 //!
 //! Invariant: in a file its fields come first in a row, in this order, whatever was measured behind them.
 
+use crate::shapes::{self, parse_dtype, parse_op};
 use flux_core::{DType, Problem};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -45,6 +46,17 @@ impl Head {
             tp: problem.world().get(),
             dtype: problem.dtype().name().to_owned(),
         }
+    }
+
+    /// The problem that it says.
+    ///
+    /// # Errors
+    /// Where that is none: what it is of was not measured by this program.
+    pub(crate) fn problem(&self) -> anyhow::Result<Problem> {
+        let [m, n, k] = [self.m, self.n, self.k].map(|extent| extent as usize);
+        let op = parse_op(&self.op).map_err(anyhow::Error::msg)?;
+        let dtype = parse_dtype(&self.dtype).map_err(anyhow::Error::msg)?;
+        Ok(Problem::new(op, m, n, k, dtype, shapes::world(self.tp)?)?)
     }
 
     /// Whether both are of one problem, whosever layers they call it.
@@ -112,5 +124,20 @@ mod tests {
         assert_eq!(head().line().len(), Head::ABOVE.len());
         assert_eq!(head().cells(), ["ag_gemm", "gpt3", "512", "49152", "12288"]);
         assert_eq!(head().to_string(), "ag_gemm gpt3 m 512");
+    }
+
+    #[test]
+    fn a_head_is_the_problem_that_it_was_made_from() {
+        let head = head();
+        assert_eq!(Head::new("gpt3", &head.problem().unwrap()), head);
+        for wrong in [
+            Head { dtype: "fp8".to_owned(), ..head.clone() },
+            Head { op: "gemm".to_owned(), ..head.clone() },
+            Head { m: 0, ..head.clone() },
+            Head { tp: 0, ..head.clone() },
+            Head { n: 7, ..head },
+        ] {
+            assert!(wrong.problem().is_err(), "{wrong}");
+        }
     }
 }

@@ -16,8 +16,10 @@ use crate::out;
 use crate::peers::{self, PeersReport};
 use crate::report::{Report, Row, SCHEMA};
 use anyhow::{Context, bail, ensure};
+use flux_core::metrics;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Arguments of `flux-bench show`.
 #[derive(Debug, clap::Args)]
@@ -86,8 +88,16 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
             first.dtype
         );
         ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
+        row.head.problem().with_context(|| format!("{shape} is no shape"))?;
         let medians = [row.t_op_ms, row.t_gemm_ms, row.t_serial_ms].map(|t| t.median);
-        ensure!(medians.iter().all(|&t| t > 0.0), "{shape}: times of {medians:?} ms cannot be compared");
+        ensure!(medians.into_iter().all(is_time), "{shape}: times of {medians:?} ms cannot be compared");
+        let [op, gemm, serial] = medians.map(|ms| Duration::from_secs_f64(ms / 1e3));
+        let efficiency = metrics::overlap_efficiency(op, gemm, serial);
+        let same = match (efficiency, row.overlap_efficiency) {
+            (Some(of_times), Some(said)) => (of_times - said).abs() < 1e-3 * of_times.abs().max(1.0),
+            (of_times, said) => of_times == said,
+        };
+        ensure!(same, "{shape}: its times make an overlap efficiency of {efficiency:?}, and it says {:?}", row.overlap_efficiency);
     }
     Ok(report)
 }
@@ -109,9 +119,15 @@ pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
         let shape = format!("{name}: {}", row.head);
         ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
         let medians = || [row.gemm_ms, row.serial_ms, row.async_tp_ms].into_iter().flatten().map(|t| t.median);
-        ensure!(medians().all(|t| t > 0.0), "{shape}: times of {:?} ms cannot be compared", medians().collect::<Vec<_>>());
+        row.head.problem().with_context(|| format!("{shape} is no shape"))?;
+        ensure!(medians().all(is_time), "{shape}: times of {:?} ms cannot be compared", medians().collect::<Vec<_>>());
     }
     Ok(peers)
+}
+
+/// Whether a median may be what a call took, in milliseconds: some hours at most.
+fn is_time(ms: f64) -> bool {
+    0.0 < ms && ms < 1e7
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {

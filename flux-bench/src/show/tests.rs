@@ -92,7 +92,17 @@ fn what_must_not_be_shown_is_refused() {
     );
     assert!(refused(|r| r.rows[1].head.tp = 2).ends_with("ag_gemm gpt3 m 1024 is of TP 2, bf16, and the first row of TP 4, bf16"));
     assert!(refused(|r| r.schema = 2).contains("has schema 2"));
-    assert!(refused(|r| r.rows[0].t_gemm_ms.median = 0.0).contains("cannot be compared"));
+    for change in [
+        |r: &mut Report| r.rows[0].t_gemm_ms.median = 0.0,
+        |r: &mut Report| r.rows[0].t_op_ms.median = 1e12,
+        |r: &mut Report| r.rows[0].t_serial_ms.median = f64::INFINITY,
+    ] {
+        let why = refused(change);
+        assert!(why.contains("cannot be compared") || why.contains("is not what"), "{why}");
+    }
+    assert!(refused(|r| r.rows[0].head.m = 0).contains("is no shape"));
+    assert!(refused(|r| r.rows[0].head.op = "gemm".into()).contains("is no shape"));
+    assert!(refused(|r| r.rows[0].overlap_efficiency = Some(0.1)).contains("make an overlap efficiency of"));
 }
 
 /// The same of fp16.

@@ -7,7 +7,6 @@ use super::row::{NO_KERNEL, Simulation, heading, millis};
 use crate::core_gemm::Case;
 use crate::plan::{Plan, ScheduleArgs};
 use crate::report::{Head, Report, Row, aligned, ms};
-use crate::shapes::{self, parse_dtype, parse_op};
 use crate::stats::Times;
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
@@ -31,7 +30,7 @@ pub struct Compared {
 
 impl Compared {
     fn of(row: &Row, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
-        let case = Case::of(row.head.model.clone(), problem(&row.head)?, args)?;
+        let case = Case::of(row.head.model.clone(), row.head.problem()?, args)?;
         let simulation = Simulation::of(&case, pushes, machine)?;
         // With what follows a schedule in a plan over peer memory: a schedule that has one thing less to say is no other's beginning.
         let same_schedule = row.plan.starts_with(&format!("{}, kernel ", case.schedule));
@@ -50,16 +49,9 @@ impl Compared {
     }
 }
 
-fn problem(head: &Head) -> anyhow::Result<Problem> {
-    let [m, n, k] = [head.m, head.n, head.k].map(|extent| extent as usize);
-    let op = parse_op(&head.op).map_err(anyhow::Error::msg)?;
-    let dtype = parse_dtype(&head.dtype).map_err(anyhow::Error::msg)?;
-    Ok(Problem::new(op, m, n, k, dtype, shapes::world(head.tp)?)?)
-}
-
 /// Refuses a plan that changes nothing of the rows of `report`.
 pub(super) fn check(report: &Report, plan: &Plan) -> anyhow::Result<()> {
-    let problems = report.rows.iter().map(|row| problem(&row.head)).collect::<anyhow::Result<Vec<_>>>()?;
+    let problems = report.rows.iter().map(|row| row.head.problem()).collect::<anyhow::Result<Vec<_>>>()?;
     let ops: Vec<OpKind> = problems.iter().map(Problem::op).collect();
     problems.iter().try_for_each(|problem| plan.check(&ops, problem.world()))
 }
@@ -113,7 +105,7 @@ mod tests {
     use flux_core::DType;
 
     fn row(m: u32, measured: f64, simulated: f64, same_schedule: bool) -> Compared {
-        let problem = Problem::new(OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, shapes::world(2).unwrap()).unwrap();
+        let problem = Problem::new(OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, crate::shapes::world(2).unwrap()).unwrap();
         Compared { head: Head::new("gpt3", &problem), measured, simulated, kernel: true, same_schedule }
     }
 
@@ -134,18 +126,5 @@ mod tests {
         let known = table(&rows[1..2], &Machine::H800);
         assert!(known.starts_with("SIMULATED, not measured: a model of H800 over NVLink, which nothing measured has confirmed"), "{known}");
         assert!(!known.contains("m < 512"), "{known}");
-    }
-
-    #[test]
-    fn a_head_is_the_problem_that_it_was_made_from() {
-        let head = row(512, 1.0, 1.0, true).head;
-        let of_fp16 = Head { dtype: "fp16".to_owned(), ..head.clone() };
-        for head in [&head, &of_fp16] {
-            assert_eq!(Head::new("gpt3", &problem(head).unwrap()), *head);
-        }
-        assert!(
-            problem(&Head { dtype: "fp8".to_owned(), ..head.clone() }).is_err()
-                && problem(&Head { op: "gemm".to_owned(), ..head }).is_err()
-        );
     }
 }

@@ -19,7 +19,7 @@ pub enum BootstrapError {
     )]
     NoLauncher,
     /// Some variables of a launcher's family are set and others are not.
-    #[error("half a launcher: {} set, {} not set; set all or none of them", .set.join(", "), .missing.join(", "))]
+    #[error("half a launcher: {} set, {} not set; set all or none of them", listed(.set), .missing.join(", "))]
     HalfSet {
         /// The variables that are set.
         set: Vec<&'static str>,
@@ -183,6 +183,11 @@ impl BootstrapError {
     pub(crate) fn io(step: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| Self::Io { step, source: errno.into() }
     }
+}
+
+/// The variables that are set; where `FLUX_LAUNCHER` names a launcher, there may be none.
+fn listed(set: &[&str]) -> String {
+    if set.is_empty() { "none of its variables is".to_owned() } else { set.join(", ") }
 }
 
 fn strangers(denied: u32) -> String {

@@ -28,7 +28,7 @@ pub(super) fn asked(select: Select, option: Option<u32>, variable: Option<&str>)
 /// The ranks in as many nodes as all of them ask for, or in a node for each host.
 pub(crate) fn grouped(world: WorldSize, asked: Option<u32>, hosts: &Hosts) -> Result<Nodes, String> {
     match asked {
-        Some(count) => dealt(world, count, hosts),
+        Some(count) => dealt(world, count, hosts).map_err(|why| format!("{why} (Options::nodes, FLUX_NODES)")),
         None => by_host(world, hosts),
     }
 }

@@ -165,7 +165,9 @@ pub enum ControlError {
         rank: Rank,
     },
     /// What needs one host was to be done in a world of several.
-    #[error("rank {rank} and rank {peer} are on different hosts: descriptors are passed between the ranks of one host only")]
+    #[error(
+        "rank {rank} and rank {peer} are on different hosts: descriptors are passed between the ranks of one host only, so the transports host, nvlink and pcie are for one host"
+    )]
     OtherHost {
         /// This rank.
         rank: Rank,
