@@ -342,6 +342,7 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// block (`spawn_blocking`).
     ///
     /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it, and a captured call does not follow.
+    /// An op outlives the graphs that its calls were captured in: it frees what their kernels read when it is dropped, or replaced by what `rebuild` returns, and knows of no replay.
     ///
     /// # Errors
     /// [`BuildError`]. Where all ranks build, every rank has then left the build with an error, and `comm` can be used unless it is [`BuildError::Transport`].

@@ -1,8 +1,8 @@
 //! The threads that end what the side stream waits for, when a call has failed.
 //!
 //! Invariant: the side stream waits for flags that this rank's kernel raises, and for messages of peers; neither has a deadline of its own. Once there is a
-//! fault record, an abort word or an error of NCCL, or the stream has stood still in a call for too long, flags are let go again and again, and the
-//! communicator is given up, until the stream is empty. For none of that is anything asked of the driver, where another thread may wait for the device, and so for
+//! fault record, an abort word or an error of NCCL, or the stream has stood still in a call for too long, the communicator is given up, and flags are let go
+//! again and again, until the guard is stopped. For none of that is anything asked of the driver, where another thread may wait for the device, and so for
 //! this. No wait of these threads that a rank's calls depend on is without an end, nor is one for them.
 //!
 //! Before any of that the rank's kernel is given a [moment](RECORD) to leave its fault record, for which the abort word is set. An aborted communicator may leave a chunk
