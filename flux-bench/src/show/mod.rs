@@ -27,8 +27,8 @@ pub struct Args {
     /// Files that `flux-bench bench --json` has written
     #[arg(value_name = "FILE.json", required_unless_present = "publish")]
     pub files: Vec<PathBuf>,
-    /// Print a Markdown table of each file
-    #[arg(long, required_unless_present_any = ["svg", "publish"])]
+    /// Print a Markdown table of each file; what is done where no picture is asked for
+    #[arg(long)]
     pub markdown: bool,
     /// Write a picture of the one file that is given
     #[arg(long, value_name = "FILE.svg")]
@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let [report] = &reports[..] else { bail!("a picture shows one file, not {}", reports.len()) };
         write(path, &svg(report, peers.as_ref()))?;
     }
-    if args.markdown {
+    if args.markdown || args.svg.is_none() {
         out::print(&reports.iter().map(|report| markdown(report, peers.as_ref())).collect::<Vec<_>>().join("\n"));
     }
     Ok(())
