@@ -71,7 +71,7 @@ pub struct Schedule {
     /// Means nothing where that gains nothing, where `splits` share every tile, where tiles span shards, where only some ranks share a node, and where tiles of the
     /// own shard of a GEMM-ReduceScatter, which come last, would have to be shared. As with splits, the bits are others than those of another number.
     pub shares: u32,
-    /// Whether tiles span shards, for shards with fewer rows than a tile. Means nothing in a world of 1.
+    /// Whether tiles span shards, for shards with fewer rows than a tile, or that are not whole tiles. Means nothing in a world of 1.
     ///
     /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is then rounded before all are added.
     pub stack: bool,

@@ -2,10 +2,11 @@
 //!
 //! Invariant: such a call is bound by what its workers read; what matters is that all do, to the end.
 
+use super::super::MAX_ITEMS;
 use super::super::pushing::COPY_ENGINE_BYTES;
 use super::bands::LINK;
 use super::tiles::{TILES, area, waves};
-use super::{Chunk, MULTIPROCESSORS, OPERATIONS, ROW_GROUP, Schedule, WORKERS, slices};
+use super::{Chunk, MULTIPROCESSORS, OPERATIONS, ROW_GROUP, ROWS, Schedule, WORKERS, slices};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
@@ -35,6 +36,9 @@ const MOST_SPLITS: u64 = 3;
 /// Rows from which on tiles that span shards take rows in slices of k. With fewer what they read of `w` bounds them, and the simulator, by which this was found, has not been held
 /// against measurements; two H200 gained nothing by it at 64 to 256 rows (results/tuning/slices-tp2.txt).
 const SLICED_ROWS: u32 = 512;
+
+/// Ranks of a GEMM-ReduceScatter up to which tiles span larger shards: of 16 it is up to 13 % slower by simulation.
+const MOST_FOLDED: u32 = 8;
 
 /// Into how many items each of so many tiles may be split while all are one wave of so many workers, and how long along k each then is by its time.
 fn ways_to_split(problem: &Problem, tiles: u64, workers: u32) -> impl Iterator<Item = (u64, u64)> + use<> {
@@ -81,18 +85,25 @@ impl Schedule {
         Self { chunk, stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
     }
 
-    /// This schedule, whose tiles are of one shard each, or tiles that span shards, where those take so much less time by estimate that it is no less by simulation: shards that end in
-    /// the midst of a tile leave up to half of it idle. Simulated, TP 8 with 129 rows a shard takes 0.61 to 0.67 of the time so (docs/experiments.md). Tiles that span shards are the
-    /// kernel's to push, so larger shards are left to copy engines.
+    /// This schedule, whose tiles are of one shard each, or tiles that span shards, where these end in the midst of tiles, of which up to half is idle then, and so much is gained by
+    /// estimate that for GPT-3 and Llama-2 70B less time is simulated, too: TP 8 with 129 rows a shard takes 0.61 to 0.67 of the time so (docs/experiments.md). Tiles that span shards
+    /// are the kernel's to push, so larger shards are left to copy engines.
     pub(super) fn or_stacked(self, problem: &Problem) -> Self {
+        if self.stack || problem.world().peers() == 0 || problem.m_shard().is_multiple_of(ROWS) {
+            return self;
+        }
         let stacked = Self::stacked(problem, WORKERS);
         let (ours, theirs) = (self.bounded_ns(problem), stacked.bounded_ns(problem));
         let gains = match problem.op() {
             OpKind::AllGatherGemm => 10 * theirs <= 9 * ours && gather_place_bytes(problem) < COPY_ENGINE_BYTES,
-            // Folds, which are not estimated, take the longer the more rows there are.
-            OpKind::GemmReduceScatter => 13 * theirs <= 10 * ours,
+            // Folds, which are not estimated, take the longer the more rows and ranks there are; and each rank has a signal for each tile.
+            OpKind::GemmReduceScatter => {
+                let world = problem.world().get();
+                let signals = u64::from(world) * TileGrid::new(problem.m(), problem.n_local(), stacked.tile).tiles();
+                13 * theirs <= 10 * ours && world <= MOST_FOLDED && signals <= MAX_ITEMS
+            }
         };
-        if !self.stack && problem.world().peers() > 0 && gains { stacked } else { self }
+        if gains { stacked } else { self }
     }
 
     /// What tiles that span shards wait for in slices of k, so that they begin when the first is there, and not when all rows are.
@@ -100,9 +111,7 @@ impl Schedule {
         if !self.stack || problem.op() == OpKind::GemmReduceScatter || problem.m() < SLICED_ROWS {
             return self;
         }
-        // Whoever has the last steps of a shared tile would await the last slice first.
-        let k_chunks = slices(problem, problem.world().get());
-        Self { k_chunks, shares: if k_chunks > 1 { 1 } else { self.shares }, ..self }
+        Self { k_chunks: slices(problem, problem.world().get()), ..self }
     }
 
     /// Nanoseconds of the waves of tiles, and of what the link carries when they have nothing left to multiply, or nothing yet: a rough measure, to compare schedules by.
@@ -217,8 +226,11 @@ mod tests {
                 );
             }
         }
-        assert!(!chosen(8, ag, 8 * 264, 49152, 12288).3 && chosen(8, ag, 8 * 264, 28672, 8192).3, "6.5 MiB a shard, and 4.3");
+        assert!(!chosen(8, ag, 8 * 264, 49152, 12288).3 && chosen(8, ag, 8 * 264, 28672, 8192).3, "6.2 MiB a shard, and 4.1");
         assert!(!chosen(1, ag, 129, 49152, 12288).3, "one shard ends where all do");
+        assert!(!chosen(2, ag, 256, 4096, 4096).3, "few tiles, but whole ones");
+        assert!(!chosen(16, rs, 16 * 129, 12288, 49152).3, "16 ranks' rows to fold");
+        assert!(!chosen(8, rs, 1032, 1 << 24, 512).3, "more signals than there may be");
         for (world, m, n, k) in [(4, 516, 12288, 49152), (8, 1032, 12288, 49152), (8, 1032, 8192, 28672)] {
             let by_shards = |s| Schedule { stack: false, band: 3, ..s };
             let [stacked, by_shards] = simulated_with(rs, world, (m, n, k), [|s| s, by_shards]);
