@@ -33,6 +33,7 @@ fn as_the_role_says() {
             World::from_env()
         }
         _ if role == "rebuilds" => return rebuilds(&World::from_env().unwrap()),
+        _ if role == "grows" => return grows(&World::from_env().unwrap()),
         _ if role == "launches" => return launches(),
         _ if role == "shares" => return shares(&World::from_env().unwrap()),
         _ => World::from_env(),
@@ -69,6 +70,24 @@ fn rebuilds(world: &World) {
     let again = comm.rebuild_blocking(Rebuild::Survivors).unwrap();
     assert_eq!((again.world_size(), again.rank()), (world.size(), world.rank()), "nobody was given up");
     again.barrier().unwrap();
+}
+
+/// Grows memory that rank 1 has a descriptor for of its own, and none for that of rank 0.
+fn grows(world: &World) {
+    let options = Options { deadline: Duration::from_secs(20), ..Select::Host.into() };
+    let comm = Communicator::connect_blocking(world, options).unwrap();
+    let short = world.rank().get() == 1;
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    if short {
+        let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd().cast_unsigned();
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(u64::from(free) + 1), maximum: before.maximum }).unwrap();
+    }
+    let refused = comm.reserve(WorkspaceSize { half_bytes: 1 << 20, signals: 8, counters: 1 }).unwrap_err().to_string();
+    rustix::process::setrlimit(Resource::Nofile, before).unwrap();
+    assert!(refused.contains("rank 1") && refused.contains("Too many open files"), "{refused}");
+    // All have refused it together, and are in step.
+    comm.reserve(WorkspaceSize { half_bytes: 1 << 20, signals: 8, counters: 1 }).unwrap();
+    comm.barrier().unwrap();
 }
 
 /// Starts two ranks in whatever namespace this process is in.
@@ -361,6 +380,18 @@ fn a_rank_that_cannot_connect_those_that_are_left_says_so_and_is_not_given_up() 
         command("rebuilds", directory.path(), &set).spawn().unwrap()
     };
     succeed((0..3).map(start).collect());
+}
+
+#[test]
+fn a_rank_that_cannot_take_a_descriptor_blames_nobody_else() {
+    let directory = private();
+    let start = |rank: u32| {
+        let set = [("FLUX_RANK", rank.to_string()), ("FLUX_WORLD_SIZE", "2".to_owned()), ("FLUX_LOCAL_RANK", rank.to_string())];
+        let mut set: Vec<_> = set.map(|(name, value)| (name, value.into())).into();
+        set.push(("FLUX_RENDEZVOUS", directory.path().into()));
+        command("grows", directory.path(), &set).spawn().unwrap()
+    };
+    succeed((0..2).map(start).collect());
 }
 
 fn torchrun(rank: u32, runtime: &Path) -> Vec<(&'static str, std::ffi::OsString)> {

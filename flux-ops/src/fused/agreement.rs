@@ -4,7 +4,7 @@
 
 use crate::error::{BuildError, Requests};
 use flux_core::Rank;
-use flux_transport::control::Step;
+use flux_transport::control::{Step, shortened};
 use flux_transport::{Communicator, TransportError};
 
 /// What becomes of an error of the transport's in the build of an op.
@@ -35,10 +35,10 @@ pub(super) fn number(request: &str) -> u32 {
 /// # Errors
 /// This rank's own error, or [`BuildError::Peer`] with that of the first rank that has one.
 pub(super) fn all_ready<V>(comm: &Communicator, op: &str, mine: Result<V, BuildError>) -> Result<V, BuildError> {
-    let reason = mine.as_ref().err().map_or_else(String::new, ToString::to_string);
-    let reasons = comm.exchange_at(Step::Ready, reason.as_bytes()).map_err(while_building(op))?;
+    let reason = mine.as_ref().err().map_or_else(String::new, |error| shortened(error.to_string()));
+    let reasons = comm.exchange_at(Step::Ready, reason.as_bytes()).map_err(while_building(op));
     let value = mine?;
-    match (0..).map(Rank::new).zip(&reasons).find(|(_, reason)| !reason.is_empty()) {
+    match (0..).map(Rank::new).zip(&reasons?).find(|(_, reason)| !reason.is_empty()) {
         Some((rank, reason)) => Err(BuildError::Peer { rank, reason: String::from_utf8_lossy(reason).into_owned() }),
         None => Ok(value),
     }

@@ -160,7 +160,7 @@ impl Stream {
                 if body.len() == wanted {
                     buffer[..wanted].copy_from_slice(body);
                     *coming = Coming::default();
-                    return Ok(Received::Message(Message { length: wanted, descriptors: Vec::new() }));
+                    return Ok(Received::Message(Message { length: wanted, descriptors: Vec::new(), cut: false }));
                 }
                 &mut piece[..(wanted - body.len()).min(PIECE)]
             };

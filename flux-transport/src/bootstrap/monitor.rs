@@ -28,6 +28,8 @@ pub(super) struct Arrived {
     pub(super) sequence: u64,
     pub(super) body: Vec<u8>,
     pub(super) descriptors: Vec<OwnedFd>,
+    /// Whether this process could not take all of its descriptors.
+    pub(super) cut: bool,
 }
 
 /// How a peer ended.
@@ -169,28 +171,30 @@ impl Shared {
     fn read(&self, rank: Rank, link: &Link, buffer: &mut [u8]) -> Option<End> {
         loop {
             match link.receive(buffer) {
-                Ok(Received::Message(Message { length, descriptors })) => {
-                    if let Some(end) = self.take(rank, &buffer[..length], descriptors) {
+                Ok(Received::Message(Message { length, descriptors, cut })) => {
+                    if let Some(end) = self.take(rank, &buffer[..length], descriptors, cut) {
                         return Some(end);
                     }
                 }
                 Ok(Received::Nothing) => return None,
                 Ok(Received::End) => return Some(End::Lost),
                 Ok(Received::Oversized) => {
-                    return Some(End::Broke("a message that is too long or has more descriptors than this process can take".to_owned()));
+                    return Some(End::Broke("a message that is too long or has too many descriptors".to_owned()));
                 }
                 Err(errno) => return Some(End::Broke(format!("its connection cannot be read: {errno}"))),
             }
         }
     }
 
-    fn take(&self, rank: Rank, bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<End> {
+    /// A frame, of whose descriptors this process could not take all if they are `cut`: that is not the peer's fault, and for whoever takes the step to say.
+    fn take(&self, rank: Rank, bytes: &[u8], descriptors: Vec<OwnedFd>, cut: bool) -> Option<End> {
         let (header, body) = match frame::decode(bytes) {
             Ok(frame) => frame,
             Err(detail) => return Some(End::Broke(detail)),
         };
         let (said, came) = (usize::from(header.descriptors), descriptors.len());
-        if said != came || (came > 0 && !matches!(header.kind, Kind::Descriptors | Kind::Welcome)) {
+        let cut = cut && header.kind == Kind::Descriptors;
+        if (said != came && !cut) || (came > 0 && !matches!(header.kind, Kind::Descriptors | Kind::Welcome)) {
             return Some(End::Broke(format!("a frame ({}) that says {said} descriptors with {came}", header.kind.name())));
         }
         match header.kind {
@@ -217,7 +221,7 @@ impl Shared {
                 if frames.len() == AHEAD {
                     return Some(End::Broke(format!("it runs ahead: {AHEAD} steps that this rank has not taken, and one more")));
                 }
-                frames.push_back(Arrived { kind: header.kind, sequence: header.sequence, body: body.to_vec(), descriptors });
+                frames.push_back(Arrived { kind: header.kind, sequence: header.sequence, body: body.to_vec(), descriptors, cut });
                 self.changed.notify_all();
             }
         }

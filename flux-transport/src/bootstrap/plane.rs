@@ -189,8 +189,8 @@ impl ControlPlane for ProcessControl {
     fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError> {
         let frames = self.step(Kind::Descriptors, payload, fds, deadline)?;
         let given = |frame: Option<Arrived>| match frame {
-            None => Given { payload: payload.to_vec(), fds: Vec::new() },
-            Some(Arrived { body, descriptors, .. }) => Given { payload: body, fds: descriptors },
+            None => Given { payload: payload.to_vec(), fds: Vec::new(), cut: false },
+            Some(Arrived { body, descriptors, cut, .. }) => Given { payload: body, fds: descriptors, cut },
         };
         Ok(frames.into_iter().map(given).collect())
     }

@@ -105,6 +105,8 @@ pub(crate) struct Message {
     pub(crate) length: usize,
     /// The descriptors that came with it.
     pub(crate) descriptors: Vec<OwnedFd>,
+    /// Whether more came than this process may have open.
+    pub(crate) cut: bool,
 }
 
 /// What [`receive`] found.
@@ -136,13 +138,15 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Recei
                         descriptors.extend(rights);
                     }
                 }
-                if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+                // Without room for more in `space` they were too many; else this process could not take them.
+                let cut = message.flags.contains(ReturnFlags::CTRUNC);
+                if message.flags.contains(ReturnFlags::TRUNC) || cut && descriptors.len() >= MAX_DESCRIPTORS {
                     return Ok(Received::Oversized);
                 }
                 if message.bytes == 0 {
                     return Ok(Received::End);
                 }
-                return Ok(Received::Message(Message { length: message.bytes, descriptors }));
+                return Ok(Received::Message(Message { length: message.bytes, descriptors, cut }));
             }
             Err(Errno::INTR) => {}
             // Linux says once that the other end closed with our messages unread, before it hands over that end's last ones.

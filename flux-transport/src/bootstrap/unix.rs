@@ -137,6 +137,9 @@ impl UnixRendezvous {
                 Received::End => return Ok(None),
                 Received::Oversized => return Err(BootstrapError::Protocol("an answer of the leader is too long".to_owned())),
             };
+            if message.cut {
+                return Err(BootstrapError::io("taking connections from the first rank of this host")(Errno::MFILE));
+            }
             let none = message.descriptors.is_empty();
             match Reply::decode(&buffer[..message.length]) {
                 Some(Reply::Waiting { missing: now }) if none => *missing = now,

@@ -26,7 +26,9 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, variable("FLUX_NODES").as_deref())?)));
     let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
-    let deadline = Instant::now() + options.deadline.min(MAX_DEADLINE);
+    // A deadline that is refused is none to be refused by: the others' step would be over before they came.
+    let deadline = if options.deadline.is_zero() { Options::default().deadline } else { options.deadline.min(MAX_DEADLINE) };
+    let deadline = Instant::now() + deadline;
     let answers = agree_at(world.steps(), Step::Connect, &offer, deadline);
     if let Err(Disagreed::Control(_)) = answers {
         world.not_met();

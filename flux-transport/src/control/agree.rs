@@ -24,6 +24,8 @@ impl From<ControlError> for Disagreed {
 
 const OFFER: u8 = 0;
 const REFUSAL: u8 = 1;
+/// Bytes of a reason that are told.
+const MAX_REASON: usize = 8 << 10;
 
 /// Gives every rank this rank's offer, or the reason why it has none, and returns all ranks' offers, by rank: a later step of connecting, or of growing the
 /// workspace.
@@ -33,6 +35,15 @@ pub(crate) fn agree<T: AsRef<[u8]>, E: Display>(
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>, Disagreed> {
     agree_at(steps, Step::Memory, own, deadline)
+}
+
+/// A reason that every exchange takes: a compiler's log may be longer than that.
+pub fn shortened(mut reason: String) -> String {
+    if reason.len() > MAX_REASON {
+        reason.truncate(reason.floor_char_boundary(MAX_REASON));
+        reason.push_str(" ... (cut)");
+    }
+    reason
 }
 
 /// As [`agree`], at any step.
@@ -46,7 +57,7 @@ pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
     let (tag, body) = match own {
         Ok(offer) => (OFFER, offer.as_ref()),
         Err(error) => {
-            reason = error.to_string();
+            reason = shortened(error.to_string());
             (REFUSAL, reason.as_bytes())
         }
     };
@@ -83,6 +94,15 @@ mod tests {
     use crate::control::{ControlPlane, LocalControl};
     use flux_core::WorldSize;
     use std::time::Duration;
+
+    #[test]
+    fn reasons_are_cut_between_characters() {
+        assert_eq!(shortened("short".to_owned()), "short");
+        for letter in ["a", "\u{e4}", "\u{20ac}"] {
+            let cut = shortened(letter.repeat(MAX_REASON));
+            assert!(cut.len() <= MAX_REASON + 10 && cut.ends_with(" ... (cut)") && cut.starts_with(letter), "{letter}");
+        }
+    }
 
     #[test]
     fn one_refusal_reaches_every_rank() {

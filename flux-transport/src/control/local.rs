@@ -204,7 +204,11 @@ impl ControlPlane for LocalControl {
                 return Ok(Given::default());
             };
             let fds = if rank == self.rank { &[] } else { &**fds };
-            Ok(Given { payload: bytes.to_vec(), fds: fds.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(io)? })
+            Ok(Given {
+                payload: bytes.to_vec(),
+                fds: fds.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(io)?,
+                cut: false,
+            })
         };
         self.shared.world.ranks().zip(&all).map(duplicate).collect()
     }

@@ -10,6 +10,7 @@ mod local;
 mod step;
 mod steps;
 
+pub use agree::shortened;
 pub(crate) use agree::{Disagreed, agree, agree_at, together};
 pub use hosts::Hosts;
 pub use inquiry::{Answer, Answerer, GaveUp};
@@ -65,6 +66,8 @@ pub struct Given {
     pub payload: Vec<u8>,
     /// Duplicates of its descriptors.
     pub fds: Vec<OwnedFd>,
+    /// Whether there were more, which this process may not have open.
+    pub cut: bool,
 }
 
 /// Is told of notices; called on whatever thread learns of them, so it does not block.

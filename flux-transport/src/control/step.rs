@@ -3,8 +3,9 @@
 //! Invariant: every message of a communicator, of one that is being made too, begins with its step and the communicator's number. All ranks see all of them, so either all
 //! go on or none does, and after a mismatch they are still in step: each has taken one.
 
-use super::{ControlError, ControlPlane};
+use super::{ControlError, ControlPlane, Disagreed, agree};
 use flux_core::Rank;
+use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -77,16 +78,21 @@ impl<'a> Collective<'a> {
         control.world().ranks().zip(said).map(|(rank, said)| own.payload(rank, said)).collect()
     }
 
-    /// Gives every peer on this rank's host duplicates of the same descriptors, as [`ControlPlane::exchange_fds`] does: a later step of connecting, or of growing the
-    /// workspace.
+    /// Gives every peer on this rank's host duplicates of the same descriptors, as [`ControlPlane::exchange_fds`] does: two later steps of connecting, or of growing the
+    /// workspace. In the second the ranks tell each other whether they could take them.
     ///
     /// # Errors
-    /// As [`exchange_at`](Self::exchange_at).
-    pub fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+    /// As of [`exchange_at`](Self::exchange_at), and on all ranks where one may not have so many descriptors open.
+    pub(crate) fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
         let Self { control, communicator } = self;
         let own = At { step: Step::Memory, communicator };
         let given = control.exchange_with_fds(&own.encode(), fds, deadline).map_err(|error| own.late(error))?;
-        control.world().ranks().zip(given).map(|(rank, given)| own.payload(rank, given.payload).map(|_| given.fds)).collect()
+        let cut = given.iter().any(|given| given.cut);
+        let payloads = control.world().ranks().zip(given).map(|(rank, given)| own.payload(rank, given.payload).map(|_| given.fds));
+        let fds = payloads.collect::<Result<_, _>>()?;
+        let taken = if cut { Err(Errno::MFILE) } else { Ok([]) };
+        agree(self, &taken, deadline)?;
+        Ok(fds)
     }
 }
 
@@ -177,7 +183,11 @@ mod tests {
                         refused(at, (most, theirs), (most, own), Collective::new(end, own).exchange_at(most, b"hi", soon()));
                         assert_eq!(seven.exchange_at(most, b"", soon()).unwrap(), [b""; 3]);
                         let memory = |number| (Step::Memory, number);
-                        refused(at, memory(theirs), memory(own), Collective::new(end, own).exchange_fds(&[], soon()));
+                        let said = Collective::new(end, own).exchange_fds(&[], soon()).map_err(|error| match error {
+                            Disagreed::Control(error) => error,
+                            refused @ Disagreed::Refused { .. } => panic!("{refused:?}"),
+                        });
+                        refused(at, memory(theirs), memory(own), said);
                         assert!(seven.exchange_fds(&[], soon()).unwrap().iter().all(Vec::is_empty));
                     }
                     for garbled in [&b"\xffhi, all"[..], b"\x05", b""] {

@@ -10,7 +10,7 @@ mod mover;
 mod region;
 
 use crate::comm::dealt;
-use crate::control::{Collective, ControlError, Launch};
+use crate::control::{Collective, ControlError, Launch, together};
 use crate::{
     Capabilities, ConnectError, Device, MoverJob, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
 };
@@ -48,8 +48,10 @@ impl Host {
         // Agreed on, and by what all ranks know: refused on all or on none.
         let nodes = options.nodes.map(|count| dealt(world.size(), count, hosts)).transpose();
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
+        // Before memory is taken, after which no step is left in which the others would hear why there is no thread.
+        let mover = if world.size().get() > 1 { Mover::spawn(world.rank()).map(Some) } else { Ok(None) };
+        let mover = together(world.steps(), deadline, mover.map_err(ConnectError::from))?;
         let mapping = Mapping::new(world.steps(), options.reserve, options.first_epoch, options.deadline, deadline)?;
-        let mover = if world.size().get() > 1 { Some(Mover::spawn(world.rank())?) } else { None };
         let launch = world.launch();
         let (mapping, pushed) = (RwLock::new(Arc::new(mapping)), AtomicBool::new(false));
         Ok(Self { launch, deadline: options.deadline, mapping, mover, nodes, pushed })

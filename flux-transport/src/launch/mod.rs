@@ -28,6 +28,8 @@ use crate::bootstrap::{
 
 /// How often the ranks and the signals are looked at: ends are seen this late at most.
 const LOOK: Duration = Duration::from_millis(10);
+/// Longest time until ranks that were told to end are killed.
+const MAX_GRACE: Duration = Duration::from_hours(24);
 
 /// A program to be started once per rank.
 ///
@@ -147,10 +149,10 @@ impl Launcher {
         self
     }
 
-    /// How long ranks that are told to end may take before they are killed; 5 s if not said.
+    /// How long ranks that are told to end may take before they are killed, a day at most; 5 s if not said.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
+        self.grace = grace.min(MAX_GRACE);
         self
     }
 
