@@ -370,28 +370,26 @@ fn too_few_descriptors_for_the_ranks_are_said_to_all_of_them() {
     }
 }
 
-#[test]
-fn a_rank_that_cannot_connect_those_that_are_left_says_so_and_is_not_given_up() {
+/// Processes in this role make a world, and all succeed.
+fn all_succeed(role: &str, world: u32) {
     let directory = private();
     let start = |rank: u32| {
-        let set = [("FLUX_RANK", rank.to_string()), ("FLUX_WORLD_SIZE", "3".to_owned()), ("FLUX_LOCAL_RANK", rank.to_string())];
-        let mut set: Vec<_> = set.map(|(name, value)| (name, value.into())).into();
+        let set = [("FLUX_RANK", rank), ("FLUX_WORLD_SIZE", world), ("FLUX_LOCAL_RANK", rank)];
+        let mut set: Vec<_> = set.map(|(name, value)| (name, value.to_string().into())).into();
         set.push(("FLUX_RENDEZVOUS", directory.path().into()));
-        command("rebuilds", directory.path(), &set).spawn().unwrap()
+        command(role, directory.path(), &set).spawn().unwrap()
     };
-    succeed((0..3).map(start).collect());
+    succeed((0..world).map(start).collect());
+}
+
+#[test]
+fn a_rank_that_cannot_connect_those_that_are_left_says_so_and_is_not_given_up() {
+    all_succeed("rebuilds", 3);
 }
 
 #[test]
 fn a_rank_that_cannot_take_a_descriptor_blames_nobody_else() {
-    let directory = private();
-    let start = |rank: u32| {
-        let set = [("FLUX_RANK", rank.to_string()), ("FLUX_WORLD_SIZE", "2".to_owned()), ("FLUX_LOCAL_RANK", rank.to_string())];
-        let mut set: Vec<_> = set.map(|(name, value)| (name, value.into())).into();
-        set.push(("FLUX_RENDEZVOUS", directory.path().into()));
-        command("grows", directory.path(), &set).spawn().unwrap()
-    };
-    succeed((0..2).map(start).collect());
+    all_succeed("grows", 2);
 }
 
 fn torchrun(rank: u32, runtime: &Path) -> Vec<(&'static str, std::ffi::OsString)> {

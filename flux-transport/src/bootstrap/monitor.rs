@@ -179,7 +179,7 @@ impl Shared {
                 Ok(Received::Nothing) => return None,
                 Ok(Received::End) => return Some(End::Lost),
                 Ok(Received::Oversized) => {
-                    return Some(End::Broke("a message that is too long or has too many descriptors".to_owned()));
+                    return Some(End::Broke("a message that is too long or has more descriptors than a frame may".to_owned()));
                 }
                 Err(errno) => return Some(End::Broke(format!("its connection cannot be read: {errno}"))),
             }

@@ -99,7 +99,7 @@ mod tests {
     fn reasons_are_cut_between_characters() {
         assert_eq!(shortened("short".to_owned()), "short");
         for letter in ["a", "\u{e4}", "\u{20ac}"] {
-            let cut = shortened(letter.repeat(MAX_REASON));
+            let cut = shortened(letter.repeat(MAX_REASON + 1));
             assert!(cut.len() <= MAX_REASON + 10 && cut.ends_with(" ... (cut)") && cut.starts_with(letter), "{letter}");
         }
     }
