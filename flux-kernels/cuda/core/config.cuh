@@ -48,7 +48,7 @@ struct Config {
     static constexpr u32 kRooms = Rooms;
     static constexpr bool kInStep = kBlocksM > 1;
     // Groups in which a consumer multiplies a stage. In two it waits twice a stage, and what it has taken is a stage and a half on average, and not two. In one it waits
-    // once, while twice as much is in flight: what is for the power limit takes 0.7 to 1.3 % less time so, and tiles of 128 rows no less (results/tuning/one-group.txt).
+    // once, while twice as much is in flight: 256x192 takes 0.3 to 1.3 % less time so at the power limit, and tiles of 128 rows no less (results/tuning/one-group.txt).
     static constexpr u32 kGroups = kInStep ? 1 : 2;
     static constexpr u32 kRoomBytes = kBlocksM * kBoxes * kBoxBytes;
     static_assert(kRooms == 1 || kRooms == kConsumers, "rooms");

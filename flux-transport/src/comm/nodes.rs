@@ -94,6 +94,7 @@ mod tests {
         let hosts = Hosts::group(&[0, 0, 0, 0, 1, 1]);
         let world = WorldSize::new(6).unwrap();
         assert_eq!(grouped(world, Some(3), &hosts), Ok(Nodes::new(world, 3).unwrap()));
-        assert!(grouped(world, None, &hosts).is_err() && grouped(world, Some(2), &hosts).is_err());
+        assert!(grouped(world, None, &hosts).is_err());
+        assert!(grouped(world, Some(2), &hosts).unwrap_err().ends_with("(Options::nodes, FLUX_NODES)"));
     }
 }

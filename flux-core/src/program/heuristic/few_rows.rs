@@ -141,7 +141,7 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::super::Schedule;
-    use super::super::tests::{chosen, own, simulated_with};
+    use super::super::tests::{chosen, own, simulated, simulated_with};
     use crate::{DType, OpKind, Problem, WorldSize};
 
     /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
@@ -231,10 +231,13 @@ mod tests {
         assert!(!chosen(2, ag, 256, 4096, 4096).3, "few tiles, but whole ones");
         assert!(!chosen(16, rs, 16 * 129, 12288, 49152).3, "16 ranks' rows to fold");
         assert!(!chosen(8, rs, 1032, 1 << 24, 512).3, "more signals than there may be");
-        for (world, m, n, k) in [(4, 516, 12288, 49152), (8, 1032, 12288, 49152), (8, 1032, 8192, 28672)] {
-            let by_shards = |s| Schedule { stack: false, band: 3, ..s };
-            let [stacked, by_shards] = simulated_with(rs, world, (m, n, k), [|s| s, by_shards]);
-            assert!(stacked * 10 < by_shards * 9, "{stacked:?} instead of {by_shards:?}");
+        for (world, op, m, n, k) in
+            [(2, ag, 258, 28672, 8192), (4, rs, 516, 12288, 49152), (8, ag, 1032, 49152, 12288), (8, rs, 1032, 8192, 28672)]
+        {
+            let problem = Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem");
+            let by_shards = Schedule::shard_by_shard(&problem).in_splits(&problem).in_whole_waves(&problem).in_wider_bands(&problem);
+            let [stacked, by_shards] = [Schedule::heuristic(&problem), by_shards].map(|schedule| simulated(&problem, &schedule));
+            assert!(stacked * 10 < by_shards * 9, "{problem}: {stacked:?} instead of {by_shards:?}");
         }
     }
 

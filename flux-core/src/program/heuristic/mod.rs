@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(Schedule::staged(&problem(4096)).shares, 1, "chunks that are carried come later");
     }
 
-    /// Whoever has the last steps of a shared tile would await the last slice first: simulated, 4 to 12 % more time at six shapes, and 7 % less at one of two slices.
+    /// Whoever has the last steps of a shared tile would await the last slice first: results/tuning/ragged-shards.txt has what it takes by simulation.
     #[test]
     fn nothing_is_shared_that_comes_in_slices() {
         for world in [2, 4, 8] {
@@ -219,12 +219,14 @@ mod tests {
     ) -> [Duration; N] {
         let world = WorldSize::new(world).expect("a world size");
         let problem = Problem::new(op, m, n, k, DType::Bf16, world).expect("a valid problem");
-        changes.map(|change| {
-            let schedule = change(Schedule::heuristic(&problem));
-            let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
-            let programs: Vec<_> = world.ranks().map(build).collect();
-            simulate(&programs, &Machine::H200, Pushes::AsByDefault).expect("it ends").time
-        })
+        changes.map(|change| simulated(&problem, &change(Schedule::heuristic(&problem))))
+    }
+
+    /// What a call with this schedule takes.
+    pub(super) fn simulated(problem: &Problem, schedule: &Schedule) -> Duration {
+        let build = |rank| TileProgram::build(problem, rank, schedule).expect("a valid schedule");
+        let programs: Vec<_> = problem.world().ranks().map(build).collect();
+        simulate(&programs, &Machine::H200, Pushes::AsByDefault).expect("it ends").time
     }
 
     pub(super) fn own(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> Schedule {
