@@ -51,7 +51,11 @@ impl Device {
     pub(crate) fn get<T: Element + DeviceRepr>(&self, memory: &Memory<T>) -> Result<Vec<T>> {
         match (memory, self) {
             (Memory::Host(memory), Self::Host) => Ok(memory.clone()),
-            (Memory::Cuda(memory), Self::Cuda(stream)) => Ok(stream.clone_dtoh(memory)?),
+            (Memory::Cuda(memory), Self::Cuda(stream)) => {
+                // Apart from the copy: to pageable memory it waits with the context locked, and ranks that share a device could not launch what it waits for.
+                stream.synchronize()?;
+                Ok(stream.clone_dtoh(memory)?)
+            }
             _ => Err("memory of another device".into()),
         }
     }

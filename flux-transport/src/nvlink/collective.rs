@@ -72,6 +72,8 @@ pub(crate) struct Members {
     pub(crate) info: DeviceInfo,
     pub(super) identities: Vec<Identity>,
     pub(super) handles: Handles,
+    /// Whether ranks of any node are in several processes: then all ranks take the step in which descriptors are passed.
+    passes: bool,
     /// Devices of this process's ranks of the node.
     pub(super) ordinals: Vec<u32>,
     pub(super) nodes: Nodes,
@@ -114,7 +116,8 @@ impl Members {
         let here: Vec<u32> = mates.iter().filter(|(_, mate)| mate.process == own.process).map(|(_, mate)| mate.ordinal).collect();
         let handles = if here.len() == mates.len() { Handles::None } else { Handles::PosixFd };
         let ordinals = [&[own.ordinal], &here[..]].concat();
-        Ok(Self { rank, info, identities, handles, ordinals, nodes })
+        let passes = pass(&identities, nodes);
+        Ok(Self { rank, info, identities, handles, passes, ordinals, nodes })
     }
 
     /// Number of ranks.
@@ -132,6 +135,12 @@ impl Members {
     pub(crate) fn is_local(&self, peer: u32) -> bool {
         self.identities[peer as usize].process == self.identities[self.rank as usize].process
     }
+}
+
+/// Whether ranks of any node are in several processes, which all ranks answer alike.
+fn pass(identities: &[Identity], nodes: Nodes) -> bool {
+    let apart = |(rank, own): (u32, &Identity)| nodes.mates(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
+    (0..).zip(identities).any(apart)
 }
 
 /// Checks that this rank's device can share memory, and reaches those of the peers that this process sees.
@@ -192,12 +201,11 @@ pub(crate) fn build(
     let decode = |(peer, message): (u32, &Vec<u8>)| Offer::decode(message).ok_or(NvLinkError::Message { peer });
     let offers: Result<Vec<Offer>, NvLinkError> = (0..).zip(&messages).map(decode).collect();
     let offers = meeting.succeed(offers.and_then(|offers| compatible(members.rank, &offers).map(|()| offers)))?;
-    let imports = match members.handles {
-        Handles::None => Vec::new(),
-        Handles::PosixFd => {
-            let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-            meeting.steps.exchange_fds(&fds, meeting.deadline)?
-        }
+    let imports = if members.passes {
+        let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        meeting.steps.exchange_fds(&fds, meeting.deadline)?
+    } else {
+        Vec::new()
     };
     let memory = meeting.succeed(map(device, members, &draft, &offers, &imports))?;
     let workspace = draft.complete(memory);
@@ -298,6 +306,16 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn all_ranks_take_the_step_of_descriptors_where_one_node_is_of_several_processes() {
+        let uuid = cuda::DeviceUuid([0; 16]);
+        let in_process = |process: u8| Identity { process: [process; 16], uuid, ordinal: 0, posix_handles: true, shared_device: true };
+        let nodes = Nodes::new(WorldSize::new(4).unwrap(), 2).unwrap();
+        let ranks = |processes: [u8; 4]| processes.map(in_process);
+        assert!(!pass(&ranks([1, 1, 1, 1]), nodes) && !pass(&ranks([1, 1, 2, 2]), nodes), "threads in each node");
+        assert!(pass(&ranks([1, 1, 2, 3]), nodes) && pass(&ranks([1, 2, 3, 3]), nodes), "one node of threads, one of processes");
     }
 
     #[test]

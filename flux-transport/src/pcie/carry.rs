@@ -2,14 +2,16 @@
 //!
 //! Invariant: a signal of the own pad, and a flag of the own region, is this call's epoch and follows what it announces. The stream that sends waits
 //! for this rank's kernel only, so what peers wait for comes whatever they do; the stream that receives waits for peers' sending streams. The half of host memory
-//! that a call writes was last read in the call before the last, which every peer has ended: it has begun the last one, or this rank would not have ended that.
+//! that a call writes was last read in the call before the last, which every peer has ended: it has begun the last one, or this rank would not have ended that. Where it has given up
+//! that one, a peer may not have: then, unless streams of this rank waited for it in the last call, it finds the poison before what was written over (`unawaited`).
 
+use super::layout::POISONED;
 use super::workspace::Workspace;
 use crate::Carry;
 use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 use crate::nvlink::Lane;
 use crate::route::{Block, Incoming, Origin, Parcel};
-use flux_core::layout::signal_offset;
+use flux_core::layout::{control, signal_offset};
 use flux_core::signal::Epoch;
 
 /// Where a call's copies go.
@@ -23,6 +25,8 @@ pub(super) struct Streams<'a> {
     pub(super) out: &'a Lane,
     /// Host to device.
     pub(super) back: &'a Lane,
+    /// Whether no stream of this rank waited for its peers in the call before.
+    pub(super) unawaited: bool,
 }
 
 /// Whether there is anything to copy: a signal may announce nothing.
@@ -37,6 +41,10 @@ impl Streams<'_> {
     /// The route was checked against the workspace; both lanes are forked from the caller's stream, and the shard's rows stay until they are joined; the
     /// watch knows of the call; the device's context is current.
     pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
+        if self.unawaited {
+            // SAFETY: both words are as long as the generation.
+            unsafe { self.tell_of_poison() }?;
+        }
         for parcel in carry.route.outgoing() {
             // SAFETY: this function's promise.
             unsafe { self.send(carry, parcel) }?;
@@ -63,6 +71,14 @@ impl Streams<'_> {
     fn on_host(&self, source: u32, block: &Block) -> Rows {
         let region = self.at.host_region(source);
         Rows { address: region.host() + region.layout.half(self.half()) + block.offset, pitch: block.pitch }
+    }
+
+    /// Leaves in the own region whether a kernel before has given up.
+    unsafe fn tell_of_poison(&self) -> Result<(), CudaError> {
+        let row = |address| Rows { address, pitch: 4 };
+        let (to, from) = (self.at.host_region(self.rank).host() + POISONED, self.at.control() + control::POISON);
+        // SAFETY: the caller's promise; the context is current.
+        unsafe { copy_out_async(self.device, (row(to), row(from)), (1, 4), self.out.raw()) }
     }
 
     unsafe fn send(&self, carry: &Carry<'_>, parcel: &Parcel) -> Result<(), CudaError> {

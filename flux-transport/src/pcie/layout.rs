@@ -1,10 +1,10 @@
 //! Where things are in a rank's shared region of host memory.
 //!
-//! Invariant: every word has one writer in a call and at most one rank that waits for it, but for `broken` and `said`, which everybody may look at; nothing overlaps.
+//! Invariant: every word has one writer in a call and at most one rank that waits for it, but for `broken`, `poisoned` and `said`, which everybody may look at; nothing overlaps.
 //!
 //! ```text
-//! [ broken ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... [ pad ] | [ half 0 ][ half 1 ]
-//!   a line     a line   u64s     dense u32, by the reader's signal, from a line           from a border of 2 MiB
+//! [ broken, poisoned ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... [ pad ] | [ half 0 ][ half 1 ]
+//!   a line               a line   u64s     dense u32, by the reader's signal, from a line           from a border of 2 MiB
 //! ```
 //!
 //! In calls whose data copy engines carry, what the owner sends lies in the halves, and the flags say so. In calls whose kernels scatter rows themselves, what is for the
@@ -23,6 +23,10 @@ pub(super) struct Layout {
 
 /// Where the owner says that it has given up: 0, or the reason.
 pub(super) const BROKEN: u64 = 0;
+
+/// Where the owner's stream leaves what its kernels have in the poison of the control block: 0, or a wait has failed. A thread that says so by [`BROKEN`] may be stopped, with its
+/// process, while streams go on.
+pub(super) const POISONED: u64 = BROKEN + 4;
 
 /// Where the owner's streams show, when the ranks connect, what they can do. No call uses it.
 pub(super) const PROOF: u64 = LINE;
@@ -84,7 +88,7 @@ mod tests {
         fn nothing_overlaps(world in 2u32..=16, signals in 0u32..200, half_bytes in 0u64..1 << 40) {
             let size = WorkspaceSize { half_bytes, signals, counters: 0 };
             let layout = Layout::new(world, &size);
-            let mut words = BTreeSet::from([BROKEN, PROOF]);
+            let mut words = BTreeSet::from([BROKEN, POISONED, PROOF]);
             words.extend((SAID..SAID + 8 * Saying::WORDS as u64).step_by(4));
             for rank in 0..world {
                 for signal in 0..signals {
@@ -92,7 +96,7 @@ mod tests {
                 }
             }
             words.extend((layout.pad()..layout.pad() + pad_bytes(signals)).step_by(4));
-            prop_assert_eq!(words.len() as u64, 2 + 2 * Saying::WORDS as u64 + u64::from(world * signals) + pad_bytes(signals) / 4);
+            prop_assert_eq!(words.len() as u64, 3 + 2 * Saying::WORDS as u64 + u64::from(world * signals) + pad_bytes(signals) / 4);
             prop_assert!(words.iter().all(|word| word % 4 == 0 && word + 4 <= layout.words_bytes()));
             prop_assert!(layout.half(0) >= layout.words_bytes() && layout.half(1) >= layout.half(0) + half_bytes);
             prop_assert!(layout.bytes().is_some_and(|bytes| bytes >= layout.half(1) + half_bytes));

@@ -4,7 +4,7 @@
 //! holds a region may use its addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs of a host writing at once are slower
 //! than all reading.
 
-use super::layout::{Layout, SAID};
+use super::layout::{Layout, POISONED, SAID};
 use crate::TransportError;
 use crate::calls::Saying;
 use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};
@@ -37,9 +37,9 @@ impl Region {
         let failed = |why| TransportError::Io { what: "mapping memory of the host", source: std::io::Error::other(why) };
         let map = MappedFile::map(file.as_fd(), bytes).map_err(failed)?;
         let region = Arc::new(Self::pin(device, key, layout, map)?);
-        // What ranks say on the pad about themselves begins as 0, as the first word of all.
+        // What ranks say on the pad about themselves begins as 0, as the first two words of all.
         let said = layout.pad()..layout.pad() + BROKEN_BYTES;
-        for offset in (4..layout.words_bytes()).step_by(4).filter(|offset| !said.contains(offset)) {
+        for offset in (POISONED + 4..layout.words_bytes()).step_by(4).filter(|offset| !said.contains(offset)) {
             region.word(offset).store(initial, Ordering::Relaxed);
         }
         DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&region));

@@ -1,12 +1,14 @@
 //! The words of host memory that this rank's streams wait for, and those by which ranks tell each other that they have given up.
 //!
-//! Invariant: a rank that lets its own streams run on without what they waited for has said `broken` before. What they carry then is worthless, and whoever
-//! received it finds the word when it looks, as it does before it takes a call for finished.
+//! Invariant: a rank that lets its own streams run on without what they waited for has said `broken` before, and a stream that writes over what a peer may still read, as it can
+//! once a kernel has given up, has left the kernel's poison before. What they carry then is worthless, and whoever received it finds the word when it looks, as it does before it takes
+//! a call for finished.
 
-use super::layout::BROKEN;
+use super::layout::{BROKEN, POISONED};
 use super::region::Region;
 use crate::calls::AHEAD;
 use crate::cuda::{PinnedBlock, host_size};
+use crate::fault::reason;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault, pad_bytes, signal_offset};
 use flux_core::signal::Epoch;
@@ -123,9 +125,14 @@ impl Words {
 
     /// What is wrong with calls that have come to their end without a fault of this rank's: a peer that gave up before, and so may have sent anything.
     pub(super) fn fault_of_a_peer(&self) -> Option<FaultRecord> {
-        let broken = |(peer, region): (u32, &Region)| match region.word(BROKEN).load(Ordering::SeqCst) {
+        let reason = |region: &Region| match region.word(BROKEN).load(Ordering::SeqCst) {
+            // Its kernel's words say no more. It gave up by itself: for any other reason it was told by its host, which was not stopped then.
+            0 if region.word(POISONED).load(Ordering::SeqCst) != 0 => reason::TIMED_OUT,
+            reason => reason,
+        };
+        let broken = |(peer, region): (u32, &Region)| match reason(region) {
             0 => None,
-            reason => Some(FaultRecord { state: 1, code: fault::ABORTED, rank: peer, peer, abort: reason, ..FaultRecord::default() }),
+            abort => Some(FaultRecord { state: 1, code: fault::ABORTED, rank: peer, peer, abort, ..FaultRecord::default() }),
         };
         self.peers().find_map(broken)
     }

@@ -172,6 +172,10 @@ impl Workspace {
         self.pad.address()
     }
 
+    pub(super) fn control(&self) -> u64 {
+        self.control.address()
+    }
+
     /// What says that nothing of call `epoch` is left to do for the side streams.
     pub(super) fn finished(&self, epoch: Epoch) -> WordOp {
         WordOp::Write { address: self.words.finished_address(), value: epoch.get() }
