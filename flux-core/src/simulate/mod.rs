@@ -15,8 +15,8 @@
 //! What it leaves out, and where that shows:
 //!
 //! - **Power.** The clock is one number. A card at its power limit slows down the longer a call is: of GPT-3 on 2 ranks, calls of 3.4 and 6.9 ms are simulated 2 to 5 % too
-//!   short. From one run to another the same GEMM differs by as much (AllGather-GEMM of GPT-3, 4 ranks, m = 4096: T_gemm 1.65 ms in results/h200-x1-core-tp4.json, 1.72 in that
-//!   of a1d4c84, 1.76 in that of 89fd1be).
+//!   short. From one run to another the same GEMM differs by as much (AllGather-GEMM of GPT-3, 4 ranks, m = 4096: T_gemm 1.68 ms in results/h200-x1-core-tp4.json, 1.65 in that
+//!   of 837d258, 1.72 in that of a1d4c84, 1.76 in that of 89fd1be).
 //! - **L2.** A step takes what its operations take, whatever the tile. Narrow tiles move more operand bytes for their work and take some percent more: of the GEMM-ReduceScatter of
 //!   Llama, TP 4, m = 512, 9 % are missing with tiles of 128x128, and 2 with 128x256 (results/tuning/wide-bands.txt).
 //! - **Rests.** The same GEMM of GPT-3 on 2 ranks at m = 8192 takes 6.8 ms in the rounds of results/h200-x2-nvlink.json and 5.9 in those of results/h200-x2-pcie.json, one
