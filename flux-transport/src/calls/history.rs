@@ -42,7 +42,17 @@ impl Said {
     }
 
     const fn is_before(self, other: Self) -> bool {
-        self.epoch.get().wrapping_sub(other.epoch.get()).cast_signed() < 0
+        self.precedes(other.epoch)
+    }
+
+    /// Whether nothing has been said of call `epoch` yet.
+    pub(crate) const fn precedes(self, epoch: Epoch) -> bool {
+        self.epoch.get().wrapping_sub(epoch.get()).cast_signed() < 0
+    }
+
+    /// The last call that was spoken of.
+    pub(crate) const fn epoch(self) -> Epoch {
+        self.epoch
     }
 }
 

@@ -40,7 +40,14 @@ impl Workspace {
     /// The own memory, for what comes along the rail and goes there.
     pub(super) fn memory(&self) -> Memory<'_> {
         let own = self.rank.index();
-        Memory { data: self.mates.data()[own], pad: self.mates.pads()[own], size: self.size(), rank: self.rank, outbox: &self.outbox }
+        Memory {
+            data: self.mates.data()[own],
+            pad: self.mates.pads()[own],
+            control: self.mates.control(),
+            size: self.size(),
+            rank: self.rank,
+            outbox: &self.outbox,
+        }
     }
 
     /// The epoch of the next call, read from the device, which must be idle.

@@ -1,8 +1,9 @@
 //! The rounds of one call on the side stream: the messages of as many peers at once as the call says.
 //!
 //! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
-//! whole: for the caller's rows from the start, for what its kernel stores when that has raised the flag. A stream that is let go because a call has
-//! failed sends other words; so what is not whole is never sent as if it were. Only where messages are aborted may a word have come before its chunk: by then this rank's
+//! whole: for what its kernel stores when that has raised the flag, for the caller's rows from the start, unless a call before has failed: its word is the number of the call that
+//! the device has then, which stands still with the first failure. A stream that is let go because a call has failed sends other words; so what is not whole, or comes from what a
+//! failed call wrote, is never sent as if it were. Only where messages are aborted may a word have come before its chunk: by then this rank's
 //! call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks for it, which is after the call that read the
 //! half before.
 
@@ -10,10 +11,10 @@ use super::outbox::Outbox;
 use super::progress::{Place, Step};
 use super::told::SAID;
 use super::watched::Watched;
-use crate::cuda::{CudaDevice, WordOp, copy_async, copy_rows_async, host_size, wait_value_async, words_async};
+use crate::cuda::{CudaDevice, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async};
 use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
-use flux_core::layout::{WorkspaceSize, calling_offset, signal_offset};
+use flux_core::layout::{WorkspaceSize, calling_offset, control, signal_offset};
 use flux_core::program::{Round, Sending, groups};
 use flux_core::signal::Epoch;
 
@@ -30,6 +31,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) data: u64,
     /// The own pad.
     pub(crate) pad: u64,
+    /// The own control block.
+    pub(crate) control: u64,
     pub(crate) size: WorkspaceSize,
     pub(crate) rank: Rank,
     pub(crate) outbox: &'a Outbox,
@@ -51,7 +54,7 @@ pub(crate) unsafe fn carry(
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
     let &Exchange { source, place_bytes, rounds, sending, op } = exchange;
-    let Memory { data, pad, size, rank, outbox } = at;
+    let Memory { data, pad, control, size, rank, outbox } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
     let place = |step| WordOp::Write { address: watched.progress.address(), value: Place::new(epoch, step).word() };
@@ -72,6 +75,12 @@ pub(crate) unsafe fn carry(
     let begin = place(if alone { Step::Alone } else { Step::Begun });
     // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
     unsafe { words_async(device, std::iter::once(begin).chain(first.into_iter().flatten()), stream) }?;
+    if !stored {
+        let row = |address| Rows { address, pitch: WORD as u64 };
+        // Before the call's kernel can close it, which waits for words that this stream brings.
+        // SAFETY: the number of the call in the control block, and a word of pinned memory that outlives the stream's work.
+        unsafe { copy_out_async(device, (row(outbox.told().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream) }?;
+    }
     let rows = match source {
         Source::Stored { .. } => None,
         Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) => {
@@ -100,9 +109,8 @@ pub(crate) unsafe fn carry(
         }
         watched.link.group(stream, |messages| {
             group.iter().try_for_each(|Round { step, offset, bytes, sent: to, received: from }| {
-                // What is said of a call begins with its number.
                 let (chunk, word) = match rows {
-                    Some(rows) => (rows + offset, outbox.told().own_address(epoch)),
+                    Some(rows) => (rows + offset, outbox.told().number()),
                     None => (outbox.stored(to.peer, place_bytes) + offset, outbox.flag(to.peer, to.signal, epoch)),
                 };
                 let bytes = host_size(*bytes);

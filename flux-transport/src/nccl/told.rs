@@ -7,7 +7,7 @@ use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use flux_core::layout::FaultRecord;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Bytes of what is said of a call.
@@ -22,6 +22,8 @@ pub(super) struct Told {
     words: PinnedBlock,
     /// What the own host says of its last calls.
     own: PinnedBlock,
+    /// The number of the call that the own stream is in, as the device has it: the word that goes with rows.
+    number: PinnedBlock,
     rank: Rank,
     nodes: Nodes,
 }
@@ -31,7 +33,7 @@ impl Told {
     pub(super) fn new(device: &CudaDevice, (rank, nodes): (Rank, Nodes), epoch: Epoch) -> Result<Self, CudaError> {
         let before = Said::before(epoch).word();
         let block = |words: usize| PinnedBlock::new(device, SAID * words);
-        let this = Self { words: block(nodes.count() as usize)?, own: block(Saying::WORDS)?, rank, nodes };
+        let this = Self { words: block(nodes.count() as usize)?, own: block(Saying::WORDS)?, number: block(1)?, rank, nodes };
         this.own().iter().for_each(|word| word.store(before, Ordering::Release));
         (0..nodes.count()).for_each(|node| this.word(node).store(before, Ordering::Release));
         Ok(this)
@@ -52,6 +54,22 @@ impl Told {
         self.own.address() + Saying::offset(epoch)
     }
 
+    /// From where messages take the word that goes with rows, for the device.
+    pub(super) fn number(&self) -> u64 {
+        self.number.address()
+    }
+
+    /// Where the own stream leaves it, for the host.
+    pub(super) fn number_on_host(&self) -> u64 {
+        self.number.host().expose_provenance() as u64
+    }
+
+    /// Sets that word to `value`, in the stream's place: what is still sent with it then is taken for no call's.
+    pub(super) fn set_number(&self, value: u32) {
+        // SAFETY: aligned, as the block begins at a page; it lives as long as `self`, and is only accessed by whole words.
+        unsafe { AtomicU32::from_ptr(self.number.host().cast()) }.store(value, Ordering::Release);
+    }
+
     /// Where messages bring what the rank of the rail in `node` says, for the device.
     pub(super) fn address(&self, node: u32) -> u64 {
         self.words.address() + u64::from(node) * SAID as u64
@@ -66,12 +84,20 @@ impl Told {
     }
 
     fn look(&self) -> Option<FaultRecord> {
+        self.others().find_map(|(peer, theirs)| Saying::new(self.own()).against_one(self.rank, peer, theirs))
+    }
+
+    /// A rank of the rail of whom nothing has come in call `epoch` yet, and the last call of which something has.
+    pub(super) fn silent_in(&self, epoch: Epoch) -> Option<(Rank, Epoch)> {
+        self.others().find(|(_, said)| said.precedes(epoch)).map(|(peer, said)| (peer, said.epoch()))
+    }
+
+    /// The other ranks of the rail, and what they said last, as far as it has come.
+    fn others(&self) -> impl Iterator<Item = (Rank, Said)> {
         let Self { rank, nodes, .. } = *self;
         let local = nodes.local_of(rank);
-        (0..nodes.count()).filter(|&node| node != nodes.node_of(rank)).find_map(|node| {
-            let theirs = Said::of_word(self.word(node).load(Ordering::Acquire));
-            Saying::new(self.own()).against_one(rank, nodes.rank(node, local), theirs)
-        })
+        let nodes_apart = (0..nodes.count()).filter(move |&node| node != nodes.node_of(rank));
+        nodes_apart.map(move |node| (nodes.rank(node, local), Said::of_word(self.word(node).load(Ordering::Acquire))))
     }
 
     fn word(&self, node: u32) -> &AtomicU64 {

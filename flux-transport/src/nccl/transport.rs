@@ -118,10 +118,9 @@ impl Transport for NcclTransport {
         let State { calls, aside, generation, .. } = state;
         let answers = agree(steps, &drained.as_ref().map(|epoch| epoch.get().to_le_bytes()), until);
         let epoch = drained?;
-        let epochs =
-            answers?.iter().map(|answer| Epoch::new(answer.as_array().map_or(0, |bytes| u32::from_le_bytes(*bytes)))).collect::<Vec<_>>();
+        let epochs = epochs(&answers?);
         let made = Workspace::new(&self.device, aside, (self.rank, self.world), size, epoch);
-        let grown = together(steps, until, made.and_then(|made| same_epoch(&epochs).map(|()| made)))?;
+        let grown = together(steps, until, made.and_then(|made| same_epoch(&epochs?).map(|()| made)))?;
         *generation = Generation::new(grown, &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
         // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
@@ -193,6 +192,18 @@ impl Transport for NcclTransport {
     }
 }
 
+/// What ranks say the number of the next call is.
+fn epochs(answers: &[Vec<u8>]) -> Result<Vec<Epoch>, TransportError> {
+    let one = |(rank, answer): (u32, &Vec<u8>)| {
+        let number = <[u8; 4]>::try_from(answer.as_slice()).map(|bytes| Epoch::new(u32::from_le_bytes(bytes)));
+        number.map_err(|_| {
+            let reason = format!("it told the number of the next call in {} bytes, not 4", answer.len());
+            TransportError::PeerFailed { rank: Rank::new(rank), reason }
+        })
+    };
+    (0..).zip(answers).map(one).collect()
+}
+
 impl Drop for NcclTransport {
     fn drop(&mut self) {
         let drained = self.drained(&locked(&self.state));
@@ -200,5 +211,19 @@ impl Drop for NcclTransport {
         // SAFETY: taken once, here, and not used after.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
         remains::leave(&self.device, (state, Arc::clone(&self.watched)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_whose_number_is_none_is_named() {
+        let said = |last: &[u8]| epochs(&[vec![7, 0, 0, 0], last.to_vec()]);
+        assert_eq!(said(&[0, 1, 0, 0]).ok(), Some(vec![Epoch::new(7), Epoch::new(256)]));
+        for garbage in [&[][..], &[1, 2, 3], &[1, 2, 3, 4, 5]] {
+            assert!(matches!(said(garbage), Err(TransportError::PeerFailed { rank, .. }) if rank.get() == 1), "{garbage:?}");
+        }
     }
 }

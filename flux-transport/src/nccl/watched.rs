@@ -35,6 +35,16 @@ pub(crate) struct Watched {
     awaited: Mutex<Awaited>,
 }
 
+/// That messages of `rank`'s call `epoch` do not go on: for want of a rank of whom nothing has come in it, and what came last, if there is one. No kernel has said so.
+fn stuck(rank: Rank, epoch: Epoch, silent: Option<(Rank, Epoch)>) -> FaultRecord {
+    let (wait, (peer, seen)) = match silent {
+        Some(silent) => (fault::CALL, silent),
+        None => (fault::PUSHED, (rank, epoch.before(1))),
+    };
+    let (rank, peer, expected, seen) = (rank.get(), peer.get(), epoch.get(), seen.get());
+    FaultRecord { state: 1, code: fault::TIMEOUT, wait, rank, peer, epoch: expected, expected, seen, ..FaultRecord::default() }
+}
+
 /// The flags in use, the call that waits for them, and what comes ahead of its chunks.
 #[derive(Debug)]
 struct Awaited {
@@ -119,20 +129,11 @@ impl Watched {
             return false;
         }
         tracing::error!(rank = self.rank.get(), "a call does not go on: {place}");
-        let (rank, epoch) = (self.rank.get(), place.epoch(self.awaited().epoch));
-        let (expected, seen) = (epoch.get(), epoch.before(1).get());
-        let record = FaultRecord {
-            state: 1,
-            code: fault::TIMEOUT,
-            wait: fault::PUSHED,
-            rank,
-            peer: rank,
-            epoch: expected,
-            expected,
-            seen,
-            ..FaultRecord::default()
+        let (epoch, told) = {
+            let awaited = self.awaited();
+            (place.epoch(awaited.epoch), awaited.told.clone())
         };
-        self.fail(record, reason::NCCL);
+        self.fail(stuck(self.rank, epoch, told.and_then(|told| told.silent_in(epoch))), reason::NCCL);
         true
     }
 
@@ -141,12 +142,16 @@ impl Watched {
         self.fault.abort(reason);
     }
 
-    /// Lets go of what the side stream waits for, without the driver.
+    /// Lets go of what the side stream waits for, without the driver. What goes with words from here on is taken for no call's.
     pub(super) fn release(&self) {
         // Held while they are set: whoever replaces them has the old ones to itself.
-        let Awaited { flags, epoch, .. } = &*self.awaited();
+        let Awaited { flags, told, epoch } = &*self.awaited();
+        let value = epoch.get().wrapping_add(AHEAD);
+        if let Some(told) = told {
+            told.set_number(value);
+        }
         if let Some(flags) = flags {
-            flags.set(epoch.get().wrapping_add(AHEAD));
+            flags.set(value);
         }
     }
 
@@ -164,5 +169,24 @@ impl Watched {
             self.device.give_up(FAILED);
         }
         Err(TransportError::NotDrained)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Fault;
+
+    #[test]
+    fn who_has_sent_nothing_is_named_where_no_kernel_waits_for_it() {
+        let [rank, peer] = [2, 0].map(Rank::new);
+        let said = |silent| Fault::from_record(&stuck(rank, Epoch::new(8), silent), Vec::new()).to_string();
+        let named = said(Some((peer, Epoch::new(7))));
+        assert!(
+            named.starts_with("rank 2: rank 0 did not say which call it is in in call 8") && named.contains("expected 8, saw 7"),
+            "{named}"
+        );
+        let unknown = said(None);
+        assert!(unknown.starts_with("rank 2: the own mover did not finish in call 8"), "{unknown}");
     }
 }

@@ -77,7 +77,7 @@ impl Workspace {
 
     /// The own memory, for what messages bring and take.
     pub(super) fn memory(&self) -> Memory<'_> {
-        Memory { data: self.data(), pad: self.pad(), size: self.size, rank: self.rank, outbox: &self.outbox }
+        Memory { data: self.data(), pad: self.pad(), control: self.control(), size: self.size, rank: self.rank, outbox: &self.outbox }
     }
 
     fn data(&self) -> u64 {

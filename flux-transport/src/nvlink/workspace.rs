@@ -129,7 +129,7 @@ impl Workspace {
     }
 
     /// Address of the control block.
-    pub(super) fn control(&self) -> u64 {
+    pub(crate) fn control(&self) -> u64 {
         self.control.address()
     }
 

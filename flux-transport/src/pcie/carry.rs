@@ -3,7 +3,7 @@
 //! Invariant: a signal of the own pad, and a flag of the own region, is this call's epoch and follows what it announces. The stream that sends waits
 //! for this rank's kernel only, so what peers wait for comes whatever they do; the stream that receives waits for peers' sending streams. The half of host memory
 //! that a call writes was last read in the call before the last, which every peer has ended: it has begun the last one, or this rank would not have ended that. Where it has given up
-//! that one, a peer may not have: then, unless streams of this rank waited for it in the last call, it finds the poison before what was written over (`unawaited`).
+//! that one, a peer may not have; and rows that come from what a failed call wrote are worthless. Whoever reads such rows finds the kernel's poison before them.
 
 use super::layout::POISONED;
 use super::workspace::Workspace;
@@ -25,8 +25,6 @@ pub(super) struct Streams<'a> {
     pub(super) out: &'a Lane,
     /// Host to device.
     pub(super) back: &'a Lane,
-    /// Whether no stream of this rank waited for its peers in the call before.
-    pub(super) unawaited: bool,
 }
 
 /// Whether there is anything to copy: a signal may announce nothing.
@@ -41,8 +39,9 @@ impl Streams<'_> {
     /// The route was checked against the workspace; both lanes are forked from the caller's stream, and the shard's rows stay until they are joined; the
     /// watch knows of the call; the device's context is current.
     pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
-        if self.unawaited {
-            // SAFETY: both words are as long as the generation.
+        // What a kernel stores comes only when that has raised a flag.
+        if carry.route.outgoing().iter().any(|parcel| matches!(parcel.origin, Origin::Shard { .. })) {
+            // SAFETY: this function's promise.
             unsafe { self.tell_of_poison() }?;
         }
         for parcel in carry.route.outgoing() {

@@ -48,8 +48,6 @@ struct State {
     scattering: Arc<WorkspaceView>,
     /// Whether the call in progress is one of the latter.
     scatters: bool,
-    /// The last call in which streams of this rank waited for its peers.
-    awaited: Option<Epoch>,
 }
 
 /// Why a call cannot be captured.
@@ -77,17 +75,7 @@ impl Pcie {
         let [view, scattering] = views(&workspace, fault.address(), deadline_ns);
         let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
         let watch = meeting.succeed(watch).map_err(unusable)?;
-        let state = State {
-            out,
-            back,
-            calls,
-            current: workspace,
-            refreshed: Refreshed::new(epoch),
-            view,
-            scattering,
-            scatters: false,
-            awaited: None,
-        };
+        let state = State { out, back, calls, current: workspace, refreshed: Refreshed::new(epoch), view, scattering, scatters: false };
         let place = Device::from(device.info().clone());
         let drain = Drain::new(device.clone(), options.deadline);
         Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, drain, device, place })
@@ -170,7 +158,7 @@ impl Transport for Pcie {
     }
 
     unsafe fn carry(&self, stream: Stream, carry: &Carry<'_>) -> Result<(), TransportError> {
-        let State { out, back, calls, current, awaited, .. } = &mut *locked(&self.state);
+        let State { out, back, calls, current, .. } = &mut *locked(&self.state);
         calls.uncarried(stream)?;
         let (rank, epoch) = (self.members.rank, calls.epoch());
         carry.route.check(self.members.world(), *current.size())?;
@@ -178,8 +166,7 @@ impl Transport for Pcie {
         calls.carried();
         self.watch.begin(epoch.get());
         current.words().say(epoch, carry.op);
-        let unawaited = awaited.replace(epoch) != Some(epoch.before(1));
-        let streams = Streams { device: &self.device, at: current, rank, epoch, out, back, unawaited };
+        let streams = Streams { device: &self.device, at: current, rank, epoch, out, back };
         // SAFETY: checked above, forked at the call's begin; the caller promises the rows; no call is captured, so the host's count of calls is the
         // device's epoch.
         Ok(unsafe { streams.carry(carry) }?)

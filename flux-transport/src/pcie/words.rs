@@ -1,7 +1,7 @@
 //! The words of host memory that this rank's streams wait for, and those by which ranks tell each other that they have given up.
 //!
-//! Invariant: a rank that lets its own streams run on without what they waited for has said `broken` before, and a stream that writes over what a peer may still read, as it can
-//! once a kernel has given up, has left the kernel's poison before. What they carry then is worthless, and whoever received it finds the word when it looks, as it does before it takes
+//! Invariant: a rank that lets its own streams run on without what they waited for has said `broken` before, and a stream that brings a shard, over what a peer may still
+//! read or worthless itself where a kernel before has given up, has left the kernel's poison before. What they carry then is worthless, and whoever received it finds the word when it looks, as it does before it takes
 //! a call for finished.
 
 use super::layout::{BROKEN, POISONED};
@@ -24,6 +24,15 @@ pub(super) fn reached(word: u32, value: u32) -> bool {
 /// The value that ends waits for `last` and the calls before it, whatever the word held.
 pub(super) fn ending(last: u32) -> u32 {
     last.wrapping_add(AHEAD)
+}
+
+/// Why a rank has given up, by its two words; 0 where it has not.
+fn reason_of(broken: u32, poisoned: u32) -> u32 {
+    match (broken, poisoned) {
+        // The kernel's word says no more. It gave up by itself: of any other reason its host has told it, and was not stopped then.
+        (0, 1..) => reason::TIMED_OUT,
+        (reason, _) => reason,
+    }
 }
 
 /// One generation's words.
@@ -125,12 +134,8 @@ impl Words {
 
     /// What is wrong with calls that have come to their end without a fault of this rank's: a peer that gave up before, and so may have sent anything.
     pub(super) fn fault_of_a_peer(&self) -> Option<FaultRecord> {
-        let reason = |region: &Region| match region.word(BROKEN).load(Ordering::SeqCst) {
-            // Its kernel's words say no more. It gave up by itself: for any other reason it was told by its host, which was not stopped then.
-            0 if region.word(POISONED).load(Ordering::SeqCst) != 0 => reason::TIMED_OUT,
-            reason => reason,
-        };
-        let broken = |(peer, region): (u32, &Region)| match reason(region) {
+        let said = |region: &Region, word| region.word(word).load(Ordering::SeqCst);
+        let broken = |(peer, region): (u32, &Region)| match reason_of(said(region, BROKEN), said(region, POISONED)) {
             0 => None,
             abort => Some(FaultRecord { state: 1, code: fault::ABORTED, rank: peer, peer, abort, ..FaultRecord::default() }),
         };
@@ -142,6 +147,13 @@ impl Words {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_rank_whose_host_says_nothing_has_given_up_where_its_kernel_has() {
+        let reasons =
+            [(0, 0), (0, 1), (reason::PEER_LOST, 0), (reason::PEER_LOST, 1)].map(|(broken, poisoned)| reason_of(broken, poisoned));
+        assert_eq!(reasons, [0, reason::TIMED_OUT, reason::PEER_LOST, reason::PEER_LOST]);
+    }
 
     proptest! {
         #[test]
