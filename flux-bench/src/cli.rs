@@ -56,7 +56,7 @@ pub fn main() -> ExitCode {
     match act(Cli::parse().command).and_then(|code| out::end().map(|()| code)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            end::say(&format!("{error:#}"));
+            end::say(&end::words(&error));
             // What failed may have left a thread in the driver or in NCCL.
             end::now(1)
         }

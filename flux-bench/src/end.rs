@@ -24,11 +24,51 @@ pub fn say(words: &str) {
     out::note(&format!("flux-bench: {words}"));
 }
 
+/// An error with its causes, each once: many errors say theirs themselves.
+pub fn words(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 /// Says what a rank failed with and ends the process: this rank's stream, and the other ranks, may wait in a collective of NCCL that no error of ours ends, and
 /// so does whoever frees memory after it. It is called before the rank leaves its world: a launcher ends a rank as soon as another has failed for want of it, and
 /// the reason would never be printed.
 pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
-    say(&format!("rank {rank}: {error:#}"));
+    say(&format!("rank {rank}: {}", words(error)));
     std::thread::sleep(LAST_WORDS);
     now(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+    use std::io;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{step}: {source}")]
+    struct Says {
+        step: &'static str,
+        source: io::Error,
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{step}")]
+    struct SaysNot {
+        step: &'static str,
+        source: io::Error,
+    }
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let source = || io::Error::other("no room");
+        let step = "a step";
+        assert_eq!(words(&Says { step, source: source() }.into()), "a step: no room");
+        assert_eq!(words(&SaysNot { step, source: source() }.into()), "a step: no room");
+        assert_eq!(words(&anyhow::Error::from(Says { step, source: source() }).context("outside")), "outside: a step: no room");
+    }
 }

@@ -150,18 +150,22 @@ impl WorkspaceSize {
     }
 
     /// Distance between the two halves: `half_bytes` rounded up to [`Self::ALIGN`].
+    /// Saturates, as what follows from it does: what is too large for a number is too large for memory.
     pub const fn half_stride(&self) -> u64 {
-        self.half_bytes.next_multiple_of(Self::ALIGN)
+        match self.half_bytes.checked_next_multiple_of(Self::ALIGN) {
+            Some(stride) => stride,
+            None => u64::MAX,
+        }
     }
 
     /// Bytes of the data region.
     pub const fn data_bytes(&self) -> u64 {
-        2 * self.half_stride()
+        self.half_stride().saturating_mul(2)
     }
 
     /// Device bytes in all: data, pad and control block.
     pub const fn total_bytes(&self) -> u64 {
-        self.data_bytes() + pad_bytes(self.signals) + control::bytes(self.counters)
+        self.data_bytes().saturating_add(pad_bytes(self.signals)).saturating_add(control::bytes(self.counters))
     }
 }
 

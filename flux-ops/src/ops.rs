@@ -338,7 +338,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
         self
     }
 
-    /// Builds the op; collective, and drains what was launched on `comm` before. Blocks its thread until all ranks have come: asynchronous programs call it on one that may
+    /// Builds the op; collective, between the same calls on every rank, and drains what was launched on `comm` before: another thread of a rank must not be in a call meanwhile, as
+    /// that call may wait for a peer that builds. Blocks its thread until all ranks have come: asynchronous programs call it on one that may
     /// block (`spawn_blocking`).
     ///
     /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it, and a captured call does not follow.

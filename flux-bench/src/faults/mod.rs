@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// How long a rank may take to answer beyond its deadlines; to start, half a minute more. Then what its threads do is shown
-    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub patience: u64,
     /// A rank that was stopped for too long is not let go, but killed while its successor is stopped for a short time: the others then wait in a call
     /// while what they kept for it is freed. Stops come in turns

@@ -73,7 +73,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let problem = Problem::new(args.op, input.m, input.n, input.k, input.dtype, world)?;
     machine::uses_gpus(args.transport)?;
     if !input.unused.is_empty() {
-        end::say(&format!("{} has tensors that are not used: {}", args.input.display(), input.unused.join(", ")));
+        end::say(&format!(
+            "{} has tensors that are not used: {}",
+            args.input.display(),
+            input.unused.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+        ));
     }
     let (y, dtype) = match input.dtype {
         DType::Bf16 => (compute::<bf16>(&problem, args, &input)?, Dtype::BF16),

@@ -17,6 +17,8 @@ use crate::peers::{self, PeersReport};
 use crate::report::{Report, Row, SCHEMA};
 use anyhow::{Context, bail, ensure};
 use flux_core::metrics;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,8 +75,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// not above 0.
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let name = path.display();
-    let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
-    let report: Report = serde_json::from_slice(&text).with_context(|| format!("{name} is not what `flux-bench bench --json` writes"))?;
+    let report: Report = parsed(path, "flux-bench bench --json")?;
     ensure!(report.schema == SCHEMA, "{name} has schema {}: this program reads {SCHEMA}", report.schema);
     let [Row { head: first, .. }, ..] = &report.rows[..] else { bail!("{name} has no rows") };
     for row in &report.rows {
@@ -108,9 +109,7 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
 /// Where the file is no such report, is of another machine, has no rows of `report`'s, or has a row that must not be shown.
 pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let name = path.display();
-    let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
-    let peers: PeersReport =
-        serde_json::from_slice(&text).with_context(|| format!("{name} is not what `flux-bench peers --json` writes"))?;
+    let peers: PeersReport = parsed(path, "flux-bench peers --json")?;
     ensure!(peers.schema == peers::SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, peers::SCHEMA);
     let (theirs, ours) = ((&peers.origin.device, peers.origin.gpus), (&report.origin.device, report.origin.gpus));
     ensure!(theirs == ours, "{name} was measured on {} x {}, and the ops on {} x {}", theirs.1, theirs.0, ours.1, ours.0);
@@ -123,6 +122,26 @@ pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
         ensure!(medians().all(is_time), "{shape}: times of {:?} ms cannot be compared", medians().collect::<Vec<_>>());
     }
     Ok(peers)
+}
+
+/// What `program` has written to `path`.
+fn parsed<T: DeserializeOwned>(path: &Path, program: &str) -> anyhow::Result<T> {
+    let name = path.display();
+    let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
+    let other = || format!("{name} is not what `{program}` writes");
+    let value: Value = serde_json::from_slice(&text).with_context(other)?;
+    ensure!(is_plain(&value), "{name} has texts with control characters or `|`, which would not be shown as they are");
+    serde_json::from_value(value).with_context(other)
+}
+
+/// Whether no text of it would do anything to a terminal, a table or a picture.
+fn is_plain(value: &Value) -> bool {
+    match value {
+        Value::String(text) => !text.contains(|c: char| c.is_control() || c == '|'),
+        Value::Array(values) => values.iter().all(is_plain),
+        Value::Object(fields) => fields.values().all(is_plain),
+        Value::Null | Value::Bool(_) | Value::Number(_) => true,
+    }
 }
 
 /// Whether a median may be what a call took, in milliseconds: some hours at most.

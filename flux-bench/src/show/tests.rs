@@ -103,6 +103,13 @@ fn what_must_not_be_shown_is_refused() {
     assert!(refused(|r| r.rows[0].head.m = 0).contains("is no shape"));
     assert!(refused(|r| r.rows[0].head.op = "gemm".into()).contains("is no shape"));
     assert!(refused(|r| r.rows[0].overlap_efficiency = Some(0.1)).contains("make an overlap efficiency of"));
+    for change in [
+        |r: &mut Report| r.rows[1].head.model = "gpt3\u{1b}[31m".into(),
+        |r: &mut Report| r.rows[1].head.model = "gpt3 | 0.001".into(),
+        |r: &mut Report| r.origin.device = "a\nb".into(),
+    ] {
+        assert!(refused(change).contains("has texts with control characters or `|`"));
+    }
 }
 
 /// The same of fp16.

@@ -8,6 +8,7 @@ use crate::TransportError;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::Resource;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -38,6 +39,7 @@ pub(crate) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, Transpor
         Errno::NOSPC | Errno::NOMEM | Errno::FBIG => TransportError::OutOfMemory { what, bytes },
         errno => TransportError::Io { what: "making memory that processes can share", source: errno.into() },
     };
+    within(rustix::process::getrlimit(Resource::Fsize).current, bytes)?;
     let file = rustix::fs::memfd_create("flux", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(refused)?;
     // A length that cannot be is refused before any memory is taken.
     rustix::fs::ftruncate(&file, bytes).map_err(refused)?;
@@ -47,6 +49,13 @@ pub(crate) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, Transpor
     }
     rustix::fs::fcntl_add_seals(&file, LENGTH | SealFlags::SEAL).map_err(refused)?;
     Ok(file)
+}
+
+/// Refuses a file beyond the process's limit to files, of which the system does not tell who makes one: it ends the process by a signal.
+fn within(limit: Option<u64>, bytes: u64) -> Result<(), TransportError> {
+    let Some(limit) = limit.filter(|&limit| bytes > limit) else { return Ok(()) };
+    let why = format!("it has {bytes} bytes, and the process's limit to files is {limit} (ulimit -f)");
+    Err(TransportError::Io { what: "making memory that processes can share", source: std::io::Error::other(why) })
 }
 
 impl MappedFile {
@@ -95,6 +104,13 @@ mod tests {
 
     fn refusal(file: &impl AsFd, bytes: u64) -> String {
         MappedFile::map(file.as_fd(), bytes).unwrap_err()
+    }
+
+    #[test]
+    fn a_file_beyond_the_limit_is_refused_before_the_system_ends_the_process_for_it() {
+        assert!(within(None, u64::MAX).is_ok() && within(Some(4096), 4096).is_ok());
+        let error = within(Some(4096), 4097).unwrap_err();
+        assert!(matches!(&error, TransportError::Io { .. }) && error.to_string().contains("4096 (ulimit -f)"), "{error}");
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub enum LaunchError {
         ranks: WorldSize,
     },
     /// There is no room for the rendezvous.
-    #[error("cannot make a private directory in {}", .within.display())]
+    #[error("cannot make a private directory in {}: {source}", .within.display())]
     Directory {
         /// Where it was to be.
         within: PathBuf,
@@ -93,7 +93,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// The program does not start.
-    #[error("cannot start {program:?} as rank {rank}")]
+    #[error("cannot start {program:?} as rank {rank}: {source}")]
     Start {
         /// The program.
         program: OsString,
@@ -103,7 +103,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// The launcher cannot look after its ranks.
-    #[error("{step} failed")]
+    #[error("{step} failed: {source}")]
     Io {
         /// What was being done.
         step: &'static str,

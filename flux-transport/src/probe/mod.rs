@@ -70,7 +70,7 @@ static SERVES: AtomicBool = AtomicBool::new(false);
 /// ```
 pub fn serve() {
     SERVES.store(true, Ordering::Relaxed);
-    let Some(text) = std::env::var_os(REQUEST) else { return };
+    let Some(text) = std::env::var_os(REQUEST).filter(|text| !text.is_empty()) else { return };
     // Whatever the driver does and whoever is left to wait, this process ends. Without the thread the parent ends it.
     let _ = std::thread::Builder::new().spawn(|| {
         std::thread::sleep(LIMIT + Duration::from_secs(5));

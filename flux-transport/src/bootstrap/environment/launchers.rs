@@ -127,13 +127,13 @@ fn slurm(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
     let local_rank = vars.below("SLURM_LOCALID", world.get(), "SLURM_NTASKS")?;
     // The step's, which may be on fewer nodes than its job.
     let [nodes, list] = [["SLURM_STEP_NUM_NODES", "SLURM_NNODES"], ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"]]
-        .map(|[step, job]| if vars.is_set(step) { step } else { job });
-    vars.all(&[nodes])?;
+        .map(|[step, job]| if vars.is_set(job) && !vars.is_set(step) { job } else { step });
+    vars.all(&[&SLURM[..], &[nodes]].concat())?;
     let one_host = vars.number(nodes)? == 1;
     let rank_zero = if one_host {
         None
     } else {
-        vars.all(&[list])?;
+        vars.all(&[&SLURM[..], &[nodes, list]].concat())?;
         // Tasks are dealt to the nodes from the first one on, block by block or one by one.
         Some(nodelist::first(&vars.text(list)?).ok_or_else(|| vars.wrong(list, "a list of nodes"))?)
     };

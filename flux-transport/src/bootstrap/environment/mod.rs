@@ -126,7 +126,7 @@ impl Environment {
         let Seat { rank, world, local_rank, one_host, rank_zero, launch } = seat;
         let names: Vec<&[u8]> = launch.iter().map(|value| value.as_encoded_bytes()).collect();
         let nonce = digest(&[&[family.name.as_bytes()], &names[..]].concat());
-        let place = if vars.is_set(FLUX_RENDEZVOUS) {
+        let place = if !vars.value(FLUX_RENDEZVOUS).is_empty() {
             Self::said_place(vars, one_host, &names)?
         } else if one_host {
             Place::Host(HostPlace::below(&runtime_directory(vars.lookup), nonce))

@@ -84,6 +84,8 @@ fn every_launcher_seats_the_rank_on_one_host() {
         assert_eq!(env, parse(set).unwrap());
         let there: Vec<_> = set.iter().copied().chain([("FLUX_RENDEZVOUS", "/run/x")]).collect();
         assert_eq!(host_place(&parse(&there).unwrap()).directory, PathBuf::from("/run/x"));
+        let empty: Vec<_> = set.iter().copied().chain([("FLUX_RENDEZVOUS", "")]).collect();
+        assert_eq!(parse(&empty).unwrap(), env, "as if it were not set");
     }
     let jobs = ["7", "8"].map(|job| host_place(&parse(&with(&SLURM_SET, "SLURM_JOB_ID", job)).unwrap()).directory);
     assert_ne!(jobs[0], jobs[1]);
@@ -224,7 +226,14 @@ fn slurms_ranks_on_several_hosts_meet_at_the_first_node() {
     let several = with(&SLURM_SET, "SLURM_STEP_NUM_NODES", "2");
     let list = ("SLURM_STEP_NODELIST", "gpu[03-04]");
     assert_eq!(network_place(&[&several[..], &[list]].concat()).address.host(), "gpu03");
-    assert!(matches!(parse(&[&several[..], &[SECRET]].concat()), Err(BootstrapError::HalfSet { .. })));
+    let without = |name: &str| several.iter().copied().filter(|(set, _)| *set != name).chain([SECRET]).collect::<Vec<_>>();
+    for (vars, name) in [(without("SLURM_STEP_NUM_NODES"), "SLURM_STEP_NUM_NODES"), (without(""), "SLURM_STEP_NODELIST")] {
+        let error = parse(&vars).unwrap_err();
+        assert!(
+            matches!(&error, BootstrapError::HalfSet { missing, set } if missing[..] == [name] && set.contains(&"SLURM_PROCID")),
+            "{error}"
+        );
+    }
     let broken = [&several[..], &[SECRET, ("SLURM_STEP_NODELIST", "gpu[")]].concat();
     assert!(matches!(parse(&broken), Err(BootstrapError::Variable { variable: "SLURM_STEP_NODELIST", .. })));
 }
