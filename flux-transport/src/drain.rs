@@ -50,6 +50,11 @@ impl Limits {
     }
 }
 
+/// How long is waited for what has failed, where calls have this deadline.
+pub(crate) const fn failing(deadline: Duration) -> Duration {
+    deadline.saturating_add(OTHERS)
+}
+
 /// How long is waited for what works, where calls have this deadline.
 const fn working(deadline: Duration) -> Duration {
     deadline.saturating_mul(COMPUTING).saturating_add(OTHERS)
@@ -86,8 +91,7 @@ pub(crate) struct Drain {
 impl Drain {
     /// For calls with this deadline.
     pub(crate) const fn new(device: CudaDevice, deadline: Duration) -> Self {
-        let failed = deadline.saturating_add(OTHERS);
-        Self { device, waits: Waits { failed, working: working(deadline), last: Mutex::new(None) } }
+        Self { device, waits: Waits { failed: failing(deadline), working: working(deadline), last: Mutex::new(None) } }
     }
 
     /// Waits until the device is idle; `failed` says whether calls have failed. Work that comes meanwhile may not count.

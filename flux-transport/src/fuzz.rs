@@ -5,8 +5,11 @@
 
 pub use crate::bootstrap::fuzz::{environment, frame, handshake, hello, roster, stream};
 pub use crate::comm::fuzz::{facts, report, size, verdict};
+pub use crate::control::fuzz::step;
+pub use crate::host::fuzz::region;
 pub use crate::nccl::fuzz::member;
 pub use crate::nvlink::fuzz::offer;
+pub use crate::pcie::fuzz::pinned;
 pub use crate::probe::fuzz::answer;
 
 /// A message of this version: its target, its file's name in the target's corpus, and its bytes.
@@ -16,13 +19,13 @@ pub(crate) type Seed = (&'static str, &'static str, Vec<u8>);
 #[cfg(test)]
 mod tests {
     use super::Seed;
-    use crate::{bootstrap, comm, nccl, nvlink, probe};
+    use crate::{bootstrap, comm, control, host, nccl, nvlink, pcie, probe};
     use proptest::prelude::*;
     use std::path::{Path, PathBuf};
 
     type Target = fn(&[u8]) -> bool;
 
-    const TARGETS: [(&str, Target); 13] = [
+    const TARGETS: [(&str, Target); 16] = [
         ("answer", super::answer),
         ("environment", super::environment),
         ("facts", super::facts),
@@ -31,17 +34,20 @@ mod tests {
         ("hello", super::hello),
         ("member", super::member),
         ("offer", super::offer),
+        ("pinned", super::pinned),
+        ("region", super::region),
         ("report", super::report),
         ("roster", super::roster),
         ("size", super::size),
+        ("step", super::step),
         ("stream", super::stream),
         ("verdict", super::verdict),
     ];
 
     fn seeds() -> impl Iterator<Item = Seed> {
-        [bootstrap::fuzz::seeds(), comm::fuzz::seeds(), nccl::fuzz::seeds(), nvlink::fuzz::seeds(), probe::fuzz::seeds()]
-            .into_iter()
-            .flatten()
+        let first = [bootstrap::fuzz::seeds(), comm::fuzz::seeds(), control::fuzz::seeds(), host::fuzz::seeds()];
+        let second = [nccl::fuzz::seeds(), nvlink::fuzz::seeds(), pcie::fuzz::seeds(), probe::fuzz::seeds()];
+        first.into_iter().chain(second).flatten()
     }
 
     fn fuzz() -> PathBuf {

@@ -14,7 +14,7 @@ use flux_core::Rank;
 use super::frame::{self, Kind, MAX_FRAME};
 use super::inquiry::{AT_ONCE, Inquiry};
 use super::link::Link;
-use super::regroup::Regroup;
+use super::regroup::{Regroup, Sockets};
 use super::socket::{self, Message, Received};
 use crate::control::{GaveUp, Notice, Watcher};
 
@@ -186,15 +186,16 @@ impl Shared {
         }
     }
 
-    /// A frame, of whose descriptors this process could not take all if they are `cut`: that is not the peer's fault, and for whoever takes the step to say.
-    fn take(&self, rank: Rank, bytes: &[u8], descriptors: Vec<OwnedFd>, cut: bool) -> Option<End> {
+    /// A frame, of whose descriptors this process could not take all if they are `cut`: that is not the peer's fault, and for whoever takes the step, or waits for a new group, to say.
+    pub(super) fn take(&self, rank: Rank, bytes: &[u8], descriptors: Vec<OwnedFd>, cut: bool) -> Option<End> {
         let (header, body) = match frame::decode(bytes) {
             Ok(frame) => frame,
             Err(detail) => return Some(End::Broke(detail)),
         };
         let (said, came) = (usize::from(header.descriptors), descriptors.len());
-        let cut = cut && header.kind == Kind::Descriptors;
-        if (said != came && !cut) || (came > 0 && !matches!(header.kind, Kind::Descriptors | Kind::Welcome)) {
+        let brings = matches!(header.kind, Kind::Descriptors | Kind::Welcome);
+        let cut = cut && brings;
+        if (said != came && !cut) || (came > 0 && !brings) {
             return Some(End::Broke(format!("a frame ({}) that says {said} descriptors with {came}", header.kind.name())));
         }
         match header.kind {
@@ -213,7 +214,7 @@ impl Shared {
             Kind::Ask => self.answer(rank, body),
             Kind::Said => self.note_answer(rank, body),
             Kind::Join | Kind::Stopped | Kind::LeftOut | Kind::Welcome | Kind::Unable => {
-                self.note_regroup(rank, header.kind, body, descriptors);
+                self.note_regroup(rank, header.kind, body, Sockets { came: descriptors, cut });
             }
             Kind::Exchange | Kind::Descriptors | Kind::Barrier => {
                 let mut inbox = self.inbox();

@@ -56,6 +56,13 @@ pub(super) struct Regroup {
     given_up_by: Option<Rank>,
 }
 
+/// What came with a message.
+pub(super) struct Sockets {
+    pub(super) came: Vec<OwnedFd>,
+    /// Whether there were more, which this process could not take.
+    pub(super) cut: bool,
+}
+
 struct Verdict {
     by: Rank,
     said: Said,
@@ -64,15 +71,18 @@ struct Verdict {
 enum Said {
     /// The new group's members (bits), and a socket to each of the others.
     Group { members: u32, sockets: Vec<OwnedFd> },
+    /// The same, of whose sockets this rank could not take all.
+    TooMany,
     /// What keeps the rank that was to make the group from it.
     Unable(std::io::Error),
 }
 
 impl Said {
     /// `None` for what belongs to no verdict.
-    fn new(kind: Kind, number: u32, sockets: Vec<OwnedFd>) -> Option<Self> {
+    fn new(kind: Kind, number: u32, sockets: Sockets) -> Option<Self> {
         match kind {
-            Kind::Welcome => Some(Self::Group { members: number, sockets }),
+            Kind::Welcome if sockets.cut => Some(Self::TooMany),
+            Kind::Welcome => Some(Self::Group { members: number, sockets: sockets.came }),
             Kind::Unable => Some(Self::Unable(std::io::Error::from_raw_os_error(number.cast_signed()))),
             _ => None,
         }
@@ -93,7 +103,7 @@ impl Regroup {
 
 impl Shared {
     /// Takes note of a message about a new group.
-    pub(super) fn note_regroup(&self, by: Rank, kind: Kind, body: &[u8], sockets: Vec<OwnedFd>) {
+    pub(super) fn note_regroup(&self, by: Rank, kind: Kind, body: &[u8], sockets: Sockets) {
         let mut inbox = self.inbox();
         let Regroup { waiting, came, waits, verdict, given_up_by } = &mut inbox.regroup;
         match kind {
@@ -226,6 +236,8 @@ impl Shared {
         let Verdict { by, said } = verdict;
         let (mask, sockets) = match said {
             Said::Group { members, sockets } => (members, sockets),
+            // The others find the ends closed that were for this rank, and come back to this plane.
+            Said::TooMany => return Err(io(Errno::MFILE)),
             Said::Unable(source) => return Err(ControlError::Leader { rank: by, source }),
         };
         let own = ranks_of(mask).position(|rank| rank == self.rank).and_then(|place| u32::try_from(place).ok());

@@ -4,6 +4,8 @@
 //! needs is gone, whatever step another thread of the rank is in. After a failed step an end is out of step with the others, and refuses further ones.
 
 mod agree;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod hosts;
 mod inquiry;
 mod local;

@@ -102,28 +102,28 @@ const ONE_ORDER: &str =
 
 /// Where a rank is.
 #[derive(Clone, Copy, Debug)]
-struct At {
-    step: Step,
-    communicator: u32,
+pub(super) struct At {
+    pub(super) step: Step,
+    pub(super) communicator: u32,
 }
 
 impl At {
     /// Bytes before a payload.
-    const BYTES: usize = 5;
+    pub(super) const BYTES: usize = 5;
 
-    fn encode(self) -> [u8; Self::BYTES] {
+    pub(super) fn encode(self) -> [u8; Self::BYTES] {
         let [n0, n1, n2, n3] = self.communicator.to_le_bytes();
         [self.step as u8, n0, n1, n2, n3]
     }
 
-    fn decode(message: &[u8]) -> Option<Self> {
+    pub(super) fn decode(message: &[u8]) -> Option<Self> {
         let &[own, n0, n1, n2, n3] = message.first_chunk::<{ Self::BYTES }>()?;
         let step = Step::ALL.into_iter().find(|&step| step as u8 == own)?;
         Some(Self { step, communicator: u32::from_le_bytes([n0, n1, n2, n3]) })
     }
 
     /// What `rank` said besides that it is here, too.
-    fn payload(self, rank: Rank, mut said: Vec<u8>) -> Result<Vec<u8>, ControlError> {
+    pub(super) fn payload(self, rank: Rank, mut said: Vec<u8>) -> Result<Vec<u8>, ControlError> {
         if said.starts_with(&self.encode()) {
             return Ok(said.split_off(Self::BYTES));
         }

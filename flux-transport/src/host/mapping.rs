@@ -3,6 +3,7 @@
 //! Invariant: a mapping holds every block whose address it shows, and its own words were initialised before any peer could learn of them.
 
 use super::block::Block;
+use super::offer::Offer;
 use super::region::Region;
 use crate::control::{Collective, Launch, agree, together};
 use crate::transport::same_epoch;
@@ -26,9 +27,6 @@ pub(super) struct Mapping {
     _control: Block,
     _fault: Block,
 }
-
-/// What a rank tells the others: the number under which threads find its region, and the epoch of its next call.
-const OFFER_BYTES: usize = 12;
 
 impl Mapping {
     /// Takes memory of `size` on every rank and maps all of it on each. Fails on all ranks if it fails on one.
@@ -83,12 +81,11 @@ fn numbers(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<(Rank, u64)>, Tra
     let mut numbers = Vec::with_capacity(offers.len());
     let mut epochs = Vec::with_capacity(offers.len());
     for (rank, offer) in world.ranks().zip(offers) {
-        let Ok(offer) = <&[u8; OFFER_BYTES]>::try_from(offer.as_slice()) else {
-            return Err(failed(rank, format!("it offered its memory in {} bytes, not {OFFER_BYTES}", offer.len())));
+        let Some(Offer { number, epoch }) = Offer::decode(offer) else {
+            return Err(failed(rank, format!("it offered its memory in {} bytes, not {}", offer.len(), Offer::BYTES)));
         };
-        let [n0, n1, n2, n3, n4, n5, n6, n7, epoch @ ..] = *offer;
-        numbers.push((rank, u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7])));
-        epochs.push(Epoch::new(u32::from_le_bytes(epoch)));
+        numbers.push((rank, number));
+        epochs.push(epoch);
     }
     same_epoch(&epochs)?;
     Ok(numbers)
@@ -142,10 +139,7 @@ impl Own {
         signal::initialise(&words, rank, size, next);
     }
 
-    fn offer(&self, next: Epoch) -> [u8; OFFER_BYTES] {
-        let mut offer = [0; OFFER_BYTES];
-        offer[..8].copy_from_slice(&self.region.number().to_le_bytes());
-        offer[8..].copy_from_slice(&next.get().to_le_bytes());
-        offer
+    fn offer(&self, next: Epoch) -> [u8; Offer::BYTES] {
+        Offer { number: self.region.number(), epoch: next }.encode()
     }
 }

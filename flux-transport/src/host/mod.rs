@@ -5,8 +5,11 @@
 
 mod block;
 pub(crate) mod file;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod mapping;
 mod mover;
+mod offer;
 mod region;
 
 use crate::comm::dealt;

@@ -163,6 +163,7 @@ impl Transport for Mixed {
         let outbox = together(steps, until, made.map_err(TransportError::from))?;
         *generation = Generation::new(Workspace::new(shared, outbox, self.rank), &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
+        remains::sweep(&self.device);
         // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
         together(steps, until, Ok(()))
     }
@@ -172,11 +173,8 @@ impl Transport for Mixed {
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {
-        let State { lanes: Lanes { rail, mates, .. }, calls, .. } = &mut *locked(&self.state);
-        calls.begin(stream, |_| Ok(()))?;
-        let lanes_idle = || rail.is_idle().unwrap_or(false) && mates.is_idle().unwrap_or(false);
-        remains::sweep(&self.device, || calls.are_done().unwrap_or(false) && lanes_idle());
-        Ok(())
+        let State { calls, .. } = &mut *locked(&self.state);
+        calls.begin(stream, |_| Ok(()))
     }
 
     fn epoch(&self) -> Option<Epoch> {

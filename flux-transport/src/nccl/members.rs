@@ -5,6 +5,7 @@
 
 use super::comm::UniqueId;
 use super::library::{self, NcclError};
+use super::settings::Settings;
 use super::sharing::{LANES, MOST_LANES, Sharing};
 use crate::control::{agree, together};
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
@@ -20,7 +21,7 @@ const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
 /// Pieces with which sends over sockets carry about what NCCL's collectives do (docs/transports.md); NCCL's own are a quarter.
 const GOOD_PIECES: u64 = 512 << 10;
 /// First bytes of a message, with the version.
-const MAGIC: [u8; 8] = *b"fluxncl3";
+const MAGIC: [u8; 8] = *b"fluxncl4";
 
 /// What a rank says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,16 +32,14 @@ pub(super) struct Identity {
     sharing: Sharing,
     /// What its environment says of [`PIECES`]; 0 for nothing.
     pieces: u64,
-    /// Rank 0's counts.
-    id: UniqueId,
 }
 
 impl Identity {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Self { uuid, version, sharing, pieces, id } = self;
+        let Self { uuid, version, sharing, pieces } = self;
         let Sharing { lanes, asked, all, each, part_bytes } = sharing;
         let words = [version, lanes, asked, all, each].map(|word| word.to_le_bytes()).concat();
-        [&MAGIC[..], &uuid.0, &words, &part_bytes.to_le_bytes(), &pieces.to_le_bytes(), &id.to_bytes()].concat()
+        [&MAGIC[..], &uuid.0, &words, &part_bytes.to_le_bytes(), &pieces.to_le_bytes()].concat()
     }
 
     pub(super) fn decode(message: &[u8]) -> Option<Self> {
@@ -51,16 +50,9 @@ impl Identity {
             (*word, rest) = (u32::from_le_bytes(*bytes), after);
         }
         let (part_bytes, rest) = rest.split_first_chunk()?;
-        let (pieces, rest) = rest.split_first_chunk()?;
         let [version, lanes, asked, all, each] = words;
         let sharing = Sharing { lanes, asked, all, each, part_bytes: u64::from_le_bytes(*part_bytes) };
-        Some(Self {
-            uuid: DeviceUuid(*uuid),
-            version,
-            sharing,
-            pieces: u64::from_le_bytes(*pieces),
-            id: UniqueId::from_bytes(*rest.as_array()?),
-        })
+        Some(Self { uuid: DeviceUuid(*uuid), version, sharing, pieces: u64::from_le_bytes(*rest.as_array()?) })
     }
 }
 
@@ -97,10 +89,17 @@ impl Members {
             let ranks: Vec<Rank> = (0..nodes.count()).map(|node| nodes.rank(node, nodes.local_of(rank))).collect();
             let own = nodes.node_of(rank) as usize;
             check(rank, &ranks, &identities)?;
-            let Identity { id, sharing, version, pieces, .. } = identities[ranks[0].index()];
-            Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, select, ranks, own })
+            Ok((identities[ranks[0].index()], ranks, own))
         });
-        together(steps, until, met.map_err(unusable))
+        let (Identity { sharing, version, pieces, .. }, ranks, own) = together(steps, until, met.map_err(unusable))?;
+        // Not before: for each name NCCL has a thread that waits, at a socket, until all have joined.
+        let name = if own == 0 { UniqueId::new() } else { Ok(UniqueId::from_bytes([0; 128])) };
+        let name = name.map_err(|why| unusable(why.to_string()));
+        let answers = agree(steps, &name.as_ref().map(|name| name.to_bytes()), until);
+        name?;
+        let named = named(ranks[0], &answers?).map_err(unusable);
+        let id = together(steps, until, named)?;
+        Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, select, ranks, own })
     }
 
     /// What a transport can do whose messages they carry.
@@ -160,14 +159,20 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     cuda::usable(ordinal).map_err(|why| words(&why))?;
     let lanes = lanes(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
     let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
-    let set = |name: &str| number(std::env::var_os(name).as_deref());
+    let settings = Settings::read();
+    let set = |name: &str| number(settings.get(name).as_deref());
     let sharing = Sharing::new(lanes, nodes.count(), world.hosts().count(), version, set);
-    // The first of a rail names its communicator.
-    let first = nodes.node_of(world.rank()) == 0;
-    let id = if first { UniqueId::new().map_err(|why| words(&why))? } else { UniqueId::from_bytes([0; 128]) };
     let pieces = set(PIECES).unwrap_or(0);
-    let identity = Identity { uuid: info.uuid, version, sharing, pieces, id };
+    let identity = Identity { uuid: info.uuid, version, sharing, pieces };
     Ok((info, identity))
+}
+
+/// The name that `first`, the first of a rail, has given to its communicator.
+fn named(first: Rank, answers: &[Vec<u8>]) -> Result<UniqueId, String> {
+    let answer = &answers[first.index()];
+    let bytes =
+        answer.as_array().ok_or_else(|| format!("rank {first} named its communicator of NCCL in {} bytes, not 128", answer.len()))?;
+    Ok(UniqueId::from_bytes(*bytes))
 }
 
 /// Whether ranks can join whose rail is `rail`, of all that there are. Settings are to be the same on all rails: schedules follow from them, and ranks of one call have one.
@@ -231,7 +236,7 @@ pub(super) mod tests {
 
     pub(in crate::nccl) fn identity(device: u8) -> Identity {
         let sharing = Sharing::new(4, 4, 1, 22_703, |_| None);
-        Identity { uuid: DeviceUuid([device; 16]), version: 22_703, sharing, pieces: 0, id: UniqueId::from_bytes([7; 128]) }
+        Identity { uuid: DeviceUuid([device; 16]), version: 22_703, sharing, pieces: 0 }
     }
 
     #[test]
@@ -271,7 +276,7 @@ pub(super) mod tests {
             virtual_memory: true,
             posix_handles: true,
         };
-        let Identity { sharing, version, pieces, id, .. } = identity(0);
+        let (Identity { sharing, version, pieces, .. }, id) = (identity(0), UniqueId::from_bytes([7; 128]));
         // The second of node 1 of 2: number 1 on the rail.
         let ranks = [1, 5].map(Rank::new).to_vec();
         let members = Members { info, sharing, version, pieces, hosts: 2, id, select: Select::Mixed, ranks, own: 1 };
@@ -284,6 +289,13 @@ pub(super) mod tests {
             matches!(&unusable, ConnectError::Unusable { select: Select::Mixed, why } if why.contains("rank 5 received 0x00000002 where rank 1 sent")),
             "{unusable}"
         );
+    }
+
+    #[test]
+    fn the_first_of_a_rail_names_its_communicator_or_is_named() {
+        let answers = [vec![0; 128], vec![9; 128], vec![9; 127]];
+        assert_eq!(named(Rank::new(1), &answers), Ok(UniqueId::from_bytes([9; 128])));
+        assert_eq!(named(Rank::new(2), &answers).unwrap_err(), "rank 2 named its communicator of NCCL in 127 bytes, not 128");
     }
 
     #[test]
@@ -322,13 +334,13 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn an_identity_survives_the_trip_and_no_part_of_it_does(
-            uuid: [u8; 16], version: u32, words: [u32; 4], part_bytes: u64, pieces: u64, byte: u8, cut in 0..188_usize
+            uuid: [u8; 16], version: u32, words: [u32; 4], part_bytes: u64, pieces: u64, cut in 0..60_usize
         ) {
             let [lanes, asked, all, each] = words;
             let sharing = Sharing { lanes, asked, all, each, part_bytes };
-            let identity = Identity { uuid: DeviceUuid(uuid), version, sharing, pieces, id: UniqueId::from_bytes([byte; 128]) };
+            let identity = Identity { uuid: DeviceUuid(uuid), version, sharing, pieces };
             let mut message = identity.encode();
-            prop_assert_eq!(message.len(), 188);
+            prop_assert_eq!(message.len(), 60);
             prop_assert_eq!(Identity::decode(&message), Some(identity));
             prop_assert_eq!(Identity::decode(&message[..cut]), None);
             message.push(0);

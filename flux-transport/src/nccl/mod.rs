@@ -7,7 +7,7 @@
 //! The transport: no rank reaches another's memory. Each has its own, and messages on a side stream carry chunks between them.
 //!
 //! ```text
-//! connect   identities, unique id -> communicator -> a word to and from every peer, read -> memory of each rank, cleared
+//! connect   identities, then the unique id -> communicator -> a word to and from every peer, read -> memory of each rank, cleared
 //! a call    begin | exchange: fork, then group by group of rounds [wait for the chunks' flags] send and receive, raise the own signals | kernel | finish: join
 //! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> communicator aborted
 //! ```
@@ -29,6 +29,7 @@ mod progress;
 mod proof;
 pub(crate) mod remains;
 mod search;
+mod settings;
 mod sharing;
 mod told;
 mod transport;
@@ -42,6 +43,7 @@ pub(crate) use guard::Guard;
 pub(crate) use join::join;
 pub(crate) use members::Members;
 pub(crate) use outbox::{Outbox, Storing};
+pub(crate) use settings::Settings;
 pub(crate) use transport::NcclTransport;
 pub(crate) use watched::Watched;
 

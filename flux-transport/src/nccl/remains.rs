@@ -12,7 +12,6 @@ use std::any::Any;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -56,7 +55,6 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
     let mut ground = ground();
     let left = ground.leave(device.ordinal(), Box::new(things));
     if left.is_none() {
-        LEFT.store(true, Ordering::Release);
         tracing::info!(device = device.ordinal(), "NCCL still ends a communicator: its streams and memory are freed by a later call");
     }
     // What is dropped may wait for the device.
@@ -70,19 +68,14 @@ pub(crate) fn settle(device: &CudaDevice, until: Instant) {
     if !settled {
         tracing::info!(device = device.ordinal(), "NCCL still ends a communicator: what it frees may hold up the calls of the next");
     }
-    sweep(device, || true);
+    sweep(device);
 }
 
-/// Frees what was left of `device` and NCCL is past, unless the device still works for the caller.
-pub(crate) fn sweep(device: &CudaDevice, idle: impl FnOnce() -> bool) {
-    // A load is all that a call pays where nothing was left.
-    if !LEFT.load(Ordering::Acquire) || !idle() {
-        return;
-    }
-    let mut ground = ground();
-    let (done, more) = ground.sweep(device.ordinal());
-    LEFT.store(more, Ordering::Release);
-    drop(ground);
+/// Frees what was left of `device` and NCCL is past. By whoever has no call under way, in a step that its peers take too: what is pinned waits for all devices of the process, and the
+/// kernel of a peer there may wait for this rank's next call.
+pub(crate) fn sweep(device: &CudaDevice) {
+    let done = ground().sweep(device.ordinal());
+    // What is dropped may wait for the device.
     drop(done);
 }
 
@@ -112,8 +105,6 @@ fn all_have_ended(until: Instant) -> bool {
 }
 
 static GROUND: Mutex<Ground> = Mutex::new(Ground { giving_up: Vec::new(), left: Vec::new() });
-/// Whether anything is left, for those who only look; set while the ground is locked.
-static LEFT: AtomicBool = AtomicBool::new(false);
 
 fn ground() -> MutexGuard<'static, Ground> {
     // Whole after every line below.
@@ -167,11 +158,10 @@ impl Ground {
         None
     }
 
-    /// What may be freed of a device, and whether anything of any is still here.
-    fn sweep(&mut self, ordinal: u32) -> (Vec<Things>, bool) {
+    /// What may be freed of a device.
+    fn sweep(&mut self, ordinal: u32) -> Vec<Things> {
         let past = |left: &mut Left| left.ordinal == ordinal && !left.until.iter().any(is_under_way);
-        let done = self.left.extract_if(.., past).map(|left| left.things).collect();
-        (done, !self.left.is_empty())
+        self.left.extract_if(.., past).map(|left| left.things).collect()
     }
 }
 
@@ -197,11 +187,10 @@ mod tests {
         let (thing, look) = things();
         assert!(ground.leave(0, thing).is_none());
         let later = ground.begin(0);
-        let (freed, more) = ground.sweep(0);
-        assert!(freed.is_empty() && more && is_under_way(&look));
+        assert!(ground.sweep(0).is_empty() && is_under_way(&look));
         drop(first);
-        let (freed, more) = ground.sweep(0);
-        assert!(freed.len() == 1 && !more, "what is given up later has no part in them");
+        let freed = ground.sweep(0);
+        assert!(freed.len() == 1 && ground.left.is_empty(), "what is given up later has no part in them");
         drop(freed);
         assert!(!is_under_way(&look));
         assert!(ground.is_giving_up(0) && !ground.is_giving_up(1));
@@ -219,9 +208,8 @@ mod tests {
         let (thing, look) = things();
         assert!(ground.leave(1, thing).is_none());
         drop(other);
-        let (freed, more) = ground.sweep(0);
-        assert!(freed.is_empty() && more && is_under_way(&look), "those of device 1 are for who is idle there");
-        assert_eq!(ground.sweep(1).0.len(), 1);
+        assert!(ground.sweep(0).is_empty() && is_under_way(&look), "those of device 1 are for who is idle there");
+        assert_eq!(ground.sweep(1).len(), 1);
     }
 
     #[test]
@@ -235,10 +223,10 @@ mod tests {
         // A second communicator of the device, whose peers leave with it, comes and goes meanwhile.
         ground.begin(0).apart("test", || {}).unwrap().join().unwrap();
         assert!(!thread.is_finished() && ground.is_giving_up(0));
-        assert!(ground.sweep(0).0.is_empty() && is_under_way(&look));
+        assert!(ground.sweep(0).is_empty() && is_under_way(&look));
         drop(peer);
         thread.join().unwrap();
-        assert_eq!((ground.sweep(0).0.len(), ground.is_giving_up(0)), (1, false));
+        assert_eq!((ground.sweep(0).len(), ground.is_giving_up(0)), (1, false));
     }
 
     /// The only test that uses the process's own ground.
@@ -262,6 +250,6 @@ mod tests {
             std::panic::resume_unwind(Box::new(()));
         });
         assert!(thread.join().is_err());
-        assert_eq!(ground.sweep(0).0.len(), 1);
+        assert_eq!(ground.sweep(0).len(), 1);
     }
 }

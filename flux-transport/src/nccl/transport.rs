@@ -123,6 +123,7 @@ impl Transport for NcclTransport {
         let grown = together(steps, until, made.and_then(|made| same_epoch(&epochs?).map(|()| made)))?;
         *generation = Generation::new(grown, &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
+        remains::sweep(&self.device);
         // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
         together(steps, until, Ok(()))
     }
@@ -132,10 +133,8 @@ impl Transport for NcclTransport {
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {
-        let State { lane, calls, .. } = &mut *locked(&self.state);
-        calls.begin(stream, |_| Ok(()))?;
-        remains::sweep(&self.device, || calls.are_done().unwrap_or(false) && lane.is_idle().unwrap_or(false));
-        Ok(())
+        let State { calls, .. } = &mut *locked(&self.state);
+        calls.begin(stream, |_| Ok(()))
     }
 
     fn epoch(&self) -> Option<Epoch> {

@@ -11,7 +11,7 @@ use super::told::Told;
 use crate::TransportError;
 use crate::calls::AHEAD;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::drain::{FAILED, Limits, Steps};
+use crate::drain::{FAILED, Limits, Steps, failing};
 use crate::fault::reason;
 use crate::nvlink::FaultBlock;
 use flux_core::Rank;
@@ -156,11 +156,12 @@ impl Watched {
     }
 
     /// Waits until calls are `done`: as long as the side stream takes steps, however many are left. Where it takes none for some deadlines and more though nothing has
-    /// failed, the caller's stream does not come to the next call, or a kernel does not end that has all that it waits for. Once calls have failed they are waited for for
-    /// the deadline. A device that was waited for in vain after a failure is given up: who goes on with it, to rebuild say, would wait for it in the driver.
+    /// failed, the caller's stream does not come to the next call, or a kernel does not end that has all that it waits for. Once calls have failed they are waited for
+    /// as on the other transports. A device that was waited for in vain after a failure is given up: who goes on with it, to rebuild say, would wait for it in the driver.
     pub(crate) fn drain(&self, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
         let mut steps = Steps::new(self.deadline);
-        let drained = Limits::default().wait(done, || (self.has_failed().then_some(self.deadline), steps.allowed(self.place())))?;
+        let drained =
+            Limits::default().wait(done, || (self.has_failed().then_some(failing(self.deadline)), steps.allowed(self.place())))?;
         if drained {
             return Ok(());
         }

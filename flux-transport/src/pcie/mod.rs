@@ -11,7 +11,10 @@
 //! Two side streams a rank: one sends, one receives, so that one piece goes out beside another that comes in. Both start where the call starts.
 
 mod carry;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod layout;
+mod offer;
 mod proof;
 mod region;
 mod transport;

@@ -4,6 +4,7 @@
 //! their pads pads of the host that only its own streams read. A kernel that scatters rows takes their regions of the host for both.
 
 use super::layout::Layout;
+use super::offer::Offer;
 use super::region::Region;
 use super::words::Words;
 use crate::control::{agree, together};
@@ -31,9 +32,6 @@ pub(super) struct Workspace {
     /// The regions for the device, by rank.
     regions: Vec<u64>,
 }
-
-/// What a rank tells the others of its region: the number under which ranks of its process find it, what it was made for, and the epoch.
-const OFFER_BYTES: usize = 32;
 
 /// This rank's part, before it knows of the others'.
 struct Own {
@@ -73,13 +71,8 @@ impl Own {
         Ok(Self { data, outbox, pad, control, local, region, file })
     }
 
-    fn offer(&self, size: &WorkspaceSize, epoch: Epoch) -> [u8; OFFER_BYTES] {
-        let mut offer = [0; OFFER_BYTES];
-        let words = [self.region.key().to_le_bytes(), size.half_bytes.to_le_bytes()].concat();
-        let small = [size.signals, size.counters, epoch.get(), 0].map(u32::to_le_bytes).concat();
-        offer[..16].copy_from_slice(&words);
-        offer[16..].copy_from_slice(&small);
-        offer
+    fn offer(&self, size: &WorkspaceSize, epoch: Epoch) -> [u8; Offer::BYTES] {
+        Offer { key: self.region.key(), size: *size, epoch }.encode()
     }
 }
 
@@ -89,17 +82,14 @@ fn keys(size: &WorkspaceSize, offers: &[Vec<u8>]) -> Result<Vec<u64>, TransportE
     let mut epochs = Vec::with_capacity(offers.len());
     for (rank, offer) in (0..).map(Rank::new).zip(offers) {
         let failed = |reason| TransportError::PeerFailed { rank, reason };
-        let Ok(offer) = <&[u8; OFFER_BYTES]>::try_from(offer.as_slice()) else {
-            return Err(failed(format!("it offered its memory in {} bytes, not {OFFER_BYTES}", offer.len())));
+        let Some(theirs) = Offer::decode(offer) else {
+            return Err(failed(format!("it offered its memory in {} bytes, not {}", offer.len(), Offer::BYTES)));
         };
-        let word = |at: usize| u32::from_le_bytes([offer[at], offer[at + 1], offer[at + 2], offer[at + 3]]);
-        let long = |at: usize| u64::from(word(at + 4)) << 32 | u64::from(word(at));
-        let theirs = WorkspaceSize { half_bytes: long(8), signals: word(16), counters: word(20) };
-        if theirs != *size {
-            return Err(failed(format!("it has a workspace of {theirs:?}, not of {size:?}")));
+        if theirs.size != *size {
+            return Err(failed(format!("it has a workspace of {:?}, not of {size:?}", theirs.size)));
         }
-        keys.push(long(0));
-        epochs.push(Epoch::new(word(24)));
+        keys.push(theirs.key);
+        epochs.push(theirs.epoch);
     }
     same_epoch(&epochs)?;
     Ok(keys)

@@ -28,6 +28,7 @@ pub(crate) use report::line;
 pub use report::{Direction, Report};
 
 use crate::cuda::DeviceUuid;
+use crate::nccl::Settings;
 use cache::Key;
 use report::Answer;
 use request::{REQUEST, Request};
@@ -47,9 +48,9 @@ pub fn vetoed() -> bool {
     is_one(std::env::var_os(VETO).as_deref())
 }
 
-/// Whether `NCCL_P2P_DISABLE=1` forbids peer access to this process, as to NCCL.
+/// Whether `NCCL_P2P_DISABLE=1`, in the environment or NCCL's files, forbids peer access to this process, as to NCCL.
 pub fn forbidden() -> bool {
-    is_one(std::env::var_os("NCCL_P2P_DISABLE").as_deref())
+    is_one(Settings::read().get("NCCL_P2P_DISABLE").as_deref())
 }
 
 fn is_one(variable: Option<&OsStr>) -> bool {

@@ -84,3 +84,20 @@ fn a_verdict_for_an_earlier_attempt_is_none_and_its_sockets_close() {
     assert!(matches!(socket::receive(other.as_fd(), &mut [0; 1]), Ok(Received::End)));
     assert!(matches!(plane.shared.regroup(&[], Instant::now() + Duration::from_millis(50)), Err(ControlError::Timeout { .. })));
 }
+
+/// A rank at its limit of descriptors, as where old and new sockets are open at once.
+#[test]
+fn a_rank_that_cannot_take_its_sockets_says_so_and_keeps_its_leader() {
+    let (ours, leader) = socket::pair().unwrap();
+    let plane = ProcessControl::start(Mesh::new(Rank::new(1), WorldSize::new(2).unwrap(), vec![ours])).unwrap();
+    let welcome = || [&Header { kind: Kind::Welcome, descriptors: 1, sequence: 0 }.encode(4)[..], &3_u32.to_le_bytes()].concat();
+    let refused = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| plane.shared.regroup(&[], ample()).map(|_| ()));
+        heard(&leader, Kind::Join);
+        assert!(plane.shared.take(Rank::new(0), &welcome(), Vec::new(), true).is_none(), "it is not the leader's fault");
+        waits.join().unwrap().unwrap_err()
+    });
+    assert!(matches!(&refused, ControlError::Io { source, .. } if source.raw_os_error() == Some(Errno::MFILE.raw_os_error())), "{refused}");
+    assert_eq!(heard(&leader, Kind::Stopped).0, [Kind::Stopped], "and nothing of being left out");
+    assert!(plane.shared.take(Rank::new(0), &welcome(), Vec::new(), false).is_some(), "one that gives fewer than it says is at fault");
+}
