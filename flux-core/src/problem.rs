@@ -199,9 +199,9 @@ impl Problem {
             OpKind::GemmReduceScatter => Shape { rows: self.m_shard(), cols: self.n },
         }
     }
-    /// Floating-point operations of one rank, a multiply and an add counted as two.
+    /// Floating-point operations of one rank, a multiply and an add counted as two. Saturates: no program is so large.
     pub const fn flop_per_rank(&self) -> u64 {
-        2 * self.m as u64 * self.n_local() as u64 * self.k_local() as u64
+        (2 * self.m as u64 * self.n_local() as u64).saturating_mul(self.k_local() as u64)
     }
     /// The rows, of all `m`, that belong to `rank`.
     pub const fn shard_rows(&self, rank: Rank) -> std::ops::Range<u32> {
@@ -240,6 +240,13 @@ mod tests {
             }
             prop_assert!(build(advised).is_ok(), "{extents:?} -> {advised:?}");
         }
+    }
+
+    #[test]
+    fn operations_of_the_largest_problem_are_a_number() {
+        let most = MAX_EXTENT as usize;
+        let problem = Problem::new(OpKind::GemmReduceScatter, most, most, most, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+        assert_eq!(problem.flop_per_rank(), u64::MAX);
     }
 
     #[test]

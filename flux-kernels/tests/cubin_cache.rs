@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Barrier;
 
-const VERSION: Version = Version { major: 13, minor: 0 };
+const VERSION: Version = Version { major: 13, minor: 0, build: 7 };
 const SOURCE: KernelSource<'_> = KernelSource { name: "kernel", text: "text", headers: &[], options: &[], arch: Arch::Sm90a };
 
 /// What the stand-in makes of a source: large enough that a half-written file would be seen.
@@ -36,14 +36,14 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn a_source_is_compiled_once_for_each_version_of_the_compiler() {
     let dir = tempfile::tempdir().unwrap();
-    let newer = Version { minor: 1, ..VERSION };
-    for version in [VERSION, newer] {
+    let (newer, other_release) = (Version { minor: 1, ..VERSION }, Version { build: 8, ..VERSION });
+    for version in [VERSION, newer, other_release] {
         assert_eq!(get(dir.path(), &SOURCE, version).origin, Origin::Compiled);
         assert!(matches!(get(dir.path(), &SOURCE, version).origin, Origin::Cached(_)));
     }
     let other = KernelSource { text: "other", ..SOURCE };
     assert_eq!(get(dir.path(), &other, VERSION).origin, Origin::Compiled);
-    assert_eq!(files(dir.path()).len(), 3);
+    assert_eq!(files(dir.path()).len(), 4);
 }
 
 #[test]

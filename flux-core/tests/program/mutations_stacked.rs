@@ -45,6 +45,13 @@ proptest! {
     }
 
     #[test]
+    fn one_rank(call in knob_calls(AllGatherGemm, 1..=1, 1..=3, Just(Knobs::PLAIN))) {
+        let mut call = call;
+        call.0[0].stacked = true;
+        assert_violates!(call, Violation::Disagreement { what: "stacking", .. });
+    }
+
+    #[test]
     fn ranks_that_share_nodes(call in prop_oneof![gathering(), scattering()], of_another_world: bool) {
         let mut call = call;
         let world = call.0[0].problem.world();

@@ -3,14 +3,14 @@
 //! Invariant: a file that decodes is, byte for byte, what was encoded for its key. It begins with the image, so that CUDA's tools read it.
 //!
 //! ```text
-//! [ image ][ log, UTF-8 ][ magic 8 ][ image bytes u64 ][ log bytes u64 ][ NVRTC major u32 ][ minor u32 ][ key 32 ][ SHA-256 of all before 32 ]
+//! [ image ][ log, UTF-8 ][ magic 8 ][ image bytes u64 ][ log bytes u64 ][ NVRTC major u32 ][ minor u32 ][ build u32 ][ key 32 ][ SHA-256 of all before 32 ]
 //! ```
 
 use crate::nvrtc::{KernelSource, Version};
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8; 8] = b"FLUXCUB1";
-const TRAILER: usize = 8 + 8 + 8 + 4 + 4 + 32 + 32;
+const MAGIC: &[u8; 8] = b"FLUXCUB2";
+const TRAILER: usize = 8 + 8 + 8 + 4 + 4 + 4 + 32 + 32;
 
 /// SHA-256 of everything that a compilation depends on, besides the version of NVRTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ impl Key {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };
         let mut file: String = name.chars().map(safe).collect();
         if let Some(version) = version {
-            write!(file, "-nvrtc{version}").expect("a string can always be written to");
+            write!(file, "-nvrtc{version}-{:08x}", version.build).expect("a string can always be written to");
         }
         file.push('-');
         for byte in &self.0[..8] {
@@ -72,6 +72,7 @@ impl Entry {
         file.extend((self.log.len() as u64).to_le_bytes());
         file.extend(self.version.major.to_le_bytes());
         file.extend(self.version.minor.to_le_bytes());
+        file.extend(self.version.build.to_le_bytes());
         file.extend(key.0);
         let sum: [u8; 32] = Sha256::digest(&file).into();
         file.extend(sum);
@@ -93,8 +94,8 @@ impl Entry {
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| trailer[at + i]));
         let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| trailer[at + i]));
         let (image_bytes, log_bytes) = (number(0), number(8));
-        let version = Version { major: half(16), minor: half(20) };
-        if trailer[24..] != key.0 {
+        let version = Version { major: half(16), minor: half(20), build: half(24) };
+        if trailer[28..] != key.0 {
             return Err("it is of another source");
         }
         if image_bytes.checked_add(log_bytes) != Some(body as u64) {
@@ -116,7 +117,7 @@ mod tests {
         KernelSource { name: "name", text: "text", headers: &[("a", "b"), ("c", "d")], options: &["o"], arch: Arch::Sm90a };
 
     fn entry() -> Entry {
-        Entry { image: b"image".to_vec(), log: "log".to_owned(), version: Version { major: 13, minor: 0 } }
+        Entry { image: b"image".to_vec(), log: "log".to_owned(), version: Version { major: 13, minor: 0, build: 7 } }
     }
 
     #[test]
@@ -165,7 +166,7 @@ mod tests {
 
     #[test]
     fn file_names_stay_in_their_folder() {
-        let name = Key::of(&SOURCE).file_name("../a b", Some(Version { major: 13, minor: 0 }));
+        let name = Key::of(&SOURCE).file_name("../a b", Some(Version { major: 13, minor: 0, build: 7 }));
         assert!(name.starts_with(".._a_b-nvrtc13.0-") && !name.contains('/'), "{name}");
     }
 }

@@ -195,7 +195,7 @@ mod tests {
     fn a_cubin_compiled_ahead_of_time_is_found_without_a_compiler_and_by_this_source_only() {
         let dir = tempfile::tempdir().unwrap();
         let key = Key::of(&SOURCE);
-        let entry = Entry { image: b"image".to_vec(), log: String::new(), version: Version { major: 13, minor: 0 } };
+        let entry = Entry { image: b"image".to_vec(), log: String::new(), version: Version { major: 13, minor: 0, build: 7 } };
         let path = dir.path().join("second").join(key.file_name(SOURCE.name, None));
         write(&path, &entry.encode(&key)).unwrap();
         let cubins = Cubins { ahead_of_time: vec![dir.path().join("first"), dir.path().join("second")], cache: None };

@@ -4,13 +4,15 @@
 //! loaded for the life of the process.
 
 use super::search;
+use sha2::{Digest, Sha256};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The first version that compiles for `sm_90a`.
-const OLDEST: Version = Version { major: 12, minor: 0 };
+const OLDEST: Version = Version { major: 12, minor: 0, build: 0 };
 
 /// Version of an NVRTC library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,6 +21,8 @@ pub struct Version {
     pub major: u32,
     /// As in CUDA 13.0: 0.
     pub minor: u32,
+    /// Of the library's file: releases of one version, whose code differs, have different ones. 0 where the file is not known.
+    pub build: u32,
 }
 
 impl fmt::Display for Version {
@@ -122,9 +126,26 @@ fn version(library: &libloading::Library) -> Result<Version, String> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both out pointers are valid.
     match unsafe { entry(&raw mut major, &raw mut minor) } {
-        0 => Ok(Version { major: major.unsigned_abs(), minor: minor.unsigned_abs() }),
+        0 => Ok(Version { major: major.unsigned_abs(), minor: minor.unsigned_abs(), build: build(*entry as usize) }),
         code => Err(format!("nvrtcVersion failed ({code})")),
     }
+}
+
+/// A number of the file that code at `address` was loaded from, by its length and when it was written: it has tens of megabytes. NVRTC does not tell its releases apart.
+fn build(address: usize) -> u32 {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let Some(file) = maps.lines().find_map(|line| mapped(line, address)).and_then(|path| std::fs::metadata(path).ok()) else { return 0 };
+    let words = [i64::try_from(file.size()).unwrap_or(i64::MAX), file.mtime(), file.mtime_nsec()].map(i64::to_le_bytes);
+    let [a, b, c, d, ..]: [u8; 32] = Sha256::digest(words.concat()).into();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+/// The file of a line of `/proc/self/maps` that `address` is in.
+fn mapped(line: &str, address: usize) -> Option<&str> {
+    let (range, rest) = line.split_once(' ')?;
+    let (first, end) = range.split_once('-')?;
+    let within = usize::from_str_radix(first, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
+    within.contains(&address).then(|| rest.find('/').map(|at| &rest[at..])).flatten()
 }
 
 /// The library of builtins that lies beside. NVRTC opens it by its bare name, which the loader finds neither in a wheel nor in a folder that only a
@@ -142,4 +163,19 @@ fn builtins(nvrtc: &Path, version: Version) -> Option<libloading::Library> {
 fn reason(error: &libloading::Error) -> String {
     use std::error::Error;
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_that_code_was_loaded_from_has_a_number_and_what_is_no_code_has_none() {
+        let own = build as fn(usize) -> u32 as usize;
+        assert!(build(own) != 0 && build(own) == build(own));
+        assert_eq!(build(0), 0);
+        assert_eq!(mapped("7f00-7f10 r-xp 00000000 00:1b 12   /a b/libnvrtc.so.13", 0x7f0f), Some("/a b/libnvrtc.so.13"));
+        assert_eq!(mapped("7f00-7f10 r-xp 00000000 00:1b 12   /a b/libnvrtc.so.13", 0x7f10), None);
+        assert_eq!(mapped("7f00-7f10 rw-p 00000000 00:00 0    [heap]", 0x7f00), None);
+    }
 }

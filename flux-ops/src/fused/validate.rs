@@ -46,7 +46,7 @@ impl Operands {
             }
         }
         for (operand, view) in self.inputs() {
-            if share::<T>(&self.y, view) {
+            if share::<T>(&self.y, view, location) {
                 return Err(CallError::Overlap { operand, y: self.y.bytes::<T>(), input: view.bytes::<T>() });
             }
         }
@@ -64,15 +64,16 @@ impl Operands {
     }
 }
 
-/// Whether two views share a byte. Rows that are equally far apart, as columns of one matrix are, may lie between each other's; of others the whole ranges count.
-fn share<T>(a: &View, b: &View) -> bool {
+/// Whether two views share a byte. On a device, rows that are equally far apart, as columns of one matrix are, may lie between each other's; of others the whole ranges count, as they do
+/// on the host, whose executor has slices of them.
+fn share<T>(a: &View, b: &View, location: Location) -> bool {
     let [first, second] = if a.address <= b.address { [a, b] } else { [b, a] };
     if first.bytes::<T>().end <= second.address {
         return false;
     }
     let bytes = |elements: usize| (elements * size_of::<T>()) as u64;
     let stride = bytes(first.layout.row_stride);
-    if stride != bytes(second.layout.row_stride) {
+    if location == Location::Host || stride != bytes(second.layout.row_stride) {
         return true;
     }
     // Where the second's rows begin in the rows of the first, which then lie before and behind them.
@@ -181,6 +182,10 @@ mod tests {
         assert!(refused(with(3 * 96 + 8)).contains("overlaps x"));
         // y before x in the row.
         passes(Operands { x: part(16, 4, 64), y: part(0, 8, 16), ..good() }, false).unwrap();
+        // The host's executor has a slice of all of x.
+        assert!(
+            share::<bf16>(&part(0, 4, 64), &part(64, 8, 16), Location::Host) && !share::<bf16>(&part(0, 4, 64), &part(64, 8, 16), HERE)
+        );
         // Of another stride, the whole ranges count.
         let x = View { layout: Layout::strided(4, 64, 104), ..view(0x3000, 4, 64) };
         assert!(refused(Operands { x, y: part(64, 8, 16), ..good() }).contains("overlaps x"));
