@@ -416,7 +416,7 @@ fn a_directory_where_nothing_can_be_made_is_named() {
     let errors: Vec<_> = join_all(&ranks, after(300)).into_iter().map(Result::unwrap_err).collect();
     let BootstrapError::Directory { path, problem } = &errors[0] else { panic!("{}", errors[0]) };
     assert!(path.starts_with("/proc") && problem.starts_with("cannot be made"), "{}", errors[0]);
-    assert!(errors[1].to_string().ends_with("not seen: rank 0"), "{}", errors[1]);
+    assert!(errors[1].to_string().contains("not seen: rank 0; rank 0 was looked for in /proc/"), "{}", errors[1]);
 }
 
 /// How a process ends for which `full` is a file system of one inode, in a mount namespace of its own; `None` where this system gives none to tests.

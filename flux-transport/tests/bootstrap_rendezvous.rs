@@ -78,6 +78,7 @@ fn without_rank_zero_the_others_name_it() {
     let came: Vec<_> = [1, 2].map(|rank| environment(directory.path(), rank, 3)).into();
     for error in errors(directory.path(), &came, after(150)) {
         assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if *missing == ranks(&[0])), "{error}");
+        assert!(error.to_string().ends_with(&format!("; rank 0 was looked for in {}", directory.path().display())), "{error}");
     }
 }
 

@@ -105,6 +105,8 @@ pub(super) fn deny(link: &Link, deadline: Instant) {
 /// Why a caller is not connected.
 #[derive(Debug)]
 pub(super) enum Miss {
+    /// No connection could be made.
+    Unreached(Errno),
     /// Nobody there, or not any more, or not in time.
     Nobody,
     /// Another program.

@@ -148,7 +148,7 @@ pub enum BootstrapError {
         rank: Rank,
     },
     /// Not all ranks came before the deadline.
-    #[error("the deadline passed while {step}; not seen: {}{}", ranks(missing), strangers(*denied))]
+    #[error("the deadline passed while {step}; not seen: {}{}{}", ranks(missing), strangers(*denied), sought.as_ref().map(|at| format!("; {at}")).unwrap_or_default())]
     Timeout {
         /// What was being done.
         step: &'static str,
@@ -156,6 +156,8 @@ pub enum BootstrapError {
         missing: Vec<Rank>,
         /// Connections to rank 0 that did not prove that they hold the secret: a rank with another one, or a stranger.
         denied: u32,
+        /// Where this rank has looked for the one that connects the others, and what was there last, if it has never met it.
+        sought: Option<String>,
     },
     /// The rank that connects the others could not, for a reason of its own.
     #[error("rank {rank} could not connect the ranks: {source}")]

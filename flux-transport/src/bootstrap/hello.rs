@@ -156,7 +156,7 @@ impl Refusal {
                 expected: format!("{expected} (protocol {ours})"),
             },
             Self::Missing { ranks, denied } => {
-                BootstrapError::Timeout { step: super::WAITING_FOR_RANKS, missing: ranks_in(ranks, world), denied }
+                BootstrapError::Timeout { step: super::WAITING_FOR_RANKS, missing: ranks_in(ranks, world), denied, sought: None }
             }
             Self::OtherLaunch => BootstrapError::OtherLaunch { rank },
             Self::Leader { rank, errno } => {

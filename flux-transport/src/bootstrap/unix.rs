@@ -84,11 +84,13 @@ impl UnixRendezvous {
     fn visit(&self, deadline: Instant) -> Result<Vec<OwnedFd>, BootstrapError> {
         let path = socket_path(&self.place)?;
         let mut missing = lobby::mask(&[self.leader()]);
+        let mut met = false;
         let mut pause = Duration::from_millis(1);
         loop {
             if open_private(&self.place.directory)?.is_some() {
                 match socket::connect(&path) {
                     Ok(socket) => {
+                        met = true;
                         if let Some(sockets) = self.listen_to_leader(socket, deadline, &mut missing)? {
                             return Ok(sockets);
                         }
@@ -102,7 +104,8 @@ impl UnixRendezvous {
                 return Err(BootstrapError::Directory { path: self.place.directory.clone(), problem });
             }
             if Instant::now() >= deadline {
-                return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0 });
+                let sought = (!met).then(|| format!("rank {} was looked for in {}", self.leader(), self.place.directory.display()));
+                return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0, sought });
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(50));

@@ -26,7 +26,7 @@ impl TcpRendezvous {
         let problem = |problem: String| BootstrapError::Address { address: address.to_string(), problem };
         let end = deadline.min(Instant::now() + TAKEN);
         loop {
-            let found = resolve::addresses(address, deadline)?;
+            let found = resolve::addresses(address, deadline)?.unwrap_or_default();
             if resolve::only_loopback(address.host(), &found) {
                 let text = format!("is {} on rank 0's host, which other hosts cannot reach: give an address instead of the name", found[0]);
                 return Err(problem(text));

@@ -39,7 +39,7 @@ impl TcpRendezvous {
         let mut door = Door::tcp(listener, Key { secret: self.place.secret.clone(), launch: roster.meeting });
         while !higher.is_empty() {
             if Instant::now() >= deadline {
-                return Err(BootstrapError::Timeout { step: STEP, missing: higher, denied: door.denied() });
+                return Err(BootstrapError::Timeout { step: STEP, missing: higher, denied: door.denied(), sought: None });
             }
             let until = door.expire().map_or(deadline, |until| until.min(deadline));
             let mut watched: Vec<_> = door.watched().collect();
@@ -75,7 +75,7 @@ impl TcpRendezvous {
                     Err(Miss::Nobody) => Err(Errno::AGAIN),
                     // Somebody else is where it was.
                     Err(Miss::Stranger | Miss::OtherLaunch | Miss::Denied) => Err(Errno::CONNREFUSED),
-                    Err(Miss::System(errno)) => Err(errno),
+                    Err(Miss::Unreached(errno) | Miss::System(errno)) => Err(errno),
                 }
             });
             match called {
@@ -85,7 +85,7 @@ impl TcpRendezvous {
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(BootstrapError::io(STEP)(errno)),
                 Err(errno) if Instant::now() >= deadline => {
                     tracing::debug!(%peer, %address, %errno, "does not answer");
-                    return Err(BootstrapError::Timeout { step: STEP, missing: vec![peer], denied: 0 });
+                    return Err(BootstrapError::Timeout { step: STEP, missing: vec![peer], denied: 0, sought: None });
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }

@@ -13,12 +13,12 @@ use crate::bootstrap::error::BootstrapError;
 /// For one question; a name that is not known yet is asked for again.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The addresses of rank 0's host; none where its name is not known (yet).
+/// The addresses of rank 0's host, or in words why its name is not known (yet).
 ///
 /// # Errors
 /// [`BootstrapError::Address`] for what stands for all addresses of a host: rank 0 would listen on all of them, and others would look for it on their own host. Also where there are
 /// IPv6 addresses of a link only.
-pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Vec<IpAddr>, BootstrapError> {
+pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Result<Vec<IpAddr>, String>, BootstrapError> {
     addresses_by(address, deadline, |name| Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect()))
 }
 
@@ -27,10 +27,13 @@ fn addresses_by(
     address: &Address,
     deadline: Instant,
     resolve: impl FnOnce(&str) -> io::Result<Vec<IpAddr>> + Send + 'static,
-) -> Result<Vec<IpAddr>, BootstrapError> {
+) -> Result<Result<Vec<IpAddr>, String>, BootstrapError> {
     let found = match address.host().parse() {
         Ok(said) => vec![said],
-        Err(_) => look_up(address.host(), deadline, resolve)?,
+        Err(_) => match look_up(address.host(), deadline, resolve)? {
+            Ok(found) => found,
+            Err(why) => return Ok(Err(why)),
+        },
     };
     let problem = |problem: String| BootstrapError::Address { address: address.to_string(), problem };
     if let Some(all) = found.iter().find(|found| found.to_canonical().is_unspecified()) {
@@ -40,7 +43,7 @@ fn addresses_by(
     let (of_a_link, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_of_a_link);
     match of_a_link.first() {
         Some(only) if found.is_empty() => Err(problem(format!("{only} is good on one link only: give another address of rank 0's host"))),
-        _ => Ok(without_loopback(address.host(), found)),
+        _ => Ok(Ok(without_loopback(address.host(), found))),
     }
 }
 
@@ -49,7 +52,7 @@ fn look_up(
     host: &str,
     deadline: Instant,
     resolve: impl FnOnce(&str) -> io::Result<Vec<IpAddr>> + Send + 'static,
-) -> Result<Vec<IpAddr>, BootstrapError> {
+) -> Result<Result<Vec<IpAddr>, String>, BootstrapError> {
     let (sender, answer) = mpsc::sync_channel(1);
     let name = host.to_owned();
     std::thread::Builder::new()
@@ -63,13 +66,10 @@ fn look_up(
     match answer.recv_timeout(wait) {
         Ok(Ok(mut addresses)) => {
             addresses.dedup();
-            Ok(addresses)
+            Ok(Ok(addresses))
         }
-        Ok(Err(error)) => {
-            tracing::debug!(host, %error, "rank 0's name is not known");
-            Ok(Vec::new())
-        }
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(Vec::new()),
+        Ok(Err(error)) => Ok(Err(format!("its name is not known: {error}"))),
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(Err("the system's resolver does not answer".to_owned())),
     }
 }
 
@@ -116,17 +116,18 @@ mod tests {
     #[test]
     fn an_address_is_itself_and_a_name_is_looked_up() {
         for address in ["127.0.0.1", "10.1.2.3", "::1"] {
-            assert_eq!(addresses(&at(address), soon()).unwrap(), [address.parse::<IpAddr>().unwrap()]);
+            assert_eq!(addresses(&at(address), soon()).unwrap().unwrap(), [address.parse::<IpAddr>().unwrap()]);
         }
-        assert!(addresses(&at("localhost"), soon()).unwrap().iter().all(IpAddr::is_loopback));
-        assert!(addresses(&at("no-such-host.invalid"), soon()).unwrap().is_empty());
+        assert!(addresses(&at("localhost"), soon()).unwrap().unwrap().iter().all(IpAddr::is_loopback));
+        let unknown = addresses(&at("no-such-host.invalid"), soon()).unwrap().unwrap_err();
+        assert!(unknown.starts_with("its name is not known: "), "{unknown}");
     }
 
     #[test]
     fn a_hosts_own_name_is_its_addresses_without_those_of_the_loopback_device() {
         let found = |host: &str, resolved: &[&str]| {
             let resolved: Vec<IpAddr> = resolved.iter().map(|address| address.parse().unwrap()).collect();
-            let found = addresses_by(&at(host), soon(), |_| Ok(resolved)).unwrap();
+            let found = addresses_by(&at(host), soon(), |_| Ok(resolved)).unwrap().unwrap();
             found.iter().map(IpAddr::to_string).collect::<Vec<_>>()
         };
         assert_eq!(found("nodex", &["127.0.1.1", "10.0.0.1", "::1", "fd00::1", "::ffff:127.0.0.1"]), ["10.0.0.1", "fd00::1"]);
@@ -153,7 +154,7 @@ mod tests {
             let resolved = [of_a_link].into_iter().chain(others.iter().map(|other| other.parse().unwrap())).collect();
             addresses_by(&at(host), soon(), |_| Ok(resolved))
         };
-        assert_eq!(found("nodex", &["10.0.0.1"]).unwrap(), ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(found("nodex", &["10.0.0.1"]).unwrap().unwrap(), ["10.0.0.1".parse::<IpAddr>().unwrap()]);
         for host in ["nodex", "fe80::1"] {
             let error = found(host, &[]).unwrap_err().to_string();
             assert!(error.contains("fe80::1 is good on one link only"), "{error}");

@@ -32,15 +32,27 @@ struct Held {
     other_launch: bool,
 }
 
+/// Remembers what was in the way last, unless rank 0 has been met.
+fn note(last: &mut Option<String>, why: impl FnOnce() -> String) {
+    if let Some(last) = last {
+        *last = why();
+    }
+}
+
 impl TcpRendezvous {
     /// Finds rank 0 and waits for its verdict.
     pub(super) fn visit(&self, deadline: Instant) -> Result<Met, BootstrapError> {
         let address = &self.place.address;
         let mut missing = 1;
         let mut held = Held::default();
+        // What keeps this rank from rank 0, as far as it has not met it.
+        let mut last = Some("nothing was tried".to_owned());
         let mut pause = Duration::from_millis(5);
         loop {
-            let found = resolve::addresses(address, deadline)?;
+            let found = resolve::addresses(address, deadline)?.unwrap_or_else(|why| {
+                note(&mut last, || why);
+                Vec::new()
+            });
             let places = address.ports().iter().flat_map(|&port| found.iter().map(move |&ip| SocketAddr::new(ip, port)));
             let (mut denied, mut other_launch) = (None, false);
             for place in places {
@@ -48,6 +60,7 @@ impl TcpRendezvous {
                     Ok((link, listener)) => {
                         // This is rank 0: who held its place before has gone.
                         (held, denied, other_launch) = (Held::default(), None, false);
+                        last = None;
                         if let Some(met) = self.await_roster(link, listener, deadline, &mut missing)? {
                             return Ok(met);
                         }
@@ -56,7 +69,10 @@ impl TcpRendezvous {
                     Err(Miss::System(errno)) => return Err(BootstrapError::io("connecting to rank 0")(errno)),
                     // Of ports that follow from the launch, another launch may have some by chance.
                     Err(Miss::OtherLaunch) => other_launch = address.ports().len() == 1,
-                    Err(Miss::Nobody | Miss::Stranger) => {}
+                    Err(Miss::Unreached(errno)) => note(&mut last, || format!("{place}: {errno}")),
+                    Err(Miss::Nobody | Miss::Stranger) => {
+                        note(&mut last, || format!("{place}: what is there does not answer as a rank of this launch"));
+                    }
                 }
             }
             let late = Instant::now() >= deadline;
@@ -74,7 +90,8 @@ impl TcpRendezvous {
                 return Err(BootstrapError::OtherLaunch { rank: self.rank });
             }
             if late {
-                return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0 });
+                let sought = last.map(|last| format!("rank 0 was looked for at {address} ({last})"));
+                return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0, sought });
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(100));
@@ -85,7 +102,7 @@ impl TcpRendezvous {
     fn introduce(&self, place: SocketAddr, until: Instant) -> Result<(Link, OwnedFd), Miss> {
         let socket = tcp::connect(place, until).map_err(|errno| match errno {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => Miss::System(errno),
-            _ => Miss::Nobody,
+            errno => Miss::Unreached(errno),
         })?;
         // Where rank 0 is reached from, others can reach this rank: ranks on rank 0's network are on each other's.
         let own = tcp::local(socket.as_fd()).map_err(Miss::System)?.ip();
