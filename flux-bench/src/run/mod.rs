@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         end::say(&format!(
             "{} has tensors that are not used: {}",
             args.input.display(),
-            input.unused.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+            input.unused.iter().map(|name| name.escape_debug().to_string()).collect::<Vec<_>>().join(", ")
         ));
     }
     let (y, dtype) = match input.dtype {
