@@ -55,7 +55,10 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
     let mut ground = ground();
     let left = ground.leave(device.ordinal(), Box::new(things));
     if left.is_none() {
-        tracing::info!(device = device.ordinal(), "NCCL still ends a communicator: its streams and memory are freed by a later call");
+        tracing::info!(
+            device = device.ordinal(),
+            "NCCL still ends a communicator: its streams and memory are freed when a communicator of the device next connects or grows"
+        );
     }
     // What is dropped may wait for the device.
     drop(ground);
