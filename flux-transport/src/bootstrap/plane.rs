@@ -246,6 +246,10 @@ impl ControlPlane for ProcessControl {
         let io = |error: BootstrapError| ControlError::Io { step: REGROUPING, source: std::io::Error::other(error) };
         mesh.into_control_plane().map_err(io)
     }
+
+    fn left_out_by(&self) -> Option<Rank> {
+        self.shared.left_out_by()
+    }
 }
 
 impl Drop for ProcessControl {

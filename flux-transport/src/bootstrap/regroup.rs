@@ -137,6 +137,12 @@ impl Shared {
         mesh
     }
 
+    /// A peer that makes a group without this rank, as far as has been said by now.
+    pub(super) fn left_out_by(&self) -> Option<Rank> {
+        self.settle();
+        self.inbox().regroup.given_up_by
+    }
+
     /// To every peer that is neither gone nor in `without`.
     fn say_to_all(&self, without: u32, kind: Kind) {
         let told = self.here(&self.inbox()) & !without & !mask_of([self.rank]);

@@ -112,7 +112,10 @@ impl Communicator {
         let world: &World = &self.inner.world;
         if let Some(environment) = world.environment() {
             // A replacement takes as long to start as any rank of a launch.
-            return Ok(bootstrap::join(environment, Instant::now() + START.max(self.deadline()))?);
+            let joined = bootstrap::join(environment, Instant::now() + START.max(self.deadline()));
+            // Who is alive and did not come may have gone on with the survivors.
+            let left_out_by = || self.inner.health.given_up_by().or_else(|| world.control().left_out_by());
+            return joined.map_err(|error| left_out_by().map_or_else(|| error.into(), |by| ConnectError::GivenUp { by }));
         }
         let control = world.control().regroup(&[], self.until())?;
         match world.size().get() - control.world().get() {

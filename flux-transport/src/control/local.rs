@@ -271,6 +271,10 @@ impl ControlPlane for LocalControl {
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError> {
         Ok(Arc::new(regroup::meet(self, without, deadline)?))
     }
+
+    fn left_out_by(&self) -> Option<Rank> {
+        lock(&self.shared.state).regroup.left_out_by(self.rank)
+    }
 }
 
 impl Drop for LocalControl {

@@ -136,6 +136,9 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// [`ControlError::Timeout`] names the ranks that did not ask at any time, [`ControlError::Leader`] the one that could not make the group,
     /// [`ControlError::GivenUp`] one that leaves this rank out.
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError>;
+
+    /// A peer that has gone on in a group of this plane's ranks without this one, or is about to.
+    fn left_out_by(&self) -> Option<Rank>;
 }
 
 /// The control planes of `n` ranks that are threads, by rank: what [`World::local`](crate::World::local) makes worlds of. `None` where no world is that

@@ -101,3 +101,13 @@ fn a_rank_that_cannot_take_its_sockets_says_so_and_keeps_its_leader() {
     assert_eq!(heard(&leader, Kind::Stopped).0, [Kind::Stopped], "and nothing of being left out");
     assert!(plane.shared.take(Rank::new(0), &welcome(), Vec::new(), false).is_some(), "one that gives fewer than it says is at fault");
 }
+
+#[test]
+fn a_rank_that_waits_elsewhere_finds_that_it_was_left_out() {
+    let (ours, theirs) = socket::pair().unwrap();
+    let plane = |rank, socket| ProcessControl::start(Mesh::new(Rank::new(rank), WorldSize::new(2).unwrap(), vec![socket])).unwrap();
+    let (zero, one) = (plane(0, ours), plane(1, theirs));
+    assert_eq!(one.shared.left_out_by(), None);
+    assert_eq!(zero.shared.regroup(&[Rank::new(1)], ample()).unwrap().world.get(), 1);
+    assert_eq!((zero.shared.left_out_by(), one.shared.left_out_by()), (None, Some(Rank::new(0))));
+}

@@ -34,6 +34,11 @@ impl Regroup {
         self.came[rank.index()] = self.waiting;
     }
 
+    /// Who has made a world without this rank.
+    pub(super) fn left_out_by(&self, rank: Rank) -> Option<Rank> {
+        self.given_up_by[rank.index()]
+    }
+
     /// Makes the world of those who wait, and leaves all others out.
     fn make(&mut self, by: Rank, members: u32, size: WorldSize) {
         self.waiting &= !members;
@@ -62,7 +67,7 @@ pub(super) fn meet(own: &LocalControl, without: &[Rank], deadline: Instant) -> R
         if let Some(at) = state.regroup.ends.iter().position(|(rank, _)| *rank == own.rank) {
             return Ok(state.regroup.ends.swap_remove(at).1);
         }
-        if let Some(by) = state.regroup.given_up_by[own.rank.index()] {
+        if let Some(by) = state.regroup.left_out_by(own.rank) {
             break ControlError::GivenUp { by };
         }
         let members = state.here() & !mask_of(without.iter().copied()) | mask_of([own.rank]);
