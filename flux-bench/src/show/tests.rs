@@ -108,8 +108,12 @@ fn what_must_not_be_shown_is_refused() {
         |r: &mut Report| r.rows[1].head.model = "gpt3 | 0.001".into(),
         |r: &mut Report| r.origin.device = "a\nb".into(),
     ] {
-        assert!(refused(change).contains("has texts with control characters or `|`"));
+        assert!(refused(change).contains("has texts with control characters, or a model with `|`"));
     }
+    let mut piped = both_ops();
+    piped.origin.command = "flux-bench bench | tee log".into();
+    piped.write(&path).unwrap();
+    assert_eq!(read(&path).unwrap().origin.command, piped.origin.command, "what is said of it may be a line of a shell");
 }
 
 /// The same of fp16.

@@ -59,7 +59,7 @@ impl Place {
     }
 
     /// Whether its call's kernel is still to come.
-    const fn is_alone(self) -> bool {
+    pub(super) const fn is_alone(self) -> bool {
         self.0 & 0xffff == Self::ALONE
     }
 

@@ -133,7 +133,9 @@ impl Watched {
             let awaited = self.awaited();
             (place.epoch(awaited.epoch), awaited.told.clone())
         };
-        self.fail(stuck(self.rank, epoch, told.and_then(|told| told.silent_in(epoch))), reason::NCCL);
+        // All peers are asked at once then; else this rank may not have come to one of whom nothing has come.
+        let silent = told.filter(|_| place.is_alone()).and_then(|told| told.silent_in(epoch));
+        self.fail(stuck(self.rank, epoch, silent), reason::NCCL);
         true
     }
 
@@ -142,7 +144,8 @@ impl Watched {
         self.fault.abort(reason);
     }
 
-    /// Lets go of what the side stream waits for, without the driver. What goes with words from here on is taken for no call's.
+    /// Lets go of what the side stream waits for, without the driver. What goes with words from here on is taken for no call's; should the stream set the word of rows once more, that is the number
+    /// of the call that failed, of which they are, or which no later call awaits.
     pub(super) fn release(&self) {
         // Held while they are set: whoever replaces them has the old ones to itself.
         let Awaited { flags, told, epoch } = &*self.awaited();

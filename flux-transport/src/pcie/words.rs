@@ -29,7 +29,7 @@ pub(super) fn ending(last: u32) -> u32 {
 /// Why a rank has given up, by its two words; 0 where it has not.
 fn reason_of(broken: u32, poisoned: u32) -> u32 {
     match (broken, poisoned) {
-        // The kernel's word says no more. It gave up by itself: of any other reason its host has told it, and was not stopped then.
+        // The kernel's word says no more. Where its host is stopped it gave up by itself; one that told it to give up, or finds why it has, says so a moment later.
         (0, 1..) => reason::TIMED_OUT,
         (reason, _) => reason,
     }
