@@ -2,6 +2,7 @@
 //!
 //! Invariant: when [`on_threads`] returns, every rank's body has ended, and an error names each rank that failed.
 
+use crate::end;
 use anyhow::{Context, anyhow};
 use flux_transport::World;
 use std::fmt::Write as _;
@@ -28,7 +29,7 @@ pub fn on_threads<R: Send>(worlds: Vec<World>, body: impl Fn(&World) -> anyhow::
     let mut text = String::new();
     for (rank, error) in results.into_iter().enumerate().filter_map(|(rank, r)| Some((rank, r.err()?))) {
         let separator = if text.is_empty() { "" } else { "\n" };
-        let _infallible = write!(text, "{separator}rank {rank}: {error:#}");
+        let _infallible = write!(text, "{separator}rank {rank}: {}", end::words(&error));
     }
     Err(anyhow!(text))
 }

@@ -170,7 +170,7 @@ pub enum CallError {
         /// Where the operand is.
         found: Location,
     },
-    /// The output shares memory with an input, or lies between its rows: that it may on a device, where the rows of both are equally far apart.
+    /// The output shares memory with an input, or lies between its rows: the whole ranges count, from the first element to the last.
     #[error("y ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): y needs memory of its own", y.start, y.end, input.start, input.end)]
     Overlap {
         /// `x`, `w` or `bias`.

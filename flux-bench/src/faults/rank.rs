@@ -8,6 +8,7 @@ use super::usage::Usage;
 use super::witness::Witness;
 use super::{Args, shape};
 use crate::data::Fill;
+use crate::end;
 use crate::op::FusedOp;
 use crate::operands::Operands;
 use crate::plan::Plan;
@@ -82,7 +83,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             }),
             Order::Quit => break,
         };
-        say(&report.unwrap_or_else(|error| Report::Error { text: format!("{error:#}") }))?;
+        say(&report.unwrap_or_else(|error| Report::Error { text: end::words(&error) }))?;
         witness.step("awaits an order");
     }
     witness.uses(None);

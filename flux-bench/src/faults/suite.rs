@@ -9,7 +9,7 @@ use super::process::Process;
 use super::talk::{Order, Report};
 use super::tally::{Against, Injection, Tally};
 use super::usage::Usage;
-use crate::{data, out};
+use crate::{data, end, out};
 use anyhow::{Context, anyhow};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         for (number, injection) in plan(args).into_iter().enumerate() {
             if let Err(Spoilt(why)) = suite.episode(injection, number % 2 == 0) {
                 if let Some(error) = why {
-                    suite.tally.count(Against::Broken, &format!("{error:#}"));
+                    suite.tally.count(Against::Broken, &end::words(&error));
                 }
                 out::line(&format_args!("episode {number}, {injection:?}: spoilt, a new group is started"));
                 suite.ranks.clear();
@@ -194,7 +194,7 @@ impl<'a> Suite<'a> {
                 self.tally.count(Against::Hang, &format!("rank {rank} does not answer"));
                 self.show();
             }
-            Err(error) => self.tally.count(Against::Broken, &format!("{error:#}")),
+            Err(error) => self.tally.count(Against::Broken, &end::words(&error)),
         }
         Err(Spoilt(None))
     }

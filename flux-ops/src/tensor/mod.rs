@@ -153,7 +153,7 @@ impl<'a, T: Element> TensorRef<'a, T> {
     ///
     /// # Safety
     /// `raw.available` elements from `raw.address` on must be readable at `raw.location` until the call that uses the view has finished on its
-    /// stream, and nothing may write them in the meantime, but on a device what lies between the layout's rows.
+    /// stream, and nothing may write them in the meantime.
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
         Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
     }
@@ -181,7 +181,7 @@ impl<'a, T: Element> TensorMut<'a, T> {
     ///
     /// # Safety
     /// `raw.available` elements from `raw.address` on must be writable at `raw.location` until the call that uses the view has finished on its
-    /// stream, and nothing else may access them in the meantime, but on a device what lies between the layout's rows, which is not written.
+    /// stream, and nothing else may access them in the meantime.
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
         Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
     }
