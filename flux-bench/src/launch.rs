@@ -22,6 +22,9 @@ pub struct Args {
     /// Have them take themselves for ranks of so many hosts, for tests: they meet over TCP, share no memory, and NCCL has only sockets on the loopback device
     #[arg(long, value_name = "HOSTS")]
     pub hosts: Option<u32>,
+    /// Have NCCL take each rank for the only one of its host: it takes no two ranks of a host on one device. For ranks that share devices
+    #[arg(long)]
+    pub sharing_devices: bool,
     /// Have the other ranks go on where one has failed, to rebuild without it; the launch fails all the same
     #[arg(long)]
     pub keep_going: bool,
@@ -40,13 +43,16 @@ pub fn run(args: &Args) -> anyhow::Result<u8> {
     if let Some(hosts) = args.hosts {
         launcher = launcher.apart(hosts);
     }
+    if args.sharing_devices {
+        launcher = launcher.sharing_devices();
+    }
     Ok(exit_code(launcher.run()?))
 }
 
 /// The command of this process, once as each rank: in a launch it is a rank, and looks at `--processes` and `--hosts` no more.
-pub fn again(ranks: u32, hosts: Option<u32>) -> anyhow::Result<bool> {
+pub fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> anyhow::Result<bool> {
     let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(std::env::args_os().skip(1)).collect();
-    Ok(run(&Args { ranks, hosts, keep_going: false, program })? == 0)
+    Ok(run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? == 0)
 }
 
 /// Says which rank has failed, how, and what becomes of the others.

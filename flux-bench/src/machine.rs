@@ -3,7 +3,7 @@
 use crate::report::Ranks;
 use anyhow::{Context, bail};
 use flux_core::Rank;
-use flux_transport::{Communicator, Mover, Options, Select, cuda, nccl};
+use flux_transport::{Communicator, Launch, Mover, Options, Select, cuda, nccl};
 
 /// A machine's part of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +72,11 @@ pub fn options(select: Select, rank: Rank, ranks_per_gpu: u32) -> Options {
         options.shared_device = true;
     }
     options
+}
+
+/// Ranks whose kernels run on a GPU at once where `ranks_per_gpu` are on each: those of one process; several processes take turns.
+pub fn at_once(launch: Launch, ranks_per_gpu: u32) -> u32 {
+    if launch == Launch::Threads { ranks_per_gpu } else { 1 }
 }
 
 /// CTAs of an op's kernel that run at once on `comm`'s device of `sms` multiprocessors: what the transport needs is left to it.

@@ -120,7 +120,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let on_gpus = machine::uses_gpus(args.transport)?;
     let job = Job::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
     if args.processes {
-        return launch::again(job.world.get(), args.hosts);
+        return launch::again(job.world.get(), args.hosts, false);
     }
     let found = ranks::on_threads(World::local(job.world.get())?, |world| rank::run(&job, world))?;
     tell(args, &job, found.into_iter().next().context("no ranks")?)

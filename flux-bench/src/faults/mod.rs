@@ -39,9 +39,16 @@ pub struct Args {
     /// Ranks that stay away from a call
     #[arg(long, default_value_t = 10)]
     pub missing: u32,
+    /// Ranks on each GPU, to have many on few: they take turns on it
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ranks_per_gpu: u32,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
+    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host. Survivors then wait for a replacement, as nodes
+    /// have as many ranks each
+    #[arg(long, value_name = "NODES")]
+    pub nodes: Option<u32>,
     /// The ranks' deadline: 1000 on the host, 2000 on GPUs where it is left out
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub deadline_ms: Option<u64>,
@@ -92,7 +99,8 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     }
     launch::refuse("faults")?;
     ensure!(args.kills + args.stops + args.missing > 0, "there is nothing to inject: ask for --kills, --stops or --missing");
-    machine::uses_gpus(args.transport)?;
+    let on_gpus = machine::uses_gpus(args.transport)?;
+    ensure!(on_gpus || args.ranks_per_gpu == 1, "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out");
     suite::run(args)
 }
 

@@ -6,7 +6,9 @@
 use super::talk::{Order, Report};
 use super::threads;
 use anyhow::{Context, bail};
+use flux_core::Rank;
 use flux_transport::bootstrap::{FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
+use flux_transport::launch::one_host_each;
 use rustix::process::{Pid, Signal};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -31,10 +33,18 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in `temporary`: this program again, with `words`.
-    pub(super) fn start(rank: u32, world: u32, rendezvous: &Path, temporary: &Path, words: &[String]) -> anyhow::Result<Self> {
+    /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in `temporary`: this program again, with `words`. `sharing`: whether ranks
+    /// share devices.
+    pub(super) fn start(
+        rank: u32,
+        world: u32,
+        sharing: bool,
+        (rendezvous, temporary): (&Path, &Path),
+        words: &[String],
+    ) -> anyhow::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(words)
+            .envs(sharing.then(|| one_host_each(Rank::new(rank))).into_iter().flatten())
             .env(FLUX_RANK, rank.to_string())
             .env(FLUX_WORLD_SIZE, world.to_string())
             .env(FLUX_LOCAL_RANK, rank.to_string())

@@ -57,10 +57,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let witness = Witness::start()?;
     // A new process takes seconds to come to its device: longer than the deadline of the ranks that it joins, so it does that first.
-    let ordinal = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
-    let device = ordinal.filter(|_| args.on_gpus()).map(CudaDevice::open).transpose()?;
+    let local: Option<u32> = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
+    let device = local.filter(|_| args.on_gpus()).map(|local| CudaDevice::open(local / args.ranks_per_gpu)).transpose()?;
     let world = World::from_env()?;
-    let options = Options { deadline: args.deadline(), ..crate::machine::options(args.transport, world.rank(), 1) };
+    let options = crate::machine::options(args.transport, world.rank(), args.ranks_per_gpu);
+    let options = Options { deadline: args.deadline(), nodes: args.nodes, ..options };
     let mut group = Group::new(Communicator::connect_blocking(&world, options)?, args, &witness)?;
     drop((world, device));
     let ready = group.ready()?;

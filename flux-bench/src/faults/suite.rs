@@ -60,8 +60,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     let tally = {
         let mut suite = Suite::new(args, directory.path(), &temporary);
         suite.fill()?;
+        // Nodes have as many ranks each, so there is no group without one of them.
+        let may_go_on = args.nodes.is_none();
         for (number, injection) in plan(args).into_iter().enumerate() {
-            if let Err(Spoilt(why)) = suite.episode(injection, number % 2 == 0) {
+            if let Err(Spoilt(why)) = suite.episode(injection, may_go_on && number % 2 == 0) {
                 if let Some(error) = why {
                     suite.tally.count(Against::Broken, &end::words(&error));
                 }
@@ -110,6 +112,10 @@ impl<'a> Suite<'a> {
         let mut words: Vec<String> = vec!["faults".into(), "--as-rank".into()];
         words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
         words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
+        words.extend(["--ranks-per-gpu".into(), args.ranks_per_gpu.to_string()]);
+        if let Some(nodes) = args.nodes {
+            words.extend(["--nodes".into(), nodes.to_string()]);
+        }
         let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::default());
         if args.defects.stall {
             words.push("--stall".into());
@@ -139,7 +145,8 @@ impl<'a> Suite<'a> {
 
     pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
         self.held[rank as usize] = Ledger::default();
-        Process::start(rank, self.args.ranks, &self.rendezvous, &self.temporary, &self.words)
+        let sharing = self.args.ranks_per_gpu > 1;
+        Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words)
     }
 
     /// Starts a whole group.

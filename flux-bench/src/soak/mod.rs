@@ -50,7 +50,7 @@ pub struct Args {
     /// Ranks as processes, one each, instead of threads of this one
     #[arg(long)]
     pub processes: bool,
-    /// Ranks on each GPU, to check large worlds on few GPUs; needs threads
+    /// Ranks on each GPU, to check large worlds on few GPUs: as threads they divide it, as processes they take turns
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks_per_gpu: u32,
     /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     check(args, on_gpus)?;
     let tp = args.tp.unwrap_or(if on_gpus { machine::gpu_count() * args.ranks_per_gpu } else { 8 });
     if args.processes {
-        return launch::again(tp, None);
+        return launch::again(tp, None, args.ranks_per_gpu > 1);
     }
     let passed = ranks::on_threads(World::local(tp)?, |world| soak_rank(args, world))?;
     Ok(passed.into_iter().all(|p| p))
@@ -106,8 +106,9 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     let options = Options { nodes: args.nodes, ..machine::options(args.transport, world.rank(), args.ranks_per_gpu) };
     let comm = Communicator::connect_blocking(world, options)?;
     let site = Site::new(comm)?;
+    let at_once = machine::at_once(world.launch(), args.ranks_per_gpu);
     if args.random.is_some() || args.case.is_some() {
-        return random::soak_rank(args, &site);
+        return random::soak_rank(args, &site, at_once);
     }
     let comm = site.comm();
     let first = comm.rank().get() == 0;
@@ -117,8 +118,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     if first {
         out::line(&format_args!("{}\n{} cases", comm.explain(), wanted.len()));
     }
-    let workers =
-        site.gpu().filter(|_| args.ranks_per_gpu > 1).map(|gpu| machine::ctas(comm, gpu.device().info().sms / args.ranks_per_gpu));
+    let workers = site.gpu().filter(|_| at_once > 1).map(|gpu| machine::ctas(comm, gpu.device().info().sms / at_once));
     let mut passed = true;
     for case in wanted {
         let start = Instant::now();

@@ -20,6 +20,11 @@ use crate::bootstrap::{FLUX_HOST_ID, FLUX_RENDEZVOUS, FLUX_SECRET_FILE, random};
 const NCCL: [(&str, &str); 4] =
     [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_SOCKET_IFNAME", "lo")];
 
+/// The variables of a rank's process by which NCCL takes it for the only one of its host, whose peers it reaches by sockets of the loopback device.
+pub fn one_host_each(rank: Rank) -> [(&'static str, OsString); 3] {
+    [("NCCL_HOSTID", format!("flux-rank-{rank}").into()), ("NCCL_NET", "Socket".into()), ("NCCL_SOCKET_IFNAME", "lo".into())]
+}
+
 /// The hosts of one launch.
 #[derive(Debug)]
 pub(super) struct Apart {

@@ -9,6 +9,8 @@
 mod apart;
 mod signals;
 
+pub use self::apart::one_host_each;
+
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -47,6 +49,7 @@ pub struct Launcher {
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     hosts: Option<u32>,
+    sharing: bool,
     grace: Duration,
     on_failure: fn(&Failed) -> Others,
 }
@@ -121,6 +124,7 @@ impl Launcher {
             args: Vec::new(),
             env: Vec::new(),
             hosts: None,
+            sharing: false,
             grace: Duration::from_secs(5),
             on_failure: |_| Others::End,
         }
@@ -146,6 +150,14 @@ impl Launcher {
     #[must_use]
     pub fn apart(mut self, hosts: u32) -> Self {
         self.hosts = Some(hosts);
+        self
+    }
+
+    /// Has NCCL, which takes no two ranks of one host on one device, take every rank for the only one of a host: see [`one_host_each`]. For ranks that share devices,
+    /// as [`Options::shared_device`](crate::Options::shared_device) has them.
+    #[must_use]
+    pub fn sharing_devices(mut self) -> Self {
+        self.sharing = true;
         self
     }
 
@@ -212,6 +224,9 @@ impl Launcher {
         if let Some(apart) = apart {
             // Two secrets would be refused.
             command.env_remove(FLUX_SECRET).envs(apart.env(rank));
+        }
+        if self.sharing {
+            command.envs(one_host_each(rank));
         }
         let launcher = rustix::process::getpid();
         let die_with_parent = move || {

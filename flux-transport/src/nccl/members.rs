@@ -12,6 +12,7 @@ use crate::cuda::{self, DeviceInfo, DeviceUuid};
 use crate::nvlink::ordinal;
 use crate::{Capabilities, ConnectError, Mover, Options, Select, World};
 use flux_core::{Nodes, Rank};
+use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -20,13 +21,17 @@ use std::time::{Duration, Instant};
 const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
 /// Pieces with which sends over sockets carry about what NCCL's collectives do (docs/transports.md); NCCL's own are a quarter.
 const GOOD_PIECES: u64 = 512 << 10;
+/// What NCCL takes for the name of a process's host. Two ranks of one host it refuses to have on one device.
+const HOST: &str = "NCCL_HOSTID";
 /// First bytes of a message, with the version.
-const MAGIC: [u8; 8] = *b"fluxncl4";
+const MAGIC: [u8; 8] = *b"fluxncl5";
 
 /// What a rank says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     uuid: DeviceUuid,
+    /// By which NCCL tells hosts apart, as far as a variable says: see [`host_digest`].
+    host: u64,
     /// NCCL's version.
     version: u32,
     sharing: Sharing,
@@ -36,14 +41,15 @@ pub(super) struct Identity {
 
 impl Identity {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Self { uuid, version, sharing, pieces } = self;
+        let Self { uuid, host, version, sharing, pieces } = self;
         let Sharing { lanes, asked, all, each, part_bytes } = sharing;
         let words = [version, lanes, asked, all, each].map(|word| word.to_le_bytes()).concat();
-        [&MAGIC[..], &uuid.0, &words, &part_bytes.to_le_bytes(), &pieces.to_le_bytes()].concat()
+        [&MAGIC[..], &uuid.0, &host.to_le_bytes(), &words, &part_bytes.to_le_bytes(), &pieces.to_le_bytes()].concat()
     }
 
     pub(super) fn decode(message: &[u8]) -> Option<Self> {
-        let (uuid, mut rest) = message.strip_prefix(&MAGIC)?.split_first_chunk()?;
+        let (uuid, rest) = message.strip_prefix(&MAGIC)?.split_first_chunk()?;
+        let (host, mut rest) = rest.split_first_chunk()?;
         let mut words = [0; 5];
         for word in &mut words {
             let (bytes, after) = rest.split_first_chunk()?;
@@ -52,7 +58,8 @@ impl Identity {
         let (part_bytes, rest) = rest.split_first_chunk()?;
         let [version, lanes, asked, all, each] = words;
         let sharing = Sharing { lanes, asked, all, each, part_bytes: u64::from_le_bytes(*part_bytes) };
-        Some(Self { uuid: DeviceUuid(*uuid), version, sharing, pieces: u64::from_le_bytes(*rest.as_array()?) })
+        let (uuid, host, pieces) = (DeviceUuid(*uuid), u64::from_le_bytes(*host), u64::from_le_bytes(*rest.as_array()?));
+        Some(Self { uuid, host, version, sharing, pieces })
     }
 }
 
@@ -88,7 +95,7 @@ impl Members {
         let met = found.ok_or_else(|| "a rank sent a message that is not one of this version's".to_owned()).and_then(|identities| {
             let ranks: Vec<Rank> = (0..nodes.count()).map(|node| nodes.rank(node, nodes.local_of(rank))).collect();
             let own = nodes.node_of(rank) as usize;
-            check(rank, &ranks, &identities)?;
+            check(rank, &ranks, &identities, options.shared_device)?;
             Ok((identities[ranks[0].index()], ranks, own))
         });
         let (Identity { sharing, version, pieces, .. }, ranks, own) = together(steps, until, met.map_err(unusable))?;
@@ -163,7 +170,8 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     let set = |name: &str| number(settings.get(name).as_deref());
     let sharing = Sharing::new(lanes, nodes.count(), world.hosts().count(), version, set);
     let pieces = set(PIECES).unwrap_or(0);
-    let identity = Identity { uuid: info.uuid, version, sharing, pieces };
+    let host = host_digest(settings.get(HOST).as_deref());
+    let identity = Identity { uuid: info.uuid, host, version, sharing, pieces };
     Ok((info, identity))
 }
 
@@ -175,14 +183,21 @@ fn named(first: Rank, answers: &[Vec<u8>]) -> Result<UniqueId, String> {
     Ok(UniqueId::from_bytes(*bytes))
 }
 
-/// Whether ranks can join whose rail is `rail`, of all that there are. Settings are to be the same on all rails: schedules follow from them, and ranks of one call have one.
-fn check(rank: Rank, rail: &[Rank], identities: &[Identity]) -> Result<(), String> {
+/// What a rank's `NCCL_HOSTID` is, in a few bytes; the same for all that have none.
+fn host_digest(variable: Option<&OsStr>) -> u64 {
+    let digest = Sha256::digest(variable.unwrap_or_default().as_encoded_bytes());
+    digest.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Whether ranks can join whose rail is `rail`, of all that there are; `shared`: whether they agreed to share devices. Settings are to be the same on all rails: schedules follow from them, and ranks of one call have one.
+fn check(rank: Rank, rail: &[Rank], identities: &[Identity], shared: bool) -> Result<(), String> {
     let mine = identities[rank.index()];
     let all = identities.iter().enumerate().filter_map(|(index, &other)| Some((Rank::new(u32::try_from(index).ok()?), other)));
     for (peer, other) in all.filter(|&(peer, _)| peer != rank) {
         let different = |what: &str, of: u64, others: u64| Err(format!("rank {rank} has {what} {of}, rank {peer} {others}"));
-        if rail.contains(&peer) && other.uuid == mine.uuid {
-            return Err(format!("ranks {rank} and {peer} are both on device {}: NCCL takes one rank a device", mine.uuid));
+        if rail.contains(&peer) && other.uuid == mine.uuid && !(shared && other.host != mine.host) {
+            let but = if shared { format!(", unless each is a process with a {HOST} of its own") } else { String::new() };
+            return Err(format!("ranks {rank} and {peer} are both on device {}: NCCL takes one rank a device{but}", mine.uuid));
         } else if other.version != mine.version {
             return different("NCCL", mine.version.into(), other.version.into());
         } else if other.sharing.lanes != mine.sharing.lanes {
@@ -236,14 +251,14 @@ pub(super) mod tests {
 
     pub(in crate::nccl) fn identity(device: u8) -> Identity {
         let sharing = Sharing::new(4, 4, 1, 22_703, |_| None);
-        Identity { uuid: DeviceUuid([device; 16]), version: 22_703, sharing, pieces: 0 }
+        Identity { uuid: DeviceUuid([device; 16]), host: host_digest(None), version: 22_703, sharing, pieces: 0 }
     }
 
     #[test]
     fn ranks_that_cannot_be_one_communicator_are_told_why() {
         let own = identity(0);
         // Rank 1's rail is 1 and 3; 0 and 2 are another, on the devices of the first.
-        let check = |others: [Identity; 4]| check(Rank::new(1), &[Rank::new(1), Rank::new(3)], &others);
+        let check = |others: [Identity; 4]| check(Rank::new(1), &[Rank::new(1), Rank::new(3)], &others, false);
         assert!(check([own, own, identity(1), identity(1)]).is_ok());
         assert!(check([own; 4]).unwrap_err().contains("ranks 1 and 3 are both on device"));
         for (other, word) in [
@@ -259,6 +274,18 @@ pub(super) mod tests {
                 let why = check(all).unwrap_err();
                 assert!(why.contains(&word.replace('#', &rank.to_string())), "{why}");
             }
+        }
+    }
+
+    #[test]
+    fn ranks_share_a_device_that_agreed_to_and_are_on_different_hosts_to_nccl() {
+        let named = |name: &str| Identity { host: host_digest(Some(OsStr::new(name))), ..identity(0) };
+        let pair = |one: Identity, other: Identity, shared| check(Rank::new(0), &[Rank::new(0), Rank::new(1)], &[one, other], shared);
+        assert!(pair(named("a"), named("b"), true).is_ok() && pair(named("a"), identity(0), true).is_ok());
+        assert!(pair(named("a"), named("b"), false).unwrap_err().ends_with("NCCL takes one rank a device"));
+        for same in [identity(0), named("a")] {
+            let why = pair(same, same, true).unwrap_err();
+            assert!(why.ends_with("unless each is a process with a NCCL_HOSTID of its own"), "{why}");
         }
     }
 
@@ -334,13 +361,13 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn an_identity_survives_the_trip_and_no_part_of_it_does(
-            uuid: [u8; 16], version: u32, words: [u32; 4], part_bytes: u64, pieces: u64, cut in 0..60_usize
+            uuid: [u8; 16], host: u64, version: u32, words: [u32; 4], part_bytes: u64, pieces: u64, cut in 0..68_usize
         ) {
             let [lanes, asked, all, each] = words;
             let sharing = Sharing { lanes, asked, all, each, part_bytes };
-            let identity = Identity { uuid: DeviceUuid(uuid), version, sharing, pieces };
+            let identity = Identity { uuid: DeviceUuid(uuid), host, version, sharing, pieces };
             let mut message = identity.encode();
-            prop_assert_eq!(message.len(), 60);
+            prop_assert_eq!(message.len(), 68);
             prop_assert_eq!(Identity::decode(&message), Some(identity));
             prop_assert_eq!(Identity::decode(&message[..cut]), None);
             message.push(0);

@@ -15,11 +15,11 @@ pub(crate) fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visib
     asked.unwrap_or(if alone { 0 } else { local_rank })
 }
 
-/// Whether every rank has a device of its own, or shares it as all agreed.
+/// Whether every rank has a device of its own, or shares it as both agreed.
 pub(super) fn distinct(rank: u32, identities: &[Identity]) -> Result<(), NvLinkError> {
     let own = identities[rank as usize];
     let same = |&(peer, other): &(u32, &Identity)| {
-        let shared = own.shared_device && other.shared_device && own.process == other.process;
+        let shared = own.shared_device && other.shared_device;
         peer != rank && other.uuid == own.uuid && !shared
     };
     match (0..).zip(identities).find(same) {
@@ -112,15 +112,18 @@ mod tests {
         }
 
         #[test]
-        fn distinct_fails_exactly_for_ranks_that_share(uuids in prop::collection::vec(0..4_u16, 1..6), shared: bool, one_process: bool) {
-            let identity = |(rank, &number): (u8, &u16)| {
+        fn distinct_fails_exactly_for_ranks_that_share_and_did_not_agree_to(
+            ranks in prop::collection::vec((0..4_u8, any::<bool>()), 1..6), one_process: bool
+        ) {
+            let identity = |(rank, &(number, shared_device)): (u8, &(u8, bool))| {
                 let process = [if one_process { 0 } else { rank }; 16];
-                Identity { process, uuid: uuid(number as u8), ordinal: 0, posix_handles: true, shared_device: shared }
+                Identity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device }
             };
-            let identities: Vec<_> = (0..).zip(&uuids).map(identity).collect();
-            for (rank, number) in uuids.iter().enumerate() {
-                let alone = uuids.iter().filter(|&other| other == number).count() == 1;
-                prop_assert_eq!(distinct(rank as u32, &identities).is_ok(), alone || (shared && one_process));
+            let identities: Vec<_> = (0..).zip(&ranks).map(identity).collect();
+            for (rank, &(number, agrees)) in ranks.iter().enumerate() {
+                let others = ranks.iter().enumerate().filter(|&(peer, &(other, _))| peer != rank && other == number);
+                let may = others.map(|(_, &(_, shared))| shared && agrees).all(|may| may);
+                prop_assert_eq!(distinct(rank as u32, &identities).is_ok(), may);
             }
         }
     }

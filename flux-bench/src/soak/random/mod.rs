@@ -30,13 +30,14 @@ pub(super) fn minutes(word: &str) -> Result<f64, String> {
     }
 }
 
-/// One rank's part: the one case that was asked for, or cases from 0 on until the minutes have passed or one has failed. Collective.
-pub(super) fn soak_rank(args: &Args, site: &Site) -> anyhow::Result<bool> {
+/// One rank's part: the one case that was asked for, or cases from 0 on until the minutes have passed or one has failed. The kernels of `at_once` ranks are to fit
+/// on a GPU. Collective.
+pub(super) fn soak_rank(args: &Args, site: &Site, at_once: u32) -> anyhow::Result<bool> {
     let (comm, first) = (site.comm(), site.rank().get() == 0);
     let seed = agree(site, args.seed.unwrap_or_else(of_the_clock))?;
     let place = site.gpu().map_or(Place::Host, |gpu| Place::Gpu {
-        ctas: machine::ctas(site.comm(), gpu.device().info().sms / args.ranks_per_gpu),
-        alone: args.ranks_per_gpu == 1,
+        ctas: machine::ctas(site.comm(), gpu.device().info().sms / at_once),
+        alone: at_once == 1,
     });
     let (start, mut said) = (Instant::now(), Instant::now());
     let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);
@@ -107,6 +108,9 @@ fn again(args: &Args, site: &Site, seed: u64, case: u64) -> String {
     }
     if args.ranks_per_gpu > 1 {
         let _infallible = write!(command, " --ranks-per-gpu {}", args.ranks_per_gpu);
+    }
+    if args.processes {
+        command.push_str(" --processes");
     }
     format!("{command}; with the cases before it: --random MINUTES in place of --case {case}")
 }
