@@ -76,10 +76,13 @@ pub enum Fault {
 
 /// Reasons of aborts that nobody asked for, in [`Fault::Aborted`]. Other ones are those that callers have given to [`Communicator::abort`](crate::Communicator::abort).
 pub mod reason {
+    use flux_core::Rank;
+    use flux_core::rank::MAX_WORLD;
+
     /// The first that is no caller's.
     pub const RESERVED: u32 = 0xffff_0000;
-    /// A peer is gone.
-    pub const PEER_LOST: u32 = 0xffff_0001;
+    /// Rank 0 is gone; of the other ranks, see [`peer_lost`].
+    pub const PEER_LOST: u32 = 0xffff_0100;
     /// The rank's thread panicked.
     pub const PANICKED: u32 = 0xffff_0002;
     /// A call was given up after peers may have been given a part of it.
@@ -97,10 +100,23 @@ pub mod reason {
     /// A wait passed its deadline, where peers are told of that by a word in memory.
     pub const TIMED_OUT: u32 = flux_core::layout::fault::TIMED_OUT;
 
+    /// That `rank` is gone. It names the rank, so that who hears of it by way of another rank's abort hears who it is.
+    pub const fn peer_lost(rank: Rank) -> u32 {
+        PEER_LOST + rank.get()
+    }
+
+    /// The rank that is gone, where this is what a reason says.
+    pub fn lost(reason: u32) -> Option<Rank> {
+        let rank = reason.checked_sub(PEER_LOST)?;
+        ((rank as usize) < MAX_WORLD).then(|| Rank::new(rank))
+    }
+
     /// A reason in words.
     pub(super) fn words(reason: u32) -> String {
+        if let Some(rank) = lost(reason) {
+            return format!("rank {rank} is gone");
+        }
         match reason {
-            PEER_LOST => "a peer is gone".to_owned(),
             PANICKED => "its thread panicked".to_owned(),
             UNFINISHED => "it gave up a call of which peers may have been given a part".to_owned(),
             LATE => "it has given up waiting for this rank".to_owned(),
@@ -160,6 +176,18 @@ impl fmt::Display for Late<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::rank::MAX_WORLD;
+
+    #[test]
+    fn reasons_name_the_rank_that_is_gone() {
+        use super::reason::{PANICKED, PEER_LOST, lost, peer_lost, words};
+        let ranks: Vec<Rank> = (0..MAX_WORLD as u32).map(Rank::new).collect();
+        assert!(ranks.iter().all(|&rank| lost(peer_lost(rank)) == Some(rank)));
+        assert_eq!(words(peer_lost(Rank::new(3))), "rank 3 is gone");
+        for other in [0, 1, PANICKED, PEER_LOST - 1, PEER_LOST + MAX_WORLD as u32, u32::MAX] {
+            assert_eq!(lost(other), None, "{other:#x}");
+        }
+    }
 
     #[test]
     fn a_record_becomes_a_sentence() {

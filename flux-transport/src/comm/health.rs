@@ -78,7 +78,11 @@ impl Health {
 
     fn first(&self) -> Option<&First> {
         if self.first.get().is_none() {
-            let own = |record| First { fault: Fault::from_record(&record, Vec::new()), abort: record.abort, cause: Cause::Own(record) };
+            let own = |record| First {
+                fault: self.of_a_loss(Fault::from_record(&record, Vec::new())),
+                abort: record.abort,
+                cause: Cause::Own(record),
+            };
             let said = |what: &GaveUp| First {
                 fault: Fault::from_record(&what.record, what.late().collect()),
                 abort: 0,
@@ -91,12 +95,19 @@ impl Health {
         self.first.get()
     }
 
+    /// The loss that is behind an abort: a peer gave up for it, or by it, and this rank may hear of that by a word in memory first. Another fault as it is.
+    fn of_a_loss(&self, fault: Fault) -> Fault {
+        let Fault::Aborted { rank: by, reason } = fault else { return fault };
+        let lost = if reason == reason::PANICKED { Some(by) } else { reason::lost(reason) };
+        lost.filter(|&rank| rank != self.rank).map_or(fault, |rank| Fault::PeerLost { rank })
+    }
+
     /// Takes note of what a peer did.
     pub(super) fn notice(&self, notice: Notice) {
         match notice {
             // A rank whose thread panicked is as gone as one whose process died, in whichever communicator it did.
             Notice::Lost(rank) | Notice::Aborted { by: rank, reason: reason::PANICKED, .. } => {
-                self.abort(Fault::PeerLost { rank }, reason::PEER_LOST);
+                self.abort(Fault::PeerLost { rank }, reason::peer_lost(rank));
             }
             Notice::Aborted { by, communicator, reason } if communicator == self.number => {
                 self.abort(Fault::Aborted { rank: by, reason }, reason);
@@ -198,6 +209,20 @@ mod tests {
         assert_eq!(health.status(), Err(Fault::Aborted { rank: Rank::new(0), reason: reason::LATE }));
         assert_eq!(health.given_up_by(), Some(Rank::new(0)));
         assert!(!without_a_fault.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_loss_is_named_by_whoever_hears_of_it_from_a_peer_that_gave_up() {
+        let after = |abort| {
+            let record = FaultRecord { state: 1, code: fault::ABORTED, rank: 2, peer: 2, abort, ..FaultRecord::default() };
+            let transport = Fake { read_fault: Box::new(move || Some(record)), ..Fake::default() };
+            Health::new(Rank::new(1), 0, Box::new(transport)).status().unwrap_err()
+        };
+        assert_eq!(after(reason::peer_lost(Rank::new(3))), Fault::PeerLost { rank: Rank::new(3) });
+        assert_eq!(after(reason::PANICKED), Fault::PeerLost { rank: Rank::new(2) }, "as a notice has it");
+        for other in [reason::peer_lost(Rank::new(1)), 7] {
+            assert_eq!(after(other), Fault::Aborted { rank: Rank::new(2), reason: other });
+        }
     }
 
     #[test]
