@@ -1,10 +1,12 @@
 //! Both ops over NCCL's messages: the bits of peer memory, and faults as everywhere.
 //!
-//! Ranks are threads with a GPU each; NCCL takes no two on one. Where there are not two GPUs, or no NCCL, one line says why all are skipped.
+//! Ranks are threads with a GPU each, as NCCL takes no two of a process on one; or processes of a launch (`common/launched.rs`), with any number on each. Where there are
+//! not two GPUs and no launch, or no NCCL, one line says why all are skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
 
+use common::launched::launched;
 use common::suite::{self, call, plain};
 use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
 use flux_core::program::{Chunk, Schedule};
@@ -14,7 +16,7 @@ use half::bf16;
 
 fn find() -> Result<Machine, String> {
     cuda::available().map_err(|why| why.to_string())?;
-    let count = cuda::device_count().map_err(|e| e.to_string())?;
+    let count = launched().map_or_else(cuda::device_count, |launch| Ok(launch.ranks)).map_err(|e| e.to_string())?;
     if count < 2 {
         return Err("NCCL needs a GPU for each rank, and there is one".to_owned());
     }

@@ -1,11 +1,13 @@
 //! Both ops on ranks of two nodes: peer memory within, NCCL between.
 //!
-//! Ranks are threads, and this machine is taken for two. Two nodes of one rank need two GPUs, two of two need four: ranks that share a GPU hold up each other's NCCL
-//! kernels, so that is soaked on small problems only (`flux-bench soak --nodes 2 --ranks-per-gpu 2`). One line says what is skipped.
+//! Ranks are threads, and this machine is taken for two. Two nodes of one rank need two GPUs, two of two need four: threads that share a GPU hold up each other's NCCL
+//! kernels, so that is soaked on small problems only (`flux-bench soak --nodes 2 --ranks-per-gpu 2`). Processes of a launch (`common/launched.rs`) take turns on what GPUs
+//! there are. One line says what is skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
 
+use common::launched::launched;
 use common::suite::{self, call};
 use common::{AnyOp, Case, Machine, OPS, Plan, Values, skipped};
 use flux_core::OpKind;
@@ -17,7 +19,8 @@ use std::sync::Once;
 
 /// Machines that there are here, and what is left out of them.
 fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
-    let gpus = common::gpus::count()?;
+    let found = common::gpus::count()?;
+    let gpus = launched().map_or(found, |launch| launch.ranks);
     if gpus < 2 {
         return Err("two nodes need a GPU each, and there is one".to_owned());
     }

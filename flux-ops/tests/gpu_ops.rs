@@ -1,10 +1,12 @@
 //! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, two ways to push).
 //!
-//! Ranks are threads with a GPU each; on a machine with one GPU they share it. Where there is none, one line says why all are skipped.
+//! Ranks are threads with a GPU each, and on a machine with one GPU share it; or they are processes of a launch (`common/launched.rs`), with any number on each. Where there is
+//! none, one line says why all are skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
 
+use common::launched::launched;
 use common::suite::{self, Number};
 use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -16,7 +18,8 @@ use half::bf16;
 
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
-    common::where_found::run("gpu_ops", common::gpus::count().map(Machine::Gpus), test);
+    let places = common::gpus::count().map(|gpus| launched().map_or(gpus, |launch| launch.ranks));
+    common::where_found::run("gpu_ops", places.map(Machine::Gpus), test);
 }
 
 tests_of_any_machine!(on_gpus);

@@ -1,10 +1,12 @@
 //! Both ops on GPUs whose ranks reach each other through the host only: what must hold on any machine, and that the way makes no difference.
 //!
-//! Ranks are threads with a GPU each. Where there are not two, one line says so and all are skipped.
+//! Ranks are threads with a GPU each, or processes of a launch (`common/launched.rs`), with any number on each. Where there are not two GPUs and no launch, one line says so
+//! and all are skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
 
+use common::launched::launched;
 use common::suite;
 use common::{AnyOp, Case, Machine, OPS, Plan, Values};
 use cudarc::driver::sys::CUstreamCaptureMode;
@@ -16,7 +18,8 @@ use half::bf16;
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
     let several = |count| if count > 1 { Ok(Machine::Staged(count)) } else { Err(format!("2 GPUs needed, {count} here")) };
-    common::where_found::run("gpu_ops_pcie", common::gpus::count().and_then(several), test);
+    let places = common::gpus::count().map(|gpus| launched().map_or(gpus, |launch| launch.ranks));
+    common::where_found::run("gpu_ops_pcie", places.and_then(several), test);
 }
 
 tests_of_any_machine!(on_gpus);

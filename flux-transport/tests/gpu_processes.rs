@@ -1,4 +1,4 @@
-//! Ranks as processes, one device each: memory travels as file descriptors.
+//! Ranks as processes, one device each, or four on one: memory travels as file descriptors.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;
@@ -9,8 +9,8 @@ use gpu_support::{RankUnderTest, linked_devices, memory, processes, push};
 
 #[test]
 fn processes_share_memory_push_and_grow() {
-    let Some(devices) = linked_devices("gpu_processes", 2) else { return };
-    processes::run(devices, "one_rank");
+    let Some(devices) = linked_devices("gpu_processes", 1) else { return };
+    processes::run(if devices == 1 { 4 } else { devices }, "one_rank");
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn one_rank() {
     let first = u32::MAX - 2;
     let reserve = push::options(ranks, first).reserve.max(memory::SIZE);
     let options = Options { select: Select::NvLink, reserve, ..push::options(ranks, first) };
-    let this = RankUnderTest::connect(&world, options);
+    let this = RankUnderTest::connect(&world, processes::placed(&world, options));
     memory::assert_fresh(&this, first);
     memory::exchange_blocks(&this);
     push::calls_arrive(&this, first);

@@ -2,6 +2,7 @@
 //!
 //! Invariant: every step runs, however the ones before it ended, each with a time limit of its own; one failure fails the whole.
 
+mod plan;
 mod step;
 
 pub use step::{Outcome, Step};
@@ -9,7 +10,6 @@ pub use step::{Outcome, Step};
 use crate::atomic_file;
 use crate::{limited, out, report};
 use anyhow::Context;
-use flux_transport::Select;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -68,9 +68,9 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
     let pytorch = gpus > 1 && has_pytorch(OsStr::new("python3"), LOOK, &logs.join("pytorch.log"));
     let mut steps = Vec::new();
-    for (name, command) in plan(args, out, gpus, pytorch)?.into_iter().filter(|(name, _)| wanted(name)) {
+    for (name, command) in plan::steps(args, out, gpus, pytorch)?.into_iter().filter(|(name, _)| wanted(name)) {
         out::note(&format!("gpu-ci: {name}"));
-        let limit = if name == FAULTS { args.limit.max(FAULTS_LIMIT) } else { args.limit };
+        let limit = if name == plan::FAULTS { args.limit.max(plan::FAULTS_LIMIT) } else { args.limit };
         let step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
         out::note(&format!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status));
         steps.push(step);
@@ -81,118 +81,6 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     out::print(&text(&summary));
     Ok(passed)
 }
-
-/// The step of the fault suite, whose 80 processes each come to their device anew, and its least limit in seconds.
-const FAULTS: &str = "faults";
-const FAULTS_LIMIT: u64 = 570;
-
-/// The steps' names and command lines.
-fn plan(args: &Args, out: &Path, gpus: u32, pytorch: bool) -> anyhow::Result<Vec<(String, Command)>> {
-    let program = |words: &[&str]| {
-        let mut command = command(args, args.dist.join("flux-bench").as_os_str());
-        // Behind the subcommand: the last word may be an option that waits for its value.
-        let (subcommand, options) = words.split_at(1);
-        command.args(subcommand);
-        if let Some(tp) = args.tp {
-            command.args(["--tp", &tp.to_string()]);
-        }
-        command.args(options);
-        command
-    };
-    let mut steps = vec![("doctor".to_owned(), command(args, args.dist.join("flux-bench").as_os_str()))];
-    steps[0].1.arg("doctor");
-    let mut tests: Vec<PathBuf> = std::fs::read_dir(args.dist.join("tests"))?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
-    tests.sort();
-    for test in tests {
-        let name = test.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let mut test = command(args, test.as_os_str());
-        test.args(["--test-threads=1", "--nocapture"]);
-        steps.push((name, test));
-    }
-    let example = args.dist.join("tp_mlp");
-    steps.push(("tp_mlp-threads".to_owned(), command(args, example.as_os_str())));
-    let mut launch = command(args, args.dist.join("flux-bench").as_os_str());
-    launch.args(["launch", "--ranks", &gpus.to_string(), "--"]).arg(&example);
-    steps.push(("tp_mlp-processes".to_owned(), launch));
-    let kernel_tests = args.dist.join("tests/gpu_fused_gemm");
-    let sanitizer = std::env::var_os("PATH").and_then(|path| find("compute-sanitizer", &path));
-    if let Some(sanitizer) = sanitizer.filter(|_| kernel_tests.exists()) {
-        let mut memcheck = command(args, sanitizer.as_os_str());
-        memcheck.args(["--tool", "memcheck", "--error-exitcode", "1"]).arg(kernel_tests);
-        // Tests whose ranks await each other cannot run: the tool lets one kernel run at a time.
-        memcheck.args(["--test-threads=1", "alone"]);
-        steps.push(("memcheck".to_owned(), memcheck));
-    }
-    steps.push(("soak-threads".to_owned(), program(&["soak", "--quick"])));
-    steps.push(("soak-processes".to_owned(), program(&["soak", "--quick", "--processes"])));
-    // 20 seconds.
-    steps.push(("soak-random".to_owned(), program(&["soak", "--random", "0.34"])));
-    if matches!(gpus, 1 | 2 | 4) && args.tp.is_none() {
-        // A world of 8 on fewer GPUs.
-        steps.push(("soak-shared".to_owned(), program(&["soak", "--quick", "--ranks-per-gpu", &(8 / gpus).to_string()])));
-    }
-    if gpus > 1 {
-        for transport in [Select::Nccl, Select::Pcie].map(Select::name) {
-            let soak = ["soak", "--quick", "--transport", transport, "--processes"];
-            steps.push((format!("soak-{transport}-threads"), program(&soak[..4])));
-            steps.push((format!("soak-{transport}-processes"), program(&soak)));
-        }
-        if gpus.is_multiple_of(2) {
-            let soak = ["soak", "--quick", "--transport", Select::Mixed.name(), "--nodes", "2", "--processes"];
-            steps.push(("soak-mixed-threads".to_owned(), program(&soak[..6])));
-            steps.push(("soak-mixed-processes".to_owned(), program(&soak)));
-            if gpus == 2 && args.tp.is_none() {
-                // Two ranks of a node on each GPU.
-                let mut shared = program(&soak[..6]);
-                shared.args(["--ranks-per-gpu", "2"]).envs(QUEUES);
-                steps.push(("soak-mixed-shared".to_owned(), shared));
-            }
-        }
-        let mut links = command(args, args.dist.join("flux-bench").as_os_str());
-        links.args(["links", "--json"]).arg(out.join("links.json"));
-        steps.push(("links".to_owned(), links));
-        let ranks = args.tp.unwrap_or(gpus).to_string();
-        let faults = |transport: Select, words: &[&str]| {
-            let mut faults = command(args, args.dist.join("flux-bench").as_os_str());
-            faults.args(["faults", "--transport", transport.name(), "--ranks", &ranks]).args(words);
-            faults
-        };
-        steps.push((FAULTS.to_owned(), faults(Select::NvLink, &[])));
-        for transport in [Select::Pcie, Select::Nccl] {
-            let few = ["--kills", "5", "--stops", "4", "--missing", "2"];
-            steps.push((format!("{FAULTS}-{transport}"), faults(transport, &few)));
-        }
-    }
-    let mut bench = program(&["bench", "--ms", "1024,8192", "--samples", "25", "--json"]);
-    bench.arg(out.join("bench.json"));
-    steps.push(("bench".to_owned(), bench));
-    let mut fp16 = program(&["bench", "--dtype", "fp16", "--shapes", "llama70b", "--ms", "1024", "--samples", "10", "--json"]);
-    fp16.arg(out.join("bench-fp16.json"));
-    steps.push(("bench-fp16".to_owned(), fp16));
-    let as_processes = ["bench", "--ms", "1024", "--samples", "10", "--processes"];
-    steps.push(("bench-processes".to_owned(), program(&as_processes)));
-    if gpus > 1 {
-        let apart = ["--hosts", "2", "--transport", Select::Nccl.name(), "--json"];
-        let mut hosts = program(&[as_processes.as_slice(), &apart].concat());
-        hosts.arg(out.join("bench-hosts.json"));
-        steps.push(("bench-hosts".to_owned(), hosts));
-    }
-    steps.push(("first-call".to_owned(), program(&["first-call", "--ms", "512,8192", "--shapes", "llama70b"])));
-    // Of a world of 8, whatever there is.
-    let mut core = command(args, args.dist.join("flux-bench").as_os_str());
-    core.args(["core", "--shapes", "llama70b", "--ms", "1024", "--samples", "10", "--json"]).arg(out.join("core.json"));
-    steps.push(("core".to_owned(), core));
-    if pytorch {
-        let mut peers = program(&["peers", "--ms", "512", "--samples", "10", "--limit", "150", "--json"]);
-        peers.arg(out.join("peers.json"));
-        steps.push(("peers".to_owned(), peers));
-    }
-    Ok(steps)
-}
-
-/// Enough queues for the streams of several ranks on one device, of kernels and of copies: where two share one, a wait in it holds up what another rank
-/// launches.
-const QUEUES: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_DEVICE_MAX_COPY_CONNECTIONS", "32")];
 
 /// How long Python may look for PyTorch.
 const LOOK: Duration = Duration::from_secs(30);
@@ -207,13 +95,6 @@ fn has_pytorch(python: &OsStr, limit: Duration, log: &Path) -> bool {
 /// The first program of this name in the folders of `path`.
 fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|folder| folder.join(name)).find(|program| program.is_file())
-}
-
-fn command(args: &Args, program: &OsStr) -> Command {
-    let mut command = Command::new(program);
-    command.env("FLUX_CUBIN_DIR", args.dist.join("cubins")).env("NCCL_NVLS_ENABLE", "0").env("RUST_BACKTRACE", "1");
-    command.env("FLUX_PROBE", args.dist.join("flux-probe"));
-    command
 }
 
 /// The summary as a person reads it: a line a step, and below it the last output of each that did not pass.
@@ -275,11 +156,15 @@ mod tests {
         let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).filter(|&name| name != "peers").collect();
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
         let soaks = ["soak-threads", "soak-processes", "soak-random", "soak-shared"];
+        let shared = ["soak-nvlink-shared", "soak-pcie-shared", "soak-nccl-shared", "soak-mixed-processes-shared", "soak-mixed-shared"];
         let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
-        let mixed = ["soak-mixed-threads", "soak-mixed-processes", "soak-mixed-shared"];
-        let measures = ["links", "faults", "faults-pcie", "faults-nccl"];
+        let mixed = ["soak-mixed-threads", "soak-mixed-processes"];
+        let measures = ["links", "faults", "faults-pcie", "faults-nccl", "faults-mixed"];
         let times = ["bench", "bench-fp16", "bench-processes", "bench-hosts", "first-call", "core"];
-        assert_eq!(names, [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &by_name, &mixed, &measures, &times].concat());
+        assert_eq!(
+            names,
+            [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &shared, &by_name, &mixed, &measures, &times].concat()
+        );
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
         assert_eq!(summary.steps[0].output_tail, ["0 doctor"]);
@@ -308,7 +193,7 @@ mod tests {
     fn every_step_of_this_program_is_a_command_that_it_takes() {
         let (folder, args) = dist();
         for (gpus, tp) in [1, 2, 3, 4, 8].into_iter().flat_map(|gpus| [None, Some(2)].map(|tp| (gpus, tp))) {
-            let steps = plan(&Args { tp, ..args.clone() }, folder.path(), gpus, true).unwrap();
+            let steps = plan::steps(&Args { tp, ..args.clone() }, folder.path(), gpus, true).unwrap();
             let ours = steps.iter().filter(|(_, command)| command.get_program() == folder.path().join("flux-bench"));
             for (name, command) in ours {
                 let words = std::iter::once(OsStr::new("flux-bench")).chain(command.get_args());

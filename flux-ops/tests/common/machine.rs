@@ -1,6 +1,7 @@
 //! What the tests run on: how many ranks there can be, and where their memory is.
 
 use super::device::{Device, Memory};
+use super::launched::launched;
 use cudarc::driver::{CudaStream, DeviceRepr};
 use flux_core::program::{Channels, Schedule, Sending};
 use flux_core::{Nodes, Problem, Rank, TileShape, WorldSize};
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Machine {
     /// Threads on the host transport.
     Host,
-    /// Threads with a GPU each; on a machine with one, ranks share it.
+    /// Threads with a GPU each; on a machine with one, ranks share it. This and those below may be processes of a launch instead, which share what GPUs there are.
     Gpus(u32),
     /// The same through the host, with a GPU for each rank.
     Staged(u32),
@@ -41,7 +42,7 @@ impl Machine {
     /// Of the world sizes wanted those that fit.
     pub fn worlds(self, wanted: &[u32]) -> Vec<u32> {
         let most = match self {
-            Self::Host => 16,
+            Self::Host => launched().map_or(16, |launch| launch.ranks),
             Self::Gpus(1) => 4,
             Self::Gpus(count) | Self::Staged(count) | Self::Messages(count) => count,
             // This one and no other.
@@ -80,8 +81,20 @@ impl Machine {
         }
     }
 
-    /// Runs `body` on `ranks` ranks, each in a thread, and returns what they return.
+    /// Runs `body` on `ranks` ranks, each in a thread, and returns what they return; where ranks are processes, what this one's has, if it is of the run.
     pub fn run<R: Send>(self, ranks: u32, options: impl Fn(&mut Options) + Sync, body: impl Fn(&Node) -> R + Sync) -> Vec<R> {
+        if let Some(launch) = launched() {
+            let part = |world: &World| {
+                let adjust = |adjusted: &mut Options| {
+                    if self != Self::Host {
+                        launch.place(adjusted);
+                    }
+                    options(adjusted);
+                };
+                body(&self.node(world, ranks, adjust))
+            };
+            return launch.run(ranks, part).into_iter().collect();
+        }
         let _turn = (self != Self::Host).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         let worlds = World::local(ranks).unwrap();
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The same tests for every machine: ranks as threads, on the host transport or on GPUs.
+//! The same tests for every machine: ranks as threads, on the host transport or on GPUs, or there as processes of a launch.
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 #![allow(unreachable_pub, clippy::missing_panics_doc, reason = "shared by test binaries, not published")]
@@ -7,6 +7,7 @@ pub mod case;
 #[path = "../../examples/support/device.rs"]
 mod device;
 pub(crate) mod gpus;
+pub mod launched;
 pub mod machine;
 pub mod meeting;
 #[path = "../../../flux-kernels/tests/skipped/mod.rs"]

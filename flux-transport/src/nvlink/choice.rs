@@ -121,8 +121,8 @@ mod tests {
             };
             let identities: Vec<_> = (0..).zip(&ranks).map(identity).collect();
             for (rank, &(number, agrees)) in ranks.iter().enumerate() {
-                let others = ranks.iter().enumerate().filter(|&(peer, &(other, _))| peer != rank && other == number);
-                let may = others.map(|(_, &(_, shared))| shared && agrees).all(|may| may);
+                let mut others = ranks.iter().enumerate().filter(|&(peer, &(other, _))| peer != rank && other == number);
+                let may = others.all(|(_, &(_, shared))| shared && agrees);
                 prop_assert_eq!(distinct(rank as u32, &identities).is_ok(), may);
             }
         }

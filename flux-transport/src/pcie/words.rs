@@ -150,8 +150,7 @@ mod tests {
 
     #[test]
     fn a_rank_whose_host_says_nothing_has_given_up_where_its_kernel_has() {
-        let reasons =
-            [(0, 0), (0, 1), (reason::PANICKED, 0), (reason::PANICKED, 1)].map(|(broken, poisoned)| reason_of(broken, poisoned));
+        let reasons = [(0, 0), (0, 1), (reason::PANICKED, 0), (reason::PANICKED, 1)].map(|(broken, poisoned)| reason_of(broken, poisoned));
         assert_eq!(reasons, [0, reason::TIMED_OUT, reason::PANICKED, reason::PANICKED]);
     }
 

@@ -1,7 +1,7 @@
 //! A rank that drops a communicator which works while its peers keep theirs. Ranks are processes: among threads NCCL leaves the work to the last.
 
 use crate::gpu_support::{devices, processes, skip};
-use flux_transport::{Communicator, Select, nccl};
+use flux_transport::{Communicator, Options, Select, nccl};
 use std::time::{Duration, Instant};
 
 /// For how long the peers keep theirs: longer than anything that a rank waits for when it leaves.
@@ -9,7 +9,7 @@ const KEPT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_rank_leaves_while_its_peers_stay() {
-    let Some(_) = devices("gpu_nccl", 2) else { return };
+    let Some(_) = devices("gpu_nccl", 1) else { return };
     if let Err(why) = nccl::available() {
         return skip("gpu_nccl", &why);
     }
@@ -19,7 +19,8 @@ fn a_rank_leaves_while_its_peers_stay() {
 #[test]
 fn one_rank() {
     let Some(world) = processes::world() else { return };
-    let connect = || Communicator::connect_blocking(&world, Select::Nccl).unwrap();
+    let options = processes::placed(&world, Options::from(Select::Nccl));
+    let connect = || Communicator::connect_blocking(&world, options).unwrap();
     // The first is kept by rank 1; the second is dropped by both, beside what NCCL still does of the first.
     let (first, second) = (connect(), connect());
     if world.rank().get() == 0 {

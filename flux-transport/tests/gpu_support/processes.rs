@@ -1,19 +1,19 @@
 //! Tests whose ranks are processes: the test starts its own binary again for each.
 
 use flux_core::WorldSize;
-use flux_transport::World;
 use flux_transport::launch::{Launcher, exit_code};
+use flux_transport::{Options, World, cuda};
 
 /// Set for the processes that are ranks.
 const IS_RANK: &str = "FLUX_GPU_TEST_IS_RANK";
 
-/// Runs the test named `rank` in a process for each of so many ranks.
+/// Runs the test named `rank` in a process for each of so many ranks, which share devices if there are fewer.
 pub(crate) fn run(ranks: u32, rank: &str) {
-    let status = Launcher::new(WorldSize::new(ranks).unwrap(), std::env::current_exe().unwrap())
+    let launcher = Launcher::new(WorldSize::new(ranks).unwrap(), std::env::current_exe().unwrap())
         .args(["--exact", rank, "--nocapture", "--test-threads=1"])
-        .env(IS_RANK, "1")
-        .run()
-        .unwrap();
+        .env(IS_RANK, "1");
+    let launcher = if ranks > cuda::device_count().unwrap() { launcher.sharing_devices() } else { launcher };
+    let status = launcher.run().unwrap();
     assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
 }
 
@@ -21,4 +21,11 @@ pub(crate) fn run(ranks: u32, rank: &str) {
 pub(crate) fn world() -> Option<World> {
     std::env::var_os(IS_RANK)?;
     Some(World::from_env().unwrap())
+}
+
+/// The options of a rank on the device that it has, or shares with its neighbours.
+pub(crate) fn placed(world: &World, options: Options) -> Options {
+    let (devices, ranks) = (cuda::device_count().unwrap(), world.size().get());
+    let device = world.rank().get() * devices.min(ranks) / ranks;
+    Options { device: Some(device), shared_device: ranks > devices, ..options }
 }

@@ -35,10 +35,9 @@ pub(super) fn minutes(word: &str) -> Result<f64, String> {
 pub(super) fn soak_rank(args: &Args, site: &Site, at_once: u32) -> anyhow::Result<bool> {
     let (comm, first) = (site.comm(), site.rank().get() == 0);
     let seed = agree(site, args.seed.unwrap_or_else(of_the_clock))?;
-    let place = site.gpu().map_or(Place::Host, |gpu| Place::Gpu {
-        ctas: machine::ctas(site.comm(), gpu.device().info().sms / at_once),
-        alone: at_once == 1,
-    });
+    let place = site
+        .gpu()
+        .map_or(Place::Host, |gpu| Place::Gpu { ctas: machine::ctas(site.comm(), gpu.device().info().sms / at_once), alone: at_once == 1 });
     let (start, mut said) = (Instant::now(), Instant::now());
     let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);
     if first {

@@ -1,0 +1,92 @@
+//! Ranks as processes: each runs the whole test binary, test by test in the same order, and has its own part in every test.
+//!
+//! `flux-bench launch --ranks 4 --sharing-devices -- gpu_messages --test-threads=1` has four ranks on the GPUs that there are, of which NCCL takes one for each rank where they
+//! are threads. A rank that fails ends its process, and the launch with it.
+
+use flux_core::{Rank, WorldSize};
+use flux_transport::bootstrap::{FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
+use flux_transport::{Options, World, cuda};
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longer than any rank computes what it expects while the others wait.
+const LONGEST: Duration = Duration::from_mins(3);
+
+/// This process, as one of the ranks of a launch.
+#[derive(Debug)]
+pub struct Launched {
+    rank: Rank,
+    pub ranks: u32,
+    /// Private to the launch, which removes it.
+    directory: PathBuf,
+    /// Runs and meetings so far: the same on all ranks, as they take the same tests in the same order.
+    numbers: AtomicU32,
+}
+
+/// The launch that this process is of, if there is one.
+///
+/// # Panics
+/// If its variables make no sense.
+pub fn launched() -> Option<&'static Launched> {
+    static LAUNCHED: OnceLock<Option<Launched>> = OnceLock::new();
+    let find = || {
+        let rank = std::env::var(FLUX_RANK).ok()?.parse().unwrap();
+        let ranks = std::env::var(FLUX_WORLD_SIZE).unwrap().parse().unwrap();
+        let directory = std::env::var_os(FLUX_RENDEZVOUS).unwrap().into();
+        Some(Launched { rank: Rank::new(rank), ranks, directory, numbers: AtomicU32::new(0) })
+    };
+    LAUNCHED.get_or_init(find).as_ref()
+}
+
+impl Launched {
+    /// A number that is the same on all ranks, and new.
+    pub(super) fn number(&self) -> u32 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Options of this rank: on the device that it has, or shares with its neighbours.
+    pub(super) fn place(&self, options: &mut Options) {
+        let devices = cuda::device_count().unwrap();
+        options.device = Some(self.rank.get() * devices.min(self.ranks) / self.ranks);
+        options.shared_device = self.ranks > devices;
+    }
+
+    /// Runs `body` as one rank of the first `ranks`, if this is one. Every rank of the launch calls it.
+    pub(super) fn run<R>(&self, ranks: u32, body: impl FnOnce(&World) -> R) -> Option<R> {
+        let run = format!("run-{}", self.number());
+        // Ranks that have no part in a run do not go on to the next before it is over.
+        self.gather(&run, self.ranks);
+        if self.rank.get() >= ranks {
+            return None;
+        }
+        let directory = self.directory.join(run).with_extension("world");
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).unwrap();
+        let part = || {
+            let world = World::builder(self.rank, WorldSize::new(ranks).unwrap()).local_rank(self.rank.get()).on_host(directory).unwrap();
+            body(&world)
+        };
+        // Its words are out; the other ranks would wait for it in vain.
+        Some(catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|_| std::process::exit(101)))
+    }
+
+    /// Returns when the first `ranks` ranks have come to what `name` names.
+    ///
+    /// # Panics
+    /// If one does not come.
+    pub(super) fn gather(&self, name: &str, ranks: u32) {
+        let sign = |rank| self.directory.join(format!("{name}-{rank}"));
+        File::create(sign(self.rank.get())).unwrap();
+        let until = Instant::now() + LONGEST;
+        for rank in 0..ranks {
+            while !sign(rank).exists() {
+                assert!(Instant::now() < until, "rank {rank} has not come to {name}: see why it failed");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
