@@ -7,6 +7,7 @@ use flux_core::{Rank, WorldSize};
 use flux_transport::bootstrap::{FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
 use flux_transport::{Options, World, cuda};
 use std::fs::{DirBuilder, File};
+use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -70,8 +71,12 @@ impl Launched {
             let world = World::builder(self.rank, WorldSize::new(ranks).unwrap()).local_rank(self.rank.get()).on_host(directory).unwrap();
             body(&world)
         };
-        // Its words are out; the other ranks would wait for it in vain.
-        Some(catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|_| std::process::exit(101)))
+        Some(catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|panic| {
+            let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref().copied()).unwrap_or("no words");
+            // Past the capture of the test's output, as the process ends: the other ranks would wait for it in vain.
+            let _ = std::io::stderr().write_all(format!("\nrank {} panicked: {words}\n", self.rank).as_bytes());
+            std::process::exit(101)
+        }))
     }
 
     /// Returns when the first `ranks` ranks have come to what `name` names.

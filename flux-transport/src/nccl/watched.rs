@@ -10,16 +10,20 @@ use super::progress::{Place, Progress, Standing};
 use super::told::Told;
 use crate::TransportError;
 use crate::calls::AHEAD;
-use crate::cuda::{CudaDevice, CudaError};
+use crate::cuda::{CudaDevice, CudaError, done_by};
 use crate::drain::{FAILED, Limits, Steps, failing};
 use crate::fault::reason;
 use crate::nvlink::FaultBlock;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
-use std::sync::atomic::AtomicBool;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+/// For news of a peer that is gone to come to where NCCL has noticed: a closed connection's takes milliseconds.
+const NEWS: Duration = Duration::from_millis(400);
 
 /// A rank's communicator, its fault, and how far its side stream is.
 #[derive(Debug)]
@@ -115,6 +119,12 @@ impl Watched {
             return false;
         }
         let Err(error) = self.link.is_ready() else { return false };
+        // Over a network NCCL sees that a peer is gone before this rank hears which; that is the fault then, and known to all alike.
+        let Ok(known) = done_by(Instant::now() + NEWS, || Ok::<_, Infallible>(self.has_failed() || self.stop.load(Ordering::Acquire)));
+        if known && self.has_failed() {
+            tracing::debug!(rank = self.rank.get(), %error, "NCCL has noticed, too");
+            return true;
+        }
         tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
         let (rank, epoch) = (self.rank.get(), self.awaited().epoch.get());
         let record = FaultRecord { state: 1, code: fault::ABORTED, rank, peer: rank, epoch, abort: reason::NCCL, ..FaultRecord::default() };
