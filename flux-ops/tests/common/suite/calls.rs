@@ -136,7 +136,9 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
                         };
                         match fault {
                             Fault::Timeout { rank, peer, ref late, .. } => {
-                                assert_eq!((rank, peer, late.as_slice()), (node.rank, Rank::new(1), [Rank::new(1)].as_slice()), "{fault}");
+                                assert_eq!((rank, late.as_slice()), (node.rank, [Rank::new(1)].as_slice()), "{fault}");
+                                // What copy engines fetch of one peer stands behind what another has not sent.
+                                assert!(peer == Rank::new(1) || matches!(machine, Machine::Staged(_)), "{fault}");
                             }
                             other => panic!("{other}"),
                         }
