@@ -15,6 +15,8 @@ const SLACK: Duration = Duration::from_millis(500);
 const LOSS: Duration = Duration::from_secs(1);
 /// Calls of a short stop: some hundred milliseconds, the stop not counted.
 const CALLS: u64 = 300;
+/// The same of ranks that take turns on a device, each call of which takes some ten milliseconds.
+const CALLS_BY_TURNS: u64 = 30;
 
 impl Suite<'_> {
     /// One fault and what follows it; `survivors`: whether those go on by themselves before a replacement comes.
@@ -32,7 +34,8 @@ impl Suite<'_> {
     }
 
     fn short_stop(&mut self, victim: usize, moment: Duration) -> Result<(), Spoilt> {
-        self.order_all(Order::Run { calls: CALLS })?;
+        let calls = if self.args.ranks_per_gpu > 1 { CALLS_BY_TURNS } else { CALLS };
+        self.order_all(Order::Run { calls })?;
         std::thread::sleep(moment);
         self.ranks[victim].signal(Signal::STOP)?;
         let stop = self.args.deadline().mul_f64(0.1 + 0.4 * self.below(1000) as f64 / 1000.0);

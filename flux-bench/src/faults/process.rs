@@ -53,6 +53,8 @@ impl Process {
             .env("XDG_RUNTIME_DIR", temporary)
             // NVLink multicast can take a shared host's devices out of service.
             .env("NCCL_NVLS_ENABLE", "0")
+            // Connections of its RAS subsystem, which belong to no communicator, stay a minute after their last use: what is looked for here is what grows.
+            .env("NCCL_RAS_ENABLE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -114,8 +114,16 @@ pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdi
     let among = |ranks: u32, rank: Rank| ranks & mask_of([rank]) != 0;
     let waits = |rank: Rank| rank.get() == record.rank || among(verdicts.spoke, rank);
     let is_late = |report: &&RankReport| !waits(report.rank) && (report.doing.is_late_for(epoch) || among(verdicts.given_up, report.rank));
-    let late: Vec<Rank> = reports.iter().filter(is_late).map(|report| report.rank).collect();
-    if late.is_empty() || late.contains(&peer) { vec![peer] } else { late }
+    // Its last call may not have ended on its device, and wait for one of the others.
+    let may_wait = |report: &RankReport| matches!(report.doing, Doing::Launched(_)) && !among(verdicts.given_up, report.rank);
+    let (waiting, mut late): (Vec<&RankReport>, Vec<&RankReport>) = reports.iter().filter(is_late).partition(|report| may_wait(report));
+    if late.is_empty() {
+        late = waiting;
+    }
+    if late.is_empty() || late.iter().any(|report| report.rank == peer) {
+        return vec![peer];
+    }
+    late.into_iter().map(|report| report.rank).collect()
 }
 
 impl fmt::Display for Failure {
@@ -201,6 +209,18 @@ mod tests {
         assert_eq!(is_late(&[ahead, behind, finished, ahead]), [Rank::new(2)]);
         assert_eq!(is_late(&[ahead, finished, ahead, Doing::Silent]), [Rank::new(1)], "it was waited for, and has not come");
         assert_eq!(is_late(&[ahead, behind, ahead, ahead]), [Rank::new(1)], "nobody else is behind");
+    }
+
+    #[test]
+    fn a_rank_whose_last_call_may_wait_itself_is_not_late_where_another_is_for_certain() {
+        let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
+        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default());
+        for certain in [Doing::Silent, Doing::Gone, Doing::Left, Doing::Nothing, Doing::After(call(41, CallState::Done))] {
+            assert_eq!(is_late(&[waits, launched, waits, certain]), [Rank::new(3)], "{certain:?}");
+            assert_eq!(is_late(&[waits, certain, waits, launched]), [Rank::new(1)], "{certain:?}");
+        }
+        assert_eq!(is_late(&[waits, launched, waits, launched]), [Rank::new(1)], "nobody is late for certain: who was waited for");
+        assert_eq!(is_late(&[waits, waits, launched, launched]), [2, 3].map(Rank::new));
     }
 
     #[test]

@@ -62,7 +62,9 @@ impl Communicator {
                 health.exclude(late.iter().copied());
                 control.give_up(&GaveUp { communicator: number, late: mask_of(late.iter().copied()), record });
             }
-            Failure { fault: Fault::from_record(&record, late), ranks }
+            // What was found first stays, but for who is late.
+            let fault = if late.is_empty() { fault } else { Fault::from_record(&record, late) };
+            Failure { fault, ranks }
         })
     }
 }

@@ -73,3 +73,16 @@ fn who_finds_a_rank_in_another_op_tells_the_others_whose_waits_end() {
     assert!(matches!(found, Err(Fault::Disagreed { .. })), "{found:?}");
     assert_eq!((hears.status(), aborted.load(Ordering::Relaxed)), (found, reason::IN_ANOTHER_OP));
 }
+
+/// A kernel, or a watching thread, may read a peer's word before the host hears of the loss that the peer gave up for.
+#[test]
+fn a_loss_that_is_heard_of_by_a_peers_word_is_told_as_that_loss() {
+    let [lost, _, hears] = <[World; 3]>::try_from(World::local(3).unwrap()).unwrap();
+    let abort = reason::peer_lost(lost.rank());
+    let record = FaultRecord { state: 1, code: fault::ABORTED, rank: 1, peer: 1, epoch: 5, abort, ..FaultRecord::default() };
+    let transport = Fake { read_fault: Box::new(move || Some(record)), ..Fake::default() };
+    let hears = Communicator::new(&hears, &Select::Host.into(), Box::new(transport), String::new());
+    let told = Fault::PeerLost { rank: lost.rank() };
+    assert_eq!((hears.status(), &hears.failure().unwrap().fault), (Err(told.clone()), &told));
+    assert!(matches!(hears.begin(Stream::Host), Err(TransportError::Broken { fault }) if fault == told));
+}
