@@ -1,16 +1,19 @@
 //! A fault with what every rank was doing: who is late, and for whom the others wait.
 //!
-//! Invariant: a failure is gathered once and never changes. Gathering ends by [`GATHER`], whatever the peers do.
+//! Invariant: a failure is gathered once and never changes. Gathering ends by [`DOUBT`], whatever the peers do.
 
 use super::flight::{self, CallRecord, CallState};
 use crate::Fault;
 use crate::control::{Answer, mask_of, ranks};
+use crate::fault::reason;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
 use std::fmt;
 use std::time::Duration;
 
+/// How long, answers included, a doubt of who is late, or what failed first, is left open.
+pub(super) const DOUBT: Duration = Duration::from_millis(250);
 /// How long the peers' answers are waited for. Ranks that run answer within a millisecond, or a few where they are many on few cores; one that is stopped never does, nor one that
 /// has no such communicator any more.
 pub(super) const GATHER: Duration = Duration::from_millis(200);
@@ -104,26 +107,45 @@ pub(super) struct Verdicts {
     pub(super) given_up: u32,
 }
 
-/// Who is late, when the wait of a record has passed its deadline. Often the rank that was waited for; but that one may itself wait for another in the
-/// call before, or have waited in vain and left.
-pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Vec<Rank> {
-    if record.code != fault::TIMEOUT || record.wait == fault::PUSHED {
-        return Vec::new();
+/// Who is late, when the wait of a record has passed its deadline.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Late {
+    pub(super) ranks: Vec<Rank>,
+    /// Whether what is known leaves no doubt. Else a rank that waits itself will say so by its own deadline, which is about now.
+    pub(super) certain: bool,
+}
+
+/// Often it is the rank that was waited for; but that one may itself wait for another in the call before, or have waited in vain and left. One that has launched its last call
+/// may wait in it, so it is late only where nobody is for certain.
+pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Late {
+    if record.code != fault::TIMEOUT {
+        return Late { ranks: Vec::new(), certain: true };
     }
     let (peer, epoch) = (Rank::new(record.peer), Epoch::new(record.epoch));
     let among = |ranks: u32, rank: Rank| ranks & mask_of([rank]) != 0;
     let waits = |rank: Rank| rank.get() == record.rank || among(verdicts.spoke, rank);
     let is_late = |report: &&RankReport| !waits(report.rank) && (report.doing.is_late_for(epoch) || among(verdicts.given_up, report.rank));
-    // Its last call may not have ended on its device, and wait for one of the others.
-    let may_wait = |report: &RankReport| matches!(report.doing, Doing::Launched(_)) && !among(verdicts.given_up, report.rank);
-    let (waiting, mut late): (Vec<&RankReport>, Vec<&RankReport>) = reports.iter().filter(is_late).partition(|report| may_wait(report));
-    if late.is_empty() {
-        late = waiting;
+    let may_wait = |report: &&RankReport| matches!(report.doing, Doing::Launched(_)) && !among(verdicts.given_up, report.rank);
+    let (waiting, certain): (Vec<&RankReport>, Vec<&RankReport>) = reports.iter().filter(is_late).partition(may_wait);
+    let ranks = |of: Vec<&RankReport>| of.into_iter().map(|report| report.rank).collect::<Vec<Rank>>();
+    let (waiting, certain) = (ranks(waiting), ranks(certain));
+    if record.wait == fault::PUSHED {
+        // What was waited for is this rank's own.
+        return Late { ranks: certain, certain: true };
     }
-    if late.is_empty() || late.iter().any(|report| report.rank == peer) {
-        return vec![peer];
+    match (certain.is_empty(), waiting.is_empty()) {
+        (false, _) if certain.contains(&peer) => Late { ranks: vec![peer], certain: true },
+        (false, _) => Late { certain: !waiting.contains(&peer), ranks: certain },
+        (true, false) if !waiting.contains(&peer) => Late { ranks: waiting, certain: true },
+        (true, no_others) => Late { ranks: vec![peer], certain: !no_others },
     }
-    late.into_iter().map(|report| report.rank).collect()
+}
+
+/// Whether a record says no more than that another rank's wait has failed, as far as is known: that rank says more of it, as its own fault, or will.
+pub(super) fn is_second_hand(record: &FaultRecord, own: Rank) -> bool {
+    let of_another = record.rank != own.get() && matches!(record.abort, reason::TIMED_OUT | reason::LATE);
+    // Where one rank gives NCCL up, it fails at its peers.
+    record.code == fault::ABORTED && (of_another || record.abort == reason::NCCL)
 }
 
 impl fmt::Display for Failure {
@@ -204,7 +226,7 @@ mod tests {
     fn a_rank_that_waits_itself_is_not_late_where_another_is() {
         let (behind, ahead) = (Doing::In(call(41, CallState::Begun)), Doing::In(call(42, CallState::Failed)));
         let finished = Doing::After(call(41, CallState::Done));
-        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default());
+        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default()).ranks;
         assert_eq!(is_late(&[ahead, behind, ahead, Doing::Silent]), [Rank::new(3)]);
         assert_eq!(is_late(&[ahead, behind, finished, ahead]), [Rank::new(2)]);
         assert_eq!(is_late(&[ahead, finished, ahead, Doing::Silent]), [Rank::new(1)], "it was waited for, and has not come");
@@ -214,13 +236,39 @@ mod tests {
     #[test]
     fn a_rank_whose_last_call_may_wait_itself_is_not_late_where_another_is_for_certain() {
         let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
-        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default());
-        for certain in [Doing::Silent, Doing::Gone, Doing::Left, Doing::Nothing, Doing::After(call(41, CallState::Done))] {
-            assert_eq!(is_late(&[waits, launched, waits, certain]), [Rank::new(3)], "{certain:?}");
-            assert_eq!(is_late(&[waits, certain, waits, launched]), [Rank::new(1)], "{certain:?}");
+        let found = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default());
+        let is_late = |doing: &[Doing], ranks: &[u32], certain| {
+            assert_eq!(found(doing), Late { ranks: ranks.iter().copied().map(Rank::new).collect(), certain }, "{doing:?}");
+        };
+        for sure in [Doing::Silent, Doing::Gone, Doing::Left, Doing::Nothing, Doing::After(call(41, CallState::Done))] {
+            // The one that was waited for will say whom it waits for, if it does.
+            is_late(&[waits, launched, waits, sure], &[3], false);
+            is_late(&[waits, sure, waits, launched], &[1], true);
+            is_late(&[waits, waits, launched, sure], &[3], true);
         }
-        assert_eq!(is_late(&[waits, launched, waits, launched]), [Rank::new(1)], "nobody is late for certain: who was waited for");
-        assert_eq!(is_late(&[waits, waits, launched, launched]), [2, 3].map(Rank::new));
+        is_late(&[waits, launched, waits, launched], &[1], true);
+        is_late(&[waits, waits, launched, launched], &[2, 3], true);
+        // Nobody is behind, so who was waited for waits for somebody itself, or will.
+        is_late(&[waits, waits, waits, waits], &[1], false);
+    }
+
+    #[test]
+    fn whose_own_mover_stands_still_names_who_is_late_for_certain_and_never_itself() {
+        let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
+        let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };
+        let is_late = |doing: &[Doing]| late(&record, &reports(doing), Verdicts::default()).ranks;
+        assert_eq!(is_late(&[waits, launched, Doing::Silent, waits]), [Rank::new(2)]);
+        assert!(is_late(&[waits, launched, waits, waits]).is_empty());
+    }
+
+    #[test]
+    fn what_another_ranks_wait_led_to_is_second_hand() {
+        let aborted = |rank, abort| FaultRecord { state: 1, code: fault::ABORTED, rank, peer: rank, abort, ..FaultRecord::default() };
+        let is = |record: FaultRecord| is_second_hand(&record, Rank::new(0));
+        assert!(is(aborted(1, reason::TIMED_OUT)) && is(aborted(1, reason::LATE)) && is(aborted(0, reason::NCCL)));
+        // Its own, a caller's, a loss.
+        assert!(!is(aborted(0, reason::LATE)) && !is(aborted(1, 7)) && !is(aborted(1, reason::peer_lost(Rank::new(2)))));
+        assert!(!is(timeout(0, 1, 42)));
     }
 
     #[test]
@@ -229,7 +277,7 @@ mod tests {
         let came = Doing::In(call(42, CallState::Begun));
         let is_late = |doing: &[Doing], spoke: &[u32], given_up: &[u32]| {
             let mask = |ranks: &[u32]| mask_of(ranks.iter().copied().map(Rank::new));
-            late(&timeout(0, 1, 42), &reports(doing), Verdicts { spoke: mask(spoke), given_up: mask(given_up) })
+            late(&timeout(0, 1, 42), &reports(doing), Verdicts { spoke: mask(spoke), given_up: mask(given_up) }).ranks
         };
         for gone in [Doing::Left, Doing::Silent, Doing::Gone, waits] {
             for other in [Doing::Nothing, came] {

@@ -4,6 +4,7 @@
 //! the abort word, so that no wait outlives it; but for a peer's timeout, which this rank's own waits will come to by themselves: each rank's waits last
 //! as long as its deadline says.
 
+use super::failure::is_second_hand;
 use crate::control::{GaveUp, Notice, mask_of};
 use crate::fault::reason;
 use crate::{Fault, Transport};
@@ -71,6 +72,16 @@ impl Health {
         self.first().and_then(|first| if let Cause::Own(record) = first.cause { Some(record) } else { None })
     }
 
+    /// The rank whose communicator this is.
+    pub(super) const fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// What a peer said of its wait, whatever the first fault is.
+    pub(super) fn heard(&self) -> Option<GaveUp> {
+        self.said.get().copied()
+    }
+
     /// What a peer said of its wait, where that is the first fault.
     pub(super) fn said(&self) -> Option<GaveUp> {
         self.first().and_then(|first| if let Cause::Said(what) = first.cause { Some(what) } else { None })
@@ -88,18 +99,23 @@ impl Health {
                 abort: 0,
                 cause: Cause::Said(*what),
             };
-            let found = self.transport.read_fault().map(own).or_else(|| self.said.get().map(said))?;
+            let heard = || self.said.get().map(said);
+            let found = match self.transport.read_fault() {
+                // Who was waiting itself says more.
+                Some(record) if is_second_hand(&record, self.rank) => heard().unwrap_or_else(|| own(record)),
+                Some(record) => own(record),
+                None => heard()?,
+            };
             // Loses to an abort noted since: the record may be what that abort led to.
             let _ = self.first.set(found);
         }
         self.first.get()
     }
 
-    /// The loss that is behind an abort: a peer gave up for it, or by it, and this rank may hear of that by a word in memory first. Another fault as it is.
+    /// The loss that is behind an abort: a rank gave up for it, and this one may hear of that first. Another fault as it is.
     fn of_a_loss(&self, fault: Fault) -> Fault {
-        let Fault::Aborted { rank: by, reason } = fault else { return fault };
-        let lost = if reason == reason::PANICKED { Some(by) } else { reason::lost(reason) };
-        lost.filter(|&rank| rank != self.rank).map_or(fault, |rank| Fault::PeerLost { rank })
+        let Fault::Aborted { reason, .. } = fault else { return fault };
+        reason::lost(reason).filter(|&rank| rank != self.rank).map_or(fault, |rank| Fault::PeerLost { rank })
     }
 
     /// Takes note of what a peer did.
@@ -155,11 +171,18 @@ impl Health {
     }
 
     /// This rank gives up. `tell` is called when that is noted, so that no answer to it passes for the first fault, and before any wait ends by it: what those let go
-    /// of may reach peers.
+    /// of may reach peers. It is not called where another rank's fault, or a wait of this one's, was there before: peers hear of that, and might take this for the first.
     pub(super) fn give_up(&self, reason: u32, tell: impl FnOnce()) {
         self.note(Fault::Aborted { rank: self.rank, reason }, reason);
-        tell();
+        if self.first().is_some_and(|first| self.is_its_own(&first.fault)) {
+            tell();
+        }
         self.transport.set_abort(reason.max(1));
+    }
+
+    /// Whether this rank has given up by itself.
+    fn is_its_own(&self, fault: &Fault) -> bool {
+        matches!(fault, Fault::Aborted { rank, .. } if *rank == self.rank)
     }
 
     fn abort(&self, fault: Fault, reason: u32) {
@@ -169,7 +192,7 @@ impl Health {
 
     fn note(&self, fault: Fault, reason: u32) {
         if self.first().is_none() {
-            let _ = self.first.set(First { fault, abort: reason.max(1), cause: Cause::Abort });
+            let _ = self.first.set(First { fault: self.of_a_loss(fault), abort: reason.max(1), cause: Cause::Abort });
         }
     }
 
@@ -219,7 +242,6 @@ mod tests {
             Health::new(Rank::new(1), 0, Box::new(transport)).status().unwrap_err()
         };
         assert_eq!(after(reason::peer_lost(Rank::new(3))), Fault::PeerLost { rank: Rank::new(3) });
-        assert_eq!(after(reason::PANICKED), Fault::PeerLost { rank: Rank::new(2) }, "as a notice has it");
         for other in [reason::peer_lost(Rank::new(1)), 7] {
             assert_eq!(after(other), Fault::Aborted { rank: Rank::new(2), reason: other });
         }

@@ -195,9 +195,9 @@ impl Communicator {
         let _ = self.inner.health.status();
         let reserved = transport.reserve(grown, steps, self.until());
         self.inner.health.carry_over();
-        if let Err(TransportError::Control(_)) = reserved {
+        if let Err(TransportError::Control(error)) = &reserved {
             // Some ranks may have the new workspace and some the old one.
-            self.give_up(reason::OUT_OF_STEP);
+            self.give_up(if let crate::ControlError::PeerLost { rank } = error { reason::peer_lost(*rank) } else { reason::OUT_OF_STEP });
         }
         reserved
     }
@@ -268,7 +268,7 @@ impl Communicator {
     }
 
     /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks. Others of the same world go on. A `reason`
-    /// of 0, or from [`reason::RESERVED`] on, counts as 1.
+    /// of 0, or from [`reason::RESERVED`] on, counts as 1. Where it is broken already, that stays its fault, and peers hear no other.
     pub fn abort(&self, reason: u32) {
         self.give_up(if (1..reason::RESERVED).contains(&reason) { reason } else { 1 });
     }

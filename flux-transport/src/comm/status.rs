@@ -3,12 +3,18 @@
 //! Invariant: whoever is told of a fault is told of the same one; the first to look asks the peers about it, and tells them whom this rank has given up, or who has been
 //! before it did: it is not for its own sake that it comes no more. So it does of a peer in another op, which not all may find before this rank carries nothing any more.
 
-use super::failure::{GATHER, Verdicts, late as late_ranks};
+use super::failure::{DOUBT, GATHER, Late, Verdicts, is_second_hand, late};
+use super::health::Health;
 use super::{CallRecord, Communicator, Failure, Inner, RankReport};
 use crate::control::{GaveUp, mask_of};
+use crate::fault::reason;
 use crate::{Fault, TransportError};
-use flux_core::layout::fault;
-use std::time::Instant;
+use flux_core::Rank;
+use flux_core::layout::{FaultRecord, fault};
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether a doubt has gone.
+const LOOK: Duration = Duration::from_millis(2);
 
 impl Communicator {
     pub(super) fn working(&self) -> Result<(), TransportError> {
@@ -17,7 +23,7 @@ impl Communicator {
 
     /// Whether the communicator still works, as far as is known, all that peers have said included. Waits for no device and no call: one under
     /// way may yet fail. A collective step that failed, as a build or a barrier, is no fault by itself: calls go on, and what says so is the next step, which
-    /// is refused where the ranks are out of step, until they rebuild. Where it finds the first fault it asks the peers what they do, for at most 0.2 s, and tells them.
+    /// is refused where the ranks are out of step, until they rebuild. Where it finds the first fault it asks the peers what they do, for at most a quarter of a second, and tells them.
     ///
     /// # Errors
     /// The first fault. It stays, and no result of a call that had not finished before can be used; see [`rebuild`](Self::rebuild).
@@ -44,27 +50,83 @@ impl Communicator {
 
     /// The failure behind the first fault; the first to come here asks the peers, and tells them who was given up.
     pub(super) fn gathered(&self, fault: Fault) -> &Failure {
-        let Inner { health, world, failure, .. } = &*self.inner;
+        let Inner { world, failure, .. } = &*self.inner;
         failure.get_or_init(|| {
-            let (control, number) = (world.control(), world.communicator());
-            let answers = control.ask(number, Instant::now() + GATHER);
+            let (control, number, began) = (world.control(), world.communicator(), Instant::now());
+            // A rank that was stopped has what was found meanwhile in its sockets.
+            control.settle();
+            let answers = control.ask(number, began + GATHER);
             let ranks: Vec<RankReport> = world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
-            let Some(record) = health.own_record() else {
-                if let Some(what) = health.said() {
-                    control.give_up(&what);
-                }
-                return Failure { fault, ranks };
-            };
-            // In this order: whom a rank gave up is known before it counts as one that spoke. What it said before it answered, or left, has been heard.
-            let spoke = health.spoke();
-            let late = late_ranks(&record, &ranks, Verdicts { spoke, given_up: health.given_up() });
-            if !late.is_empty() || record.code == fault::DISAGREED {
-                health.exclude(late.iter().copied());
-                control.give_up(&GaveUp { communicator: number, late: mask_of(late.iter().copied()), record });
-            }
-            // What was found first stays, but for who is late.
-            let fault = if late.is_empty() { fault } else { Fault::from_record(&record, late) };
+            let fault = self.judged(fault, &ranks, began + DOUBT);
             Failure { fault, ranks }
         })
+    }
+
+    /// The first fault as it is to be told, by what the ranks do; peers are told, too.
+    fn judged(&self, fault: Fault, ranks: &[RankReport], until: Instant) -> Fault {
+        let Inner { health, world, .. } = &*self.inner;
+        let control = world.control();
+        let Some(record) = health.own_record() else {
+            if let Some(what) = health.said() {
+                control.give_up(&what);
+            }
+            return fault;
+        };
+        let mut found = Judgement::of(health, &record, ranks);
+        while !found.certain() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+            found = Judgement::of(health, &record, ranks);
+        }
+        match found {
+            // Not told: the peers go on without this rank, whatever it has waited for.
+            Judgement::GivenUp(by) => Fault::Aborted { rank: by, reason: reason::LATE },
+            Judgement::Heard(what) => {
+                control.give_up(&what);
+                Fault::from_record(&what.record, what.late().collect())
+            }
+            Judgement::Unheard => fault,
+            Judgement::Own(Late { ranks: late, .. }) => {
+                if !late.is_empty() || record.code == fault::DISAGREED {
+                    health.exclude(late.iter().copied());
+                    control.give_up(&GaveUp { communicator: world.communicator(), late: mask_of(late.iter().copied()), record });
+                }
+                // What was found first stays, but for who is late.
+                if late.is_empty() { fault } else { Fault::from_record(&record, late) }
+            }
+        }
+    }
+}
+
+/// What becomes of an own record.
+enum Judgement {
+    /// A peer has given this rank up.
+    GivenUp(Rank),
+    /// It is second-hand, and this is what it comes from.
+    Heard(GaveUp),
+    /// It is second-hand, and nothing was heard yet.
+    Unheard,
+    /// It stands.
+    Own(Late),
+}
+
+impl Judgement {
+    fn of(health: &Health, record: &FaultRecord, ranks: &[RankReport]) -> Self {
+        if let Some(by) = health.given_up_by() {
+            return Self::GivenUp(by);
+        }
+        if is_second_hand(record, health.rank()) {
+            return health.heard().map_or(Self::Unheard, Self::Heard);
+        }
+        // In this order: whom a rank gave up is known before it counts as one that spoke. What it said before it answered, or left, has been heard.
+        let spoke = health.spoke();
+        Self::Own(late(record, ranks, Verdicts { spoke, given_up: health.given_up() }))
+    }
+
+    fn certain(&self) -> bool {
+        match self {
+            Self::GivenUp(_) | Self::Heard(_) => true,
+            Self::Unheard => false,
+            Self::Own(late) => late.certain,
+        }
     }
 }

@@ -2,9 +2,11 @@
 
 use super::fake::Fake;
 use super::*;
+use crate::control::{GaveUp, mask_of};
 use crate::{Fault, Select};
 use flux_core::layout::{ABORT_OFFSET, FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 fn word(address: u64) -> u32 {
     let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap());
@@ -85,4 +87,69 @@ fn a_loss_that_is_heard_of_by_a_peers_word_is_told_as_that_loss() {
     let told = Fault::PeerLost { rank: lost.rank() };
     assert_eq!((hears.status(), &hears.failure().unwrap().fault), (Err(told.clone()), &told));
     assert!(matches!(hears.begin(Stream::Host), Err(TransportError::Broken { fault }) if fault == told));
+}
+
+fn ranks<const N: usize>() -> [World; N] {
+    World::local(u32::try_from(N).unwrap()).unwrap().try_into().unwrap()
+}
+
+fn with(world: &World, record: Option<FaultRecord>) -> Communicator {
+    let transport = Fake { read_fault: Box::new(move || record), ..Fake::default() };
+    Communicator::new(world, &Select::Host.into(), Box::new(transport), String::new())
+}
+
+fn waited_for(rank: &World, peer: &World) -> FaultRecord {
+    let (rank, peer) = (rank.rank().get(), peer.rank().get());
+    FaultRecord { state: 1, code: fault::TIMEOUT, wait: fault::SIGNAL, rank, peer, epoch: 5, expected: 5, ..FaultRecord::default() }
+}
+
+fn give_up(world: &World, late: &World, record: FaultRecord) {
+    world.control().give_up(&GaveUp { communicator: 0, late: mask_of([late.rank()]), record });
+}
+
+/// Its kernel's wait for somebody may have passed its deadline while its process was stopped.
+#[test]
+fn a_rank_that_was_given_up_says_so_and_blames_nobody() {
+    let [stopped, waits, healthy] = ranks();
+    let runs_on = with(&stopped, Some(waited_for(&stopped, &healthy)));
+    let blamed = with(&healthy, None);
+    give_up(&waits, &stopped, waited_for(&waits, &stopped));
+    assert_eq!(runs_on.status(), Err(Fault::Aborted { rank: waits.rank(), reason: reason::LATE }));
+    assert_eq!((blamed.inner.health.given_up_by(), blamed.inner.health.given_up()), (None, mask_of([stopped.rank()])));
+}
+
+/// A rank's word in memory says that its wait has failed; who is late comes after it.
+#[test]
+fn what_another_ranks_wait_led_to_is_told_as_that_ranks_fault() {
+    let [hears, waits, late] = ranks();
+    let word = FaultRecord { code: fault::ABORTED, abort: reason::TIMED_OUT, ..waited_for(&waits, &late) };
+    let comm = with(&hears, Some(word));
+    let fault = std::thread::scope(|scope| {
+        let (waits, late) = (&waits, &late);
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            give_up(waits, late, waited_for(waits, late));
+        });
+        comm.status().unwrap_err()
+    });
+    assert_eq!(fault, Fault::from_record(&waited_for(&waits, &late), vec![late.rank()]));
+    // Where nothing is heard it stays what it is.
+    let [alone, peer, late] = ranks();
+    let word = FaultRecord { code: fault::ABORTED, abort: reason::TIMED_OUT, ..waited_for(&peer, &late) };
+    assert_eq!(with(&alone, Some(word)).status(), Err(Fault::Aborted { rank: peer.rank(), reason: reason::TIMED_OUT }));
+}
+
+#[test]
+fn a_rank_that_gives_up_after_a_loss_is_not_taken_for_its_cause() {
+    let [lost, gives_up, hears] = ranks();
+    let word = FaultRecord { code: fault::ABORTED, abort: reason::peer_lost(lost.rank()), ..waited_for(&hears, &lost) };
+    let (broken, peer) = (with(&gives_up, Some(word)), with(&hears, None));
+    broken.abort(7);
+    assert_eq!((broken.status(), peer.status()), (Err(Fault::PeerLost { rank: lost.rank() }), Ok(())));
+    // By itself it is.
+    let [gives_up, hears] = ranks();
+    let (works, peer) = (with(&gives_up, None), with(&hears, None));
+    works.abort(7);
+    let aborted = Err(Fault::Aborted { rank: gives_up.rank(), reason: 7 });
+    assert_eq!((works.status(), peer.status()), (aborted.clone(), aborted));
 }

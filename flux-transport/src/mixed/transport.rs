@@ -203,12 +203,13 @@ impl Transport for Mixed {
             Source::Stored { .. } => None,
         };
         // SAFETY: as above.
-        unsafe {
+        let carried = unsafe {
             carry(&self.device, rail.raw(), &self.watched, workspace.memory(), exchange, epoch, |round| match &mut passing {
                 Some(passing) => passing.arrived(round, rail, arrived),
                 None => Ok(()),
             })
-        }?;
+        };
+        carried.inspect_err(|error| self.watched.refused(error))?;
         Ok(generation.view_of(exchange, epoch))
     }
 

@@ -156,7 +156,8 @@ impl Transport for NcclTransport {
         generation.open(calls, (caller, exchange.op), &self.watched, |caller| lane.fork(caller))?;
         let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
         // SAFETY: checked and forked above; the caller promises the rows.
-        unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) }?;
+        let carried = unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) };
+        carried.inspect_err(|error| self.watched.refused(error))?;
         if exchange.sending == Sending::Before {
             lane.join(caller)?;
             calls.joined();

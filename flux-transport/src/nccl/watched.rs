@@ -49,6 +49,24 @@ fn stuck(rank: Rank, epoch: Epoch, silent: Option<(Rank, Epoch)>) -> FaultRecord
     FaultRecord { state: 1, code: fault::TIMEOUT, wait, rank, peer, epoch: expected, expected, seen, ..FaultRecord::default() }
 }
 
+/// What was heard of while it was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum News {
+    Fault,
+    Stop,
+    None,
+}
+
+/// Over a network NCCL sees that a peer is gone before this rank hears which; that is the fault then, and known to all alike. So it is waited for.
+fn news(longest: Duration, fault: impl Fn() -> bool, stop: impl Fn() -> bool) -> News {
+    let Ok(_) = done_by(Instant::now() + longest, || Ok::<_, Infallible>(fault() || stop()));
+    match (fault(), stop()) {
+        (true, _) => News::Fault,
+        (_, true) => News::Stop,
+        _ => News::None,
+    }
+}
+
 /// The flags in use, the call that waits for them, and what comes ahead of its chunks.
 #[derive(Debug)]
 struct Awaited {
@@ -119,17 +137,27 @@ impl Watched {
             return false;
         }
         let Err(error) = self.link.is_ready() else { return false };
-        // Over a network NCCL sees that a peer is gone before this rank hears which; that is the fault then, and known to all alike.
-        let Ok(known) = done_by(Instant::now() + NEWS, || Ok::<_, Infallible>(self.has_failed() || self.stop.load(Ordering::Acquire)));
-        if known && self.has_failed() {
-            tracing::debug!(rank = self.rank.get(), %error, "NCCL has noticed, too");
-            return true;
+        match news(NEWS, || self.has_failed(), || self.stop.load(Ordering::Acquire)) {
+            News::Fault => {
+                tracing::debug!(rank = self.rank.get(), %error, "NCCL has noticed, too");
+                return true;
+            }
+            // Whoever leaves the communicator finds NCCL's error.
+            News::Stop => return false,
+            News::None => {}
         }
         tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
         let (rank, epoch) = (self.rank.get(), self.awaited().epoch.get());
         let record = FaultRecord { state: 1, code: fault::ABORTED, rank, peer: rank, epoch, abort: reason::NCCL, ..FaultRecord::default() };
         self.fail(record, reason::NCCL);
         true
+    }
+
+    /// Before a call is refused for an error of NCCL's: what that comes from is the fault, or NCCL's error is.
+    pub(crate) fn refused(&self, error: &TransportError) {
+        if matches!(error, TransportError::Nccl(_)) {
+            self.look(true);
+        }
     }
 
     /// Whether the side stream is stuck in a call: a fault where no kernel waits for it.
@@ -190,6 +218,19 @@ impl Watched {
 mod tests {
     use super::*;
     use crate::Fault;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn news_of_a_loss_is_waited_for_and_no_longer_than_a_moment() {
+        let (looks, begun) = (AtomicU32::new(0), Instant::now());
+        let third = || looks.fetch_add(1, Ordering::Relaxed) >= 2;
+        assert_eq!(news(Duration::from_mins(1), third, || false), News::Fault);
+        assert_eq!(news(Duration::from_mins(1), || false, || true), News::Stop);
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        let (begun, moment) = (Instant::now(), Duration::from_millis(20));
+        assert_eq!(news(moment, || false, || false), News::None);
+        assert!(begun.elapsed() >= moment);
+    }
 
     #[test]
     fn who_has_sent_nothing_is_named_where_no_kernel_waits_for_it() {
