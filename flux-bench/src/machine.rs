@@ -2,7 +2,6 @@
 
 use crate::report::Ranks;
 use anyhow::{Context, bail};
-use flux_core::Rank;
 use flux_transport::{Communicator, Launch, Mover, Options, Select, cuda, nccl};
 
 /// A machine's part of a report.
@@ -64,11 +63,11 @@ fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
     }
 }
 
-/// Options of a rank: a GPU each, or `ranks_per_gpu` on each, dealt in order.
-pub fn options(select: Select, rank: Rank, ranks_per_gpu: u32) -> Options {
+/// Options of a rank with this number on its host: a GPU each, or `ranks_per_gpu` on each, dealt in order.
+pub fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Options {
     let mut options = Options::from(select);
     if ranks_per_gpu > 1 && select != Select::Host && gpu_count() > 0 {
-        options.device = Some(rank.get() / ranks_per_gpu);
+        options.device = Some(local_rank / ranks_per_gpu);
         options.shared_device = true;
     }
     options

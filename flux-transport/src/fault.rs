@@ -81,8 +81,8 @@ pub mod reason {
 
     /// The first that is no caller's.
     pub const RESERVED: u32 = 0xffff_0000;
-    /// Rank 0 is gone; of the other ranks, see [`peer_lost`].
-    pub const PEER_LOST: u32 = 0xffff_0100;
+    /// Rank 0 is gone; those after it stand for the other ranks.
+    const PEER_LOST: u32 = 0xffff_0100;
     /// The rank's thread panicked.
     pub const PANICKED: u32 = 0xffff_0002;
     /// A call was given up after peers may have been given a part of it.
@@ -180,11 +180,12 @@ mod tests {
 
     #[test]
     fn reasons_name_the_rank_that_is_gone() {
-        use super::reason::{PANICKED, PEER_LOST, lost, peer_lost, words};
+        use super::reason::{PANICKED, lost, peer_lost, words};
         let ranks: Vec<Rank> = (0..MAX_WORLD as u32).map(Rank::new).collect();
         assert!(ranks.iter().all(|&rank| lost(peer_lost(rank)) == Some(rank)));
         assert_eq!(words(peer_lost(Rank::new(3))), "rank 3 is gone");
-        for other in [0, 1, PANICKED, PEER_LOST - 1, PEER_LOST + MAX_WORLD as u32, u32::MAX] {
+        let first = peer_lost(Rank::new(0));
+        for other in [0, 1, PANICKED, first - 1, first + MAX_WORLD as u32, u32::MAX] {
             assert_eq!(lost(other), None, "{other:#x}");
         }
     }

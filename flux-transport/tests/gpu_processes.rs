@@ -10,7 +10,7 @@ use gpu_support::{RankUnderTest, linked_devices, memory, processes, push};
 #[test]
 fn processes_share_memory_push_and_grow() {
     let Some(devices) = linked_devices("gpu_processes", 1) else { return };
-    processes::run(if devices == 1 { 4 } else { devices }, "one_rank");
+    processes::run(if devices == 1 { 4 } else { devices }, devices, "one_rank");
 }
 
 #[test]

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 /// Measures all cases; collective. One communicator and one harness for all rows, as a program would have them.
 pub(super) fn run(job: &Job, world: &World) -> anyhow::Result<Found> {
-    let options = if job.on_gpus { machine::options(job.transport, world.rank(), 1) } else { Options::from(Select::Host) };
+    let options = if job.on_gpus { machine::options(job.transport, world.local_rank(), 1) } else { Options::from(Select::Host) };
     let site = Site::new(Communicator::connect_blocking(world, options)?)?;
     let placement = Placement::of(world, site.comm())?;
     let rank = Rank { job, site: &site, bar: bar(job, world.rank().get() == 0) };

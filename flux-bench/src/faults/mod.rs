@@ -45,7 +45,7 @@ pub struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host. Survivors then wait for a replacement, as nodes
+    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host; mixed by name where ranks share GPUs. Survivors then wait for a replacement, as nodes
     /// have as many ranks each
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,

@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let local: Option<u32> = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
     let device = local.filter(|_| args.on_gpus()).map(|local| CudaDevice::open(local / args.ranks_per_gpu)).transpose()?;
     let world = World::from_env()?;
-    let options = crate::machine::options(args.transport, world.rank(), args.ranks_per_gpu);
+    let options = crate::machine::options(args.transport, world.local_rank(), args.ranks_per_gpu);
     let options = Options { deadline: args.deadline(), nodes: args.nodes, ..options };
     let mut group = Group::new(Communicator::connect_blocking(&world, options)?, args, &witness)?;
     drop((world, device));

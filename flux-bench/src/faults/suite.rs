@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         let mut suite = Suite::new(args, directory.path(), &temporary);
         suite.fill()?;
         // Nodes have as many ranks each, so there is no group without one of them.
-        let may_go_on = args.nodes.is_none();
+        let may_go_on = args.nodes.is_none_or(|nodes| nodes == 1);
         for (number, injection) in plan(args).into_iter().enumerate() {
             if let Err(Spoilt(why)) = suite.episode(injection, may_go_on && number % 2 == 0) {
                 if let Some(error) = why {

@@ -42,7 +42,7 @@ struct Call {
 pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: Select, defect: Defect) -> anyhow::Result<FirstCall> {
     let origin = Instant::now();
     let body = |world: &World| {
-        let comm = Communicator::connect_blocking(world, machine::options(transport, world.rank(), 1))?;
+        let comm = Communicator::connect_blocking(world, machine::options(transport, world.local_rank(), 1))?;
         let site = Site::new(comm)?;
         let mut set = site.operand_set::<T>(problem)?;
         site.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;

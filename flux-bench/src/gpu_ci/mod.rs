@@ -70,7 +70,7 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let mut steps = Vec::new();
     for (name, command) in plan::steps(args, out, gpus, pytorch)?.into_iter().filter(|(name, _)| wanted(name)) {
         out::note(&format!("gpu-ci: {name}"));
-        let limit = if name == plan::FAULTS { args.limit.max(plan::FAULTS_LIMIT) } else { args.limit };
+        let limit = if name.starts_with(plan::FAULTS) { args.limit.max(plan::FAULTS_LIMIT) } else { args.limit };
         let step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
         out::note(&format!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status));
         steps.push(step);
@@ -159,11 +159,13 @@ mod tests {
         let shared = ["soak-nvlink-shared", "soak-pcie-shared", "soak-nccl-shared", "soak-mixed-processes-shared", "soak-mixed-shared"];
         let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
         let mixed = ["soak-mixed-threads", "soak-mixed-processes"];
-        let measures = ["links", "faults", "faults-pcie", "faults-nccl", "faults-mixed"];
+        let measures = ["links", "faults", "faults-pcie", "faults-nccl"];
+        let faults = ["faults-shared", "faults-pcie-shared", "faults-nccl-shared", "faults-mixed-shared"];
         let times = ["bench", "bench-fp16", "bench-processes", "bench-hosts", "first-call", "core"];
         assert_eq!(
             names,
-            [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &shared, &by_name, &mixed, &measures, &times].concat()
+            [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &shared, &by_name, &mixed, &measures, &faults, &times]
+                .concat()
         );
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));

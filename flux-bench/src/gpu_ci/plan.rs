@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The step of the fault suite, whose 80 processes each come to their device anew, and its least limit in seconds.
+/// What the steps of the fault suite begin with, whose processes each come to their device anew, 80 in the longest, and their least limit in seconds.
 pub(super) const FAULTS: &str = "faults";
 pub(super) const FAULTS_LIMIT: u64 = 570;
 
@@ -39,9 +39,9 @@ pub(super) fn steps(args: &Args, out: &Path, gpus: u32, pytorch: bool) -> anyhow
         plan.by_transport();
         plan.run("links", |links| links.args(["links", "--json"]).arg(out.join("links.json")));
     }
-    match &per_gpu {
-        Some(per_gpu) => plan.faults(8, per_gpu),
-        None => plan.faults(args.tp.unwrap_or(gpus), "1"),
+    plan.faults("", args.tp.unwrap_or(gpus), "1");
+    if let Some(per_gpu) = &per_gpu {
+        plan.faults("-shared", 8, per_gpu);
     }
     plan.times(pytorch);
     Ok(plan.steps)
@@ -161,21 +161,22 @@ impl Plan<'_> {
         }
     }
 
-    /// The fault suite over every transport: all of it over peer memory, some over the others.
-    fn faults(&mut self, ranks: u32, per_gpu: &str) {
+    /// The fault suite over every transport: all of it over peer memory, some over the others. More ranks than one need as many GPUs, or to share them.
+    fn faults(&mut self, suffix: &str, ranks: u32, per_gpu: &str) {
         if ranks < 2 {
             return;
         }
         let mut faults = |name: &str, transport: Select, words: &[&str]| {
-            self.run(name, |faults| {
+            self.run(format!("{name}{suffix}"), |faults| {
                 faults
                     .args(["faults", "--transport", transport.name(), "--ranks", &ranks.to_string(), "--ranks-per-gpu", per_gpu])
                     .args(words)
             });
         };
         let few = ["--kills", "5", "--stops", "4", "--missing", "2"];
-        // NCCL alone takes most of the deadline that is good for the others, to connect so many ranks that take turns.
-        let slow = [few.as_slice(), &["--deadline-ms", "5000"]].concat();
+        // To connect ranks that take turns NCCL alone takes longer than the deadline that is good for the others.
+        let slow: &[&str] = if per_gpu == "1" { &[] } else { &["--deadline-ms", "8000"] };
+        let slow = [few.as_slice(), slow].concat();
         faults(FAULTS, Select::NvLink, &[]);
         faults("faults-pcie", Select::Pcie, &few);
         faults("faults-nccl", Select::Nccl, &slow);

@@ -106,7 +106,7 @@ fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input) -> anyhow:
     let finish = Finish { bias: bias.is_some(), activation: args.activation };
     let k = problem.k() as usize;
     let body = |world: &World| {
-        let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.rank(), 1))?;
+        let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.local_rank(), 1))?;
         let site = Site::new(comm)?;
         let op = FusedOp::<T>::finished(problem, site.comm(), &Plan::default(), finish)?;
         let mut set = site.finished_set(problem, finish)?;

@@ -53,7 +53,7 @@ pub struct Args {
     /// Ranks on each GPU, to check large worlds on few GPUs: as threads they divide it, as processes they take turns
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks_per_gpu: u32,
-    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host
+    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host; mixed by name where ranks share GPUs
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,
     /// Only the cases whose names contain this
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
 
 /// One rank's part; every rank learns whether all ranks passed.
 fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
-    let options = Options { nodes: args.nodes, ..machine::options(args.transport, world.rank(), args.ranks_per_gpu) };
+    let options = Options { nodes: args.nodes, ..machine::options(args.transport, world.local_rank(), args.ranks_per_gpu) };
     let comm = Communicator::connect_blocking(world, options)?;
     let site = Site::new(comm)?;
     let at_once = machine::at_once(world.launch(), args.ranks_per_gpu);

@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {
-    let comm = Communicator::connect_blocking(local, machine::options(Select::Auto, local.rank(), 1))?;
+    let comm = Communicator::connect_blocking(local, machine::options(Select::Auto, local.local_rank(), 1))?;
     let site = Site::new(comm)?;
     let gpu = site.gpu().context("the communicator is not on a device")?;
     let nccl = Comm::join(gpu.device(), id, local.rank().get(), problem.world().get(), Duration::from_mins(1))?;

@@ -9,7 +9,6 @@ use flux_transport::{Options, World, cuda};
 use std::fs::{DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,9 +38,19 @@ pub fn launched() -> Option<&'static Launched> {
         let rank = std::env::var(FLUX_RANK).ok()?.parse().unwrap();
         let ranks = std::env::var(FLUX_WORLD_SIZE).unwrap().parse().unwrap();
         let directory = std::env::var_os(FLUX_RENDEZVOUS).unwrap().into();
+        // The other ranks would wait for it in vain, whichever step of a test it was at. Past the capture of the test's output, as the process ends.
+        std::panic::set_hook(Box::new(move |panic| {
+            let _ = std::io::stderr().write_all(format!("\nrank {rank}: {panic}\n").as_bytes());
+            end();
+        }));
         Some(Launched { rank: Rank::new(rank), ranks, directory, numbers: AtomicU32::new(0) })
     };
     LAUNCHED.get_or_init(find).as_ref()
+}
+
+#[allow(clippy::exit, reason = "a rank that has failed takes its launch with it")]
+fn end() {
+    std::process::exit(101);
 }
 
 impl Launched {
@@ -67,16 +76,8 @@ impl Launched {
         }
         let directory = self.directory.join(run).with_extension("world");
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).unwrap();
-        let part = || {
-            let world = World::builder(self.rank, WorldSize::new(ranks).unwrap()).local_rank(self.rank.get()).on_host(directory).unwrap();
-            body(&world)
-        };
-        Some(catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|panic| {
-            let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref().copied()).unwrap_or("no words");
-            // Past the capture of the test's output, as the process ends: the other ranks would wait for it in vain.
-            let _ = std::io::stderr().write_all(format!("\nrank {} panicked: {words}\n", self.rank).as_bytes());
-            std::process::exit(101)
-        }))
+        let world = World::builder(self.rank, WorldSize::new(ranks).unwrap()).local_rank(self.rank.get()).on_host(directory).unwrap();
+        Some(body(&world))
     }
 
     /// Returns when the first `ranks` ranks have come to what `name` names.

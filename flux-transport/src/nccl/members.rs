@@ -10,7 +10,7 @@ use super::sharing::{LANES, MOST_LANES, Sharing};
 use crate::control::{agree, together};
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
 use crate::nvlink::ordinal;
-use crate::{Capabilities, ConnectError, Mover, Options, Select, World};
+use crate::{Capabilities, ConnectError, Launch, Mover, Options, Select, World};
 use flux_core::{Nodes, Rank};
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
@@ -106,7 +106,7 @@ impl Members {
         name?;
         let named = named(ranks[0], &answers?).map_err(unusable);
         let id = together(steps, until, named)?;
-        Ok(Self { info, sharing, version, pieces, hosts: world.hosts().count(), id, select, ranks, own })
+        Ok(Self { info, sharing, version, pieces, hosts: hosts(world, options), id, select, ranks, own })
     }
 
     /// What a transport can do whose messages they carry.
@@ -168,7 +168,7 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
     let settings = Settings::read();
     let set = |name: &str| number(settings.get(name).as_deref());
-    let sharing = Sharing::new(lanes, nodes.count(), world.hosts().count(), version, set);
+    let sharing = Sharing::new(lanes, nodes.count(), hosts(world, options), version, set);
     let pieces = set(PIECES).unwrap_or(0);
     let host = host_digest(settings.get(HOST).as_deref());
     let identity = Identity { uuid: info.uuid, host, version, sharing, pieces };
@@ -181,6 +181,11 @@ fn named(first: Rank, answers: &[Vec<u8>]) -> Result<UniqueId, String> {
     let bytes =
         answer.as_array().ok_or_else(|| format!("rank {first} named its communicator of NCCL in {} bytes, not 128", answer.len()))?;
     Ok(UniqueId::from_bytes(*bytes))
+}
+
+/// How many hosts NCCL takes the ranks for: processes that share devices for one each, or it refuses them.
+fn hosts(world: &World, options: &Options) -> u32 {
+    if options.shared_device && world.launch() == Launch::Processes { world.size().get() } else { world.hosts().count() }
 }
 
 /// What a rank's `NCCL_HOSTID` is, in a few bytes; the same for all that have none.
@@ -196,7 +201,7 @@ fn check(rank: Rank, rail: &[Rank], identities: &[Identity], shared: bool) -> Re
     for (peer, other) in all.filter(|&(peer, _)| peer != rank) {
         let different = |what: &str, of: u64, others: u64| Err(format!("rank {rank} has {what} {of}, rank {peer} {others}"));
         if rail.contains(&peer) && other.uuid == mine.uuid && !(shared && other.host != mine.host) {
-            let but = if shared { format!(", unless each is a process with a {HOST} of its own") } else { String::new() };
+            let but = if shared { format!(", unless each is a process with an {HOST} of its own") } else { String::new() };
             return Err(format!("ranks {rank} and {peer} are both on device {}: NCCL takes one rank a device{but}", mine.uuid));
         } else if other.version != mine.version {
             return different("NCCL", mine.version.into(), other.version.into());
@@ -247,7 +252,9 @@ fn number(variable: Option<&OsStr>) -> Option<u64> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use flux_core::WorldSize;
     use proptest::prelude::*;
+    use std::os::unix::fs::PermissionsExt;
 
     pub(in crate::nccl) fn identity(device: u8) -> Identity {
         let sharing = Sharing::new(4, 4, 1, 22_703, |_| None);
@@ -285,8 +292,25 @@ pub(super) mod tests {
         assert!(pair(named("a"), named("b"), false).unwrap_err().ends_with("NCCL takes one rank a device"));
         for same in [identity(0), named("a")] {
             let why = pair(same, same, true).unwrap_err();
-            assert!(why.ends_with("unless each is a process with a NCCL_HOSTID of its own"), "{why}");
+            assert!(why.ends_with("unless each is a process with an NCCL_HOSTID of its own"), "{why}");
         }
+    }
+
+    #[test]
+    fn processes_that_share_devices_are_a_host_each_to_nccl() {
+        let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+        let world = WorldSize::new(2).unwrap();
+        let options = [false, true].map(|shared_device| Options { shared_device, ..Options::default() });
+        let hosts = |world: &World| options.map(|options| hosts(world, &options));
+        assert_eq!(hosts(&World::local(2).unwrap()[0]), [1, 1], "of threads no two are on one device");
+        std::thread::scope(|scope| {
+            // As far as the launch goes they are processes.
+            let rank = |rank| World::builder(Rank::new(rank), world).on_host(directory.path()).unwrap();
+            let other = scope.spawn(move || rank(1));
+            let world = rank(0);
+            assert_eq!(hosts(&world), [1, 2]);
+            drop(other.join().unwrap());
+        });
     }
 
     #[test]

@@ -9,11 +9,11 @@ const KEPT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_rank_leaves_while_its_peers_stay() {
-    let Some(_) = devices("gpu_nccl", 1) else { return };
+    let Some(devices) = devices("gpu_nccl", 1) else { return };
     if let Err(why) = nccl::available() {
         return skip("gpu_nccl", &why);
     }
-    processes::run(2, "leave::one_rank");
+    processes::run(2, devices.min(2), "leave::one_rank");
 }
 
 #[test]

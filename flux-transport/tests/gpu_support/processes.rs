@@ -2,17 +2,21 @@
 
 use flux_core::WorldSize;
 use flux_transport::launch::{Launcher, exit_code};
-use flux_transport::{Options, World, cuda};
+use flux_transport::{Options, World};
 
 /// Set for the processes that are ranks.
 const IS_RANK: &str = "FLUX_GPU_TEST_IS_RANK";
 
-/// Runs the test named `rank` in a process for each of so many ranks, which share devices if there are fewer.
-pub(crate) fn run(ranks: u32, rank: &str) {
+/// How many devices the ranks of a test have, for their processes.
+const DEVICES: &str = "FLUX_GPU_TEST_DEVICES";
+
+/// Runs the test named `rank` in a process for each of so many ranks, which share the `devices` if those are fewer.
+pub(crate) fn run(ranks: u32, devices: u32, rank: &str) {
     let launcher = Launcher::new(WorldSize::new(ranks).unwrap(), std::env::current_exe().unwrap())
         .args(["--exact", rank, "--nocapture", "--test-threads=1"])
-        .env(IS_RANK, "1");
-    let launcher = if ranks > cuda::device_count().unwrap() { launcher.sharing_devices() } else { launcher };
+        .env(IS_RANK, "1")
+        .env(DEVICES, devices.to_string());
+    let launcher = if ranks > devices { launcher.sharing_devices() } else { launcher };
     let status = launcher.run().unwrap();
     assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
 }
@@ -25,7 +29,7 @@ pub(crate) fn world() -> Option<World> {
 
 /// The options of a rank on the device that it has, or shares with its neighbours.
 pub(crate) fn placed(world: &World, options: Options) -> Options {
-    let (devices, ranks) = (cuda::device_count().unwrap(), world.size().get());
+    let (devices, ranks) = (std::env::var(DEVICES).unwrap().parse::<u32>().unwrap(), world.size().get());
     let device = world.rank().get() * devices.min(ranks) / ranks;
     Options { device: Some(device), shared_device: ranks > devices, ..options }
 }

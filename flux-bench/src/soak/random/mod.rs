@@ -50,7 +50,7 @@ pub(super) fn soak_rank(args: &Args, site: &Site, at_once: u32) -> anyhow::Resul
         let mixed = comm.nodes().are_mixed();
         let may_come_first = comm.transport() != TransportKind::Mixed;
         let case = if messages || mixed { case.in_whole_chunks(mixed, may_come_first) } else { case };
-        let failed = || format!("{case}\nagain: {}", again(args, site, seed, number));
+        let failed = || format!("{case}\nagain: {}", again(args, site, at_once, (seed, number)));
         tracing::debug!(rank = %site.rank(), "{case}");
         let run = Run {
             plan: case.plan(site.rank(), place),
@@ -99,7 +99,7 @@ fn of_the_clock() -> u64 {
 }
 
 /// The command that runs one case again; that the cases before it matter is possible too, so they are offered.
-fn again(args: &Args, site: &Site, seed: u64, case: u64) -> String {
+fn again(args: &Args, site: &Site, at_once: u32, (seed, case): (u64, u64)) -> String {
     let (ranks, transport) = (site.comm().world_size(), site.comm().transport());
     let mut command = format!("flux-bench soak --seed {seed} --case {case} --tp {ranks} --transport {transport}");
     if let Some(nodes) = args.nodes {
@@ -108,7 +108,8 @@ fn again(args: &Args, site: &Site, seed: u64, case: u64) -> String {
     if args.ranks_per_gpu > 1 {
         let _infallible = write!(command, " --ranks-per-gpu {}", args.ranks_per_gpu);
     }
-    if args.processes {
+    // As threads they divide a GPU, and other plans are drawn.
+    if at_once < args.ranks_per_gpu {
         command.push_str(" --processes");
     }
     format!("{command}; with the cases before it: --random MINUTES in place of --case {case}")

@@ -52,7 +52,10 @@ pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &
         .iter()
         .position(|facts| facts.p2p_disabled)
         .map_or(Ok(()), |rank| Err(format!("NCCL_P2P_DISABLE=1 on rank {rank} forbids peer access")));
-    let may_share = if options.shared_device { Ok(()) } else { alone.clone() };
+    let (may_share, alone) = match alone {
+        Err(_) if options.shared_device => (Ok(()), Err(SHARED.to_owned())),
+        alone => (alone.clone(), alone),
+    };
     let nodes = mixed_nodes(world, hosts, options);
     Ground::Gpus(Candidates {
         nvlink: one_node.clone().and(may_share).and(allowed.clone()).map(|()| Nodes::of_all(world)),
@@ -61,6 +64,9 @@ pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &
         nccl: alone,
     })
 }
+
+/// What is said of the transports that are not tried for ranks that agreed to share devices.
+const SHARED: &str = "ranks share devices (Options::shared_device), for which auto takes nvlink alone: ask for another transport by name";
 
 /// The nodes of ranks of which some share one and others do not.
 fn mixed_nodes(world: WorldSize, hosts: &Hosts, options: &Options) -> Result<Nodes, String> {
