@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// How late after its deadline a timeout may come.
 const SLACK: Duration = Duration::from_millis(500);
+/// How long after the deadline a rank that was stopped runs on, at the earliest: every other's wait has passed its own by then.
+const SOON: Duration = Duration::from_millis(100);
 /// How late after a kill a loss may be seen.
 const LOSS: Duration = Duration::from_secs(1);
 /// Calls of a short stop: some hundred milliseconds, the stop not counted.
@@ -87,8 +89,18 @@ impl Suite<'_> {
             Injection::LongStop => self.ranks[victim].signal(Signal::STOP)?,
             _ => {}
         }
+        // Half of those that are stopped for too long run on while the others find out about it, the rest when they have gone on.
+        let soon = injection == Injection::LongStop && !self.args.linger && self.below(2) == 0;
+        if soon {
+            let beyond = Duration::from_millis(self.below(300)) + SOON;
+            std::thread::sleep((self.args.deadline() + beyond).saturating_sub(Duration::from_nanos(now() - injected)));
+            self.ranks[victim].signal(Signal::CONT)?;
+        }
         self.all_failed(injection, victim, injected)?;
-        let late = self.ranks.remove(victim);
+        let mut late = self.ranks.remove(victim);
+        if soon {
+            self.has_failed(&mut late)?;
+        }
         if survivors {
             self.order_all(Order::Rebuild { whole: false })?;
             self.all_ready(self.args.ranks - 1)?;
@@ -105,6 +117,7 @@ impl Suite<'_> {
                 self.lingering = Some(late);
                 Ok(())
             }
+            _ if soon => Ok(()),
             _ => self.runs_on(injection, late),
         }
     }
@@ -141,13 +154,8 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// A rank that the others have given up runs on: it fails, and the group computes right results.
-    fn runs_on(&mut self, injection: Injection, mut late: Process) -> Result<(), Spoilt> {
-        match injection {
-            Injection::LongStop => late.signal(Signal::CONT)?,
-            _ => late.order(Order::Run { calls: 1 })?,
-        }
-        self.order_all(Order::Run { calls: 20 })?;
+    /// Whether a rank that runs on, and that the others have given up, fails, and ends when it is told to.
+    fn has_failed(&mut self, late: &mut Process) -> Result<(), Spoilt> {
         let limit = self.limit();
         match late.report(limit)? {
             // It has nobody else to blame, whatever its own waits came to while it was stopped.
@@ -159,6 +167,18 @@ impl Suite<'_> {
         if !late.ended(limit)? {
             self.tally.count(Against::Hang, &format!("rank {}, which ran on, does not end", late.rank));
         }
+        Ok(())
+    }
+
+    /// A rank that the others have given up runs on: it fails, and the group computes right results.
+    fn runs_on(&mut self, injection: Injection, mut late: Process) -> Result<(), Spoilt> {
+        match injection {
+            Injection::LongStop => late.signal(Signal::CONT)?,
+            _ => late.order(Order::Run { calls: 1 })?,
+        }
+        self.order_all(Order::Run { calls: 20 })?;
+        self.has_failed(&mut late)?;
+        let limit = self.limit();
         for at in 0..self.ranks.len() {
             match self.hear(at, limit)? {
                 Report::Done { wrong: 0 } => {}

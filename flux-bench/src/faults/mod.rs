@@ -5,7 +5,7 @@
 //!
 //! This process computes nothing: it starts the ranks, which are this program again, gives orders, injects and checks. After a fault the survivors
 //! alternately rebuild among themselves first and with a replacement then, or with a replacement at once. A rank that was stopped for longer than the
-//! deadline, or stayed away, runs on when the others have gone on, and must fail and harm nobody.
+//! deadline, or stayed away, runs on when the others have gone on, or while they find out about it, and must fail and harm nobody.
 
 mod episode;
 mod ledger;
