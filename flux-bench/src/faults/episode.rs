@@ -11,8 +11,10 @@ use std::time::Duration;
 
 /// How late after its deadline a timeout may come.
 const SLACK: Duration = Duration::from_millis(500);
-/// How long after the deadline a rank that was stopped runs on, at the earliest: every other's wait has passed its own by then.
+/// How long after the deadline a rank that was stopped runs on, at the earliest: every other's wait, which begins up to a call later than the stop, has passed its own by then.
 const SOON: Duration = Duration::from_millis(100);
+/// The same of ranks that take turns on a device.
+const SOON_BY_TURNS: Duration = Duration::from_millis(300);
 /// How late after a kill a loss may be seen.
 const LOSS: Duration = Duration::from_secs(1);
 /// Calls of a short stop: some hundred milliseconds, the stop not counted.
@@ -92,7 +94,8 @@ impl Suite<'_> {
         // Half of those that are stopped for too long run on while the others find out about it, the rest when they have gone on.
         let soon = injection == Injection::LongStop && !self.args.linger && self.below(2) == 0;
         if soon {
-            let beyond = Duration::from_millis(self.below(300)) + SOON;
+            let soon = if self.args.ranks_per_gpu > 1 { SOON_BY_TURNS } else { SOON };
+            let beyond = Duration::from_millis(self.below(200)) + soon;
             std::thread::sleep((self.args.deadline() + beyond).saturating_sub(Duration::from_nanos(now() - injected)));
             self.ranks[victim].signal(Signal::CONT)?;
         }

@@ -144,6 +144,8 @@ impl Health {
         } else if what.record.code == fault::DISAGREED {
             // No wait of any rank's can succeed, and the one that found it may carry nothing any more for this rank's to see why.
             self.abort(Fault::from_record(&what.record, Vec::new()), reason::IN_ANOTHER_OP);
+            // For a fault that was noted before and follows from this.
+            let _ = self.said.set(*what);
         } else {
             let _ = self.said.set(*what);
         }
@@ -171,18 +173,19 @@ impl Health {
     }
 
     /// This rank gives up. `tell` is called when that is noted, so that no answer to it passes for the first fault, and before any wait ends by it: what those let go
-    /// of may reach peers. It is not called where another rank's fault, or a wait of this one's, was there before: peers hear of that, and might take this for the first.
+    /// of may reach peers. It is not called where another rank's fault, or a wait of this one's, was there before: peers hear of that, at the latest when somebody asks
+    /// for it, and might take this for the first.
     pub(super) fn give_up(&self, reason: u32, tell: impl FnOnce()) {
         self.note(Fault::Aborted { rank: self.rank, reason }, reason);
-        if self.first().is_some_and(|first| self.is_its_own(&first.fault)) {
+        if self.first().is_some_and(|first| self.is_its_own(first)) {
             tell();
         }
         self.transport.set_abort(reason.max(1));
     }
 
     /// Whether this rank has given up by itself.
-    fn is_its_own(&self, fault: &Fault) -> bool {
-        matches!(fault, Fault::Aborted { rank, .. } if *rank == self.rank)
+    fn is_its_own(&self, first: &First) -> bool {
+        matches!(first, First { fault: Fault::Aborted { rank, .. }, cause: Cause::Abort, .. } if *rank == self.rank)
     }
 
     fn abort(&self, fault: Fault, reason: u32) {

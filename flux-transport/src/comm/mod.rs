@@ -268,7 +268,8 @@ impl Communicator {
     }
 
     /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks. Others of the same world go on. A `reason`
-    /// of 0, or from [`reason::RESERVED`] on, counts as 1. Where it is broken already, that stays its fault, and peers hear no other.
+    /// of 0, or from [`reason::RESERVED`] on, counts as 1. Where it is broken already, that stays its fault, and peers
+    /// hear no other: of that one when [`status`](Self::status) is asked for it.
     pub fn abort(&self, reason: u32) {
         self.give_up(if (1..reason::RESERVED).contains(&reason) { reason } else { 1 });
     }

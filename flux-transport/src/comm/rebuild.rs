@@ -83,6 +83,8 @@ impl Communicator {
         inner.turns.free_of_this_thread()?;
         if self.status().is_ok() {
             self.give_up(reason::REBUILT);
+            // A wait that has failed meanwhile was the first, and who is late is known by what it is asked.
+            let _ = self.status();
         }
         let _turn = self.turn()?;
         if let Err(error) = inner.health.transport().drain() {

@@ -84,7 +84,13 @@ impl Communicator {
                 control.give_up(&what);
                 Fault::from_record(&what.record, what.late().collect())
             }
-            Judgement::Unheard => fault,
+            Judgement::Unheard => {
+                if record.abort == reason::NCCL {
+                    // It began here, as far as is known. Not every peer has messages with this rank that fail.
+                    control.abort_peers(world.communicator(), reason::NCCL);
+                }
+                fault
+            }
             Judgement::Own(Late { ranks: late, .. }) => {
                 if !late.is_empty() || record.code == fault::DISAGREED {
                     health.exclude(late.iter().copied());
@@ -111,10 +117,12 @@ enum Judgement {
 
 impl Judgement {
     fn of(health: &Health, record: &FaultRecord, ranks: &[RankReport]) -> Self {
-        if let Some(by) = health.given_up_by() {
+        let second_hand = is_second_hand(record, health.rank());
+        // A loss, or another op, is what the peers wait to hear of, whoever has given this rank up since.
+        if let Some(by) = health.given_up_by().filter(|_| second_hand || record.code == fault::TIMEOUT) {
             return Self::GivenUp(by);
         }
-        if is_second_hand(record, health.rank()) {
+        if second_hand {
             return health.heard().map_or(Self::Unheard, Self::Heard);
         }
         // In this order: whom a rank gave up is known before it counts as one that spoke. What it said before it answered, or left, has been heard.

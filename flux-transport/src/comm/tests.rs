@@ -6,7 +6,6 @@ use crate::control::{GaveUp, mask_of};
 use crate::{Fault, Select};
 use flux_core::layout::{ABORT_OFFSET, FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
 
 fn word(address: u64) -> u32 {
     let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap());
@@ -124,19 +123,40 @@ fn what_another_ranks_wait_led_to_is_told_as_that_ranks_fault() {
     let [hears, waits, late] = ranks();
     let word = FaultRecord { code: fault::ABORTED, abort: reason::TIMED_OUT, ..waited_for(&waits, &late) };
     let comm = with(&hears, Some(word));
-    let fault = std::thread::scope(|scope| {
-        let (waits, late) = (&waits, &late);
-        scope.spawn(move || {
-            std::thread::sleep(Duration::from_millis(30));
-            give_up(waits, late, waited_for(waits, late));
-        });
-        comm.status().unwrap_err()
-    });
-    assert_eq!(fault, Fault::from_record(&waited_for(&waits, &late), vec![late.rank()]));
+    // The word is what is found first.
+    assert!(matches!(comm.inner.health.status(), Err(Fault::Aborted { .. })));
+    give_up(&waits, &late, waited_for(&waits, &late));
+    assert_eq!(comm.status(), Err(Fault::from_record(&waited_for(&waits, &late), vec![late.rank()])));
     // Where nothing is heard it stays what it is.
     let [alone, peer, late] = ranks();
     let word = FaultRecord { code: fault::ABORTED, abort: reason::TIMED_OUT, ..waited_for(&peer, &late) };
     assert_eq!(with(&alone, Some(word)).status(), Err(Fault::Aborted { rank: peer.rank(), reason: reason::TIMED_OUT }));
+}
+
+/// NCCL fails at its peers where one rank gives it up; where none says why, it is told as it is.
+#[test]
+fn an_error_of_nccl_is_told_where_nothing_else_is_heard() {
+    let [fails, hears] = ranks();
+    let own = FaultRecord { code: fault::ABORTED, abort: reason::NCCL, ..waited_for(&fails, &hears) };
+    let (broken, peer) = (with(&fails, Some(own)), with(&hears, None));
+    // Refused a call for it, and no cause itself.
+    broken.abort(7);
+    assert_eq!(peer.status(), Ok(()));
+    let told = Err(Fault::Aborted { rank: fails.rank(), reason: reason::NCCL });
+    assert_eq!((broken.status(), peer.status()), (told.clone(), told));
+}
+
+#[test]
+fn another_op_is_told_whoever_has_given_up_who_found_it() {
+    let [finds, waits, hears] = ranks();
+    let record = FaultRecord { code: fault::DISAGREED, wait: fault::CALL, ..waited_for(&finds, &hears) };
+    let finder = with(&finds, Some(record));
+    give_up(&waits, &finds, waited_for(&waits, &finds));
+    // Who hears of it now, and has heard of nothing before.
+    let peer = with(&hears, None);
+    let told = finder.status();
+    assert!(matches!(told, Err(Fault::Disagreed { .. })), "{told:?}");
+    assert_eq!(peer.status(), told);
 }
 
 #[test]
