@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::launched::launched;
+use common::launched::places;
 use common::suite::{self, call, plain};
 use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
 use flux_core::program::{Chunk, Schedule};
@@ -16,7 +16,7 @@ use half::bf16;
 
 fn find() -> Result<Machine, String> {
     cuda::available().map_err(|why| why.to_string())?;
-    let count = launched().map_or_else(cuda::device_count, |launch| Ok(launch.ranks)).map_err(|e| e.to_string())?;
+    let count = cuda::device_count().map(places).map_err(|e| e.to_string())?;
     if count < 2 {
         return Err("NCCL needs a GPU for each rank, and there is one".to_owned());
     }

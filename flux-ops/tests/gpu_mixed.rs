@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::launched::launched;
+use common::launched::places;
 use common::suite::{self, call};
 use common::{AnyOp, Case, Machine, OPS, Plan, Values, skipped};
 use flux_core::OpKind;
@@ -19,8 +19,7 @@ use std::sync::Once;
 
 /// Machines that there are here, and what is left out of them.
 fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
-    let found = common::gpus::count()?;
-    let gpus = launched().map_or(found, |launch| launch.ranks);
+    let gpus = common::gpus::count().map(places)?;
     if gpus < 2 {
         return Err("two nodes need a GPU each, and there is one".to_owned());
     }

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::launched::launched;
+use common::launched::places;
 use common::suite::{self, Number};
 use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -18,7 +18,7 @@ use half::bf16;
 
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
-    let places = common::gpus::count().map(|gpus| launched().map_or(gpus, |launch| launch.ranks));
+    let places = common::gpus::count().map(places);
     common::where_found::run("gpu_ops", places.map(Machine::Gpus), test);
 }
 

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::launched::launched;
+use common::launched::places;
 use common::suite;
 use common::{AnyOp, Case, Machine, OPS, Plan, Values};
 use cudarc::driver::sys::CUstreamCaptureMode;
@@ -18,7 +18,7 @@ use half::bf16;
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
     let several = |count| if count > 1 { Ok(Machine::Staged(count)) } else { Err(format!("2 GPUs needed, {count} here")) };
-    let places = common::gpus::count().map(|gpus| launched().map_or(gpus, |launch| launch.ranks));
+    let places = common::gpus::count().map(places);
     common::where_found::run("gpu_ops_pcie", places.and_then(several), test);
 }
 

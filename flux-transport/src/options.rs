@@ -75,8 +75,8 @@ pub struct Options {
     /// The epoch of the first call; for tests of its wrap.
     pub first_epoch: Epoch,
     /// Several ranks may share a device; for tests of a large world on few devices. Ranks that are threads share the device's queues too: copies may then stand there
-    /// behind the kernel of a rank that waits for them, so the ranks' kernels have to push, and all must fit at once. Ranks that are processes take turns on it,
-    /// some milliseconds each; without CUDA's multi-process service, under which they run at once. [`Select::Auto`] takes nvlink alone for them. NCCL takes them only where each has an `NCCL_HOSTID` of its own, as
+    /// behind the kernel of a rank that waits for them, so the ranks' kernels have to push, and all must fit at once. Ranks that are processes take turns on it;
+    /// not under CUDA's multi-process service, where they run at once. [`Select::Auto`] takes nvlink alone for them. NCCL takes them only where each has an `NCCL_HOSTID` of its own, as
     /// [`Launcher::sharing_devices`](crate::launch::Launcher::sharing_devices) gives them.
     pub shared_device: bool,
     /// Nodes that the ranks are dealt to, in order: rank `node * ranks of a node + local`. What crosses nodes does so once for all ranks of a node. Where it is

@@ -19,7 +19,7 @@ const SOON_BY_TURNS: Duration = Duration::from_millis(300);
 const LOSS: Duration = Duration::from_secs(1);
 /// Calls of a short stop: some hundred milliseconds, the stop not counted.
 const CALLS: u64 = 300;
-/// The same of ranks that take turns on a device, each call of which takes some ten milliseconds.
+/// The same of ranks that take turns on a device, each call of which takes tens of milliseconds.
 const CALLS_BY_TURNS: u64 = 30;
 
 impl Suite<'_> {

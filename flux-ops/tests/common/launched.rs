@@ -48,6 +48,11 @@ pub fn launched() -> Option<&'static Launched> {
     LAUNCHED.get_or_init(find).as_ref()
 }
 
+/// How many ranks there can be: those of the launch, if there is one, or a thread for each of so many GPUs.
+pub fn places(gpus: u32) -> u32 {
+    launched().map_or(gpus, |launch| launch.ranks)
+}
+
 #[allow(clippy::exit, reason = "a rank that has failed takes its launch with it")]
 fn end() {
     std::process::exit(101);

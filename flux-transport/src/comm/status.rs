@@ -85,7 +85,7 @@ impl Communicator {
                 Fault::from_record(&what.record, what.late().collect())
             }
             Judgement::Unheard => {
-                if record.abort == reason::NCCL {
+                if record.abort == reason::NCCL && record.rank == health.rank().get() {
                     // It began here, as far as is known. Not every peer has messages with this rank that fail.
                     control.abort_peers(world.communicator(), reason::NCCL);
                 }

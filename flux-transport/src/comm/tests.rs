@@ -144,6 +144,12 @@ fn an_error_of_nccl_is_told_where_nothing_else_is_heard() {
     assert_eq!(peer.status(), Ok(()));
     let told = Err(Fault::Aborted { rank: fails.rank(), reason: reason::NCCL });
     assert_eq!((broken.status(), peer.status()), (told.clone(), told));
+    // The word of another tells nobody anew.
+    let [fails, hears, third] = ranks();
+    let word = FaultRecord { code: fault::ABORTED, abort: reason::NCCL, ..waited_for(&fails, &hears) };
+    let (broken, peer) = (with(&hears, Some(word)), with(&third, None));
+    assert_eq!(broken.status(), Err(Fault::Aborted { rank: fails.rank(), reason: reason::NCCL }));
+    assert_eq!(peer.status(), Ok(()));
 }
 
 #[test]

@@ -153,8 +153,8 @@ impl Launcher {
         self
     }
 
-    /// Has NCCL, which takes no two ranks of one host on one device, take every rank for the only one of a host: see [`one_host_each`]. For ranks that share devices,
-    /// as [`Options::shared_device`](crate::Options::shared_device) has them.
+    /// Has NCCL, which takes no two ranks of one host on one device, take every rank for the only one of a host: see [`one_host_each`]. It stands in the place of
+    /// what the environment says of these variables. For ranks that share devices, as [`Options::shared_device`](crate::Options::shared_device) has them.
     #[must_use]
     pub fn sharing_devices(mut self) -> Self {
         self.sharing = true;
