@@ -26,9 +26,9 @@ pub struct Args {
     /// Seconds after which a step is killed
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
-    /// Run only the steps whose names contain this
+    /// Run only the steps whose names contain this, or one of these if given several times
     #[arg(long, value_name = "TEXT")]
-    pub only: Option<String>,
+    pub only: Vec<String>,
     /// Ranks of soak and benchmark: as many as there are GPUs where it is left out
     #[arg(long)]
     pub tp: Option<u32>,
@@ -55,7 +55,7 @@ pub struct Summary {
 /// Runs the steps, prints the summary, writes `gpu-ci.json`, and says whether all passed.
 ///
 /// # Errors
-/// No GPU: tests that skip themselves would pass.
+/// No GPU: tests that skip themselves would pass. [`Args::only`] of which one names no step.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     flux_transport::cuda::available().context("gpu-ci checks GPUs")?;
     check(args, crate::machine::gpu_count())
@@ -65,10 +65,16 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let out = args.out.as_ref().unwrap_or(&args.dist);
     let logs = out.join("logs");
     std::fs::create_dir_all(&logs)?;
-    let wanted = |name: &str| args.only.as_deref().is_none_or(|only| name.contains(only));
     let pytorch = gpus > 1 && has_pytorch(OsStr::new("python3"), LOOK, &logs.join("pytorch.log"));
+    let planned = plan::steps(args, out, gpus, pytorch)?;
+    let is_of = |only: &String, name: &str| name.contains(only.as_str());
+    if let Some(only) = args.only.iter().find(|only| !planned.iter().any(|(name, _)| is_of(only, name))) {
+        let names: Vec<&str> = planned.iter().map(|(name, _)| name.as_str()).collect();
+        anyhow::bail!("--only {only}: no step of this machine is called so: {}", names.join(" "));
+    }
+    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| is_of(only, name));
     let mut steps = Vec::new();
-    for (name, command) in plan::steps(args, out, gpus, pytorch)?.into_iter().filter(|(name, _)| wanted(name)) {
+    for (name, command) in planned.into_iter().filter(|(name, _)| wanted(name)) {
         out::note(&format!("gpu-ci: {name}"));
         let limit = if name.starts_with(plan::FAULTS) { args.limit.max(plan::FAULTS_LIMIT) } else { args.limit };
         let step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
@@ -141,7 +147,7 @@ mod tests {
         script(&folder.path().join("flux-bench"), "echo $NCCL_NVLS_ENABLE $@");
         script(&folder.path().join("tp_mlp"), "exit 0");
         script(&folder.path().join("tests/gpu_good"), "exit 0");
-        let args = Args { dist: folder.path().to_owned(), limit: 20, only: None, tp: None, out: None };
+        let args = Args { dist: folder.path().to_owned(), limit: 20, only: Vec::new(), tp: None, out: None };
         (folder, args)
     }
 
@@ -178,7 +184,7 @@ mod tests {
         let summary = || -> Summary { serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap()).unwrap() };
         script(&folder.path().join("tests/gpu_good"), r#"echo "gpu_good: no GPU" | tee -a "$FLUX_SKIPPED" >> "$FLUX_SKIPPED""#);
         for _ in 0..2 {
-            assert!(check(&Args { only: Some("gpu_good".into()), ..args.clone() }, 1).unwrap());
+            assert!(check(&Args { only: vec!["gpu_good".into()], ..args.clone() }, 1).unwrap());
             assert_eq!(summary().steps[0].skipped, ["gpu_good: no GPU", "gpu_good: no GPU"]);
             let text = text(&summary());
             assert!(
@@ -187,7 +193,7 @@ mod tests {
             );
         }
         script(&folder.path().join("tests/gpu_good"), "exit 0");
-        assert!(check(&Args { only: Some("gpu_good".into()), ..args }, 1).unwrap());
+        assert!(check(&Args { only: vec!["gpu_good".into()], ..args }, 1).unwrap());
         assert!(summary().steps[0].skipped.is_empty() && text(&summary()).contains(" 0 tests skipped, "));
     }
 
@@ -221,8 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_matches_nothing_is_no_success() {
-        let (_folder, args) = dist();
-        assert!(!check(&Args { only: Some("no such step".into()), ..args }, 2).unwrap());
+    fn several_filters_choose_the_steps_of_each_and_one_that_matches_nothing_is_refused() {
+        let (folder, args) = dist();
+        let error = check(&Args { only: vec!["gpu_good".into(), "no such step".into()], ..args.clone() }, 2).unwrap_err().to_string();
+        assert!(error.contains("no such step") && error.contains(" gpu_good tp_mlp-threads "), "{error}");
+        assert!(!folder.path().join("gpu-ci.json").exists());
+        assert!(check(&Args { only: vec!["gpu_good".into(), "tp_mlp".into()], ..args }, 2).unwrap());
+        let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
+        let summary: Summary = serde_json::from_str(&json).unwrap();
+        assert!(summary.steps.iter().map(|step| step.name.as_str()).eq(["gpu_good", "tp_mlp-threads", "tp_mlp-processes"]));
     }
 }
