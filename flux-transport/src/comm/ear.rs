@@ -1,21 +1,34 @@
-//! How a communicator hears of its peers.
+//! How a communicator hears of its peers, and answers them.
 //!
-//! Invariant: what a notice does to a communicator is over when its ear is dropped, and nothing is done after. So the transport goes on the thread that drops the
+//! Invariant: what a notice, or a question, does to a communicator is over when its ear is dropped, and nothing is done after. So the transport goes on the thread that drops the
 //! communicator, while the rank is in the world, and never on one that brings notices: the monitor's, or a peer's, which a drain would hold up.
 
+use super::failure;
+use super::flight::Flight;
 use super::health::Health;
-use crate::control::{ControlPlane, Notice, Watcher};
+use crate::control::{Answerer, ControlPlane, Notice, Watcher};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Tells a communicator's health of every notice.
+/// Tells a communicator's health of every notice, and says what the rank does in it.
 pub(super) struct Ear {
     listener: Arc<RwLock<Option<Arc<Health>>>>,
+    _answerer: Arc<Answerer>,
     _watcher: Arc<Watcher>,
 }
 
 impl Ear {
-    pub(super) fn new(health: &Arc<Health>, control: &dyn ControlPlane) -> Self {
+    /// Of the communicator with this number.
+    pub(super) fn new(number: u32, health: &Arc<Health>, flight: &Arc<Flight>, control: &dyn ControlPlane) -> Self {
         let listener = Arc::new(RwLock::new(Some(Arc::clone(health))));
+        let answerer: Arc<Answerer> = {
+            let (listener, flight) = (Arc::clone(&listener), Arc::clone(flight));
+            Arc::new(move |asked| {
+                let health = listener.read().unwrap_or_else(PoisonError::into_inner);
+                let health = health.as_ref().filter(|_| asked == number)?;
+                Some(failure::answer(health.record_to_tell().as_ref(), &flight.last()))
+            })
+        };
+        control.answer_with(Arc::downgrade(&answerer));
         let watcher: Arc<Watcher> = {
             let listener = Arc::clone(&listener);
             Arc::new(move |notice: Notice| {
@@ -25,7 +38,7 @@ impl Ear {
             })
         };
         control.watch(Arc::downgrade(&watcher));
-        Self { listener, _watcher: watcher }
+        Self { listener, _answerer: answerer, _watcher: watcher }
     }
 }
 
@@ -73,7 +86,7 @@ mod tests {
         };
         let transport = Fake { set_abort: Box::new(set_abort), ..Fake::default() };
         let health = Arc::new(Health::new(Rank::new(0), 0, Box::new(transport)));
-        let ear = Ear::new(&health, &own);
+        let ear = Ear::new(0, &health, &Arc::new(Flight::new()), &own);
         std::thread::scope(|scope| {
             scope.spawn(|| peer.abort_peers(0, 7));
             hears.recv_timeout(Duration::from_secs(20)).unwrap();

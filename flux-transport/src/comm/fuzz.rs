@@ -3,22 +3,22 @@
 #![expect(clippy::missing_panics_doc, reason = "a panic is what these are for")]
 
 use super::automatic::Facts;
-use super::flight;
+use super::failure;
 use crate::control::GaveUp;
 
 pub use super::automatic::fuzz::verdict;
 
-/// A flight record, or a wait that a peer gave up: there is one reading of each.
+/// What a peer does, or a wait that it gave up: there is one reading of each.
 pub fn report(bytes: &[u8]) -> bool {
-    let (calls, gave_up) = (flight::decode(bytes), GaveUp::decode(bytes));
-    if let Some(calls) = &calls {
-        let again = flight::decode(&flight::encode(calls));
-        assert_eq!(again.as_ref(), Some(calls));
+    let (said, gave_up) = (failure::said(bytes), GaveUp::decode(bytes));
+    if let Some((record, calls)) = &said {
+        let again = failure::said(&failure::answer(record.as_ref(), calls));
+        assert_eq!(again.as_ref(), said.as_ref());
     }
     if let Some(gave_up) = gave_up {
         assert_eq!(gave_up.encode(), bytes);
     }
-    calls.is_some() || gave_up.is_some()
+    said.is_some() || gave_up.is_some()
 }
 
 /// What a rank says of itself when a transport is chosen: there is one reading of it.
@@ -54,7 +54,8 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     let size = flux_core::layout::WorkspaceSize { half_bytes: 1 << 33, signals: 4, counters: 2 };
     let mut seeds = super::automatic::fuzz::seeds();
     seeds.extend([
-        ("report", "flight", flight::encode(&flight)),
+        ("report", "flight", failure::answer(None, &flight)),
+        ("report", "waits", failure::answer(Some(&gave_up.record), &flight)),
         ("report", "gave-up", gave_up.encode().to_vec()),
         ("size", "workspace", super::encode(size).to_vec()),
     ]);

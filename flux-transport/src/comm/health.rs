@@ -4,7 +4,7 @@
 //! the abort word, so that no wait outlives it; but for a peer's timeout, which this rank's own waits will come to by themselves: each rank's waits last
 //! as long as its deadline says.
 
-use super::failure::is_second_hand;
+use super::hearsay::{self, Heard, is_second_hand};
 use crate::control::{GaveUp, Notice, mask_of};
 use crate::fault::reason;
 use crate::{Fault, Transport};
@@ -23,6 +23,8 @@ pub(super) struct Health {
     first: OnceLock<First>,
     /// A peer's timeout: the fault unless a wait of this rank fails by itself.
     said: OnceLock<GaveUp>,
+    /// The first abort that a peer told, with that peer: others pass it on by words in memory.
+    aborted: OnceLock<Heard>,
     /// Ranks (bits) that some rank has given up waiting for.
     given_up: AtomicU32,
     /// Ranks (bits) that have said whom they gave up. Set after those.
@@ -53,9 +55,9 @@ enum Cause {
 
 impl Health {
     pub(super) fn new(rank: Rank, number: u32, transport: Box<dyn Transport>) -> Self {
-        let (first, said, given_up_by) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let (first, said, aborted, given_up_by) = (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
         let (given_up, spoke) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { rank, number, transport, first, said, given_up, spoke, given_up_by }
+        Self { rank, number, transport, first, said, aborted, given_up, spoke, given_up_by }
     }
 
     pub(super) fn transport(&self) -> &dyn Transport {
@@ -72,14 +74,19 @@ impl Health {
         self.first().and_then(|first| if let Cause::Own(record) = first.cause { Some(record) } else { None })
     }
 
+    /// What peers are told of this rank's waits; nothing of a rank that was given up, whose waits may have failed for that.
+    pub(super) fn record_to_tell(&self) -> Option<FaultRecord> {
+        if self.given_up_by().is_some() { None } else { self.transport.read_fault() }
+    }
+
     /// The rank whose communicator this is.
     pub(super) const fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// What a peer said of its wait, whatever the first fault is.
-    pub(super) fn heard(&self) -> Option<GaveUp> {
-        self.said.get().copied()
+    /// What a second-hand record comes from, as far as was heard, whatever the first fault is.
+    pub(super) fn heard_of(&self, record: &FaultRecord) -> Option<Heard> {
+        hearsay::source(record, self.rank, self.said.get().copied(), self.aborted.get().copied())
     }
 
     /// What a peer said of its wait, where that is the first fault.
@@ -94,17 +101,15 @@ impl Health {
                 abort: record.abort,
                 cause: Cause::Own(record),
             };
-            let said = |what: &GaveUp| First {
-                fault: Fault::from_record(&what.record, what.late().collect()),
-                abort: 0,
-                cause: Cause::Said(*what),
+            let heard = |heard: Heard| match heard {
+                Heard::GaveUp(what) => First { fault: heard.fault(), abort: 0, cause: Cause::Said(what) },
+                Heard::Aborted { reason, .. } => First { fault: heard.fault(), abort: reason, cause: Cause::Abort },
             };
-            let heard = || self.said.get().map(said);
             let found = match self.transport.read_fault() {
-                // Who was waiting itself says more.
-                Some(record) if is_second_hand(&record, self.rank) => heard().unwrap_or_else(|| own(record)),
+                // Who was waiting itself, or gave up first, says more.
+                Some(record) if is_second_hand(&record, self.rank) => self.heard_of(&record).map_or_else(|| own(record), heard),
                 Some(record) => own(record),
-                None => heard()?,
+                None => heard(Heard::GaveUp(*self.said.get()?)),
             };
             // Loses to an abort noted since: the record may be what that abort led to.
             let _ = self.first.set(found);
@@ -120,6 +125,12 @@ impl Health {
 
     /// Takes note of what a peer did.
     pub(super) fn notice(&self, notice: Notice) {
+        if let Notice::Aborted { by, reason, communicator } = notice
+            && (communicator == self.number || reason == reason::PANICKED)
+        {
+            // Before the words of ranks that pass it on are looked at.
+            let _ = self.aborted.set(Heard::Aborted { by, reason });
+        }
         match notice {
             // A rank whose thread panicked is as gone as one whose process died, in whichever communicator it did.
             Notice::Lost(rank) | Notice::Aborted { by: rank, reason: reason::PANICKED, .. } => {

@@ -14,6 +14,8 @@ mod flight;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod health;
+mod hearsay;
+mod late;
 mod nodes;
 mod rebuild;
 mod status;
@@ -26,7 +28,7 @@ pub use flight::{CallRecord, CallState, Label};
 pub(crate) use nodes::{dealt, grouped};
 pub use rebuild::Rebuild;
 
-use crate::control::{Answerer, Step, agree, agree_at};
+use crate::control::{Step, agree, agree_at};
 use crate::fault::reason;
 use crate::{Capabilities, Device, Options, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
 use ear::Ear;
@@ -54,7 +56,6 @@ pub struct Communicator {
 // Dropped in this order: the transport when no notice uses it any more, and before the rank leaves the world.
 struct Inner {
     _ear: Ear,
-    _answerer: Arc<Answerer>,
     health: Arc<Health>,
     flight: Arc<Flight>,
     failure: OnceLock<Failure>,
@@ -99,16 +100,11 @@ impl Communicator {
         let number = world.communicator();
         let health = Arc::new(Health::new(world.rank(), number, transport));
         let flight = Arc::new(Flight::new());
-        let answerer: Arc<Answerer> = {
-            let flight = Arc::clone(&flight);
-            Arc::new(move |asked| (asked == number).then(|| flight::encode(&flight.last())))
-        };
-        world.control().answer_with(Arc::downgrade(&answerer));
-        let ear = Ear::new(&health, world.control());
+        let ear = Ear::new(number, &health, &flight, world.control());
         let world = world.share();
         let options = *options;
         let (turns, failure) = (Turns::default(), OnceLock::new());
-        let inner = Inner { _ear: ear, _answerer: answerer, health, flight, failure, world, options, turns, explanation };
+        let inner = Inner { _ear: ear, health, flight, failure, world, options, turns, explanation };
         Self { inner: Arc::new(inner) }
     }
 

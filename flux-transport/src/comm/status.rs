@@ -3,8 +3,10 @@
 //! Invariant: whoever is told of a fault is told of the same one; the first to look asks the peers about it, and tells them whom this rank has given up, or who has been
 //! before it did: it is not for its own sake that it comes no more. So it does of a peer in another op, which not all may find before this rank carries nothing any more.
 
-use super::failure::{DOUBT, GATHER, Late, Verdicts, is_second_hand, late};
+use super::failure::{DOUBT, GATHER};
 use super::health::Health;
+use super::hearsay::{Heard, is_second_hand};
+use super::late::{Late, Verdicts, late};
 use super::{CallRecord, Communicator, Failure, Inner, RankReport};
 use crate::control::{GaveUp, mask_of};
 use crate::fault::reason;
@@ -15,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How often it is looked whether a doubt has gone.
 const LOOK: Duration = Duration::from_millis(2);
+/// How often the peers are asked again while it has not. Who is silent is waited for half as long.
+const AGAIN: Duration = Duration::from_millis(40);
 
 impl Communicator {
     pub(super) fn working(&self) -> Result<(), TransportError> {
@@ -23,7 +27,7 @@ impl Communicator {
 
     /// Whether the communicator still works, as far as is known, all that peers have said included. Waits for no device and no call: one under
     /// way may yet fail. A collective step that failed, as a build or a barrier, is no fault by itself: calls go on, and what says so is the next step, which
-    /// is refused where the ranks are out of step, until they rebuild. Where it finds the first fault it asks the peers what they do, for at most a quarter of a second, and tells them.
+    /// is refused where the ranks are out of step, until they rebuild. Where it finds the first fault it asks the peers what they do, for little more than a quarter of a second at most, and tells them.
     ///
     /// # Errors
     /// The first fault. It stays, and no result of a call that had not finished before can be used; see [`rebuild`](Self::rebuild).
@@ -56,14 +60,41 @@ impl Communicator {
             // A rank that was stopped has what was found meanwhile in its sockets.
             control.settle();
             let answers = control.ask(number, began + GATHER);
-            let ranks: Vec<RankReport> = world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
-            let fault = self.judged(fault, &ranks, began + DOUBT);
+            let mut ranks: Vec<RankReport> =
+                world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
+            control.settle();
+            let fault = self.judged(fault, &mut ranks, began + DOUBT);
             Failure { fault, ranks }
         })
     }
 
+    /// What becomes of this rank's record, as soon as there is no doubt, or when it has lasted. The waits of peers come to their deadlines about now, so they are asked again.
+    fn judgement(&self, record: &FaultRecord, ranks: &mut [RankReport], until: Instant) -> Judgement {
+        let Inner { health, world, .. } = &*self.inner;
+        let ask = |ranks: &mut [RankReport]| {
+            let answers = world.control().ask(world.communicator(), Instant::now() + AGAIN / 2);
+            ranks.iter_mut().zip(&answers).for_each(|(report, answer)| report.renew(answer));
+            // A rank that was stopped meanwhile has in its sockets that it was given up.
+            world.control().settle();
+        };
+        let mut asked = Instant::now();
+        loop {
+            let found = Judgement::of(health, record, ranks);
+            let over = Instant::now() >= until;
+            if found.certain() || (over && asked >= until) {
+                return found;
+            }
+            if over || asked.elapsed() >= AGAIN {
+                asked = Instant::now();
+                ask(ranks);
+            } else {
+                std::thread::sleep(LOOK);
+            }
+        }
+    }
+
     /// The first fault as it is to be told, by what the ranks do; peers are told, too.
-    fn judged(&self, fault: Fault, ranks: &[RankReport], until: Instant) -> Fault {
+    fn judged(&self, fault: Fault, ranks: &mut [RankReport], until: Instant) -> Fault {
         let Inner { health, world, .. } = &*self.inner;
         let control = world.control();
         let Some(record) = health.own_record() else {
@@ -72,17 +103,15 @@ impl Communicator {
             }
             return fault;
         };
-        let mut found = Judgement::of(health, &record, ranks);
-        while !found.certain() && Instant::now() < until {
-            std::thread::sleep(LOOK);
-            found = Judgement::of(health, &record, ranks);
-        }
+        let found = self.judgement(&record, ranks, until);
         match found {
             // Not told: the peers go on without this rank, whatever it has waited for.
             Judgement::GivenUp(by) => Fault::Aborted { rank: by, reason: reason::LATE },
-            Judgement::Heard(what) => {
-                control.give_up(&what);
-                Fault::from_record(&what.record, what.late().collect())
+            Judgement::Heard(heard) => {
+                if let Heard::GaveUp(what) = heard {
+                    control.give_up(&what);
+                }
+                heard.fault()
             }
             Judgement::Unheard => {
                 if record.abort == reason::NCCL && record.rank == health.rank().get() {
@@ -108,7 +137,7 @@ enum Judgement {
     /// A peer has given this rank up.
     GivenUp(Rank),
     /// It is second-hand, and this is what it comes from.
-    Heard(GaveUp),
+    Heard(Heard),
     /// It is second-hand, and nothing was heard yet.
     Unheard,
     /// It stands.
@@ -123,7 +152,7 @@ impl Judgement {
             return Self::GivenUp(by);
         }
         if second_hand {
-            return health.heard().map_or(Self::Unheard, Self::Heard);
+            return health.heard_of(record).map_or(Self::Unheard, Self::Heard);
         }
         // In this order: whom a rank gave up is known before it counts as one that spoke. What it said before it answered, or left, has been heard.
         let spoke = health.spoke();

@@ -5,6 +5,7 @@ use super::*;
 use crate::control::{GaveUp, mask_of};
 use crate::{Fault, Select};
 use flux_core::layout::{ABORT_OFFSET, FaultRecord, fault};
+use flux_core::signal::Epoch;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 fn word(address: u64) -> u32 {
@@ -131,6 +132,65 @@ fn what_another_ranks_wait_led_to_is_told_as_that_ranks_fault() {
     let [alone, peer, late] = ranks();
     let word = FaultRecord { code: fault::ABORTED, abort: reason::TIMED_OUT, ..waited_for(&peer, &late) };
     assert_eq!(with(&alone, Some(word)).status(), Err(Fault::Aborted { rank: peer.rank(), reason: reason::TIMED_OUT }));
+}
+
+/// Where hosts have launched ahead: a device hangs whose host answers. Whoever's wait fails first does not know yet that the one it waited for waits itself.
+#[test]
+fn a_rank_that_waits_for_a_hung_device_is_not_named_by_those_that_wait_for_it() {
+    for ahead in [0, 10, 60] {
+        let [first, second, hung, third] = ranks();
+        let found = Arc::new(AtomicBool::new(false));
+        let (record, is_found) = (waited_for(&second, &hung), Arc::clone(&found));
+        let late = Fake { read_fault: Box::new(move || is_found.load(Ordering::Relaxed).then_some(record)), ..Fake::default() };
+        let waits = [with(&first, Some(waited_for(&first, &second))), with(&third, Some(waited_for(&third, &hung)))];
+        let (second, device) = (Communicator::new(&second, &Select::Host.into(), Box::new(late), String::new()), with(&hung, None));
+        for comm in waits.iter().chain([&second, &device]) {
+            comm.inner.flight.note(comm.inner.flight.begin(Some(Epoch::new(9)), None), CallState::Launched);
+        }
+        let named = |fault: Fault| if let Fault::Timeout { late, .. } = fault { late } else { Vec::new() };
+        std::thread::scope(|scope| {
+            let mut told = waits.each_ref().map(|comm| scope.spawn(|| comm.status())).map(Some);
+            std::thread::sleep(Duration::from_millis(ahead));
+            found.store(true, Ordering::Relaxed);
+            assert_eq!(named(second.status().unwrap_err()), [hung.rank()]);
+            for told in told.iter_mut().filter_map(Option::take) {
+                assert_eq!(named(told.join().unwrap().unwrap_err()), [hung.rank()], "{ahead} ms ahead");
+            }
+        });
+        assert!(device.inner.health.given_up_by().is_some() && second.inner.health.given_up_by().is_none());
+    }
+}
+
+/// Its own waits may have failed for what it was given up for.
+#[test]
+fn a_rank_that_was_given_up_tells_of_no_wait() {
+    let [stopped, waits] = ranks();
+    let comm = with(&stopped, Some(waited_for(&stopped, &waits)));
+    assert!(comm.inner.health.record_to_tell().is_some());
+    give_up(&waits, &stopped, waited_for(&waits, &stopped));
+    assert_eq!(comm.inner.health.record_to_tell(), None);
+}
+
+/// Whoever hears of an abort says so in its own words in memory, where others look.
+#[test]
+fn an_abort_that_is_passed_on_is_that_of_the_rank_that_asked_for_it() {
+    let [passes, aborts, hears] = ranks();
+    let word = FaultRecord { code: fault::ABORTED, abort: 7, ..waited_for(&passes, &passes) };
+    let (aborter, hearer) = (with(&aborts, None), with(&hears, Some(word)));
+    aborter.abort(7);
+    let told = Err(Fault::Aborted { rank: aborts.rank(), reason: 7 });
+    assert_eq!(hearer.status(), told);
+    // The word is seen first.
+    let [passes, aborts, hears] = ranks();
+    let word = FaultRecord { code: fault::ABORTED, abort: 7, ..waited_for(&passes, &passes) };
+    let (aborter, hearer) = (with(&aborts, None), with(&hears, Some(word)));
+    assert!(hearer.is_broken());
+    aborter.abort(7);
+    assert_eq!(hearer.status(), told);
+    // Where it is heard of nobody else.
+    let [passes, hears] = ranks();
+    let word = FaultRecord { code: fault::ABORTED, abort: 7, ..waited_for(&passes, &passes) };
+    assert_eq!(with(&hears, Some(word)).status(), Err(Fault::Aborted { rank: passes.rank(), reason: 7 }));
 }
 
 /// NCCL fails at its peers where one rank gives it up; where none says why, it is told as it is.

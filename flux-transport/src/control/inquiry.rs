@@ -36,6 +36,24 @@ pub enum Answer {
 
 const RECORD: usize = size_of::<FaultRecord>();
 
+/// A record as bytes of a message.
+pub(crate) fn record_to_bytes(record: &FaultRecord) -> [u8; RECORD] {
+    let mut bytes = [0; RECORD];
+    for (to, word) in bytes.as_chunks_mut().0.iter_mut().zip(bytemuck::cast::<_, [u32; RECORD / 4]>(*record)) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
+/// The record of a message's bytes.
+pub(crate) fn record_from(bytes: &[u8; RECORD]) -> FaultRecord {
+    let mut words = [0_u32; RECORD / 4];
+    for (word, from) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u32::from_le_bytes(*from);
+    }
+    bytemuck::cast(words)
+}
+
 impl GaveUp {
     /// Bytes of a message.
     pub(crate) const BYTES: usize = 8 + RECORD;
@@ -44,20 +62,16 @@ impl GaveUp {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&self.communicator.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.late.to_le_bytes());
-        for (to, word) in bytes[8..].as_chunks_mut().0.iter_mut().zip(bytemuck::cast::<_, [u32; RECORD / 4]>(self.record)) {
-            *to = word.to_le_bytes();
-        }
+        bytes[8..].copy_from_slice(&record_to_bytes(&self.record));
         bytes
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
-        let mut words = [0_u32; Self::BYTES / 4];
-        for (word, from) in words.iter_mut().zip(bytes.as_chunks().0) {
-            *word = u32::from_le_bytes(*from);
-        }
-        let [communicator, late, record @ ..] = words;
-        Some(Self { communicator, late, record: bytemuck::cast(record) })
+        let (communicator, rest) = bytes.split_first_chunk()?;
+        let (late, record) = rest.split_first_chunk()?;
+        let [communicator, late] = [communicator, late].map(|word| u32::from_le_bytes(*word));
+        Some(Self { communicator, late, record: record_from(record.try_into().ok()?) })
     }
 
     /// The ranks that are late.

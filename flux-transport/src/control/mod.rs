@@ -16,7 +16,7 @@ pub use agree::shortened;
 pub(crate) use agree::{Disagreed, agree, agree_at, together};
 pub use hosts::Hosts;
 pub use inquiry::{Answer, Answerer, GaveUp};
-pub(crate) use inquiry::{mask_of, ranks_of};
+pub(crate) use inquiry::{mask_of, ranks_of, record_from, record_to_bytes};
 pub(crate) use local::LocalControl;
 pub use step::{Collective, Step};
 pub(crate) use steps::Steps;

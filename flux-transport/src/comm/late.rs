@@ -1,0 +1,236 @@
+//! Who is late, when a wait of this rank's has passed its deadline.
+//!
+//! Invariant: a rank that waits itself, as its own record or word says, is not late, unless a peer has given it up and it has not spoken since.
+
+use super::failure::{Doing, RankReport};
+use crate::Fault;
+use crate::control::mask_of;
+use crate::fault::{Wait, reason};
+use flux_core::Rank;
+use flux_core::layout::{FaultRecord, fault};
+use flux_core::signal::Epoch;
+
+/// What ranks have said of their waits, as masks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Verdicts {
+    /// Who has said whom it gave up.
+    pub(super) spoke: u32,
+    /// Who was given up.
+    pub(super) given_up: u32,
+}
+
+impl Verdicts {
+    /// Whether a rank was given up, and has not given up another itself.
+    fn condemn(self, rank: Rank) -> bool {
+        self.given_up & !self.spoke & mask_of([rank]) != 0
+    }
+
+    fn spoke(self, rank: Rank) -> bool {
+        self.spoke & mask_of([rank]) != 0
+    }
+}
+
+/// Who is late, when the wait of a record has passed its deadline.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Late {
+    pub(super) ranks: Vec<Rank>,
+    /// Whether what is known leaves no doubt. Else a rank that waits itself will say so by its own deadline, which is about now.
+    pub(super) certain: bool,
+}
+
+/// Often it is the rank that was waited for; but that one may itself wait for another, or have waited in vain and left. One that has launched its last call
+/// may wait in it, so it is late only where nobody is for certain.
+pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Late {
+    if record.code != fault::TIMEOUT {
+        return Late { ranks: Vec::new(), certain: true };
+    }
+    let epoch = Epoch::new(record.epoch);
+    let waits = |report: &RankReport| {
+        let rank = report.rank;
+        rank.get() == record.rank || verdicts.spoke(rank) || (waits_for(report, epoch).is_some() && !verdicts.condemn(rank))
+    };
+    let is_late = |report: &&RankReport| !waits(report) && (report.doing.is_late_for(epoch) || verdicts.condemn(report.rank));
+    let may_wait = |report: &&RankReport| matches!(report.doing, Doing::Launched(_)) && !verdicts.condemn(report.rank);
+    let (waiting, certain): (Vec<&RankReport>, Vec<&RankReport>) = reports.iter().filter(is_late).partition(may_wait);
+    let ranks = |of: Vec<&RankReport>| of.into_iter().map(|report| report.rank).collect::<Vec<Rank>>();
+    let (waiting, certain) = (ranks(waiting), ranks(certain));
+    if record.wait == fault::PUSHED {
+        // What was waited for is this rank's own.
+        return Late { ranks: certain, certain: true };
+    }
+    let awaited = awaited(record, reports, verdicts);
+    match (certain.is_empty(), waiting.is_empty()) {
+        (false, _) if certain.contains(&awaited) => Late { ranks: vec![awaited], certain: true },
+        (false, _) => Late { certain: !waiting.contains(&awaited), ranks: certain },
+        (true, false) if !waiting.contains(&awaited) => Late { ranks: waiting, certain: true },
+        (true, no_others) => Late { ranks: vec![awaited], certain: !no_others },
+    }
+}
+
+/// The rank that a wait comes down to: from rank to rank, as each says whom a wait of its own was for, to one that says none, or was given up. Where they wait for each
+/// other, the one that was waited for first.
+fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Rank {
+    let (first, mut epoch) = (Rank::new(record.peer), Epoch::new(record.epoch));
+    let (mut at, mut seen) = (first, mask_of([Rank::new(record.rank)]));
+    loop {
+        if seen & mask_of([at]) != 0 {
+            return first;
+        }
+        seen |= mask_of([at]);
+        let report = reports.get(at.index()).filter(|_| !verdicts.condemn(at));
+        match report.and_then(|report| waits_for(report, epoch)) {
+            Some((peer, of)) if peer.index() < reports.len() => (at, epoch) = (peer, of),
+            _ => return at,
+        }
+    }
+}
+
+/// Whom a rank has waited for in vain that is in `epoch` or an earlier call, and in which. One that waits in a later call has done its part of this one.
+fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
+    let not_after = |of: Epoch| epoch.get().wrapping_sub(of.get()) <= u32::MAX / 2;
+    match report.fault {
+        Some(Fault::Timeout { rank, peer, wait, epoch: of, .. }) if rank == report.rank && wait != Wait::Pushed => {
+            not_after(of).then_some((peer, of))
+        }
+        // A word of that rank has ended its wait, whomever it was for.
+        Some(Fault::Aborted { rank, reason: reason::TIMED_OUT }) if rank != report.rank => Some((rank, epoch)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::CallState;
+    use crate::comm::failure::tests::{call, reports, timeout};
+
+    #[test]
+    fn a_rank_that_waits_itself_is_not_late_where_another_is() {
+        let (behind, ahead) = (Doing::In(call(41, CallState::Begun)), Doing::In(call(42, CallState::Failed)));
+        let finished = Doing::After(call(41, CallState::Done));
+        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default()).ranks;
+        assert_eq!(is_late(&[ahead, behind, ahead, Doing::Silent]), [Rank::new(3)]);
+        assert_eq!(is_late(&[ahead, behind, finished, ahead]), [Rank::new(2)]);
+        assert_eq!(is_late(&[ahead, finished, ahead, Doing::Silent]), [Rank::new(1)], "it was waited for, and has not come");
+        assert_eq!(is_late(&[ahead, behind, ahead, ahead]), [Rank::new(1)], "nobody else is behind");
+    }
+
+    #[test]
+    fn a_rank_whose_last_call_may_wait_itself_is_not_late_where_another_is_for_certain() {
+        let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
+        let found = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default());
+        let is_late = |doing: &[Doing], ranks: &[u32], certain| {
+            assert_eq!(found(doing), Late { ranks: ranks.iter().copied().map(Rank::new).collect(), certain }, "{doing:?}");
+        };
+        for sure in [Doing::Silent, Doing::Gone, Doing::Left, Doing::Nothing, Doing::After(call(41, CallState::Done))] {
+            // The one that was waited for will say whom it waits for, if it does.
+            is_late(&[waits, launched, waits, sure], &[3], false);
+            is_late(&[waits, sure, waits, launched], &[1], true);
+            is_late(&[waits, waits, launched, sure], &[3], true);
+        }
+        is_late(&[waits, launched, waits, launched], &[1], true);
+        is_late(&[waits, waits, launched, launched], &[2, 3], true);
+        // Nobody is behind, so who was waited for waits for somebody itself, or will.
+        is_late(&[waits, waits, waits, waits], &[1], false);
+    }
+
+    #[test]
+    fn whose_own_mover_stands_still_names_who_is_late_for_certain_and_never_itself() {
+        let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
+        let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };
+        let is_late = |doing: &[Doing]| late(&record, &reports(doing), Verdicts::default()).ranks;
+        assert_eq!(is_late(&[waits, launched, Doing::Silent, waits]), [Rank::new(2)]);
+        assert!(is_late(&[waits, launched, waits, waits]).is_empty());
+    }
+
+    #[test]
+    fn a_rank_that_has_given_up_another_is_not_late_whatever_it_does_since() {
+        let waits = Doing::In(call(42, CallState::Failed));
+        let came = Doing::In(call(42, CallState::Begun));
+        let is_late = |doing: &[Doing], spoke: &[u32], given_up: &[u32]| {
+            let mask = |ranks: &[u32]| mask_of(ranks.iter().copied().map(Rank::new));
+            late(&timeout(0, 1, 42), &reports(doing), Verdicts { spoke: mask(spoke), given_up: mask(given_up) }).ranks
+        };
+        for gone in [Doing::Left, Doing::Silent, Doing::Gone, waits] {
+            for other in [Doing::Nothing, came] {
+                assert_eq!(is_late(&[waits, gone, waits, other], &[1], &[3]), [Rank::new(3)], "{gone:?} {other:?}");
+            }
+        }
+        // Rank 2 was given up by rank 1, and had itself given up rank 3.
+        assert_eq!(is_late(&[waits, Doing::Left, Doing::Left, came], &[1, 2], &[2, 3]), [Rank::new(3)]);
+        assert_eq!(is_late(&[waits, came, waits, Doing::Left], &[2], &[1]), [Rank::new(1)], "somebody else has given it up, too");
+        assert_eq!(is_late(&[waits, Doing::Left, waits, waits], &[1], &[0]), [Rank::new(1)], "it has given up this rank, and left");
+    }
+
+    /// What ranks do that have launched far ahead, with the waits of some that have failed.
+    fn waiting(world: u32, records: &[FaultRecord]) -> Vec<RankReport> {
+        let mut reports = reports(&vec![Doing::Launched(call(50, CallState::Launched)); world as usize]);
+        for record in records {
+            reports[record.rank as usize].fault = Some(Fault::from_record(record, Vec::new()));
+        }
+        reports
+    }
+
+    fn of(record: &FaultRecord, reports: &[RankReport], given_up: &[u32]) -> Late {
+        late(record, reports, Verdicts { spoke: 0, given_up: mask_of(given_up.iter().copied().map(Rank::new)) })
+    }
+
+    fn doubtful(rank: u32) -> Late {
+        Late { ranks: vec![Rank::new(rank)], certain: false }
+    }
+
+    /// As where a device hangs whose host answers.
+    #[test]
+    fn a_wait_is_followed_from_rank_to_rank_to_the_one_that_waits_for_none() {
+        let (own, second, third) = (timeout(0, 1, 42), timeout(1, 2, 42), timeout(2, 3, 41));
+        assert_eq!(of(&own, &waiting(5, &[own]), &[]), doubtful(1), "it may wait itself");
+        assert_eq!(of(&own, &waiting(5, &[own, second]), &[]), doubtful(2));
+        assert_eq!(of(&own, &waiting(5, &[own, second, third]), &[]), doubtful(3));
+        let mut reports = waiting(5, &[own, second, third]);
+        for sure in [Doing::Silent, Doing::Left, Doing::After(call(41, CallState::Done))] {
+            reports[3].doing = sure;
+            assert_eq!(of(&own, &reports, &[]), Late { certain: true, ..doubtful(3) });
+        }
+    }
+
+    #[test]
+    fn a_wait_is_followed_no_further_than_it_says_something_of_this_one() {
+        let own = timeout(0, 1, 42);
+        // It has done its part of call 42.
+        assert_eq!(of(&own, &waiting(4, &[own, timeout(1, 2, 43)]), &[]), doubtful(1));
+        // Its own mover stands still, and what is no rank.
+        for odd in
+            [FaultRecord { wait: fault::PUSHED, ..timeout(1, 2, 42) }, timeout(1, 4, 42), timeout(1, u32::MAX, 42), timeout(3, 2, 42)]
+        {
+            assert_eq!(of(&own, &waiting(4, &[own, odd]), &[]), doubtful(1), "{odd:?}");
+        }
+        // One that waits for this rank, and two that wait for each other.
+        assert_eq!(of(&own, &waiting(4, &[own, timeout(1, 0, 42)]), &[]), doubtful(1));
+        assert_eq!(of(&own, &waiting(4, &[own, timeout(1, 2, 42), timeout(2, 1, 42)]), &[]), doubtful(1));
+        // One whose wait was ended by another's word.
+        let ended = FaultRecord { code: fault::ABORTED, rank: 2, peer: 2, abort: reason::TIMED_OUT, ..FaultRecord::default() };
+        let mut reports = waiting(5, &[own, timeout(2, 3, 42)]);
+        reports[1].fault = Some(Fault::from_record(&ended, Vec::new()));
+        assert_eq!(of(&own, &reports, &[]), doubtful(3));
+    }
+
+    #[test]
+    fn whoever_was_given_up_is_late_whatever_it_has_waited_for() {
+        let own = timeout(0, 1, 42);
+        let reports = waiting(4, &[own, timeout(1, 2, 42), timeout(2, 3, 42)]);
+        assert_eq!(of(&own, &reports, &[2]), Late { certain: true, ..doubtful(2) });
+        assert_eq!(of(&own, &reports, &[1]), Late { certain: true, ..doubtful(1) });
+        // A rank that has said whom it gave up is asked for that one.
+        let verdicts = Verdicts { spoke: 0b10, given_up: 0b110 };
+        assert_eq!(late(&own, &reports, verdicts), Late { certain: true, ..doubtful(2) });
+    }
+
+    /// Its wait may pass its deadline later, for the one that is stopped.
+    #[test]
+    fn a_rank_that_is_late_for_certain_is_named_before_one_that_says_nothing_of_its_wait() {
+        let own = timeout(0, 1, 42);
+        let mut reports = waiting(4, &[own]);
+        reports[3].doing = Doing::Silent;
+        assert_eq!(of(&own, &reports, &[]).ranks, [Rank::new(3)]);
+    }
+}
