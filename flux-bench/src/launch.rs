@@ -52,7 +52,12 @@ pub fn run(args: &Args) -> anyhow::Result<u8> {
 /// The command of this process, once as each rank: in a launch it is a rank, and looks at `--processes` and `--hosts` no more.
 pub fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> anyhow::Result<bool> {
     let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(std::env::args_os().skip(1)).collect();
-    Ok(run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? == 0)
+    match run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? {
+        0 => Ok(true),
+        1 => Ok(false),
+        // As a rank was ended.
+        code => end::now(code),
+    }
 }
 
 /// Says which rank has failed, how, and what becomes of the others.

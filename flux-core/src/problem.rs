@@ -40,6 +40,13 @@ pub struct Shape {
     pub cols: u32,
 }
 
+impl Shape {
+    /// Elements: what a dense operand of this shape has.
+    pub const fn elements(self) -> usize {
+        self.rows as usize * self.cols as usize
+    }
+}
+
 /// Extents are limited so that every index, in elements of one operand, fits 40 bits and every coordinate a positive `i32`.
 pub const MAX_EXTENT: u32 = 1 << 24;
 

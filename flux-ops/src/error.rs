@@ -129,7 +129,8 @@ impl std::fmt::Display for Requests {
 
 /// Why a call was refused or failed.
 ///
-/// Bad operands and streams are found before anything is launched: the communicator is as before, and a good call works. After
+/// Bad operands and streams are found before anything is launched: the communicator is as before, and a good call works. The peers have made theirs meanwhile and wait for this
+/// rank's until the deadline: a rank that has no good call to make ends their waits at once by [`Communicator::abort`](flux_transport::Communicator::abort). After
 /// [`CallError::Launch`] and [`CallError::Fault`] it is broken, and [`status`](crate::AllGatherGemm::status) says so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -147,7 +147,8 @@ impl<T: Element> AllGatherGemm<T> {
     ///   transport while another thread's call is being made.
     ///
     /// # Errors
-    /// [`CallError`]: bad operands are refused before anything is launched. What goes wrong on the device later is found by [`Self::status`].
+    /// [`CallError`]: bad operands are refused before anything is launched, and peers wait for a good call of this rank's, or for its
+    /// [`Communicator::abort`]. What goes wrong on the device later is found by [`Self::status`].
     pub fn forward(
         &self,
         x: &TensorRef<'_, T>,
@@ -199,7 +200,8 @@ impl<T: Element> AllGatherGemm<T> {
     }
 
     /// The same op, with the same options, on another communicator: that which [`Communicator::rebuild`] has made. Collective there. This one is of no
-    /// more use, and is best dropped.
+    /// more use, and is best dropped. With fewer ranks each has larger shards and maybe another number: the caller shards its operands anew, as
+    /// [`problem`](Self::problem) says, from where the lost rank's are still to be had.
     ///
     /// # Errors
     /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.
@@ -297,7 +299,8 @@ impl<T: Element> GemmReduceScatter<T> {
     }
 
     /// The same op, with the same options, on another communicator: that which [`Communicator::rebuild`] has made. Collective there. This one is of no
-    /// more use, and is best dropped.
+    /// more use, and is best dropped. With fewer ranks each has larger shards and maybe another number: the caller shards its operands anew, as
+    /// [`problem`](Self::problem) says, from where the lost rank's are still to be had.
     ///
     /// # Errors
     /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1u32..40, 1u32..40, 1u32..20).prop_map(|(m, n, k)| TileShape::new(m, n, k));
     let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
-    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
+    let raster = (1..4_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
     let along_k = (1..5u32, 1..5u32, prop_oneof![Just(1), 2..12u32], any::<bool>(), 0..4u32);
     (tile, chunk, raster, (1..4u32, 0..3u32, 0..3u32), along_k).prop_map(
         |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, shares, stack, early))| Schedule {

@@ -70,7 +70,8 @@ pub struct Options {
     pub select: Select,
     /// The CUDA device; the local rank's number unless given.
     pub device: Option<u32>,
-    /// How long any wait for a peer may take, on the device or on the host.
+    /// How long any wait for a peer may take, on the device or on the host: more than 0 and at most 24 hours ([`ConnectError::Deadline`](crate::ConnectError::Deadline)), 30 s
+    /// unless given.
     pub deadline: Duration,
     /// The epoch of the first call; for tests of its wrap.
     pub first_epoch: Epoch,

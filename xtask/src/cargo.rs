@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 /// The workspace's root.
 pub(crate) fn root() -> &'static Path {
@@ -31,13 +31,16 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
     status.is_ok_and(|s| s.success())
 }
 
-/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory.
-pub(crate) fn flux_bench(profile: &str, subcommand: &str, args: &[OsString]) -> anyhow::Result<()> {
+/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory: its exit code.
+pub(crate) fn flux_bench(profile: &str, subcommand: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let mut run = cargo();
     run.args(["run", "--profile", profile, "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
     run.args(["--package", "flux-bench", "--", subcommand]).args(args);
     run.env("FLUX_COMMIT", commit());
-    check(run)
+    let status = run.status().with_context(|| format!("cannot start {}", shown(&run)))?;
+    // It has said why; so has cargo, where it did not come to run.
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.map(ExitCode::from).with_context(|| format!("{} failed: {status}", shown(&run)))
 }
 
 /// The commit of the working tree, with `-dirty` where it has changes; `unknown` outside a repository.

@@ -15,6 +15,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Where Linux has NVIDIA's GPUs, on a machine of its own and under Windows.
+const DEVICES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
 /// What may be carried to a GPU host at once.
 const LIMIT_MIB: u64 = 60;
 
@@ -71,6 +73,12 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
 
 /// Builds the folder and runs its checks here.
 pub(crate) fn gpu_ci(args: &[OsString]) -> anyhow::Result<()> {
+    // Asked again, of the driver, by what is built.
+    ensure!(
+        DEVICES.iter().any(|device| Path::new(device).exists()),
+        "gpu-ci checks GPUs, and there is no NVIDIA GPU here ({})",
+        DEVICES.join(", ")
+    );
     let dist = build()?;
     let mut run = Command::new(dist.join("gpu-ci"));
     run.args(args);

@@ -12,9 +12,10 @@ mod test;
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Development tasks of flux", version)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Development tasks of flux", version)]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -65,16 +66,17 @@ enum Task {
     Ci,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().task {
-        Task::Bench { args } => cargo::flux_bench("release", "bench", &args),
+        Task::Bench { args } => return cargo::flux_bench("release", "bench", &args),
+        Task::Faults { args } => return cargo::flux_bench("release", "faults", &args),
+        Task::Results => return cargo::flux_bench("dev", "show", &["--publish".into(), cargo::root().into()]),
+        Task::Doctor => return cargo::flux_bench("release", "doctor", &[]),
         Task::Test { args } => test::run(&args),
-        Task::Faults { args } => cargo::flux_bench("release", "faults", &args),
-        Task::Results => cargo::flux_bench("dev", "show", &["--publish".into(), cargo::root().into()]),
         Task::Kernels { out } => kernels::compile(out.as_deref()),
         Task::Dist => dist::build().map(drop),
         Task::GpuCi { args } => dist::gpu_ci(&args),
-        Task::Doctor => cargo::flux_bench("release", "doctor", &[]),
         Task::Ci => cargo::check(std::process::Command::new(cargo::root().join(".ci/run"))),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -103,6 +103,19 @@ mod tests {
     }
 
     #[test]
+    fn every_raster_walks_each_tile_once() {
+        for (rows, cols, group) in (1..=6).flat_map(|rows| (1..=6).flat_map(move |cols| (1..=7).map(move |group| (rows, cols, group)))) {
+            let grid = TileGrid::new(rows * 2 - 1, cols * 8, TileShape::new(2, 8, 1));
+            let all: Vec<(u32, u32)> = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).collect();
+            for raster in Raster::each(group) {
+                let mut walked: Vec<(u32, u32)> = grid.order(raster).map(|t| (t.row / 2, t.col / 8)).collect();
+                walked.sort_unstable();
+                assert_eq!(walked, all, "{raster}");
+            }
+        }
+    }
+
+    #[test]
     fn rasters_walk_as_they_are_named() {
         assert_eq!(order(Raster::RowsFastest), [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]);
         assert_eq!(order(Raster::ColumnsFastest), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);

@@ -17,6 +17,11 @@ pub enum Raster {
 }
 
 impl Raster {
+    /// Every raster there is, with groups of so many row blocks. The property tests draw from these.
+    pub const fn each(group: u32) -> [Self; 3] {
+        [Self::RowsFastest, Self::ColumnsFastest, Self::RowGroups(group)]
+    }
+
     /// Row blocks in a group, of a shard that has `row_blocks`.
     pub(super) fn group(self, row_blocks: u32) -> u32 {
         match self {

@@ -15,7 +15,7 @@ use std::ops::RangeInclusive;
 
 /// Calls of `op` on `counts` nodes of `per_node` ranks each, with shards of several tiles.
 fn across(op: OpKind, counts: RangeInclusive<u32>, per_node: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
-    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..=6_u32).prop_map(Raster::RowGroups)];
+    let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
     let cut = (chunks(), raster, (1..=5_u32, 0..=3_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
     (counts, per_node, 1..=40_usize, 1..=5_usize, 1..=4_usize, cut).prop_map(
         move |(count, per_node, rows, n8, k8, (chunk, raster, (band, alone, by_chunk), k_chunks, splits))| {

@@ -53,7 +53,7 @@ pub(crate) fn calls_in_bands(
     chunks: impl Strategy<Value = Chunk>,
     bands: RangeInclusive<u32>,
 ) -> impl Strategy<Value = Call> {
-    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..=6_u32).prop_map(Raster::RowGroups)];
+    let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
     (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster, bands).prop_map(
         move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster, band)| {
             let world = WorldSize::new(world).unwrap();
@@ -107,7 +107,7 @@ pub(crate) fn knob_calls(
     k_blocks: RangeInclusive<u32>,
     knobs: impl Strategy<Value = Knobs>,
 ) -> impl Strategy<Value = Call> {
-    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1..=6_u32).prop_map(Raster::RowGroups)];
+    let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
     let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
     let order = (chunks(), raster, 1..=5_u32);
     (worlds, rows, extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(

@@ -4,6 +4,7 @@
 //! bytes, which is what a bulk tensor load can address.
 
 use super::TensorError;
+use flux_core::problem::Shape;
 
 /// Elements by which a row stride must be divisible: 16 bytes.
 pub const ROW_MULTIPLE: usize = 8;
@@ -18,6 +19,7 @@ pub const MAX_SPAN: usize = 1 << 39;
 /// use flux_ops::Layout;
 /// assert_eq!(Layout::from((4, 64)), Layout::dense(4, 64));
 /// assert_eq!(Layout::from((64,)), Layout::dense(1, 64));
+/// assert_eq!(Layout::from(flux_ops::Shape { rows: 4, cols: 64 }), Layout::dense(4, 64));
 /// assert_eq!(Layout::strided(4, 64, 72).span(), 3 * 72 + 64);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +84,13 @@ impl From<(usize, usize)> for Layout {
     /// A dense `(rows, cols)`.
     fn from((rows, cols): (usize, usize)) -> Self {
         Self::dense(rows, cols)
+    }
+}
+
+impl From<Shape> for Layout {
+    /// A dense operand of this shape, as `op.problem()` gives those of one rank.
+    fn from(shape: Shape) -> Self {
+        Self::dense(shape.rows as usize, shape.cols as usize)
     }
 }
 

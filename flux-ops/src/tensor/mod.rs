@@ -143,6 +143,9 @@ impl<'a, T: Element> TensorRef<'a, T> {
     ///
     /// Where cudarc tracks uses, `stream` is made to wait here for what was written on others, and the view's end records the read.
     /// Tracking adds events of its own, so memory that is used in a captured graph must be allocated with tracking off.
+    ///
+    /// # Errors
+    /// [`TensorError`]: too little memory for the layout, extents or a stride that no op takes, memory of another device than the stream's, or an address that is not aligned.
     pub fn cuda<S: DevicePtr<T>>(memory: &'a S, layout: impl Into<Layout>, stream: &'a CudaStream) -> Result<Self, TensorError> {
         let (address, used) = memory.device_ptr(stream);
         let view = View::cuda(address, memory.len(), memory.stream(), stream, layout.into())?;
@@ -154,6 +157,9 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// # Safety
     /// `raw.available` elements from `raw.address` on must be readable at `raw.location` until the call that uses the view has finished on its
     /// stream, and nothing may write them in the meantime.
+    ///
+    /// # Errors
+    /// [`TensorError`]: too little memory for the layout, extents or a stride that no op takes, or an address that is null or not aligned.
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
         Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
     }
@@ -170,6 +176,9 @@ impl<'a, T: Element> TensorMut<'a, T> {
     }
 
     /// A view of device memory that cudarc owns, written on `stream`; see [`TensorRef::cuda`].
+    ///
+    /// # Errors
+    /// As [`TensorRef::cuda`].
     pub fn cuda<S: DevicePtrMut<T>>(memory: &'a mut S, layout: impl Into<Layout>, stream: &'a CudaStream) -> Result<Self, TensorError> {
         let (available, owner) = (memory.len(), std::sync::Arc::clone(memory.stream()));
         let (address, used) = memory.device_ptr_mut(stream);
@@ -182,6 +191,9 @@ impl<'a, T: Element> TensorMut<'a, T> {
     /// # Safety
     /// `raw.available` elements from `raw.address` on must be writable at `raw.location` until the call that uses the view has finished on its
     /// stream, and nothing else may access them in the meantime.
+    ///
+    /// # Errors
+    /// As [`TensorRef::from_raw`].
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
         Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
     }

@@ -24,7 +24,9 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
     let world = &world.connecting();
     let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
-    let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, variable("FLUX_NODES").as_deref())?)));
+    // Set for the ranks of a launch, one of which may well have a world of its own beside.
+    let of_ranks = variable("FLUX_NODES").filter(|_| world.size().get() > 1);
+    let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, of_ranks.as_deref())?)));
     let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
     // A deadline that is refused is none to be refused by: the others' step would be over before they came.
     let deadline = if options.deadline.is_zero() { Options::default().deadline } else { options.deadline.min(MAX_DEADLINE) };

@@ -25,7 +25,7 @@ pub use call::Call;
 pub use error::ConnectError;
 pub use failure::{Doing, Failure, RankReport};
 pub use flight::{CallRecord, CallState, Label};
-pub(crate) use nodes::{dealt, grouped};
+pub(crate) use nodes::grouped;
 pub use rebuild::Rebuild;
 
 use crate::control::{Step, agree, agree_at};

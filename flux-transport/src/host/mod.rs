@@ -12,7 +12,7 @@ mod mover;
 mod offer;
 mod region;
 
-use crate::comm::dealt;
+use crate::comm::grouped;
 use crate::control::{Collective, ControlError, Launch, together};
 use crate::{
     Capabilities, ConnectError, Device, MoverJob, Options, Select, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
@@ -49,7 +49,7 @@ impl Host {
             return Err(ControlError::OtherHost { rank, peer }.into());
         }
         // Agreed on, and by what all ranks know: refused on all or on none.
-        let nodes = options.nodes.map(|count| dealt(world.size(), count, hosts)).transpose();
+        let nodes = options.nodes.map(|count| grouped(world.size(), Some(count), hosts)).transpose();
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
         // Before memory is taken, after which no step is left in which the others would hear why there is no thread.
         let mover = if world.size().get() > 1 { Mover::spawn(world.rank()).map(Some) } else { Ok(None) };

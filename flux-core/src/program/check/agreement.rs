@@ -8,7 +8,7 @@ use crate::tile::TileGrid;
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let Some(first) = programs.first() else {
-        return Err(Violation::Disagreement { index: 0, what: "being there" });
+        return Err(Violation::Count { programs: 0, world: 1 });
     };
     let world = first.problem.world().index();
     // the workspace is sized for the tiles of the layout, whatever the program says
@@ -37,5 +37,5 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             }
         }
     }
-    if programs.len() == world { Ok(()) } else { Err(Violation::Disagreement { index: world.min(programs.len()), what: "being there" }) }
+    if programs.len() == world { Ok(()) } else { Err(Violation::Count { programs: programs.len(), world }) }
 }

@@ -61,6 +61,14 @@ pub enum Violation {
         /// What differs.
         what: &'static str,
     },
+    /// There are more or fewer programs than ranks.
+    #[error("{programs} programs of a world of {world}: give one for each rank, in rank order")]
+    Count {
+        /// How many there are.
+        programs: usize,
+        /// How many ranks the first says that there are; 1 where there is none.
+        world: usize,
+    },
     /// A field reaches outside the problem, the world or the workspace.
     #[error("rank {rank}, {record}: {field} = {value} is not below {limit}")]
     OutOfBounds {
