@@ -26,7 +26,6 @@
 //! so nobody is blamed for waiting for others, or for having begun earlier or later than this rank.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use flux_core::{Rank, WorldSize};
@@ -161,7 +160,7 @@ impl Shared {
         let own = mask_of([self.rank]);
         // So that those who wait for a leader's verdict still hear it before they give up themselves.
         let leaders_deadline = deadline.checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
-        let mut told = 0;
+        let (mut told, mut looked) = (0, false);
         let mut inbox = self.inbox();
         loop {
             // First of all: who made the group may have gone on, and left the old one.
@@ -175,7 +174,7 @@ impl Shared {
             let here = self.here(&inbox);
             let members = here & !without;
             let leader = Rank::new(members.trailing_zeros());
-            let left = if leader == self.rank {
+            let until = if leader == self.rank {
                 if members & !own & !inbox.regroup.waiting == 0 {
                     let untold = here & without & !told;
                     if untold == 0 {
@@ -193,12 +192,11 @@ impl Shared {
             } else {
                 deadline
             };
-            let left = left.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let missing = members & !own & !inbox.regroup.came;
+            let missing = members & !own & !inbox.regroup.came;
+            let Some(changed) = self.wait(inbox, until, &mut looked) else {
                 return Err(if missing == 0 { came_and_went(leader) } else { late(missing) });
-            }
-            inbox = self.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            };
+            inbox = changed;
         }
     }
 
@@ -211,7 +209,8 @@ impl Shared {
                 Err(errno) => return Err(not_told(rank, errno)),
             }
         }
-        if self.settled(deadline) { Ok(()) } else { Err(io(Errno::TIMEDOUT)) }
+        // All may have come by the last look, when the deadline is over.
+        if self.settled(deadline.max(Instant::now() + HANDING)) { Ok(()) } else { Err(io(Errno::TIMEDOUT)) }
     }
 
     /// Connects every two members, and gives each its row of sockets.
