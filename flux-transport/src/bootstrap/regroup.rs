@@ -23,7 +23,8 @@
 //! - Whoever fails to connect in its group and goes back to this plane tells that group's ranks first (`comm/rebuild.rs`), so those for whom it did connect end with an error.
 //!
 //! Only ranks that did not wait at any time of an attempt are named by its [`ControlError::Timeout`], and left out of the next: each rank sees by itself who waits,
-//! so nobody is blamed for waiting for others, or for having begun earlier or later than this rank.
+//! so nobody is blamed for waiting for others, or for having begun earlier or later than this rank. Where all came and there is no group, one may have been stopped since:
+//! who rebuilds asks them (`comm/rebuild.rs`), and leaves out of the next attempt whoever does not answer.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};

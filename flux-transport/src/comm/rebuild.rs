@@ -4,13 +4,15 @@
 //! that was left out can do it no harm, whenever it runs on; and the old one stays broken.
 
 use super::connect::{apart, connect};
-use super::{Communicator, ConnectError};
+use super::failure::GATHER;
+use super::{Communicator, ConnectError, Inner};
 use crate::bootstrap::{self, START};
-use crate::control::{ControlPlane, GaveUp, mask_of, ranks_of};
+use crate::control::{Answer, ControlPlane, GaveUp, REGROUPING, mask_of, ranks_of};
 use crate::fault::reason;
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -54,8 +56,9 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A [`ControlError::Timeout`] names ranks that did not
-    /// come at any time while this one waited; they are given up then, and rebuilding once more goes on without them. A [`ControlError::Leader`] gives nobody up: what it
-    /// says is to be mended, and rebuilding tried once more; so is a call of another thread that has not ended ([`TransportError::NoTurn`]).
+    /// come at any time while this one waited, or came and do not answer any more, as their processes are stopped; they are given up then, and rebuilding once more goes on
+    /// without them. A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding tried once more; so is a call of another thread that has not
+    /// ended ([`TransportError::NoTurn`]).
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.inner.turns.free_of_this_thread()?;
         let comm = self.clone();
@@ -100,6 +103,7 @@ impl Communicator {
         }
         let without: Vec<Rank> = ranks_of(health.given_up()).collect();
         let regrouped = self.inner.world.control().regroup(&without, self.until());
+        let regrouped = regrouped.map_err(|error| self.stopped_since(error));
         if let Err(ControlError::Timeout { missing, .. }) = &regrouped {
             health.exclude(missing.iter().copied());
         }
@@ -108,6 +112,26 @@ impl Communicator {
             Some(by) => Err(ConnectError::GivenUp { by }),
             None => Ok(regrouped?),
         }
+    }
+
+    /// All ranks came, and there was no group by the deadline: one that has been stopped since makes none, and takes part in none. It would stand in the way of every attempt.
+    fn stopped_since(&self, error: ControlError) -> ControlError {
+        match &error {
+            ControlError::Leader { source, .. } if source.kind() == ErrorKind::TimedOut => match self.silent() {
+                0 => error,
+                silent => ControlError::Timeout { step: REGROUPING, missing: ranks_of(silent).collect() },
+            },
+            _ => error,
+        }
+    }
+
+    /// The ranks (bits) that are in the world, are not given up, and do not answer for this communicator. One that rebuilds it does, whatever it waits for: it has it until
+    /// that is over. So who does not is stopped, or has dropped it and does not come.
+    fn silent(&self) -> u32 {
+        let Inner { health, world, .. } = &*self.inner;
+        let answers = world.control().ask(world.communicator(), Instant::now() + GATHER);
+        let silent = world.size().ranks().zip(answers).filter(|(_, answer)| *answer == Answer::Silent);
+        mask_of(silent.map(|(rank, _)| rank)) & !mask_of([self.rank()]) & !health.given_up()
     }
 
     fn whole(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
