@@ -17,10 +17,12 @@ use rustix::io::Errno;
 use super::error::BootstrapError;
 use super::frame::{Header, Kind, MAX_BODY};
 use super::monitor::{Arrived, End, Shared};
+use super::regroup::Part;
 use super::rendezvous::Mesh;
 use super::socket::MAX_DESCRIPTORS;
 use crate::control::{
-    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Steps, Watcher, mask_of, ranks_of,
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Regrouped, Steps, Watcher, mask_of,
+    ranks_of,
 };
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
@@ -242,13 +244,13 @@ impl ControlPlane for ProcessControl {
         self.question(communicator, deadline)
     }
 
-    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError> {
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
         if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
             return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
         }
-        let mesh = self.shared.regroup(without, deadline)?;
+        let Part { mesh, members } = self.shared.regroup(without, deadline)?;
         let io = |error: BootstrapError| ControlError::Io { step: REGROUPING, source: std::io::Error::other(error) };
-        mesh.into_control_plane().map_err(io)
+        Ok(Regrouped { control: mesh.into_control_plane().map_err(io)?, members: ranks_of(members).collect() })
     }
 
     fn left_out_by(&self) -> Option<Rank> {

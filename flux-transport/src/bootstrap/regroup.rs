@@ -63,6 +63,14 @@ pub(super) struct Sockets {
     pub(super) cut: bool,
 }
 
+/// A rank's part of a new group.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) mesh: Mesh,
+    /// Old ranks (bits) of the new group.
+    pub(super) members: u32,
+}
+
 struct Verdict {
     by: Rank,
     said: Said,
@@ -125,16 +133,16 @@ impl Shared {
     }
 
     /// Meets the ranks that are neither gone nor in `without`.
-    pub(super) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Mesh, ControlError> {
+    pub(super) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Part, ControlError> {
         let without = mask_of(without.iter().copied()) & !mask_of([self.rank]);
         // Who has stopped waiting by now does not wait.
         self.settle();
         self.inbox().regroup.begin();
         self.say_to_all(without, Kind::Join);
-        let mesh = self.gather(without, deadline);
+        let part = self.gather(without, deadline);
         self.inbox().regroup.stop();
         self.say_to_all(0, Kind::Stopped);
-        mesh
+        part
     }
 
     /// A peer that makes a group without this rank, as far as has been said by now.
@@ -157,7 +165,7 @@ impl Shared {
     }
 
     /// Waits until there is a group.
-    fn gather(&self, without: u32, deadline: Instant) -> Result<Mesh, ControlError> {
+    fn gather(&self, without: u32, deadline: Instant) -> Result<Part, ControlError> {
         let own = mask_of([self.rank]);
         // So that those who wait for a leader's verdict still hear it before they give up themselves.
         let leaders_deadline = deadline.checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
@@ -215,7 +223,7 @@ impl Shared {
     }
 
     /// Connects every two members, and gives each its row of sockets.
-    fn deal(&self, members: u32) -> Result<Mesh, ControlError> {
+    fn deal(&self, members: u32) -> Result<Part, ControlError> {
         let world = size(members).ok_or_else(|| io(Errno::INVAL))?;
         let unable = |errno: Errno| {
             // They all wait for this rank, and would take it for late.
@@ -234,11 +242,11 @@ impl Shared {
                 Err(errno) => return Err(not_told(rank, unable(errno))),
             }
         }
-        Ok(Mesh::new(Rank::new(0), world, rows.swap_remove(0)))
+        Ok(Part { mesh: Mesh::new(Rank::new(0), world, rows.swap_remove(0)), members })
     }
 
     /// What a rank makes of the verdict of the one that makes the group.
-    fn hear(&self, verdict: Verdict) -> Result<Mesh, ControlError> {
+    fn hear(&self, verdict: Verdict) -> Result<Part, ControlError> {
         let Verdict { by, said } = verdict;
         let (mask, sockets) = match said {
             Said::Group { members, sockets } => (members, sockets),
@@ -251,7 +259,7 @@ impl Shared {
             (Some(own), Some(world))
                 if sockets.len() == world.peers() as usize && sockets.iter().all(|socket| socket::is_ours(socket.as_fd())) =>
             {
-                Ok(Mesh::new(Rank::new(own), world, sockets))
+                Ok(Part { mesh: Mesh::new(Rank::new(own), world, sockets), members: mask })
             }
             _ => {
                 let detail = format!("it made a group of the ranks {mask:#x} and gave {} sockets", sockets.len());

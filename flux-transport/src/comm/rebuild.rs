@@ -1,17 +1,23 @@
 //! How a broken communicator's ranks get a working one.
 //!
 //! Invariant: the new communicator shares nothing with the old one but the device's context: other sockets, other memory, other signals. So a rank
-//! that was left out can do it no harm, whenever it runs on; and the old one stays broken.
+//! that was left out can do it no harm, whenever it runs on; and the old one stays broken. Errors name ranks by their old numbers, which their callers know: the new ones
+//! count only once there is a new communicator.
+
+mod numbers;
+#[cfg(test)]
+mod tests;
 
 use super::connect::{apart, connect};
 use super::failure::GATHER;
 use super::{Communicator, ConnectError, Inner};
 use crate::bootstrap::{self, START};
-use crate::control::{Answer, ControlPlane, GaveUp, REGROUPING, mask_of, ranks_of};
+use crate::control::{Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of};
 use crate::fault::reason;
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
+use numbers::OldNumbers;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,9 +61,10 @@ impl Communicator {
     /// As of [`connect`](Self::connect): a future that is dropped once it was polled leaves its thread to rebuild, which breaks this communicator, and to drop what it has made.
     ///
     /// # Errors
-    /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A [`ControlError::Timeout`] names ranks that did not
-    /// come at any time while this one waited, or came and do not answer any more, as their processes are stopped; they are given up then, and rebuilding once more goes on
-    /// without them. A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding tried once more; so is a call of another thread that has not
+    /// [`ConnectError`], with this communicator's ranks by their numbers here. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A
+    /// [`ControlError::Timeout`] of regrouping names ranks that did not come at any time while this one waited, or came and do not answer any more, as their processes are stopped;
+    /// they are given up then, and rebuilding once more goes on without them. One of a later step, as the survivors connect, names ranks that this one waited for there: of them only
+    /// those are given up that do not answer, as the others may themselves have waited for such a one. A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding tried once more; so is a call of another thread that has not
     /// ended ([`TransportError::NoTurn`]).
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.inner.turns.free_of_this_thread()?;
@@ -71,11 +78,18 @@ impl Communicator {
     /// [`ConnectError`], as there.
     pub fn rebuild_blocking(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.stop()?;
+        match how {
+            Rebuild::Survivors => {
+                let Regrouped { control, members } = self.survivors()?;
+                let named = |error| OldNumbers::new(&members).connect_error(error);
+                self.connect_in(control).map_err(named).inspect_err(|error| self.stopped_in_connecting(error))
+            }
+            Rebuild::Whole => self.connect_in(self.whole()?),
+        }
+    }
+
+    fn connect_in(&self, control: Arc<dyn ControlPlane>) -> Result<Self, ConnectError> {
         let inner = &self.inner;
-        let control = match how {
-            Rebuild::Survivors => self.survivors()?,
-            Rebuild::Whole => self.whole()?,
-        };
         let world = inner.world.moved(control);
         connect(&world, &inner.options, Some(inner.world.line())).inspect_err(|_| disown(&world))
     }
@@ -96,7 +110,7 @@ impl Communicator {
         Ok(())
     }
 
-    fn survivors(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
+    fn survivors(&self) -> Result<Regrouped, ConnectError> {
         let health = &self.inner.health;
         if let Some(by) = health.given_up_by() {
             return Err(ConnectError::GivenUp { by });
@@ -125,6 +139,14 @@ impl Communicator {
         }
     }
 
+    /// Gives up those that had not come to a step of the new group in time, if they do not answer now. Others may themselves have waited there for one that is stopped, and to be
+    /// given up is final, so one attempt more is better than to name a healthy rank.
+    fn stopped_in_connecting(&self, error: &ConnectError) {
+        if let ConnectError::Control(ControlError::Timeout { missing, .. }) = error {
+            self.inner.health.exclude(ranks_of(mask_of(missing.iter().copied()) & self.silent()));
+        }
+    }
+
     /// The ranks (bits) that are in the world, are not given up, and do not answer for this communicator. One that rebuilds it does, whatever it waits for: it has it until
     /// that is over. So who does not is stopped, or has dropped it and does not come.
     fn silent(&self) -> u32 {
@@ -143,7 +165,7 @@ impl Communicator {
             let left_out_by = || self.inner.health.given_up_by().or_else(|| world.control().left_out_by());
             return joined.map_err(|error| left_out_by().map_or_else(|| error.into(), |by| ConnectError::GivenUp { by }));
         }
-        let control = world.control().regroup(&[], self.until())?;
+        let Regrouped { control, .. } = world.control().regroup(&[], self.until())?;
         match world.size().get() - control.world().get() {
             0 => Ok(control),
             lost => Err(ConnectError::NoReplacement { lost, world: world.size() }),

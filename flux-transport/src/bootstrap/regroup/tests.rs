@@ -70,7 +70,7 @@ fn no_group_is_made_without_a_live_rank_that_cannot_be_told() {
     let refused = plane.shared.regroup(&[Rank::new(1)], Instant::now() + Duration::from_millis(100)).unwrap_err();
     assert!(matches!(&refused, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{refused}");
     drop(peers);
-    assert_eq!(plane.shared.regroup(&[Rank::new(1)], ample()).unwrap().world.get(), 1, "it is gone");
+    assert_eq!(plane.shared.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(), 1, "it is gone");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_rank_that_waits_elsewhere_finds_that_it_was_left_out() {
     let plane = |rank, socket| ProcessControl::start(Mesh::new(Rank::new(rank), WorldSize::new(2).unwrap(), vec![socket])).unwrap();
     let (zero, one) = (plane(0, ours), plane(1, theirs));
     assert_eq!(one.shared.left_out_by(), None);
-    assert_eq!(zero.shared.regroup(&[Rank::new(1)], ample()).unwrap().world.get(), 1);
+    assert_eq!(zero.shared.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(), 1);
     assert_eq!((zero.shared.left_out_by(), one.shared.left_out_by()), (None, Some(Rank::new(0))));
 }
 
@@ -132,5 +132,5 @@ fn a_rank_that_came_in_time_is_in_the_group_though_that_is_read_after_the_deadli
         send(&peers[0], Kind::Join);
         leads.join().unwrap()
     });
-    assert_eq!(made.unwrap().world.get(), 2);
+    assert_eq!(made.unwrap().mesh.world.get(), 2);
 }
