@@ -25,7 +25,7 @@ use std::time::Instant;
 /// Who takes part in the new communicator. All ranks that do say the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rebuild {
-    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world. Gone is who has died, and who has left in good order.
+    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world. Gone is who has died, and who has left in good order. Of ranks on one host only.
     Survivors,
     /// As many ranks as the launch had, each under its number: in the place of each lost one a new process, started with the same variables, which connects
     /// as at the start of the launch. Also for ranks that were late and are alive.
@@ -61,7 +61,7 @@ impl Communicator {
     /// As of [`connect`](Self::connect): a future that is dropped once it was polled leaves its thread to rebuild, which breaks this communicator, and to drop what it has made.
     ///
     /// # Errors
-    /// [`ConnectError`], with this communicator's ranks by their numbers here. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A
+    /// [`ConnectError`], with this communicator's ranks by their numbers here. [`ConnectError::AcrossHosts`] where survivors are on several hosts. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A
     /// [`ControlError::Timeout`] of regrouping names ranks that did not come at any time while this one waited, or came and do not answer any more, as their processes are stopped;
     /// they are given up then, and rebuilding once more goes on without them. One of a later step, as the survivors connect, names ranks that this one waited for there: of them only
     /// those are given up that do not answer, as the others may themselves have waited for such a one. A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding tried once more; so is a call of another thread that has not
@@ -77,6 +77,11 @@ impl Communicator {
     /// # Errors
     /// [`ConnectError`], as there.
     pub fn rebuild_blocking(&self, how: Rebuild) -> Result<Self, ConnectError> {
+        let hosts = self.inner.world.hosts().count();
+        // All ranks see the same hosts, so each refuses it, and none before that breaks what the others may still use.
+        if how == Rebuild::Survivors && hosts > 1 {
+            return Err(ConnectError::AcrossHosts { hosts });
+        }
         self.stop()?;
         match how {
             Rebuild::Survivors => {

@@ -38,6 +38,7 @@ impl<'m> OldNumbers<'m> {
             ConnectError::Transport(_)
             | ConnectError::Variable(_)
             | ConnectError::Deadline { .. }
+            | ConnectError::AcrossHosts { .. }
             | ConnectError::NoReplacement { .. }
             | ConnectError::Bootstrap(_)
             | ConnectError::Cuda(_)

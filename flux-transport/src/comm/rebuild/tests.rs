@@ -1,7 +1,12 @@
-//! Who is given up where survivors do not come together.
+//! Who is given up where survivors do not come together, and where they cannot.
 
 use super::*;
+use crate::bootstrap::{Environment, join};
+use crate::comm::fake::Fake;
 use crate::{Options, Select};
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -78,4 +83,40 @@ fn who_is_late_in_a_new_group_and_answers_is_named_and_not_given_up() {
     let survivors = rebuild_with_one_that_stops(false);
     assert!(survivors.iter().filter(|(_, error)| names_rank_3(error)).count() > 0);
     assert!(survivors.iter().all(|(comm, _)| comm.inner.health.given_up() == 0));
+}
+
+/// Two ranks that take themselves for those of two hosts.
+fn on_two_hosts() -> Vec<World> {
+    let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let rank = |rank: u32| {
+        let set: [(&str, OsString); 7] = [
+            ("FLUX_RANK", rank.to_string().into()),
+            ("FLUX_WORLD_SIZE", "2".into()),
+            ("FLUX_LOCAL_RANK", "0".into()),
+            ("FLUX_RENDEZVOUS", format!("tcp://{free}").into()),
+            ("FLUX_SECRET", "a secret of the tests, long enough".into()),
+            ("FLUX_HOST_ID", rank.to_string().into()),
+            ("XDG_RUNTIME_DIR", directory.path().into()),
+        ];
+        let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+        World::new(0, join(&Environment::parse(&variable).unwrap(), Instant::now() + Duration::from_secs(20)).unwrap())
+    };
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn survivors_on_several_hosts_are_refused_before_anything_is_broken() {
+    let worlds = on_two_hosts();
+    let connected = |world| Communicator::new(world, &Select::Host.into(), Box::new(Fake::default()), String::new());
+    let comms: Vec<Communicator> = worlds.iter().map(connected).collect();
+    let refused = comms[0].rebuild_blocking(Rebuild::Survivors).unwrap_err();
+    assert!(matches!(refused, ConnectError::AcrossHosts { hosts: 2 }) && refused.to_string().contains("Rebuild::Whole"), "{refused}");
+    // What it had said before its part of a step would have come.
+    std::thread::scope(|scope| comms.iter().for_each(|comm| drop(scope.spawn(|| comm.barrier().unwrap()))));
+    assert!(comms.iter().all(|comm| comm.status() == Ok(())));
 }
