@@ -13,6 +13,7 @@ use super::failure::GATHER;
 use super::{Communicator, ConnectError, Inner};
 use crate::bootstrap::{self, START};
 use crate::control::{Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of};
+use crate::drain::failing;
 use crate::fault::reason;
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
@@ -61,11 +62,16 @@ impl Communicator {
     /// As of [`connect`](Self::connect): a future that is dropped once it was polled leaves its thread to rebuild, which breaks this communicator, and to drop what it has made.
     ///
     /// # Errors
-    /// [`ConnectError`], with this communicator's ranks by their numbers here. [`ConnectError::AcrossHosts`] where survivors are on several hosts. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A
-    /// [`ControlError::Timeout`] of regrouping names ranks that did not come at any time while this one waited, or came and do not answer any more, as their processes are stopped;
-    /// they are given up then, and rebuilding once more goes on without them. One of a later step, as the survivors connect, names ranks that this one waited for there: of them only
-    /// those are given up that do not answer, as the others may themselves have waited for such a one. A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding tried once more; so is a call of another thread that has not
-    /// ended ([`TransportError::NoTurn`]).
+    /// [`ConnectError`], with this communicator's ranks by their numbers here. [`ConnectError::AcrossHosts`] where survivors are on several hosts. [`ConnectError::GivenUp`] where the
+    /// others go on without this rank, which is final.
+    ///
+    /// A [`ControlError::Timeout`] of regrouping names ranks that are given up then, so that rebuilding once more goes on without them: those that do not answer when a
+    /// [deadline](Self::deadline) has passed, as their processes are stopped or have dropped this communicator, whether they came before or not; and those that answer and do not come
+    /// for the deadline and 20 s, which their calls may take to end. One of a later step, as the survivors connect, names ranks that this one waited for there: of them only those are
+    /// given up that do not answer, as the others may themselves have waited for such a one.
+    ///
+    /// A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding tried once more; so is a call of another thread that has not ended
+    /// ([`TransportError::NoTurn`]).
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.inner.turns.free_of_this_thread()?;
         let comm = self.clone();
@@ -116,32 +122,43 @@ impl Communicator {
     }
 
     fn survivors(&self) -> Result<Regrouped, ConnectError> {
-        let health = &self.inner.health;
-        if let Some(by) = health.given_up_by() {
-            return Err(ConnectError::GivenUp { by });
-        }
-        let without: Vec<Rank> = ranks_of(health.given_up()).collect();
-        let regrouped = self.inner.world.control().regroup(&without, self.until());
-        let regrouped = regrouped.map_err(|error| self.stopped_since(error));
-        if let Err(ControlError::Timeout { missing, .. }) = &regrouped {
-            health.exclude(missing.iter().copied());
-        }
-        // Said before a peer was gone, and so heard by now: see `disown`.
-        match health.given_up_by() {
-            Some(by) => Err(ConnectError::GivenUp { by }),
-            None => Ok(regrouped?),
+        // A peer's calls may take as long to end, once they have failed.
+        self.regrouped_by(Instant::now() + failing(self.deadline()))
+    }
+
+    /// Meets the survivors. Who does not come for a deadline and does not answer then is late. Who answers is waited for until `limit`: it may wait for its calls to end, as this
+    /// rank has done, and to be given up is final.
+    fn regrouped_by(&self, limit: Instant) -> Result<Regrouped, ConnectError> {
+        let Inner { health, world, .. } = &*self.inner;
+        self.not_given_up()?;
+        loop {
+            let without: Vec<Rank> = ranks_of(health.given_up()).collect();
+            let regrouped = world.control().regroup(&without, self.until());
+            // Said before a peer was gone, and so heard by now: see `disown`.
+            self.not_given_up()?;
+            let error = match regrouped {
+                Ok(regrouped) => return Ok(regrouped),
+                Err(error) => error,
+            };
+            let (doubted, all_came) = match &error {
+                ControlError::Timeout { missing, .. } => (mask_of(missing.iter().copied()), false),
+                // One that has been stopped since makes no group, and takes part in none: it would stand in the way of every attempt.
+                ControlError::Leader { source, .. } if source.kind() == ErrorKind::TimedOut => (!health.given_up(), true),
+                _ => return Err(error.into()),
+            };
+            let late = match doubted & self.silent() {
+                0 if all_came => return Err(error.into()),
+                0 if Instant::now() < limit => continue,
+                0 => doubted,
+                silent => silent,
+            };
+            health.exclude(ranks_of(late));
+            return Err(ControlError::Timeout { step: REGROUPING, missing: ranks_of(late).collect() }.into());
         }
     }
 
-    /// All ranks came, and there was no group by the deadline: one that has been stopped since makes none, and takes part in none. It would stand in the way of every attempt.
-    fn stopped_since(&self, error: ControlError) -> ControlError {
-        match &error {
-            ControlError::Leader { source, .. } if source.kind() == ErrorKind::TimedOut => match self.silent() {
-                0 => error,
-                silent => ControlError::Timeout { step: REGROUPING, missing: ranks_of(silent).collect() },
-            },
-            _ => error,
-        }
+    fn not_given_up(&self) -> Result<(), ConnectError> {
+        self.inner.health.given_up_by().map_or(Ok(()), |by| Err(ConnectError::GivenUp { by }))
     }
 
     /// Gives up those that had not come to a step of the new group in time, if they do not answer now. Others may themselves have waited there for one that is stopped, and to be
@@ -152,13 +169,13 @@ impl Communicator {
         }
     }
 
-    /// The ranks (bits) that are in the world, are not given up, and do not answer for this communicator. One that rebuilds it does, whatever it waits for: it has it until
-    /// that is over. So who does not is stopped, or has dropped it and does not come.
+    /// The peers (bits) that are in the world and do not answer for this communicator. One that rebuilds it does, whatever it waits for: it has it until that is over. So who does
+    /// not is stopped, or has dropped it and does not come.
     fn silent(&self) -> u32 {
-        let Inner { health, world, .. } = &*self.inner;
+        let world = &self.inner.world;
         let answers = world.control().ask(world.communicator(), Instant::now() + GATHER);
         let silent = world.size().ranks().zip(answers).filter(|(_, answer)| *answer == Answer::Silent);
-        mask_of(silent.map(|(rank, _)| rank)) & !mask_of([self.rank()]) & !health.given_up()
+        mask_of(silent.map(|(rank, _)| rank)) & !mask_of([self.rank()])
     }
 
     fn whole(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {

@@ -10,12 +10,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 use std::time::Duration;
 
+const DEADLINE: Duration = Duration::from_millis(600);
+
 /// Ranks 0 and 2 of four rebuild: rank 1 has left, and rank 3 comes to the new group and takes no step in it. What they get, and whom they have given up (bits).
 fn rebuild_with_one_that_stops(drops_the_old: bool) -> Vec<(Communicator, ConnectError)> {
     let worlds = World::local(4).unwrap();
     let (left, failed) = (Barrier::new(4), Barrier::new(3));
     let rank = |world: World| {
-        let comm = Communicator::connect_blocking(&world, Options { deadline: Duration::from_millis(600), ..Select::Host.into() }).unwrap();
+        let comm = Communicator::connect_blocking(&world, Options { deadline: DEADLINE, ..Select::Host.into() }).unwrap();
         match world.rank().get() {
             1 => {
                 drop((comm, world));
@@ -83,6 +85,61 @@ fn who_is_late_in_a_new_group_and_answers_is_named_and_not_given_up() {
     let survivors = rebuild_with_one_that_stops(false);
     assert!(survivors.iter().filter(|(_, error)| names_rank_3(error)).count() > 0);
     assert!(survivors.iter().all(|(comm, _)| comm.inner.health.given_up() == 0));
+}
+
+/// Two connected ranks, each as it says; rank 1 with its world, which it may keep longer than its communicator.
+fn pair(zero: impl FnOnce(Communicator) + Send, one: impl FnOnce(Communicator, World) + Send) {
+    let [first, second] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
+    let connect = |world: &World| Communicator::connect_blocking(world, Options { deadline: DEADLINE, ..Select::Host.into() }).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| one(connect(&second), second));
+        zero(connect(&first));
+    });
+}
+
+#[test]
+fn who_answers_is_waited_for_as_long_as_its_calls_may_take_to_end() {
+    let rebuilds = |comm: Communicator| assert_eq!(comm.rebuild_blocking(Rebuild::Survivors).unwrap().world_size().get(), 2);
+    let ends_its_calls = |comm: Communicator, _world| {
+        std::thread::sleep(5 * DEADLINE / 2);
+        rebuilds(comm);
+    };
+    pair(rebuilds, ends_its_calls);
+}
+
+#[test]
+fn who_answers_and_does_not_come_is_given_up_when_its_calls_have_had_their_time() {
+    let found = Barrier::new(2);
+    let rebuilds = |comm: Communicator| {
+        let began = Instant::now();
+        let error = comm.regrouped_by(began + 3 * DEADLINE / 2).unwrap_err();
+        assert_eq!(error.to_string(), "regrouping: the deadline passed while waiting for rank 1");
+        assert_eq!((comm.inner.health.given_up(), began.elapsed().as_millis() / DEADLINE.as_millis()), (1 << 1, 2));
+        found.wait();
+    };
+    let does_something_else = |_comm, _world| {
+        found.wait();
+    };
+    pair(rebuilds, does_something_else);
+}
+
+#[test]
+fn who_does_not_answer_is_given_up_after_one_deadline() {
+    let found = Barrier::new(2);
+    let rebuilds = |comm: Communicator| {
+        found.wait();
+        let began = Instant::now();
+        let error = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err();
+        assert_eq!(error.to_string(), "regrouping: the deadline passed while waiting for rank 1");
+        assert_eq!((comm.inner.health.given_up(), began.elapsed().as_millis() / DEADLINE.as_millis()), (1 << 1, 1));
+        found.wait();
+    };
+    let drops_its_communicator = |comm, _world| {
+        drop(comm);
+        found.wait();
+        found.wait();
+    };
+    pair(rebuilds, drops_its_communicator);
 }
 
 /// Two ranks that take themselves for those of two hosts.
