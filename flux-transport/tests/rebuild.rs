@@ -180,7 +180,7 @@ fn who_cannot_connect_in_a_new_group_gives_up_those_that_may_have() {
         let old = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
         let soon = || Instant::now() + Duration::from_secs(20);
         if world.rank().get() == 0 {
-            let group = world.control().regroup(&[], soon()).unwrap();
+            let group = world.control().regroup(&[], soon()).unwrap().control;
             let watcher: Arc<Watcher> = {
                 let heard = Arc::clone(&heard);
                 Arc::new(move |notice| heard.lock().unwrap().push(notice))

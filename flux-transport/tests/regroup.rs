@@ -29,7 +29,9 @@ fn survivors_are_renumbered_in_order_and_out_of_step_no_more() {
         drop(planes.remove(3));
         // A step that failed leaves the old group of no use.
         assert!(each(&planes, |plane| plane.exchange(b"x", ample())).iter().all(Result::is_err));
-        let survivors = each(&planes, |plane| plane.regroup(&[], ample()).unwrap());
+        let groups = each(&planes, |plane| plane.regroup(&[], ample()).unwrap());
+        assert!(groups.iter().all(|group| group.members == [0, 1, 2, 4].map(Rank::new)));
+        let survivors: Planes = groups.into_iter().map(|group| group.control).collect();
         let ranks: Vec<_> = survivors.iter().map(|plane| (plane.rank().get(), plane.world().get())).collect();
         assert_eq!(ranks, [(0, 4), (1, 4), (2, 4), (3, 4)]);
         drop(planes);
@@ -50,7 +52,7 @@ fn any_ranks_may_be_gone_or_given_up() {
             let (planes, others): (Planes, Planes) = planes.into_iter().partition(|plane| left.contains(&plane.rank().get()));
             // Those that are gone are dropped; those that were given up are there, and silent.
             let silent: Planes = others.into_iter().filter(|plane| given_up.contains(&plane.rank())).collect();
-            let survivors = each(&planes, |plane| plane.regroup(&given_up, ample()).unwrap());
+            let survivors = each(&planes, |plane| plane.regroup(&given_up, ample()).unwrap().control);
             let size = survivors.len() as u32;
             for (place, plane) in (0..).zip(&survivors) {
                 assert_eq!((plane.rank().get(), plane.world().get()), (place, size), "fates {fates}");
@@ -66,7 +68,7 @@ fn any_ranks_may_be_gone_or_given_up() {
 fn a_rank_that_was_given_up_is_left_out_and_cannot_make_a_group_of_its_own() {
     for planes in groups(3) {
         let late = Rank::new(0);
-        let survivors = each(&planes[1..], |plane| plane.regroup(&[late], ample()).unwrap());
+        let survivors = each(&planes[1..], |plane| plane.regroup(&[late], ample()).unwrap().control);
         assert_eq!(survivors[0].world().get(), 2);
         planes[1..].iter().for_each(|plane| plane.goodbye());
         assert!(planes[0].regroup(&[], ample()).is_err());
@@ -80,7 +82,7 @@ fn a_rank_that_waits_hears_at_once_that_the_others_go_on_without_it() {
         let without = [&[][..], &[Rank::new(0)], &[Rank::new(0)]];
         let mut ends = each(&planes, |plane| plane.regroup(without[plane.rank().index()], ample()));
         assert!(matches!(ends.remove(0), Err(ControlError::GivenUp { by }) if by.get() != 0));
-        assert!(ends.into_iter().all(|end| end.unwrap().world().get() == 2));
+        assert!(ends.into_iter().all(|end| end.unwrap().control.world().get() == 2));
     }
 }
 
@@ -105,11 +107,12 @@ fn a_rank_that_came_later_is_not_taken_for_late_and_those_that_are_left_make_one
             // Rank 2 does not come, rank 0 comes half a deadline after rank 1, and both go on without whom they miss.
             let begins = start + if plane.rank().get() == 0 { DEADLINE / 2 } else { Duration::ZERO };
             std::thread::sleep(begins.saturating_duration_since(Instant::now()));
-            plane.regroup(&[], Instant::now() + DEADLINE).unwrap_or_else(|error| {
+            let group = plane.regroup(&[], Instant::now() + DEADLINE).unwrap_or_else(|error| {
                 let ControlError::Timeout { missing, .. } = error else { panic!("rank {}: {error}", plane.rank()) };
                 assert_eq!(missing, [Rank::new(2)], "to rank {}", plane.rank());
                 plane.regroup(&missing, Instant::now() + DEADLINE).unwrap()
-            })
+            });
+            group.control
         });
         assert_eq!(numbers(&survivors).len(), 2, "they are of one group");
         assert!(matches!(planes[2].regroup(&[], ample()), Err(ControlError::GivenUp { .. })));
@@ -125,7 +128,7 @@ fn a_rank_that_has_stopped_waiting_is_not_there() {
             let refused = plane.regroup(&[], after(50));
             assert!(matches!(&refused, Err(ControlError::Timeout { missing, .. }) if *missing == [Rank::new(1 - rank)]), "{refused:?}");
         }
-        assert_eq!(numbers(&each(&planes, |plane| plane.regroup(&[], ample()).unwrap())).len(), 2);
+        assert_eq!(numbers(&each(&planes, |plane| plane.regroup(&[], ample()).unwrap().control)).len(), 2);
     }
 }
 
@@ -133,7 +136,7 @@ fn a_rank_that_has_stopped_waiting_is_not_there() {
 fn a_rank_that_has_left_in_good_order_is_gone() {
     for mut planes in groups(3) {
         planes.remove(1).goodbye();
-        let survivors = each(&planes, |plane| plane.regroup(&[], ample()).unwrap());
+        let survivors = each(&planes, |plane| plane.regroup(&[], ample()).unwrap().control);
         assert_eq!(numbers(&survivors).len(), 2);
     }
 }
@@ -147,7 +150,7 @@ fn ranks_that_do_not_ask_are_named_to_all_and_the_next_attempt_goes_on_without_t
             assert!(matches!(refused, Err(ControlError::Timeout { missing, .. }) if missing == [Rank::new(3)]));
         }
         assert!(start.elapsed() < deadline + Duration::from_millis(500));
-        let survivors = each(&planes[..3], |plane| plane.regroup(&[Rank::new(3)], ample()).unwrap());
+        let survivors = each(&planes[..3], |plane| plane.regroup(&[Rank::new(3)], ample()).unwrap().control);
         assert_eq!(numbers(&survivors).len(), 3);
     }
 }

@@ -2,8 +2,11 @@
 //!
 //! Invariant: the monitor answers, so a rank answers whatever its other threads do. An answer counts for the question whose number it bears, so a late
 //! one is never taken for that of a later question, and questions of several communicators stand side by side: none waits for another.
+//!
+//! Whoever waits for what peers say decides that it has not come only after a last look at what lies unread ([`Shared::wait`]): a process that was stopped finds its
+//! deadline over, and may decide before its monitor has read what came in time.
 
-use std::sync::{PoisonError, Weak};
+use std::sync::{MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use flux_core::Rank;
@@ -105,6 +108,20 @@ impl Shared {
         }
     }
 
+    /// Waits for a change, until the deadline. After that it returns once more, when what had come by then is handled, or after [`SETTLE`]; then `None`.
+    pub(super) fn wait<'s>(&'s self, inbox: MutexGuard<'s, Inbox>, deadline: Instant, looked: &mut bool) -> Option<MutexGuard<'s, Inbox>> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return Some(self.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0);
+        }
+        drop(inbox);
+        if std::mem::replace(looked, true) {
+            return None;
+        }
+        self.settle();
+        Some(self.inbox())
+    }
+
     /// Returns when the monitor has handled everything that had come, or after [`SETTLE`].
     pub(super) fn settle(&self) {
         self.settled(Instant::now() + SETTLE);
@@ -146,17 +163,20 @@ impl ProcessControl {
         let own = answerers.iter().find_map(|answerer| answerer(communicator)).map_or(Answer::Silent, Answer::Said);
         let number = self.shared.inbox().inquiry.open();
         self.part(Kind::Ask, &[number.to_le_bytes(), communicator.to_le_bytes()].concat());
-        let mut inbox = self.shared.inbox();
+        let (mut inbox, mut looked) = (self.shared.inbox(), false);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
             let Inbox { peers, inquiry, .. } = &mut *inbox;
             let outstanding = inquiry.question(number).is_some_and(|question| {
                 self.shared.peers().any(|(rank, _)| peers[rank.index()].end.is_none() && !question.answered_by(rank))
             });
-            if !outstanding || left.is_zero() {
+            if !outstanding {
                 break;
             }
-            inbox = self.shared.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
+                inbox = self.shared.inbox();
+                break;
+            };
+            inbox = changed;
         }
         let mut answers = inbox.inquiry.close(number);
         let ends = &inbox.peers;

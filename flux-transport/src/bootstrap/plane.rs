@@ -6,7 +6,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,12 @@ use rustix::io::Errno;
 use super::error::BootstrapError;
 use super::frame::{Header, Kind, MAX_BODY};
 use super::monitor::{Arrived, End, Shared};
+use super::regroup::Part;
 use super::rendezvous::Mesh;
 use super::socket::MAX_DESCRIPTORS;
 use crate::control::{
-    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Steps, Watcher, mask_of, ranks_of,
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Regrouped, Steps, Watcher, mask_of,
+    ranks_of,
 };
 
 /// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
@@ -98,17 +100,22 @@ impl ProcessControl {
     }
 
     fn how_ended(&self, rank: Rank, deadline: Instant) -> ControlError {
-        let inbox = self.shared.inbox();
-        let left = deadline.saturating_duration_since(Instant::now());
-        let open = |inbox: &mut super::monitor::Inbox| inbox.peers[rank.index()].end.is_none();
-        let (inbox, _) = self.shared.changed.wait_timeout_while(inbox, left, open).unwrap_or_else(PoisonError::into_inner);
-        ended(rank, inbox.peers[rank.index()].end.as_ref().unwrap_or(&End::Lost))
+        let (mut inbox, mut looked) = (self.shared.inbox(), false);
+        loop {
+            if let Some(end) = &inbox.peers[rank.index()].end {
+                return ended(rank, end);
+            }
+            let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
+                return ended(rank, &End::Lost);
+            };
+            inbox = changed;
+        }
     }
 
     /// Takes one frame of every peer.
     fn collect(&self, header: Header, deadline: Instant) -> Result<Vec<Option<Arrived>>, ControlError> {
         let mut frames: Vec<Option<Arrived>> = self.world.ranks().map(|_| None).collect();
-        let mut inbox = self.shared.inbox();
+        let (mut inbox, mut looked) = (self.shared.inbox(), false);
         loop {
             let mut missing = 0;
             for (rank, _) in self.shared.peers() {
@@ -134,12 +141,11 @@ impl ProcessControl {
             if missing == 0 {
                 return Ok(frames);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(timeout(header.kind, ranks_of(missing)));
-            }
             self.steps.awaits(ranks_of(missing));
-            inbox = self.shared.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
+                return Err(timeout(header.kind, ranks_of(missing)));
+            };
+            inbox = changed;
         }
     }
 
@@ -238,13 +244,13 @@ impl ControlPlane for ProcessControl {
         self.question(communicator, deadline)
     }
 
-    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError> {
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
         if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
             return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
         }
-        let mesh = self.shared.regroup(without, deadline)?;
+        let Part { mesh, members } = self.shared.regroup(without, deadline)?;
         let io = |error: BootstrapError| ControlError::Io { step: REGROUPING, source: std::io::Error::other(error) };
-        mesh.into_control_plane().map_err(io)
+        Ok(Regrouped { control: mesh.into_control_plane().map_err(io)?, members: ranks_of(members).collect() })
     }
 
     fn left_out_by(&self) -> Option<Rank> {

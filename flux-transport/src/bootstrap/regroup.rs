@@ -23,10 +23,10 @@
 //! - Whoever fails to connect in its group and goes back to this plane tells that group's ranks first (`comm/rebuild.rs`), so those for whom it did connect end with an error.
 //!
 //! Only ranks that did not wait at any time of an attempt are named by its [`ControlError::Timeout`], and left out of the next: each rank sees by itself who waits,
-//! so nobody is blamed for waiting for others, or for having begun earlier or later than this rank.
+//! so nobody is blamed for waiting for others, or for having begun earlier or later than this rank. Where all came and there is no group, one may have been stopped since:
+//! who rebuilds asks them (`comm/rebuild.rs`), and leaves out of the next attempt whoever does not answer.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use flux_core::{Rank, WorldSize};
@@ -61,6 +61,14 @@ pub(super) struct Sockets {
     pub(super) came: Vec<OwnedFd>,
     /// Whether there were more, which this process could not take.
     pub(super) cut: bool,
+}
+
+/// A rank's part of a new group.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) mesh: Mesh,
+    /// Old ranks (bits) of the new group.
+    pub(super) members: u32,
 }
 
 struct Verdict {
@@ -125,16 +133,16 @@ impl Shared {
     }
 
     /// Meets the ranks that are neither gone nor in `without`.
-    pub(super) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Mesh, ControlError> {
+    pub(super) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Part, ControlError> {
         let without = mask_of(without.iter().copied()) & !mask_of([self.rank]);
         // Who has stopped waiting by now does not wait.
         self.settle();
         self.inbox().regroup.begin();
         self.say_to_all(without, Kind::Join);
-        let mesh = self.gather(without, deadline);
+        let part = self.gather(without, deadline);
         self.inbox().regroup.stop();
         self.say_to_all(0, Kind::Stopped);
-        mesh
+        part
     }
 
     /// A peer that makes a group without this rank, as far as has been said by now.
@@ -157,11 +165,11 @@ impl Shared {
     }
 
     /// Waits until there is a group.
-    fn gather(&self, without: u32, deadline: Instant) -> Result<Mesh, ControlError> {
+    fn gather(&self, without: u32, deadline: Instant) -> Result<Part, ControlError> {
         let own = mask_of([self.rank]);
         // So that those who wait for a leader's verdict still hear it before they give up themselves.
         let leaders_deadline = deadline.checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
-        let mut told = 0;
+        let (mut told, mut looked) = (0, false);
         let mut inbox = self.inbox();
         loop {
             // First of all: who made the group may have gone on, and left the old one.
@@ -175,7 +183,7 @@ impl Shared {
             let here = self.here(&inbox);
             let members = here & !without;
             let leader = Rank::new(members.trailing_zeros());
-            let left = if leader == self.rank {
+            let until = if leader == self.rank {
                 if members & !own & !inbox.regroup.waiting == 0 {
                     let untold = here & without & !told;
                     if untold == 0 {
@@ -193,12 +201,11 @@ impl Shared {
             } else {
                 deadline
             };
-            let left = left.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let missing = members & !own & !inbox.regroup.came;
+            let missing = members & !own & !inbox.regroup.came;
+            let Some(changed) = self.wait(inbox, until, &mut looked) else {
                 return Err(if missing == 0 { came_and_went(leader) } else { late(missing) });
-            }
-            inbox = self.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            };
+            inbox = changed;
         }
     }
 
@@ -211,11 +218,12 @@ impl Shared {
                 Err(errno) => return Err(not_told(rank, errno)),
             }
         }
-        if self.settled(deadline) { Ok(()) } else { Err(io(Errno::TIMEDOUT)) }
+        // All may have come by the last look, when the deadline is over.
+        if self.settled(deadline.max(Instant::now() + HANDING)) { Ok(()) } else { Err(io(Errno::TIMEDOUT)) }
     }
 
     /// Connects every two members, and gives each its row of sockets.
-    fn deal(&self, members: u32) -> Result<Mesh, ControlError> {
+    fn deal(&self, members: u32) -> Result<Part, ControlError> {
         let world = size(members).ok_or_else(|| io(Errno::INVAL))?;
         let unable = |errno: Errno| {
             // They all wait for this rank, and would take it for late.
@@ -234,11 +242,11 @@ impl Shared {
                 Err(errno) => return Err(not_told(rank, unable(errno))),
             }
         }
-        Ok(Mesh::new(Rank::new(0), world, rows.swap_remove(0)))
+        Ok(Part { mesh: Mesh::new(Rank::new(0), world, rows.swap_remove(0)), members })
     }
 
     /// What a rank makes of the verdict of the one that makes the group.
-    fn hear(&self, verdict: Verdict) -> Result<Mesh, ControlError> {
+    fn hear(&self, verdict: Verdict) -> Result<Part, ControlError> {
         let Verdict { by, said } = verdict;
         let (mask, sockets) = match said {
             Said::Group { members, sockets } => (members, sockets),
@@ -251,7 +259,7 @@ impl Shared {
             (Some(own), Some(world))
                 if sockets.len() == world.peers() as usize && sockets.iter().all(|socket| socket::is_ours(socket.as_fd())) =>
             {
-                Ok(Mesh::new(Rank::new(own), world, sockets))
+                Ok(Part { mesh: Mesh::new(Rank::new(own), world, sockets), members: mask })
             }
             _ => {
                 let detail = format!("it made a group of the ranks {mask:#x} and gave {} sockets", sockets.len());

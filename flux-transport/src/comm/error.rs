@@ -58,6 +58,15 @@ pub enum ConnectError {
         /// A rank that gave this one up.
         by: Rank,
     },
+    /// Survivors are to rebuild, and the ranks are on several hosts. Nothing was done: the communicator is as it was.
+    #[error(
+        "the ranks are on {hosts} hosts, and survivors make a group of their own on one host only: rebuild all of them (Rebuild::Whole), with a new process in the place of \
+         each lost one"
+    )]
+    AcrossHosts {
+        /// Number of hosts.
+        hosts: u32,
+    },
     /// A lost rank that is a thread has no replacement.
     #[error("{lost} of {world} ranks are gone, and threads are not replaced: rebuild with the survivors, or make a new world")]
     NoReplacement {

@@ -1,23 +1,32 @@
 //! How a broken communicator's ranks get a working one.
 //!
 //! Invariant: the new communicator shares nothing with the old one but the device's context: other sockets, other memory, other signals. So a rank
-//! that was left out can do it no harm, whenever it runs on; and the old one stays broken.
+//! that was left out can do it no harm, whenever it runs on; and the old one stays broken. Errors name ranks by their old numbers, which their callers know: the new ones
+//! count only once there is a new communicator.
+
+mod numbers;
+#[cfg(test)]
+mod tests;
 
 use super::connect::{apart, connect};
-use super::{Communicator, ConnectError};
+use super::failure::GATHER;
+use super::{Communicator, ConnectError, Inner};
 use crate::bootstrap::{self, START};
-use crate::control::{ControlPlane, GaveUp, mask_of, ranks_of};
+use crate::control::{Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of};
+use crate::drain::failing;
 use crate::fault::reason;
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
+use numbers::OldNumbers;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Who takes part in the new communicator. All ranks that do say the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rebuild {
-    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world. Gone is who has died, and who has left in good order.
+    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world. Gone is who has died, and who has left in good order. Of ranks on one host only.
     Survivors,
     /// As many ranks as the launch had, each under its number: in the place of each lost one a new process, started with the same variables, which connects
     /// as at the start of the launch. Also for ranks that were late and are alive.
@@ -53,9 +62,16 @@ impl Communicator {
     /// As of [`connect`](Self::connect): a future that is dropped once it was polled leaves its thread to rebuild, which breaks this communicator, and to drop what it has made.
     ///
     /// # Errors
-    /// [`ConnectError`]. [`ConnectError::GivenUp`] where the others go on without this rank, which is final. A [`ControlError::Timeout`] names ranks that did not
-    /// come at any time while this one waited; they are given up then, and rebuilding once more goes on without them. A [`ControlError::Leader`] gives nobody up: what it
-    /// says is to be mended, and rebuilding tried once more; so is a call of another thread that has not ended ([`TransportError::NoTurn`]).
+    /// [`ConnectError`], with this communicator's ranks by their numbers here. [`ConnectError::AcrossHosts`] where survivors are on several hosts. [`ConnectError::GivenUp`] where the
+    /// others go on without this rank, which is final.
+    ///
+    /// A [`ControlError::Timeout`] of regrouping names ranks that are given up then, so that rebuilding once more goes on without them: those that do not answer when a
+    /// [deadline](Self::deadline) has passed, as their processes are stopped or have dropped this communicator, whether they came before or not; and those that answer and do not come
+    /// for the deadline and 20 s, which their calls may take to end. One of a later step, as the survivors connect, names ranks that this one waited for there: of them only those are
+    /// given up that do not answer, as the others may themselves have waited for such a one.
+    ///
+    /// A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding tried once more; so is a call of another thread that has not ended
+    /// ([`TransportError::NoTurn`]).
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.inner.turns.free_of_this_thread()?;
         let comm = self.clone();
@@ -67,12 +83,24 @@ impl Communicator {
     /// # Errors
     /// [`ConnectError`], as there.
     pub fn rebuild_blocking(&self, how: Rebuild) -> Result<Self, ConnectError> {
+        let hosts = self.inner.world.hosts().count();
+        // All ranks see the same hosts, so each refuses it, and none before that breaks what the others may still use.
+        if how == Rebuild::Survivors && hosts > 1 {
+            return Err(ConnectError::AcrossHosts { hosts });
+        }
         self.stop()?;
+        match how {
+            Rebuild::Survivors => {
+                let Regrouped { control, members } = self.survivors()?;
+                let named = |error| OldNumbers::new(&members).connect_error(error);
+                self.connect_in(control).map_err(named).inspect_err(|error| self.stopped_in_connecting(error))
+            }
+            Rebuild::Whole => self.connect_in(self.whole()?),
+        }
+    }
+
+    fn connect_in(&self, control: Arc<dyn ControlPlane>) -> Result<Self, ConnectError> {
         let inner = &self.inner;
-        let control = match how {
-            Rebuild::Survivors => self.survivors()?,
-            Rebuild::Whole => self.whole()?,
-        };
         let world = inner.world.moved(control);
         connect(&world, &inner.options, Some(inner.world.line())).inspect_err(|_| disown(&world))
     }
@@ -93,21 +121,61 @@ impl Communicator {
         Ok(())
     }
 
-    fn survivors(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
-        let health = &self.inner.health;
-        if let Some(by) = health.given_up_by() {
-            return Err(ConnectError::GivenUp { by });
+    fn survivors(&self) -> Result<Regrouped, ConnectError> {
+        // A peer's calls may take as long to end, once they have failed.
+        self.regrouped_by(Instant::now() + failing(self.deadline()))
+    }
+
+    /// Meets the survivors. Who does not come for a deadline and does not answer then is late. Who answers is waited for until `limit`: it may wait for its calls to end, as this
+    /// rank has done, and to be given up is final.
+    fn regrouped_by(&self, limit: Instant) -> Result<Regrouped, ConnectError> {
+        let Inner { health, world, .. } = &*self.inner;
+        self.not_given_up()?;
+        loop {
+            let without: Vec<Rank> = ranks_of(health.given_up()).collect();
+            let regrouped = world.control().regroup(&without, self.until());
+            // Said before a peer was gone, and so heard by now: see `disown`.
+            self.not_given_up()?;
+            let error = match regrouped {
+                Ok(regrouped) => return Ok(regrouped),
+                Err(error) => error,
+            };
+            let (doubted, all_came) = match &error {
+                ControlError::Timeout { missing, .. } => (mask_of(missing.iter().copied()), false),
+                // One that has been stopped since makes no group, and takes part in none: it would stand in the way of every attempt.
+                ControlError::Leader { source, .. } if source.kind() == ErrorKind::TimedOut => (!health.given_up(), true),
+                _ => return Err(error.into()),
+            };
+            let late = match doubted & self.silent() {
+                0 if all_came => return Err(error.into()),
+                0 if Instant::now() < limit => continue,
+                0 => doubted,
+                silent => silent,
+            };
+            health.exclude(ranks_of(late));
+            return Err(ControlError::Timeout { step: REGROUPING, missing: ranks_of(late).collect() }.into());
         }
-        let without: Vec<Rank> = ranks_of(health.given_up()).collect();
-        let regrouped = self.inner.world.control().regroup(&without, self.until());
-        if let Err(ControlError::Timeout { missing, .. }) = &regrouped {
-            health.exclude(missing.iter().copied());
+    }
+
+    fn not_given_up(&self) -> Result<(), ConnectError> {
+        self.inner.health.given_up_by().map_or(Ok(()), |by| Err(ConnectError::GivenUp { by }))
+    }
+
+    /// Gives up those that had not come to a step of the new group in time, if they do not answer now. Others may themselves have waited there for one that is stopped, and to be
+    /// given up is final, so one attempt more is better than to name a healthy rank.
+    fn stopped_in_connecting(&self, error: &ConnectError) {
+        if let ConnectError::Control(ControlError::Timeout { missing, .. }) = error {
+            self.inner.health.exclude(ranks_of(mask_of(missing.iter().copied()) & self.silent()));
         }
-        // Said before a peer was gone, and so heard by now: see `disown`.
-        match health.given_up_by() {
-            Some(by) => Err(ConnectError::GivenUp { by }),
-            None => Ok(regrouped?),
-        }
+    }
+
+    /// The peers (bits) that are in the world and do not answer for this communicator. One that rebuilds it does, whatever it waits for: it has it until that is over. So who does
+    /// not is stopped, or has dropped it and does not come.
+    fn silent(&self) -> u32 {
+        let world = &self.inner.world;
+        let answers = world.control().ask(world.communicator(), Instant::now() + GATHER);
+        let silent = world.size().ranks().zip(answers).filter(|(_, answer)| *answer == Answer::Silent);
+        mask_of(silent.map(|(rank, _)| rank)) & !mask_of([self.rank()])
     }
 
     fn whole(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
@@ -119,7 +187,7 @@ impl Communicator {
             let left_out_by = || self.inner.health.given_up_by().or_else(|| world.control().left_out_by());
             return joined.map_err(|error| left_out_by().map_or_else(|| error.into(), |by| ConnectError::GivenUp { by }));
         }
-        let control = world.control().regroup(&[], self.until())?;
+        let Regrouped { control, .. } = world.control().regroup(&[], self.until())?;
         match world.size().get() - control.world().get() {
             0 => Ok(control),
             lost => Err(ConnectError::NoReplacement { lost, world: world.size() }),

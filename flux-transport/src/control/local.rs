@@ -5,7 +5,7 @@
 
 mod regroup;
 
-use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, Steps, Watcher};
+use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, Regrouped, Steps, Watcher, ranks_of};
 use flux_core::{Rank, WorldSize};
 use regroup::Regroup;
 use std::fmt;
@@ -268,8 +268,9 @@ impl ControlPlane for LocalControl {
         asked.into_iter().map(answer).collect()
     }
 
-    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError> {
-        Ok(Arc::new(regroup::meet(self, without, deadline)?))
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
+        let regroup::End { control, members } = regroup::meet(self, without, deadline)?;
+        Ok(Regrouped { control: Arc::new(control), members: ranks_of(members).collect() })
     }
 
     fn left_out_by(&self) -> Option<Rank> {

@@ -72,6 +72,15 @@ pub struct Given {
     pub cut: bool,
 }
 
+/// A group of the ranks that were left of another one.
+#[derive(Clone, Debug)]
+pub struct Regrouped {
+    /// This rank's end.
+    pub control: Arc<dyn ControlPlane>,
+    /// What numbers its ranks had in the group that they are left of, by their new ones.
+    pub members: Vec<Rank>,
+}
+
 /// Is told of notices; called on whatever thread learns of them, so it does not block.
 pub type Watcher = dyn Fn(Notice) + Send + Sync;
 
@@ -135,7 +144,7 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// # Errors
     /// [`ControlError::Timeout`] names the ranks that did not ask at any time, [`ControlError::Leader`] the one that could not make the group,
     /// [`ControlError::GivenUp`] one that leaves this rank out.
-    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Arc<dyn ControlPlane>, ControlError>;
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError>;
 
     /// A peer that has gone on in a group of this plane's ranks without this one, or is about to.
     fn left_out_by(&self) -> Option<Rank>;

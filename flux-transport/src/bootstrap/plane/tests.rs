@@ -148,3 +148,49 @@ fn a_peer_that_reads_nothing_costs_no_more_than_the_deadline() {
     drop(plane);
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
+
+/// Rank 0 of two, whose monitor is held up for so long with what rank 1 has said first, as if this process were stopped; and rank 1's bare socket.
+fn held_up_for(time: Duration) -> (ProcessControl, OwnedFd, Arc<Watcher>) {
+    let (plane, peer) = plane_and_peer();
+    let (begun, is_begun) = mpsc::channel();
+    let begun = Mutex::new(begun);
+    let watcher: Arc<Watcher> = Arc::new(move |_| {
+        begun.lock().unwrap().send(()).unwrap();
+        std::thread::sleep(time);
+    });
+    plane.watch(Arc::downgrade(&watcher));
+    send(&peer, &frame(Kind::Abort, 0, 0, &[1; 8]), &[]);
+    is_begun.recv_timeout(Duration::from_secs(5)).unwrap();
+    (plane, peer, watcher)
+}
+
+#[test]
+fn what_came_in_time_counts_though_it_is_read_after_the_deadline() {
+    let soon = || Instant::now() + Duration::from_millis(50);
+    let held_up = || held_up_for(Duration::from_millis(70));
+
+    let (plane, peer, _watcher) = held_up();
+    send(&peer, &frame(Kind::Exchange, 0, 0, b"x"), &[]);
+    assert_eq!(plane.exchange(b"y", soon()).unwrap(), [b"y", b"x"]);
+
+    let (plane, peer, _watcher) = held_up();
+    // Of the first question.
+    send(&peer, &frame(Kind::Said, 0, 0, &1_u32.to_le_bytes()), &[]);
+    assert_eq!(plane.ask(0, soon())[1], Answer::Said(Vec::new()));
+
+    let (plane, peer, _watcher) = held_up();
+    send(&peer, &frame(Kind::Goodbye, 0, 0, b""), &[]);
+    drop(peer);
+    let error = plane.exchange(b"y", soon()).unwrap_err();
+    assert!(matches!(error, ControlError::PeerLeft { rank } if rank == Rank::new(1)), "it could not be sent to, and has left: {error}");
+}
+
+#[test]
+fn a_last_look_ends_though_what_came_is_not_read() {
+    let (plane, peer, _watcher) = held_up_for(Duration::from_secs(1));
+    send(&peer, &frame(Kind::Exchange, 0, 0, b"x"), &[]);
+    let began = Instant::now();
+    let error = plane.exchange(b"y", began + Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(&error, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{error}");
+    assert!((150..600).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+}

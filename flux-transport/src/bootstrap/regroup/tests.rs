@@ -1,11 +1,14 @@
 //! Peers that do not read, and peers that are cut off: what the others hear.
 
+use std::sync::Arc;
+
 use flux_core::WorldSize;
 
 use super::*;
 use crate::bootstrap::frame::{self, HEADER_BYTES, Header};
 use crate::bootstrap::plane::ProcessControl;
 use crate::bootstrap::socket::Received;
+use crate::control::{ControlPlane, Watcher};
 
 fn ample() -> Instant {
     Instant::now() + Duration::from_secs(30)
@@ -18,8 +21,12 @@ fn plane_and_peers(world: u32) -> (ProcessControl, Vec<OwnedFd>) {
 }
 
 fn send(peer: &OwnedFd, kind: Kind) {
-    let bytes = Header { kind, descriptors: 0, sequence: 0 }.encode(0);
-    socket::send(peer.as_fd(), &[&bytes], &[], ample()).unwrap();
+    send_with(peer, kind, &[]);
+}
+
+fn send_with(peer: &OwnedFd, kind: Kind, body: &[u8]) {
+    let bytes = Header { kind, descriptors: 0, sequence: 0 }.encode(body.len());
+    socket::send(peer.as_fd(), &[&bytes, body], &[], ample()).unwrap();
 }
 
 /// Sends until no more is taken.
@@ -63,7 +70,7 @@ fn no_group_is_made_without_a_live_rank_that_cannot_be_told() {
     let refused = plane.shared.regroup(&[Rank::new(1)], Instant::now() + Duration::from_millis(100)).unwrap_err();
     assert!(matches!(&refused, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{refused}");
     drop(peers);
-    assert_eq!(plane.shared.regroup(&[Rank::new(1)], ample()).unwrap().world.get(), 1, "it is gone");
+    assert_eq!(plane.shared.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(), 1, "it is gone");
 }
 
 #[test]
@@ -108,6 +115,22 @@ fn a_rank_that_waits_elsewhere_finds_that_it_was_left_out() {
     let plane = |rank, socket| ProcessControl::start(Mesh::new(Rank::new(rank), WorldSize::new(2).unwrap(), vec![socket])).unwrap();
     let (zero, one) = (plane(0, ours), plane(1, theirs));
     assert_eq!(one.shared.left_out_by(), None);
-    assert_eq!(zero.shared.regroup(&[Rank::new(1)], ample()).unwrap().world.get(), 1);
+    assert_eq!(zero.shared.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(), 1);
     assert_eq!((zero.shared.left_out_by(), one.shared.left_out_by()), (None, Some(Rank::new(0))));
+}
+
+#[test]
+fn a_rank_that_came_in_time_is_in_the_group_though_that_is_read_after_the_deadline() {
+    let (plane, peers) = plane_and_peers(2);
+    // As where this process was stopped: the monitor is held up until the leader's deadline is over.
+    let holds_up: Arc<Watcher> = Arc::new(|_| std::thread::sleep(Duration::from_millis(190)));
+    plane.watch(Arc::downgrade(&holds_up));
+    let made = std::thread::scope(|scope| {
+        let leads = scope.spawn(|| plane.shared.regroup(&[], Instant::now() + Duration::from_millis(200)));
+        heard(&peers[0], Kind::Join);
+        send_with(&peers[0], Kind::Abort, &[1; 8]);
+        send(&peers[0], Kind::Join);
+        leads.join().unwrap()
+    });
+    assert_eq!(made.unwrap().mesh.world.get(), 2);
 }

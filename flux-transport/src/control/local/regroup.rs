@@ -16,9 +16,17 @@ pub(super) struct Regroup {
     waiting: u32,
     /// For each rank, those (bits) that have waited since it began to.
     came: Vec<u32>,
-    ends: Vec<(Rank, LocalControl)>,
+    ends: Vec<(Rank, End)>,
     /// Who has gone on without a rank, by rank.
     given_up_by: Vec<Option<Rank>>,
+}
+
+/// A rank's end of a new world.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) control: LocalControl,
+    /// Old ranks (bits) of the new world.
+    pub(super) members: u32,
 }
 
 impl Regroup {
@@ -42,7 +50,8 @@ impl Regroup {
     /// Makes the world of those who wait, and leaves all others out.
     fn make(&mut self, by: Rank, members: u32, size: WorldSize) {
         self.waiting &= !members;
-        self.ends = ranks_of(members).zip(LocalControl::world_of(size)).collect();
+        let ends = LocalControl::world_of(size).into_iter().map(|control| End { control, members });
+        self.ends = ranks_of(members).zip(ends).collect();
         for (rank, given_up_by) in (0..).map(Rank::new).zip(&mut self.given_up_by) {
             if members & mask_of([rank]) == 0 {
                 *given_up_by = given_up_by.or(Some(by));
@@ -59,7 +68,7 @@ impl State {
 }
 
 /// Waits for the other members, and takes this rank's end of the new world.
-pub(super) fn meet(own: &LocalControl, without: &[Rank], deadline: Instant) -> Result<LocalControl, ControlError> {
+pub(super) fn meet(own: &LocalControl, without: &[Rank], deadline: Instant) -> Result<End, ControlError> {
     let mut state = lock(&own.shared.state);
     state.regroup.begin(own.rank);
     own.shared.changed.notify_all();
