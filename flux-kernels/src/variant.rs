@@ -152,14 +152,14 @@ impl Variant {
         if sends { (self.tile.m * self.tile.n) as u64 } else { 0 }
     }
 
-    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, a word, and room to align to 1024.
+    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, two words, and room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
         let out = self.tile.m * self.tile.n * 2 * self.rooms / Self::CONSUMERS;
         // 16 bytes between rows that are scattered
         let gaps = if matches!(self.op, OpKind::GemmReduceScatter) && self.rooms == Self::CONSUMERS { self.tile.m * 16 } else { 0 };
         let (out, barriers) = (out + gaps, 2 * self.stages + 2 * Self::CONSUMERS + 6);
-        self.stages * stage + out + barriers * 8 + 8 + 1024
+        self.stages * stage + out + barriers * 8 + 16 + 1024
     }
 
     /// Name of the kernel's entry point.

@@ -80,8 +80,9 @@ struct Config {
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
     static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 6;
-    static constexpr u32 kRowsOffset = kBarrierOffset + kBarriers * 8;
-    static constexpr u32 kSharedBytes = kRowsOffset + 8 + 1024;
+    static constexpr u32 kThereOffset = kBarrierOffset + kBarriers * 8;
+    static constexpr u32 kOpenedOffset = kThereOffset + 8;
+    static constexpr u32 kSharedBytes = kOpenedOffset + 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
 };
 
@@ -114,10 +115,12 @@ struct Shared {
     __device__ __forceinline__ u32 early_full(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 2 + piece); }
     // Completed when every consumer has added it.
     __device__ __forceinline__ u32 early_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
-    // How far the watcher has seen rows of A (`progress`).
-    __device__ __forceinline__ u32 rows() const { return base + C::kRowsOffset; }
-    // Whether a consumer has left out rows that it was to scatter. The word is `rows`'s: only AllGather-GEMM awaits rows, and only GEMM-ReduceScatter scatters them.
-    __device__ __forceinline__ u32 left_out() const { return rows(); }
+    // How far the watcher has seen rows of A, or partial tiles (`progress`).
+    __device__ __forceinline__ u32 there() const { return base + C::kThereOffset; }
+    // Whether a consumer has left out rows that it was to scatter. The word is `there`'s: whose programs scatter rows await no partial tiles.
+    __device__ __forceinline__ u32 left_out() const { return there(); }
+    // Items of this CTA that the producer has opened, up to the last that awaits partial tiles.
+    __device__ __forceinline__ u32 opened() const { return base + C::kOpenedOffset; }
     // Completed when a consumer may write its part of an item: nobody reads or writes its room any more.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };

@@ -51,7 +51,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.early_full(piece), 1);
             ptx::mbarrier_init(smem.early_empty(piece), C::kConsumers);
         }
-        ptx::store_release_cta_shared(smem.rows(), 0);
+        ptx::store_release_cta_shared(smem.there(), 0);
+        ptx::store_release_cta_shared(smem.opened(), 0);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
         ptx::prefetch_tensor_map(&p.b);
@@ -72,8 +73,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             close_call(p, epoch, failed);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
-        } else if constexpr (!C::kReduceScatter) {
-            if (warp == 3) Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
+        } else if (warp == 3) {
+            Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         }
         // The mover's warp, which has nothing to do by now.
         if (warp == 2 && blockIdx.x == 0) announce_call(p, epoch);

@@ -42,7 +42,7 @@ struct Producer {
     __device__ __forceinline__ bool rows_there(u32 number, u32 step) {
         const u64 needed = progress(number, step);
         if (needed < rows) return true;
-        const u64 now = ptx::load_acquire_cta_shared(smem.rows());
+        const u64 now = ptx::load_acquire_cta_shared(smem.there());
         if (now == rows) return false;
         rows = now;
         // Orders the acquired signals before the bulk loads of the rows that they announce.
@@ -128,18 +128,24 @@ struct Producer {
     }
 
     // The partial tiles of others, in the order of their slots, through the same ring: those that are there are added while the others are awaited.
-    __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index) {
+    __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index, u32 number) {
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
-        const u32 end = item.late_first + item.late_count;
-        u32 awaited = item.late_first + item.parts;
-        for (u32 source = early_of(p, item); source < item.partials;) {
+        const u32 early = early_of(p, item);
+        for (u32 source = early; source < item.partials;) {
             // There is an entry for each, or none for any.
-            const u32 there = awaited < end ? await_next(p, epoch, awaited, end - awaited) : item.partials - source;
-            awaited += there;
-            if (source + there == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
+            const u32 next = awaits_partials(item) ? early + partials_there(number, source - early) : item.partials;
+            if (next == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
             // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
             ptx::fence_proxy_async_global();
-            for (const u32 next = source + there; source < next; ++source) load_partial(partial_slot<C>(p, half, item, source));
+            for (; source < next; ++source) load_partial(partial_slot<C>(p, half, item, source));
+        }
+    }
+
+    // How many of those that the CTA's item number `number` awaits the watcher has seen, which ends all its waits: more than `taken`.
+    __device__ __forceinline__ u32 partials_there(u32 number, u32 taken) const {
+        for (;;) {
+            const u64 now = ptx::load_acquire_cta_shared(smem.there());
+            if (now > progress(number, taken)) return static_cast<u32>(now);
         }
     }
 
@@ -158,7 +164,9 @@ struct Producer {
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
             stamp<C>(p, i, &ItemStamps::opened);
-            if constexpr (!C::kReduceScatter) {
+            if constexpr (C::kReduceScatter) {
+                if (awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
+            } else {
                 // Rows that nobody sends need no watcher.
                 if (item.await_count != 0) step = load_as_they_come(item, number, step, end);
             }
@@ -168,7 +176,7 @@ struct Producer {
             if (item.parts != 0) load_parts(item);
             if constexpr (C::kReduceScatter) {
                 // What a fold adds is read by the consumers.
-                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kFold)) load_partials(item, i);
+                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kFold)) load_partials(item, i, number);
             }
         }
     }

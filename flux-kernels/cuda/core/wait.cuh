@@ -115,9 +115,6 @@ __device__ __forceinline__ bool wait_for(const Params& p, u32 epoch, const WaitT
     return ptx::load_acquire_sys(t.word) == epoch || wait_slow(p, epoch, t);
 }
 
-// Entries of the await list that are polled together: one after the other, each would cost its latency.
-constexpr u32 kPolls = 8;
-
 __device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, const Await& a) {
     return {signal_word(p.pad[p.rank], a.signal, epoch), FaultWait::kSignal, a.peer, a.signal};
 }
@@ -126,20 +123,9 @@ __device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u
     return await_target(p, epoch, p.awaits[index]);
 }
 
-// How many of up to kPolls of `count` entries from `first` on are raised, one after another, and acquired: at least one, which is awaited, or given up.
-__device__ __forceinline__ u32 await_next(const Params& p, u32 epoch, u32 first, u32 count) {
-    u32 seen[kPolls];
-#pragma unroll
-    for (u32 i = 0; i < kPolls; ++i) seen[i] = ptx::load_relaxed_sys(signal_word(p.pad[p.rank], p.awaits[first + (i < count ? i : 0)].signal, epoch));
-    u32 raised = 0;
-#pragma unroll
-    for (u32 i = 0; i < kPolls; ++i) raised += raised == i && i < count && seen[i] == epoch ? 1 : 0;
-    if (raised == 0) {
-        wait_for(p, epoch, await_target(p, epoch, first));
-        return 1;
-    }
-    ptx::fence_acq_rel_sys();
-    return raised;
+// Whether an item awaits partial tiles that it adds after it has multiplied, besides accumulators of other ranges of k. What a fold awaits is its consumers' own business.
+__device__ __forceinline__ bool awaits_partials(const WorkItem& item) {
+    return item.late_count > item.parts && item.sink != static_cast<u32>(Sink::kFold);
 }
 
 // One of the signals that an item awaits after it has multiplied.

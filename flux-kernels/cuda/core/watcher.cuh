@@ -1,5 +1,6 @@
-// The watcher: a warp that waits for other ranks' rows ahead of the producer, and tells it how far they are there. A look at a signal takes its way to memory
-// and back, and what was seen has to be acquired: done by the producer, that would drain the ring of stages at every shard.
+// The watcher: a warp that waits for what other ranks send, and tells the producer how far it is there: rows ahead of it, or partial tiles while their item is multiplied. A look
+// at a signal takes its way to memory and back, and what was seen has to be acquired: done by the producer, that would drain the ring of stages at every shard, and hold up
+// the first partial tiles of every own tile.
 #pragma once
 #include "core/config.cuh"
 #include "core/trace.cuh"
@@ -8,7 +9,7 @@
 
 namespace flux {
 
-// How far rows of A are there: before step `step` of a CTA's item number `number`, counted from 0. Later is larger.
+// What is there: rows of A before step `step` of a CTA's item number `number`, counted from 0, or as many of the partial tiles that it awaits. Later is larger.
 __device__ __forceinline__ u64 progress(u32 number, u32 step) {
     return static_cast<u64>(number) << 32 | step;
 }
@@ -24,7 +25,7 @@ struct Watcher {
     // By the whole warp, whose lanes have acquired what they waited for.
     __device__ __forceinline__ void tell(u32 number, u32 step) const {
         __syncwarp();
-        if (lane == 0) ptx::store_release_cta_shared(smem.rows(), progress(number, step));
+        if (lane == 0) ptx::store_release_cta_shared(smem.there(), progress(number, step));
     }
 
     // The groups of an item's await list, each of which is awaited before one step of k. After a failed wait the rows are garbage, but in bounds: the tile is
@@ -39,7 +40,7 @@ struct Watcher {
         }
     }
 
-    __device__ __forceinline__ void run(const Walk& walk) {
+    __device__ __forceinline__ void run_ahead(const Walk& walk) {
         // The list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
         u32 seen_first = kNone, seen_count = 0, number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
@@ -50,6 +51,47 @@ struct Watcher {
                 seen_count = item.await_count;
             }
             tell(++number, 0);
+        }
+    }
+
+    // The partial tiles that an item awaits, as they come, in their order. After a failed wait all are said to be there: the sums are garbage, but in bounds, and the call is
+    // reported as failed.
+    __device__ __forceinline__ void await_partials(u32 number, u32 first, u32 count) const {
+        for (u32 there = 0; there < count;) {
+            const u32 polled = count - there < 32 ? count - there : 32;
+            const WaitTarget target = await_target(p, epoch, first + there + (lane < polled ? lane : 0));
+            // Waits begin with their item, as the producer's would, and not with the call.
+            while (there == 0 && ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
+            for (Patience patience;;) {
+                const u32 seen = ptx::load_acquire_sys(target.word);
+                const u32 missing = __ballot_sync(0xFFFFFFFFu, lane < polled && seen != epoch);
+                if ((missing & 1) == 0) {
+                    there += missing == 0 ? polled : __ffs(missing) - 1;
+                    break;
+                }
+                // The first lane waits for the first that is missing.
+                if (__any_sync(0xFFFFFFFFu, lane == 0 && !patience.again(p, epoch, target, seen))) {
+                    there = count;
+                    break;
+                }
+            }
+            tell(number, there);
+        }
+    }
+
+    __device__ __forceinline__ void run_beside(const Walk& walk) const {
+        u32 number = 0;
+        for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
+            const WorkItem& item = p.items[i];
+            if (awaits_partials(item)) await_partials(number, item.late_first + item.parts, item.late_count - item.parts);
+        }
+    }
+
+    __device__ __forceinline__ void run(const Walk& walk) {
+        if constexpr (C::kReduceScatter) {
+            run_beside(walk);
+        } else {
+            run_ahead(walk);
         }
     }
 };
