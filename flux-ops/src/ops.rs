@@ -181,7 +181,7 @@ impl<T: Element> AllGatherGemm<T> {
     ///
     /// # Errors
     /// The fault that broke the communicator: results since then are undefined, every later call is refused, and it must be rebuilt
-    /// ([`Communicator::rebuild`]) on every rank. The first to ask also asks the peers what they do, for at most 0.25 s: see [`Self::failure`].
+    /// ([`Communicator::rebuild`]) on every rank. The first to ask also asks the peers what they do, for little more than 0.25 s at most: see [`Self::failure`].
     pub fn status(&self) -> Result<(), Fault> {
         self.fused.status()
     }

@@ -1,4 +1,4 @@
-// The producer: one thread that keeps the ring of stages full. Rows of other ranks the watcher awaits for it, partial sums it awaits itself.
+// The producer: one thread that keeps the ring of stages full. Rows and partial tiles of other ranks the watcher awaits for it, accumulators of other ranges of k it awaits itself.
 #pragma once
 #include "core/config.cuh"
 #include "core/partials.cuh"
@@ -141,7 +141,7 @@ struct Producer {
         }
     }
 
-    // How many of those that the CTA's item number `number` awaits the watcher has seen, which ends all its waits: more than `taken`.
+    // How many of those that the CTA's item number `number` awaits the watcher has seen, which ends all its waits: more than `taken`, as there is an entry for each.
     __device__ __forceinline__ u32 partials_there(u32 number, u32 taken) const {
         for (;;) {
             const u64 now = ptx::load_acquire_cta_shared(smem.there());

@@ -1,6 +1,6 @@
 //! A fault with what every rank was doing, and for whom it waits.
 //!
-//! Invariant: a failure is gathered once and never changes. Gathering ends by [`DOUBT`], whatever the peers do.
+//! Invariant: a failure is gathered once and never changes. Gathering ends with [`DOUBT`] and one question more, whatever the peers do.
 
 use super::flight::{self, CallRecord, CallState};
 use crate::Fault;

@@ -131,9 +131,11 @@ impl Communicator {
     fn regrouped_by(&self, limit: Instant) -> Result<Regrouped, ConnectError> {
         let Inner { health, world, .. } = &*self.inner;
         self.not_given_up()?;
+        let mut until = self.until();
         loop {
             let without: Vec<Rank> = ranks_of(health.given_up()).collect();
-            let regrouped = world.control().regroup(&without, self.until());
+            let regrouped = world.control().regroup(&without, until);
+            until = self.until().min(limit);
             // Said before a peer was gone, and so heard by now: see `disown`.
             self.not_given_up()?;
             let error = match regrouped {
@@ -170,12 +172,18 @@ impl Communicator {
     }
 
     /// The peers (bits) that are in the world and do not answer for this communicator. One that rebuilds it does, whatever it waits for: it has it until that is over. So who does
-    /// not is stopped, or has dropped it and does not come.
+    /// not is stopped, or has dropped it and does not come. To be given up is final, so nobody is taken for silent who answers when asked once more.
     fn silent(&self) -> u32 {
         let world = &self.inner.world;
-        let answers = world.control().ask(world.communicator(), Instant::now() + GATHER);
-        let silent = world.size().ranks().zip(answers).filter(|(_, answer)| *answer == Answer::Silent);
-        mask_of(silent.map(|(rank, _)| rank)) & !mask_of([self.rank()])
+        let silent = || {
+            let answers = world.control().ask(world.communicator(), Instant::now() + GATHER);
+            let silent = world.size().ranks().zip(answers).filter(|(_, answer)| *answer == Answer::Silent);
+            mask_of(silent.map(|(rank, _)| rank)) & !mask_of([self.rank()])
+        };
+        match silent() {
+            0 => 0,
+            first => first & silent(),
+        }
     }
 
     fn whole(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {

@@ -114,7 +114,8 @@ fn who_answers_and_does_not_come_is_given_up_when_its_calls_have_had_their_time(
         let began = Instant::now();
         let error = comm.regrouped_by(began + 3 * DEADLINE / 2).unwrap_err();
         assert_eq!(error.to_string(), "regrouping: the deadline passed while waiting for rank 1");
-        assert_eq!((comm.inner.health.given_up(), began.elapsed().as_millis() / DEADLINE.as_millis()), (1 << 1, 2));
+        assert_eq!((comm.inner.health.given_up(), began.elapsed().as_millis() / DEADLINE.as_millis()), (1 << 1, 1));
+        assert!(began.elapsed() >= 3 * DEADLINE / 2);
         found.wait();
     };
     let does_something_else = |_comm, _world| {
