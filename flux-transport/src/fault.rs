@@ -63,6 +63,13 @@ pub enum Fault {
         /// The peer.
         rank: Rank,
     },
+    /// A peer has dropped its communicator, which worked, before a call that this rank has begun: no rank's can end.
+    #[error("rank {rank} has left: it has dropped its communicator, so calls that it has not made can end on no rank")]
+    #[non_exhaustive]
+    PeerLeft {
+        /// The peer.
+        rank: Rank,
+    },
     /// A rank has aborted.
     #[error("rank {rank} aborted: {}", reason::words(*reason))]
     #[non_exhaustive]
@@ -83,6 +90,8 @@ pub mod reason {
     pub const RESERVED: u32 = 0xffff_0000;
     /// Rank 0 is gone; those after it stand for the other ranks.
     const PEER_LOST: u32 = 0xffff_0100;
+    /// Rank 0 has left before a call that others have begun; as above.
+    const PEER_LEFT: u32 = 0xffff_0200;
     /// The rank's thread panicked.
     pub const PANICKED: u32 = 0xffff_0002;
     /// A call was given up after peers may have been given a part of it.
@@ -105,16 +114,39 @@ pub mod reason {
         PEER_LOST + rank.get()
     }
 
+    /// That `rank` has left before a call that others have begun, as above.
+    pub const fn peer_left(rank: Rank) -> u32 {
+        PEER_LEFT + rank.get()
+    }
+
     /// The rank that is gone, where this is what a reason says.
     pub fn lost(reason: u32) -> Option<Rank> {
-        let rank = reason.checked_sub(PEER_LOST)?;
+        rank_after(PEER_LOST, reason)
+    }
+
+    /// The rank that has left before a call that others have begun, where this is what a reason says.
+    pub fn left(reason: u32) -> Option<Rank> {
+        rank_after(PEER_LEFT, reason)
+    }
+
+    fn rank_after(first: u32, reason: u32) -> Option<Rank> {
+        let rank = reason.checked_sub(first)?;
         ((rank as usize) < MAX_WORLD).then(|| Rank::new(rank))
+    }
+
+    /// The fault that a reason says, where that is another rank's and named in it.
+    pub(crate) fn named(reason: u32) -> Option<super::Fault> {
+        let lost = || lost(reason).map(|rank| super::Fault::PeerLost { rank });
+        lost().or_else(|| left(reason).map(|rank| super::Fault::PeerLeft { rank }))
     }
 
     /// A reason in words.
     pub(super) fn words(reason: u32) -> String {
         if let Some(rank) = lost(reason) {
             return format!("rank {rank} is gone");
+        }
+        if let Some(rank) = left(reason) {
+            return format!("rank {rank} has left");
         }
         match reason {
             PANICKED => "its thread panicked".to_owned(),

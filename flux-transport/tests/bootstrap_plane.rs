@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use bootstrap_common::{after, ample, each, group};
 use flux_core::Rank;
+use flux_core::signal::Epoch;
 use flux_transport::control::{Notice, Watcher};
 use flux_transport::{ControlError, ControlPlane, Launch};
 
@@ -208,14 +209,18 @@ fn what_a_rank_sent_before_it_left_still_counts() {
 }
 
 #[test]
-fn an_abort_reaches_every_peers_watcher_and_nobody_else() {
+fn what_a_rank_says_of_a_communicator_reaches_every_peers_watcher_and_nobody_else() {
     let planes = group(3);
     let watched: Vec<_> = planes.iter().map(notices).collect();
+    let (by, last) = (Rank::new(1), Epoch::new(u32::MAX));
     planes[1].abort_peers(3, 77);
-    for (rank, (_, notices)) in watched.iter().enumerate() {
-        let expected = if rank == 1 { None } else { Some(Notice::Aborted { by: Rank::new(1), communicator: 3, reason: 77 }) };
-        assert_eq!(notices.recv_timeout(Duration::from_millis(if rank == 1 { 50 } else { 1000 })).ok(), expected);
+    planes[1].depart(4, last);
+    for expected in [Notice::Aborted { by, communicator: 3, reason: 77 }, Notice::Departed { by, communicator: 4, last }] {
+        for (rank, (_, notices)) in watched.iter().enumerate().filter(|(rank, _)| *rank != 1) {
+            assert_eq!(notices.recv_timeout(Duration::from_secs(1)), Ok(expected), "rank {rank}");
+        }
     }
+    assert!(watched[1].1.recv_timeout(Duration::from_millis(50)).is_err());
     each(&planes, |plane| plane.barrier(ample()).unwrap());
 }
 

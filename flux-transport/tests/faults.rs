@@ -38,10 +38,14 @@ fn wait_in_vain(comm: &Communicator, signal: u32, peer: u32) -> Duration {
 
 #[test]
 fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
+    let waited = Barrier::new(3);
     each_rank(3, |world| {
         let deadline = Duration::from_millis(200);
         let comm = Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap();
-        if world.rank().get() == 0 {
+        if world.rank().get() != 0 {
+            // It is late, but has not left.
+            waited.wait();
+        } else {
             let took = wait_in_vain(&comm, 5, 2);
             assert!((deadline..SECOND).contains(&took), "{took:?}");
             let fault = comm.status().unwrap_err();
@@ -58,6 +62,7 @@ fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
                 Err(TransportError::Broken { fault: again }) => assert_eq!(again, fault),
                 other => panic!("{other:?}"),
             }
+            waited.wait();
         }
     });
 }
@@ -230,6 +235,67 @@ fn a_rank_that_leaves_in_good_order_is_no_loss() {
                     assert!(matches!(error, TransportError::Control(ControlError::PeerLeft { rank }) if rank.get() == 0), "{error}");
                 }
             });
+        }
+    });
+}
+
+/// Makes a call with no executor, so that it ends.
+fn make_a_call(comm: &Communicator) {
+    comm.begin(Stream::Host).unwrap().finish().unwrap();
+}
+
+#[test]
+fn a_rank_that_leaves_before_a_call_ends_it_at_once_wherever_it_is() {
+    let left = Barrier::new(3);
+    let is_gone = |fault: &Fault| assert!(matches!(fault, Fault::PeerLeft { rank, .. } if rank.get() == 1), "{fault}");
+    each_rank(4, |world| {
+        let comm = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
+        match world.rank().get() {
+            // It stays in the world: only its communicator is gone.
+            1 => {
+                std::thread::sleep(Duration::from_millis(50));
+                drop(comm);
+                left.wait();
+            }
+            // One waits for it in a call, which it is in.
+            0 => {
+                assert!(wait_in_vain(&comm, 0, 1) < SECOND);
+                left.wait();
+                is_gone(&comm.status().unwrap_err());
+                let failure = comm.failure().unwrap().to_string();
+                assert!(failure.starts_with("rank 1 has left") && failure.contains("rank 1: has left after call 0"), "{failure}");
+            }
+            // One begins a call that it has left before, and nothing is wrong until then.
+            2 => {
+                left.wait();
+                world.control().settle();
+                assert_eq!(comm.status(), Ok(()));
+                match comm.begin(Stream::Host) {
+                    Err(TransportError::Broken { fault }) => is_gone(&fault),
+                    other => panic!("{other:?}"),
+                }
+                is_gone(&comm.status().unwrap_err());
+            }
+            // One makes none.
+            _ => assert_eq!(comm.status(), Ok(())),
+        }
+        world.control().barrier(Instant::now() + 20 * SECOND).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_after_its_last_call_is_missed_by_nobody() {
+    let left = Barrier::new(2);
+    each_rank(2, |world| {
+        let comm = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
+        if world.rank().get() == 0 {
+            make_a_call(&comm);
+            drop(comm);
+            left.wait();
+        } else {
+            left.wait();
+            make_a_call(&comm);
+            assert_eq!(comm.status(), Ok(()));
         }
     });
 }

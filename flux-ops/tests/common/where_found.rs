@@ -45,6 +45,7 @@ macro_rules! tests_of_any_machine {
             what_cannot_be_built_is_refused_on_every_rank,
             a_rank_that_cannot_build_is_named_to_the_others,
             a_rank_that_never_calls_is_named_by_the_others,
+            a_rank_that_leaves_is_named_at_once,
             the_workspace_is_known_before_it_is_taken,
             an_integer_bias_is_added_exactly_once,
             activations_stay_within_the_derived_bound,
@@ -65,6 +66,7 @@ macro_rules! tests_of_messages {
             rows_with_gaps_are_sent_without_them,
             what_messages_cannot_carry_is_refused_before_anything_is_sent,
             a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group,
+            a_rank_that_leaves_is_named_at_once,
         );
     };
 }

@@ -39,10 +39,12 @@ pub(super) enum Kind {
     Welcome,
     /// There is no new group: the sender was to make it and could not; the body is the system's error.
     Unable,
+    /// The sender makes no calls of a communicator any more; the body says which, and its last call.
+    Depart,
 }
 
 impl Kind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Exchange,
         Self::Descriptors,
         Self::Barrier,
@@ -56,6 +58,7 @@ impl Kind {
         Self::LeftOut,
         Self::Welcome,
         Self::Unable,
+        Self::Depart,
     ];
 
     /// As a message names the step.
@@ -74,6 +77,7 @@ impl Kind {
             Self::LeftOut => "leaving out",
             Self::Welcome => "welcome",
             Self::Unable => "inability",
+            Self::Depart => "departure",
         }
     }
 }

@@ -152,6 +152,7 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     let lines = |lines: &[&str]| lines.join("\n").into_bytes();
     vec![
         ("frame", "abort", framed(Kind::Abort, 0, 0, &[1, 0, 0, 0, 7, 0, 0, 0])),
+        ("frame", "departure", framed(Kind::Depart, 0, 0, &[1, 0, 0, 0, 7, 0, 0, 0])),
         ("frame", "descriptors", framed(Kind::Descriptors, 2, 4, b"")),
         ("frame", "exchange", framed(Kind::Exchange, 0, 3, b"body")),
         ("hello", "hello", hello.clone()),

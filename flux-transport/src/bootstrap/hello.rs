@@ -8,7 +8,7 @@ use flux_core::{Rank, WorldSize};
 use super::error::{BootstrapError, ranks_in};
 
 /// Version of these messages and of the frames that follow.
-pub(super) const PROTOCOL: u32 = 4;
+pub(super) const PROTOCOL: u32 = 5;
 const HELLO_MAGIC: [u8; 8] = *b"fluxhelo";
 const REPLY_MAGIC: [u8; 8] = *b"fluxrply";
 const VERSION_BYTES: usize = 32;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use flux_core::Rank;
+use flux_core::signal::Epoch;
 
 use super::frame::{self, Kind, MAX_FRAME};
 use super::inquiry::{AT_ONCE, Inquiry};
@@ -206,6 +207,13 @@ impl Shared {
                     self.tell(Notice::Aborted { by: rank, communicator, reason });
                 }
                 _ => return Some(End::Broke("an abort without a communicator or a reason".to_owned())),
+            },
+            Kind::Depart => match body.as_chunks() {
+                (&[communicator, last], []) => {
+                    let [communicator, last] = [communicator, last].map(u32::from_le_bytes);
+                    self.tell(Notice::Departed { by: rank, communicator, last: Epoch::new(last) });
+                }
+                _ => return Some(End::Broke("a departure without a communicator or a last call".to_owned())),
             },
             Kind::GaveUp => match GaveUp::decode(body) {
                 Some(what) => self.tell(Notice::GaveUp { by: rank, what }),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -226,6 +227,10 @@ impl ControlPlane for ProcessControl {
 
     fn abort_peers(&self, communicator: u32, reason: u32) {
         self.part(Kind::Abort, &[communicator, reason].map(u32::to_le_bytes).concat());
+    }
+
+    fn depart(&self, communicator: u32, last: Epoch) {
+        self.part(Kind::Depart, &[communicator, last.get()].map(u32::to_le_bytes).concat());
     }
 
     fn give_up(&self, what: &GaveUp) {

@@ -8,6 +8,7 @@ use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
 use crate::fault::reason;
 use crate::{Carry, Exchange, MoverJob, Stream, TransportError, WorkspaceView};
+use flux_core::signal::Epoch;
 use std::sync::Arc;
 
 /// A call in progress.
@@ -19,6 +20,8 @@ pub struct Call<'c> {
     pushes: bool,
     // Whether peers may have been given anything, so that the call cannot be taken back.
     handed: bool,
+    // The call's number, where the host knows it.
+    number: Option<Epoch>,
     noted: Noted,
     finished: bool,
     _turn: Turn<'c>,
@@ -28,7 +31,16 @@ impl<'c> Call<'c> {
     pub(super) fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream, label: Option<Label>) -> Self {
         let transport = comm.inner.health.transport();
         let noted = comm.inner.flight.begin(transport.epoch(), label);
-        Self { comm, stream, view: transport.view(), pushes: false, handed: false, noted, finished: false, _turn: turn }
+        Self { comm, stream, view: transport.view(), pushes: false, handed: false, number: None, noted, finished: false, _turn: turn }
+    }
+
+    /// Counts the call, before which a peer may have left. Not one that is captured: it begins when its graph is launched, as only the device counts.
+    pub(super) fn count(&mut self) -> Result<(), TransportError> {
+        let health = &self.comm.inner.health;
+        let Some(epoch) = health.transport().epoch().filter(|_| !self.capturing()) else { return Ok(()) };
+        self.number = Some(epoch);
+        health.begin(epoch);
+        self.comm.working()
     }
 
     /// The workspace, as this rank's executor reaches it.
@@ -170,6 +182,8 @@ impl Drop for Call<'_> {
         self.comm.inner.flight.note(self.noted, if self.handed { CallState::Failed } else { CallState::GivenUp });
         if self.handed {
             self.comm.give_up(reason::UNFINISHED);
+        } else if let Some(epoch) = self.number {
+            health.departures().take_back(epoch);
         }
         if let Err(error) = health.transport().abandon(self.stream) {
             tracing::error!(%error, "a call that was given up cannot be finished");

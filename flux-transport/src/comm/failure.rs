@@ -55,8 +55,10 @@ pub enum Doing {
     Nothing,
     /// It does not answer: its process is stopped, or it has dropped this communicator and is still in the world.
     Silent,
-    /// It has left.
+    /// It has left the world.
     Left,
+    /// It has dropped the communicator, after this call; it may be in the world.
+    LeftAfter(Epoch),
     /// It is gone.
     Gone,
 }
@@ -104,6 +106,13 @@ impl RankReport {
         }
     }
 
+    /// What this rank has heard of its leaving, where it says nothing itself.
+    pub(super) fn left_after(&mut self, last: Option<Epoch>) {
+        if let (Doing::Silent | Doing::Left, Some(last)) = (self.doing, last) {
+            self.doing = Doing::LeftAfter(last);
+        }
+    }
+
     /// Whom a wait of its that has failed was for.
     fn awaited(&self) -> Option<Rank> {
         match self.fault {
@@ -131,6 +140,7 @@ impl Doing {
         match self {
             Self::Silent | Self::Left | Self::Gone | Self::Nothing => true,
             Self::After(call) | Self::Launched(call) => call.epoch.is_some_and(|last| last.next() == epoch),
+            Self::LeftAfter(last) => last.next() == epoch,
             Self::In(_) => false,
         }
     }
@@ -166,6 +176,7 @@ impl fmt::Display for Doing {
             Self::Nothing => f.write_str("has begun no call"),
             Self::Silent => f.write_str("does not answer (it is stopped, or has dropped the communicator)"),
             Self::Left => f.write_str("has left"),
+            Self::LeftAfter(last) => write!(f, "has left after call {last}"),
             Self::Gone => f.write_str("is gone"),
         }
     }

@@ -4,12 +4,14 @@
 //! the abort word, so that no wait outlives it; but for a peer's timeout, which this rank's own waits will come to by themselves: each rank's waits last
 //! as long as its deadline says.
 
+use super::departures::Departures;
 use super::hearsay::{self, Heard, is_second_hand};
 use crate::control::{GaveUp, Notice, mask_of};
 use crate::fault::reason;
 use crate::{Fault, Transport};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
+use flux_core::signal::Epoch;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -31,6 +33,7 @@ pub(super) struct Health {
     spoke: AtomicU32,
     /// The first rank that gave up this one.
     given_up_by: OnceLock<Rank>,
+    departures: Departures,
 }
 
 /// The first fault.
@@ -57,7 +60,7 @@ impl Health {
     pub(super) fn new(rank: Rank, number: u32, transport: Box<dyn Transport>) -> Self {
         let (first, said, aborted, given_up_by) = (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
         let (given_up, spoke) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { rank, number, transport, first, said, aborted, given_up, spoke, given_up_by }
+        Self { rank, number, transport, first, said, aborted, given_up, spoke, given_up_by, departures: Departures::default() }
     }
 
     pub(super) fn transport(&self) -> &dyn Transport {
@@ -97,7 +100,7 @@ impl Health {
     fn first(&self) -> Option<&First> {
         if self.first.get().is_none() {
             let own = |record| First {
-                fault: self.of_a_loss(Fault::from_record(&record, Vec::new())),
+                fault: self.behind(Fault::from_record(&record, Vec::new())),
                 abort: record.abort,
                 cause: Cause::Own(record),
             };
@@ -117,10 +120,27 @@ impl Health {
         self.first.get()
     }
 
-    /// The loss that is behind an abort: a rank gave up for it, and this one may hear of that first. Another fault as it is.
-    fn of_a_loss(&self, fault: Fault) -> Fault {
+    /// What is behind an abort, a rank that is gone or has left: another gave up for it, and this one may hear of that first. Another fault as it is.
+    fn behind(&self, fault: Fault) -> Fault {
         let Fault::Aborted { reason, .. } = fault else { return fault };
-        reason::lost(reason).filter(|&rank| rank != self.rank).map_or(fault, |rank| Fault::PeerLost { rank })
+        let of_another = |named: &Fault| !matches!(named, Fault::PeerLost { rank } | Fault::PeerLeft { rank } if *rank == self.rank);
+        reason::named(reason).filter(of_another).unwrap_or(fault)
+    }
+
+    /// Takes note that this rank begins a call, which breaks the communicator where a peer has left before it.
+    pub(super) fn begin(&self, epoch: Epoch) {
+        self.miss(self.departures.begin(epoch));
+    }
+
+    /// Which ranks have left.
+    pub(super) fn departures(&self) -> &Departures {
+        &self.departures
+    }
+
+    fn miss(&self, left: Option<Rank>) {
+        if let Some(rank) = left {
+            self.abort(Fault::PeerLeft { rank }, reason::peer_left(rank));
+        }
     }
 
     /// Takes note of what a peer did.
@@ -140,7 +160,8 @@ impl Health {
                 self.abort(Fault::Aborted { rank: by, reason }, reason);
             }
             Notice::GaveUp { by, what } if what.communicator == self.number => self.peer_gave_up(by, &what),
-            Notice::Aborted { .. } | Notice::GaveUp { .. } => {}
+            Notice::Departed { by, communicator, last } if communicator == self.number => self.miss(self.departures.note(by, last)),
+            Notice::Aborted { .. } | Notice::GaveUp { .. } | Notice::Departed { .. } => {}
         }
     }
 
@@ -206,7 +227,7 @@ impl Health {
 
     fn note(&self, fault: Fault, reason: u32) {
         if self.first().is_none() {
-            let _ = self.first.set(First { fault: self.of_a_loss(fault), abort: reason.max(1), cause: Cause::Abort });
+            let _ = self.first.set(First { fault: self.behind(fault), abort: reason.max(1), cause: Cause::Abort });
         }
     }
 

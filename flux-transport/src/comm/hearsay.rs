@@ -33,9 +33,9 @@ impl Heard {
 }
 
 /// Whether a record says no more than that another rank has given up, as far as is known: for what that rank has said, or will, of a fault of its own, or passes on of a third's.
-/// Who is gone is said in the reason itself.
+/// Who is gone, or has left, is said in the reason itself.
 pub(super) fn is_second_hand(record: &FaultRecord, own: Rank) -> bool {
-    let of_another = record.rank != own.get() && reason::lost(record.abort).is_none();
+    let of_another = record.rank != own.get() && reason::named(record.abort).is_none();
     // Where one rank gives NCCL up, it fails at its peers.
     record.code == fault::ABORTED && (of_another || record.abort == reason::NCCL)
 }

@@ -122,12 +122,14 @@ mod tests {
         let is_late = |doing: &[Doing], ranks: &[u32], certain| {
             assert_eq!(found(doing), Late { ranks: ranks.iter().copied().map(Rank::new).collect(), certain }, "{doing:?}");
         };
-        for sure in [Doing::Silent, Doing::Gone, Doing::Left, Doing::Nothing, Doing::After(call(41, CallState::Done))] {
+        let left = |last| Doing::LeftAfter(Epoch::new(last));
+        for sure in [Doing::Silent, Doing::Gone, Doing::Left, left(41), Doing::Nothing, Doing::After(call(41, CallState::Done))] {
             // The one that was waited for will say whom it waits for, if it does.
             is_late(&[waits, launched, waits, sure], &[3], false);
             is_late(&[waits, sure, waits, launched], &[1], true);
             is_late(&[waits, waits, launched, sure], &[3], true);
         }
+        is_late(&[waits, launched, waits, left(42)], &[1], true);
         is_late(&[waits, launched, waits, launched], &[1], true);
         is_late(&[waits, waits, launched, launched], &[2, 3], true);
         // Nobody is behind, so who was waited for waits for somebody itself, or will.

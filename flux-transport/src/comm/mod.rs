@@ -5,6 +5,7 @@
 mod automatic;
 mod call;
 mod connect;
+mod departures;
 mod ear;
 mod error;
 mod failure;
@@ -216,7 +217,9 @@ impl Communicator {
         let turn = self.turn()?;
         self.working()?;
         self.inner.health.transport().begin(stream)?;
-        Ok(Call::new(self, turn, stream, label))
+        let mut call = Call::new(self, turn, stream, label);
+        call.count()?;
+        Ok(call)
     }
 
     /// The world whose ranks are connected: the one that it was made from, or the one that it was rebuilt in.
@@ -299,8 +302,17 @@ impl Drop for Inner {
             world.control().abort_peers(world.communicator(), reason::PANICKED);
         }
         // Peers need no barrier: they share the memory that they write to, so it outlives their last write.
-        if let Err(error) = health.transport().drain() {
-            tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped");
+        match health.transport().drain() {
+            Err(error) => tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped"),
+            // What its calls gave to peers has come. Of one that failed the peers hear otherwise.
+            // Where graphs were captured nobody here knows how many calls there were.
+            Ok(()) if !std::thread::panicking() && health.status().is_ok() => {
+                if let Some(next) = health.transport().epoch() {
+                    let last = health.departures().begun().unwrap_or(next.before(1));
+                    world.control().depart(world.communicator(), last);
+                }
+            }
+            Ok(()) => {}
         }
     }
 }

@@ -63,9 +63,17 @@ impl Communicator {
             let mut ranks: Vec<RankReport> =
                 world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
             control.settle();
+            self.note_departures(&mut ranks);
             let fault = self.judged(fault, &mut ranks, began + DOUBT);
             Failure { fault, ranks }
         })
+    }
+
+    /// Who leaves says after which call, and does not answer any more.
+    fn note_departures(&self, ranks: &mut [RankReport]) {
+        for report in ranks {
+            report.left_after(self.inner.health.departures().last_of(report.rank));
+        }
     }
 
     /// What becomes of this rank's record, as soon as there is no doubt, or when it has lasted. The waits of peers come to their deadlines about now, so they are asked again.
@@ -76,6 +84,7 @@ impl Communicator {
             ranks.iter_mut().zip(&answers).for_each(|(report, answer)| report.renew(answer));
             // A rank that was stopped meanwhile has in its sockets that it was given up.
             world.control().settle();
+            self.note_departures(ranks);
         };
         let mut asked = Instant::now();
         loop {

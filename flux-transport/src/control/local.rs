@@ -6,6 +6,7 @@
 mod regroup;
 
 use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, Regrouped, Steps, Watcher, ranks_of};
+use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
 use regroup::Regroup;
 use std::fmt;
@@ -237,6 +238,10 @@ impl ControlPlane for LocalControl {
 
     fn abort_peers(&self, communicator: u32, reason: u32) {
         self.notify(Notice::Aborted { by: self.rank, communicator, reason });
+    }
+
+    fn depart(&self, communicator: u32, last: Epoch) {
+        self.notify(Notice::Departed { by: self.rank, communicator, last });
     }
 
     fn give_up(&self, what: &GaveUp) {

@@ -21,6 +21,7 @@ pub(crate) use local::LocalControl;
 pub use step::{Collective, Step};
 pub(crate) use steps::Steps;
 
+use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
 use std::fmt::Debug;
 use std::io;
@@ -51,6 +52,15 @@ pub enum Notice {
         communicator: u32,
         /// Its reason, not 0.
         reason: u32,
+    },
+    /// The peer has dropped a communicator that works: it makes no calls any more.
+    Departed {
+        /// The peer.
+        by: Rank,
+        /// Which, as [`GaveUp::communicator`] counts.
+        communicator: u32,
+        /// The last call that it has made, or the one before the first.
+        last: Epoch,
     },
     /// A wait of the peer passed its deadline, or it has heard of another's that did.
     GaveUp {
@@ -124,6 +134,9 @@ pub trait ControlPlane: Send + Sync + Debug {
 
     /// Asks the peers to give up what they wait for in a communicator; does not wait. `reason` is not 0.
     fn abort_peers(&self, communicator: u32, reason: u32);
+
+    /// Tells the peers that this rank makes no call of a communicator after `last`; does not wait.
+    fn depart(&self, communicator: u32, last: Epoch);
 
     /// Tells the peers of a wait that passed its deadline; does not wait.
     fn give_up(&self, what: &GaveUp);

@@ -4,6 +4,7 @@
 mod builds;
 mod calls;
 mod finish;
+mod leaving;
 mod messages;
 mod refusals;
 mod results;
@@ -11,6 +12,7 @@ mod results;
 pub use builds::*;
 pub use calls::*;
 pub use finish::*;
+pub use leaving::*;
 pub use messages::*;
 pub use refusals::*;
 pub use results::*;

@@ -91,6 +91,8 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_named() {
         (frame(Kind::Abort, 0, 0, &[1; 4]), 0, "abort without a communicator or a reason"),
         (frame(Kind::Abort, 0, 0, &[1, 0, 0, 0, 0, 0, 0, 0]), 0, "abort without a communicator or a reason"),
         (frame(Kind::Abort, 0, 0, &[1; 9]), 0, "abort without a communicator or a reason"),
+        (frame(Kind::Depart, 0, 0, &[1; 4]), 0, "departure without a communicator or a last call"),
+        (frame(Kind::Depart, 0, 0, &[1; 9]), 0, "departure without a communicator or a last call"),
     ];
     for (message, descriptors, said) in cases {
         let detail = broken_by(&[(message, descriptors)]);

@@ -114,9 +114,12 @@ fn a_dropped_end_is_a_loss_at_once_and_a_goodbye_is_none() {
     ends[0].watch(Arc::downgrade(&watcher));
     let two = ends.pop().unwrap();
     two.abort_peers(3, 9);
+    two.depart(4, Epoch::new(5));
     two.goodbye();
     drop(two);
-    assert_eq!(*heard.lock().unwrap(), [Notice::Aborted { by: Rank::new(2), communicator: 3, reason: 9 }]);
+    let by = Rank::new(2);
+    let said = [Notice::Aborted { by, communicator: 3, reason: 9 }, Notice::Departed { by, communicator: 4, last: Epoch::new(5) }];
+    assert_eq!(*heard.lock().unwrap(), said);
     let start = Instant::now();
     assert!(matches!(ends[0].barrier(soon()), Err(ControlError::PeerLeft { rank }) if rank.get() == 2));
     ends.pop();

@@ -1,0 +1,44 @@
+//! Ranks that leave while others make calls.
+
+use super::super::{AnyOp, Case, Machine, OPS, Plan, Values};
+use super::{call, defaults, ragged};
+use flux_core::Rank;
+use flux_ops::CallError;
+use flux_transport::{Fault, Options};
+use half::bf16;
+use std::time::{Duration, Instant};
+
+/// A rank drops its communicator after a call that all have made: in the next every other gets an error that names it, long before the deadline, and no other error after it.
+pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
+    let deadline = Duration::from_secs(20);
+    for world in machine.worlds(&[2, 3, 4]) {
+        for op in OPS {
+            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 67);
+            let expected = case.expected_on(machine);
+            // Kernels are loaded, and NCCL too, before anything is measured.
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
+            let short = |options: &mut Options| options.deadline = deadline;
+            machine.run(world, short, |node| {
+                let op = AnyOp::of(&case, Plan::default(), node);
+                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), "before it leaves");
+                if node.rank.get() == 1 {
+                    // Its communicator goes with the node.
+                    return;
+                }
+                let began = Instant::now();
+                let returned = call(&op, &case, node);
+                let (took, fault) = (began.elapsed(), op.status().unwrap_err());
+                let left = |fault: &Fault| assert!(matches!(fault, Fault::PeerLeft { rank, .. } if *rank == Rank::new(1)), "{fault}");
+                left(&fault);
+                match returned {
+                    Err(CallError::Fault(failure)) => left(&failure.fault),
+                    // It had left before the call, or on CUDA the call returned before the device gave up.
+                    Err(CallError::Transport(_)) | Ok(_) => {}
+                    Err(other) => panic!("{other}"),
+                }
+                assert!(took < deadline / 4, "{took:?}");
+                assert!(matches!(call(&op, &case, node), Err(CallError::Transport(_))));
+            });
+        }
+    }
+}
