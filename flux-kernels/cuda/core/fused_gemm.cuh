@@ -20,7 +20,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const u32 warpgroup = ptx::from_lane(threadIdx.x / 128, 0);
     const u32 warp = ptx::from_lane(threadIdx.x / 32, 0);
     stamp_cta<C>(p, &WorkerStamps::entered);
-    // What the first load and the first push wait for is asked for before the barriers are made: each takes its way to memory, and nothing is used of it until they are.
+    // What the first load, the first look at signals and the first push wait for is asked for before the barriers are made: each takes its way to memory, and nothing is
+    // used of it until they are.
     // The epoch is read by every CTA before its ticket, so before the last one advances it; by one lane of each warp, since what all of them load from one place the
     // compiler takes for the warp's own value, and waits for it at once.
     u32 read = 0;
@@ -35,8 +36,11 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         mover(0).ask_ahead(blockIdx.x, gridDim.x);
         pushed = transfer_of_lane(p, 0);
     }
+    const bool watches = !C::kReduceScatter && warp == 3;
+    Await head{};
+    if (watches && p.await_count != 0) head = await_of_lane(p);
     WorkItem first{};
-    if (warp == 0 && walk.first < walk.count) first = load_item(p, walk.first);
+    if ((warp == 0 || watches) && walk.first < walk.count) first = load_item(p, walk.first);
 
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < C::kStages; ++s) {
@@ -77,7 +81,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else if (warp == 3) {
-            Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
+            Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk, first, head);
         }
         // The mover's warp, which has nothing to do by now.
         if (warp == 2 && blockIdx.x == 0) announce_call(p, epoch);
