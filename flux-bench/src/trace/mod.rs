@@ -16,6 +16,7 @@ use crate::bench::{self, gpu::SETS};
 use crate::data::Fill;
 use crate::end;
 use crate::launch;
+use crate::limits;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
@@ -53,7 +54,7 @@ pub struct Args {
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
     /// Calls; the last one is shown
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub calls: u32,
     /// Write the time line to this file, as trace events in JSON
     #[arg(long, value_name = "FILE", required_unless_present = "summary")]
