@@ -5,6 +5,7 @@
 
 use crate::{out, ranks};
 use flux_core::Rank;
+use rustix::process::Signal;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -14,10 +15,22 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Ends the process at once, without destructors and handlers, when what it has printed is out.
 pub fn now(code: u8) -> ! {
+    flush();
+    signal_hook::low_level::exit(code.into())
+}
+
+/// Ends the process as `signal` does by default, when what it has printed is out.
+pub fn by(signal: Signal) -> ! {
+    flush();
+    // It does not return, but for a signal that ends nothing.
+    let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+    now(u8::try_from(128 + signal.as_raw()).unwrap_or(1))
+}
+
+fn flush() {
     // A closed pipe changes nothing about the status.
     let _ = std::io::stdout().flush();
     let _ = std::io::stderr().flush();
-    signal_hook::low_level::exit(code.into())
 }
 
 /// Writes a line of this program's to the standard error.
