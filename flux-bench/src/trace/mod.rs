@@ -89,8 +89,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     ensure!(machine::uses_gpus(Select::Auto)?, "there is no GPU here: time lines are recorded by the CUDA kernel");
     let tp = args.tp.unwrap_or_else(machine::gpu_count);
-    let (n, k) = args.shapes.extents(args.ops);
-    let problem = Problem::new(args.ops, args.ms, n, k, args.dtype, shapes::world(tp)?)?;
+    let problem = problem(args, tp)?;
     let id = UniqueId::new().context("lining the ranks up needs NCCL")?;
     let record = match args.dtype {
         DType::Bf16 => record::<bf16>,
@@ -107,6 +106,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         out::line(&format_args!("written to {}", path.display()));
     }
     Ok(())
+}
+
+/// What is asked for, of `tp` ranks, with a plan that changes something of it.
+fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
+    let (world, (n, k)) = (shapes::world(tp)?, args.shapes.extents(args.ops));
+    args.plan.check(&[args.ops], world)?;
+    Ok(Problem::new(args.ops, args.ms, n, k, args.dtype, world)?)
 }
 
 fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {
