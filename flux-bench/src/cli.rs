@@ -210,6 +210,38 @@ mod tests {
     }
 
     #[test]
+    fn what_would_fill_the_memory_or_never_end_is_refused_with_the_limit() {
+        for (words, most) in [
+            ("bench --samples", 100_000_u64),
+            ("core --samples", 100_000),
+            ("peers --samples", 100_000),
+            ("links --samples", 100_000),
+            ("trace --ops ag_gemm --ms 64 --summary --calls", 100_000),
+            ("soak --calls", 1_000_000),
+            ("soak --ranks-per-gpu", 16),
+            ("faults --kills", 10_000),
+            ("faults --stops", 10_000),
+            ("faults --missing", 10_000),
+            ("faults --ranks-per-gpu", 16),
+            ("faults --deadline-ms", 3_600_000),
+            ("faults --patience", 86_400),
+            ("peers --limit", 86_400),
+            ("first-call --limit", 86_400),
+            ("gpu-ci --dist . --limit", 86_400),
+        ] {
+            let parse = |count: u64| Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' ')).chain([&*count.to_string()]));
+            assert!(parse(most).is_ok(), "{words} {most}");
+            for beyond in [most + 1, u64::from(u32::MAX)] {
+                let refused = parse(beyond).unwrap_err().to_string();
+                assert!(
+                    refused.contains(&format!("{beyond} is not in ")) && refused.contains(&format!("..={most}\n")),
+                    "{words}: {refused}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn show_needs_files_and_a_form_or_a_repository() {
         for words in ["show --markdown", "show --svg a.svg", "show a.json --publish .", "show"] {
             assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");

@@ -3,9 +3,11 @@
 //! Invariant: the process ends with the status that is said. `std::process::exit`, and a return from `main`, first run what the driver and NCCL have
 //! registered to run at the end, under the feet of threads that still call them: a crash would then stand for the error that was printed.
 
-use crate::out;
+use crate::{out, ranks};
 use flux_core::Rank;
+use rustix::process::Signal;
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// For what other ranks of this process have to say: ranks that wait for one another fail at about the same time.
@@ -13,10 +15,22 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Ends the process at once, without destructors and handlers, when what it has printed is out.
 pub fn now(code: u8) -> ! {
+    flush();
+    signal_hook::low_level::exit(code.into())
+}
+
+/// Ends the process as `signal` does by default, when what it has printed is out.
+pub fn by(signal: Signal) -> ! {
+    flush();
+    // It does not return, but for a signal that ends nothing.
+    let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+    now(u8::try_from(128 + signal.as_raw()).unwrap_or(1))
+}
+
+fn flush() {
     // A closed pipe changes nothing about the status.
     let _ = std::io::stdout().flush();
     let _ = std::io::stderr().flush();
-    signal_hook::low_level::exit(code.into())
 }
 
 /// Writes a line of this program's to the standard error.
@@ -35,12 +49,29 @@ pub fn words(error: &anyhow::Error) -> String {
     text
 }
 
+/// What ranks of this process have given up with, and which others after the first have said the same.
+static GIVEN_UP: Mutex<Vec<(Rank, String, Vec<Rank>)>> = Mutex::new(Vec::new());
+
 /// Says what a rank failed with and ends the process: this rank's stream, and the other ranks, may wait in a collective of NCCL that no error of ours ends, and
 /// so does whoever frees memory after it. It is called before the rank leaves its world: a launcher ends a rank as soon as another has failed for want of it, and
-/// the reason would never be printed.
+/// the reason would never be printed. For the same reason it is said at once, and of ranks that follow with the same only who they were.
 pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
-    say(&format!("rank {rank}: {}", words(error)));
+    let words = words(error);
+    {
+        let mut told = GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, _, others)) = told.iter_mut().find(|(_, known, _)| *known == words) {
+            others.push(rank);
+        } else {
+            say(&format!("rank {rank}: {words}"));
+            told.push((rank, words, Vec::new()));
+        }
+    }
     std::thread::sleep(LAST_WORDS);
+    // Kept to the end: a rank whose time is over too says nothing twice.
+    let told = GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
+    for (first, _, others) in told.iter().filter(|(_, _, others)| !others.is_empty()) {
+        say(&format!("{}: the same as rank {first}", ranks::named(others)));
+    }
     now(1)
 }
 

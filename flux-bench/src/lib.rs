@@ -21,6 +21,7 @@ pub mod gpu;
 pub mod gpu_ci;
 pub mod launch;
 pub mod limited;
+pub mod limits;
 pub mod links;
 pub mod machine;
 pub mod memory;

@@ -1,11 +1,11 @@
 //! What a run of the benchmark changes of the ops' own choices, to try schedules out.
 //!
-//! Invariant: what is left out stays what a user gets who says nothing.
+//! Invariant: what is left out stays what a user gets who says nothing, and what is given stands in a record as what it comes to.
 
 use anyhow::bail;
 use flux_core::program::{Chunk, Schedule, Sending};
 use flux_core::tile::Raster;
-use flux_core::{OpKind, Problem, TileShape, WorldSize};
+use flux_core::{Nodes, OpKind, Problem, TileShape, WorldSize};
 use flux_ops::{Builder, Push, own_schedule, own_sending};
 use flux_transport::Communicator;
 
@@ -132,8 +132,31 @@ impl ScheduleArgs {
         Ok(())
     }
 
-    /// The op's own schedule with what is not left out.
-    pub fn over(&self, own: Schedule) -> Schedule {
+    /// The op's own schedule with what is not left out, as far as it is [in effect](Schedule::in_effect): with options for both ops, an op leaves out those of the other.
+    pub fn over(&self, own: Schedule, problem: &Problem, nodes: Nodes) -> Schedule {
+        let asked = self.asked(own);
+        let Self { tile: _, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
+        let ran = asked.in_effect(problem, nodes);
+        let shards = if band.or(alone).or(by_chunk).is_some() { ran } else { asked };
+        let given = |given: bool| if given { ran } else { asked };
+        Schedule {
+            tile: asked.tile,
+            chunk: given(chunk.is_some()).chunk,
+            raster: given(group.is_some()).raster,
+            // Which shards come together is said by three that go with each other.
+            band: shards.band,
+            alone: shards.alone,
+            by_chunk: shards.by_chunk,
+            k_chunks: given(k_chunks.is_some()).k_chunks,
+            splits: given(splits.is_some()).splits,
+            shares: given(shares.is_some()).shares,
+            stack: given(stack || no_stack).stack,
+            early: given(early.is_some()).early,
+        }
+    }
+
+    /// The op's own schedule with every word that is given.
+    fn asked(&self, own: Schedule) -> Schedule {
         let Self { tile, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
@@ -176,6 +199,10 @@ impl Plan {
     /// Names the option.
     pub fn check(&self, ops: &[OpKind], world: WorldSize) -> anyhow::Result<()> {
         check_op("--push", OpKind::AllGatherGemm, self.push.is_some(), ops)?;
+        let peers = world.peers();
+        if let Some(Sending::Beside { peers: given }) = self.sending.filter(|&sending| sending != Sending::ALL && sending.peers() > peers) {
+            bail!("--sending {given}: there are {peers} peers, so more than {peers} changes nothing: give less, or all");
+        }
         self.schedule.check(ops, world)
     }
 
@@ -183,7 +210,7 @@ impl Plan {
     pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem, comm: &Communicator) -> Builder<Op> {
         let Self { schedule, push, sending, spread, workers } = *self;
         let own = own_schedule(comm, problem, sending.unwrap_or_else(|| own_sending(comm, problem)));
-        let schedule = schedule.over(own);
+        let schedule = schedule.over(own, problem, comm.nodes());
         if schedule != own {
             builder = builder.schedule(schedule);
         }
@@ -204,13 +231,51 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::DType;
 
     #[test]
     fn what_is_left_out_stays_the_ops_own() {
         let own = Schedule { k_chunks: 3, stack: true, ..Schedule::of(TileShape::new(128, 256, 64)) };
-        assert_eq!(ScheduleArgs::default().over(own), own);
+        let problem = problem(OpKind::AllGatherGemm);
+        let over = |args: ScheduleArgs| args.over(own, &problem, Nodes::apart(problem.world()));
+        assert_eq!(over(ScheduleArgs::default()), own);
         let args = ScheduleArgs { splits: Some(2), no_stack: true, ..ScheduleArgs::default() };
-        assert_eq!(args.over(own), Schedule { splits: 2, stack: false, ..own });
+        assert_eq!(over(args), Schedule { splits: 2, stack: false, ..own });
+    }
+
+    /// Of 4 shards of 4 by 4 tiles, with 16 steps along k.
+    fn problem(op: OpKind) -> Problem {
+        let (n, k) = if op == OpKind::AllGatherGemm { (4096, 1024) } else { (1024, 4096) };
+        Problem::new(op, 2048, n, k, DType::Bf16, WorldSize::new(4).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_given_is_told_as_what_it_comes_to() {
+        let own = Schedule { raster: Raster::RowGroups(8), ..Schedule::of(TileShape::new(128, 256, 64)) };
+        let with = |args: ScheduleArgs, op| args.over(own, &problem(op), Nodes::apart(WorldSize::new(4).unwrap()));
+        let none = ScheduleArgs::default();
+        let beyond = ScheduleArgs { splits: Some(u32::MAX), chunk: Some(99), group: Some(99), ..none };
+        for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+            assert_eq!(with(beyond, op), Schedule { splits: 16, raster: Raster::RowGroups(4), ..own });
+            // Of both ops the one that it is for.
+            let [gathers, scatters] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|of| u32::from(op == of));
+            assert_eq!(with(ScheduleArgs { early: Some(1), ..none }, op), Schedule { early: scatters, ..own });
+            assert_eq!(with(ScheduleArgs { by_chunk: Some(1), ..none }, op), Schedule { by_chunk: gathers, ..own });
+            // All by themselves, however wide the bands after them are.
+            let alone = ScheduleArgs { alone: Some(4), ..none };
+            assert_eq!(alone.over(Schedule { band: 3, ..own }, &problem(op), Nodes::apart(WorldSize::new(4).unwrap())).alone, 0);
+        }
+    }
+
+    #[test]
+    fn messages_to_more_peers_than_there_are_are_refused() {
+        let check =
+            |sending| Plan { sending: Some(sending), ..Plan::default() }.check(&[OpKind::AllGatherGemm], WorldSize::new(4).unwrap());
+        for sending in [Sending::Before, Sending::ALL, Sending::Beside { peers: 3 }] {
+            assert!(check(sending).is_ok(), "{sending}");
+        }
+        let refused = check(Sending::Beside { peers: 4 }).unwrap_err().to_string();
+        assert_eq!(refused, "--sending 4: there are 3 peers, so more than 3 changes nothing: give less, or all");
     }
 
     #[test]

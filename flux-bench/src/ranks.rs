@@ -1,11 +1,11 @@
 //! Ranks as threads of this process.
 //!
-//! Invariant: when [`on_threads`] returns, every rank's body has ended, and an error names each rank that failed.
+//! Invariant: when [`on_threads`] returns, every rank's body has ended, and an error names each rank that failed and says each reason once.
 
 use crate::end;
 use anyhow::{Context, anyhow};
+use flux_core::Rank;
 use flux_transport::World;
-use std::fmt::Write as _;
 
 /// Runs `body` once for each world, each on a thread of its own, and returns the results in rank order.
 ///
@@ -26,12 +26,33 @@ pub fn on_threads<R: Send>(worlds: Vec<World>, body: impl Fn(&World) -> anyhow::
     if results.iter().all(Result::is_ok) {
         return results.into_iter().collect();
     }
-    let mut text = String::new();
-    for (rank, error) in results.into_iter().enumerate().filter_map(|(rank, r)| Some((rank, r.err()?))) {
-        let separator = if text.is_empty() { "" } else { "\n" };
-        let _infallible = write!(text, "{separator}rank {rank}: {}", end::words(&error));
+    let failed = (0..).map(Rank::new).zip(results).filter_map(|(rank, result)| Some((rank, end::words(&result.err()?))));
+    let lines: Vec<String> = alike(failed).into_iter().map(|(ranks, words)| format!("{}: {words}", named(&ranks))).collect();
+    Err(anyhow!(lines.join("\n")))
+}
+
+/// What ranks say, in the order in which it is first said, each with all that say it.
+fn alike(said: impl Iterator<Item = (Rank, String)>) -> Vec<(Vec<Rank>, String)> {
+    let mut told: Vec<(Vec<Rank>, String)> = Vec::new();
+    for (rank, words) in said {
+        match told.iter_mut().find(|(_, known)| *known == words) {
+            Some((ranks, _)) => ranks.push(rank),
+            None => told.push((vec![rank], words)),
+        }
     }
-    Err(anyhow!(text))
+    told
+}
+
+/// `rank 1`, `ranks 1, 2 and 5`, as errors of the transport name them.
+pub fn named(ranks: &[Rank]) -> String {
+    match ranks {
+        [rank] => format!("rank {rank}"),
+        [first @ .., last] => {
+            let first: Vec<String> = first.iter().map(Rank::to_string).collect();
+            format!("ranks {} and {last}", first.join(", "))
+        }
+        [] => "no rank".to_owned(),
+    }
 }
 
 fn words(panic: &(dyn std::any::Any + Send)) -> &str {
@@ -53,5 +74,18 @@ mod tests {
         let error = on_threads(worlds, body).unwrap_err().to_string();
         assert_eq!(error, "rank 1: out of luck\nrank 2: panicked: out of order");
         assert_eq!(on_threads(World::local(3).unwrap(), |w| Ok(w.rank().get())).unwrap(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_several_ranks_fail_with_is_said_once() {
+        let body = |world: &World| -> anyhow::Result<()> {
+            match world.rank().get() {
+                0 | 2 | 3 => Err(anyhow!("no room").context("a step")),
+                1 => anyhow::bail!("no time"),
+                _ => Ok(()),
+            }
+        };
+        let error = on_threads(World::local(5).unwrap(), body).unwrap_err().to_string();
+        assert_eq!(error, "ranks 0, 2 and 3: a step: no room\nrank 1: no time");
     }
 }

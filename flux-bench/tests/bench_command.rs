@@ -154,6 +154,7 @@ fn what_changes_nothing_is_refused() {
         ("simulate --ms 512 --early 2 --ops ag_gemm", "--early is for gemm_rs, and changes nothing of ag_gemm"),
         ("simulate --ms 512 --band 100", "--band 100: there are 8 shards, so more than 8 changes nothing"),
         ("simulate --ms 512 --tp 4 --by-chunk 4", "--by-chunk 4: there are 3 shards of peers, so more than 3 changes nothing"),
+        ("simulate --ms 512 --splits 0", "splits = 0: it must be at least 1"),
         ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --band 3", "--band 3: there are 2 shards"),
         ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --ops gemm_rs --alone 1", "--alone is for ag_gemm"),
     ] {
@@ -163,6 +164,21 @@ fn what_changes_nothing_is_refused() {
     // Each for one of the ops that are there, and as far as the shards go.
     let done = flux_bench(&["simulate", "--ms", "512", "--push", "kernel", "--early", "1", "--k-chunks", "2", "--band", "8"]);
     assert!(done.status.success(), "{}", text(&done));
+}
+
+#[test]
+fn a_record_says_what_an_option_comes_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("host.json");
+    let words =
+        "bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --no-stack --splits 4294967295 --early 1 --k-chunks 9 --json";
+    let done = flux_bench(&words.split(' ').chain([path.to_str().unwrap()]).collect::<Vec<_>>());
+    assert!(done.status.success(), "{}", text(&done));
+    let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let plan = |op: &str| &report.rows.iter().find(|row| row.head.op == op).unwrap().plan;
+    // 96 columns are 2 steps of 64, 192 are 3; and partial tiles are added after a tile whose k is split.
+    assert!(plan("ag_gemm").contains(", band 1, 2 slices of k, 2 splits, CPU executor"), "{}", plan("ag_gemm"));
+    assert!(plan("gemm_rs").contains(", band 1, 3 splits, CPU executor"), "{}", plan("gemm_rs"));
 }
 
 #[test]

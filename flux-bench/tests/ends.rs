@@ -8,6 +8,7 @@ use flux_core::Rank;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::time::Duration;
 
 const ROLE: &str = "FLUX_TEST_ROLE";
 
@@ -31,7 +32,15 @@ fn as_the_role_says() {
     if role == "exits" {
         std::process::exit(1);
     }
-    end::give_up(Rank::new(1), &anyhow::anyhow!("signal 5 did not come").context("round 3"))
+    let error = |why: &'static str| anyhow::anyhow!(why).context("round 3");
+    let before = Duration::from_millis(60);
+    for (turn, rank) in (1..).zip([4, 6, 7]) {
+        std::thread::spawn(move || {
+            std::thread::sleep(before * turn);
+            end::give_up(Rank::new(rank), &error(if rank == 6 { "it is gone" } else { "signal 5 did not come" }))
+        });
+    }
+    end::give_up(Rank::new(1), &error("signal 5 did not come"))
 }
 
 #[test]
@@ -43,6 +52,9 @@ fn a_rank_that_gives_up_ends_with_its_error_and_not_in_an_exit_handler() {
     assert_eq!(run("exits").status.signal(), Some(6), "the handler crashes an end that runs handlers");
     let done = run("gives up");
     assert_eq!(done.status.code(), Some(1), "{done:?}");
-    assert!(String::from_utf8_lossy(&done.stderr).contains("flux-bench: rank 1: round 3: signal 5 did not come"), "{done:?}");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    let said: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("flux-bench: ")).collect();
+    let first = ["rank 1: round 3: signal 5 did not come", "rank 6: round 3: it is gone"];
+    assert_eq!(said, [first[0], first[1], "ranks 4 and 7: the same as rank 1"]);
     assert!(String::from_utf8_lossy(&done.stdout).ends_with("half a line"), "{done:?}");
 }

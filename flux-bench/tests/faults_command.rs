@@ -2,7 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
-use std::process::Command;
+use processes::{gone_within, runs};
+use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+#[path = "../../flux-transport/tests/processes/mod.rs"]
+mod processes;
 
 /// What a run on the host said, and how it ended.
 struct Run {
@@ -76,4 +83,37 @@ fn a_rank_that_does_not_answer_is_shown_by_its_threads_and_in_its_own_words() {
     let said = own.lines().find(|line| line.starts_with("flux-bench: rank 1: stalls, for ")).unwrap_or_else(|| panic!("{text}"));
     assert!(said.contains("; call 6 (") && said.contains(": Done, begun at "), "{text}");
     assert!(own.lines().any(|line| line.starts_with("flux-bench: rank 0: ")), "{text}");
+}
+
+/// The processes that a process has started, as the system says it.
+fn children(pid: u32) -> Vec<i32> {
+    let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    listed.split_ascii_whitespace().map(|child| child.parse().unwrap()).collect()
+}
+
+#[test]
+fn a_run_that_a_signal_ends_leaves_no_folder_and_no_rank() {
+    // One that waits for a report of a rank that says nothing, and one amid faults.
+    for (signal, words) in [(Signal::INT, "--stall --patience 3600"), (Signal::TERM, "--kills 1000")] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        program.args(["faults", "--transport", "host", "--ranks", "3"]).args(words.split(' ')).env("TMPDIR", folder.path());
+        let run = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let began = Instant::now();
+        while children(run.id()).len() < 3 {
+            assert!(began.elapsed() < Duration::from_secs(30), "no ranks");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        let ranks = children(run.id());
+        assert!(std::fs::read_dir(&folder).unwrap().count() == 1 && ranks.iter().any(|&rank| runs(rank)), "nothing to leave behind");
+        // A terminal's comes to the ranks too.
+        for &process in ranks.iter().filter(|_| signal == Signal::INT).chain([&run.id().cast_signed()]) {
+            let _ended = kill_process(Pid::from_raw(process).unwrap(), signal);
+        }
+        let done = run.wait_with_output().unwrap();
+        assert_eq!(done.status.signal(), Some(signal.as_raw()), "{done:?}");
+        assert!(std::fs::read_dir(&folder).unwrap().next().is_none(), "{:?}", std::fs::read_dir(&folder).unwrap().next());
+        assert!(gone_within(&ranks, Duration::from_secs(5)), "{ranks:?}");
+    }
 }

@@ -4,7 +4,7 @@
 //! bytes move: an op hands a tile program to an executor and the communicator's memory to both.
 //!
 //! [`AllGatherGemm`] and [`GemmReduceScatter`] are the two halves of a tensor-parallel MLP or attention block; `examples/tp_mlp.rs`
-//! shows them together.
+//! shows them together, and `examples/survive.rs` what a service does when a rank is lost.
 //!
 //! The types of `flux_core` that an op takes and gives are here too, so that a program needs that crate for nothing else:
 //!

@@ -30,7 +30,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Run every test that needs no GPU: unit, integration and documentation tests, and the example
+    /// Run every test that needs no GPU: unit, integration and documentation tests, and the examples
     Test {
         /// Passed on to the test runner, for example a filter
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

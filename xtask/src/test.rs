@@ -13,7 +13,10 @@ use std::process::Command;
 /// Names the file to which a test that is skipped adds a line (`flux-kernels/tests/skipped`).
 const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
 
-/// Runs unit and integration tests, then documentation tests, then the example; stops at the first that fails.
+/// What users are shown, of which each fails where something is not as it says.
+const EXAMPLES: [&str; 2] = ["tp_mlp", "survive"];
+
+/// Runs unit and integration tests, then documentation tests, then the examples; stops at the first that fails.
 pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     let in_ci = std::env::var_os("CI").is_some();
     if in_ci {
@@ -40,9 +43,11 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     doctests.args(["test", "--workspace", "--doc"]).current_dir(root());
     check(doctests)?;
 
-    let mut example = cargo();
-    example.args(["run", "--package", "flux-ops", "--example", "tp_mlp"]).current_dir(root());
-    check(example)
+    EXAMPLES.iter().try_for_each(|name| {
+        let mut example = cargo();
+        example.args(["run", "--package", "flux-ops", "--example", name]).current_dir(root());
+        check(example)
+    })
 }
 
 /// Runs tests, and says at their end which of those that passed were skipped.

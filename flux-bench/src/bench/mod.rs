@@ -18,6 +18,7 @@ pub use sustained::sustain;
 use crate::defect::Defect;
 use crate::end;
 use crate::launch;
+use crate::limits;
 use crate::machine;
 use crate::out;
 use crate::plan::Plan;
@@ -25,7 +26,7 @@ use crate::ranks;
 use crate::report::{self, Origin, Placement, Report, Row};
 use crate::rest::Rest;
 use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use flux_transport::{Select, TransportKind, World, WorldError};
 use std::path::PathBuf;
@@ -55,8 +56,8 @@ pub struct Args {
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
     pub dtype: DType,
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
-    #[arg(long)]
-    pub samples: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    pub samples: Option<u32>,
     /// Before each timed call
     #[command(flatten)]
     pub rest: Rest,
@@ -93,7 +94,7 @@ struct Job {
     dtype: DType,
     /// All of `dtype`.
     cases: Vec<Case>,
-    samples: usize,
+    samples: u32,
     rest: Rest,
     plan: Plan,
     transport: Select,
@@ -167,7 +168,6 @@ impl Job {
         let world = shapes::world(ranks)?;
         let cases = cases(args, world, on_gpus)?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
-        ensure!(samples > 0, "--samples must be at least 1");
         if !on_gpus {
             args.plan.check_host()?;
         }

@@ -47,7 +47,7 @@ fn bar(job: &Job, shown: bool) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let style = "{bar:30} {pos:>4}/{len} rounds, {eta} left  {msg}";
-    let bar = ProgressBar::new((job.cases.len() * (WARM_UP + job.samples)) as u64);
+    let bar = ProgressBar::new((job.cases.len() * (WARM_UP + job.samples as usize)) as u64);
     bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
@@ -117,7 +117,7 @@ impl Rank<'_> {
 
     fn times(&self, case: &Case, lane: &mut dyn Lane) -> anyhow::Result<(Measured, Option<Sustained>)> {
         let comm = self.site.comm();
-        let measured = measure(lane, comm, self.job.samples, self.job.rest, &|| self.bar.inc(1))?;
+        let measured = measure(lane, comm, self.job.samples as usize, self.job.rest, &|| self.bar.inc(1))?;
         let sustained = case.sustained.map(|seconds| sustain(lane, comm, &measured, seconds)).transpose()?;
         Ok((measured, sustained))
     }
@@ -133,7 +133,7 @@ impl Rank<'_> {
         let (measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let plan = format!("{}, {}", op.schedule(), op.executor());
-        let row = Row::new(&case.model, &case.problem, plan, measured, verified, u32::try_from(self.job.samples)?);
+        let row = Row::new(&case.model, &case.problem, plan, measured, verified, self.job.samples);
         Ok(Row { sustained, rest_ms: self.job.rest.ms, ..row })
     }
 }

@@ -5,7 +5,7 @@
 use crate::plan::ScheduleArgs;
 use crate::shapes::{self, Layer};
 use flux_core::program::{Chunk, Schedule, ScheduleError, TileProgram, sink};
-use flux_core::{Problem, Rank};
+use flux_core::{Nodes, Problem, Rank};
 
 /// The rank whose part is measured.
 pub(super) const FIRST: Rank = Rank::new(0);
@@ -32,7 +32,8 @@ impl Case {
     pub(crate) fn of(model: String, problem: Problem, args: ScheduleArgs) -> anyhow::Result<Self> {
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
-        Ok(Self { model, problem, alone, schedule: args.over(Schedule::heuristic(&problem)) })
+        let schedule = args.over(Schedule::heuristic(&problem), &problem, Nodes::apart(problem.world()));
+        Ok(Self { model, problem, alone, schedule })
     }
 
     /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the raster gives all rows together.

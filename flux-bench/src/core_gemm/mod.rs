@@ -36,7 +36,7 @@ use crate::gpu::Gpu;
 use crate::plan::ScheduleArgs;
 use crate::rest::Rest;
 use crate::shapes::{self, Model, parse_dtype, parse_op};
-use crate::{atomic_file, launch, machine, out, report as bench_report};
+use crate::{atomic_file, launch, limits, machine, out, report as bench_report};
 use anyhow::{Context, ensure};
 pub(crate) use case::Case;
 use flux_core::{DType, OpKind};
@@ -69,7 +69,7 @@ pub struct Args {
     #[command(flatten)]
     pub schedule: ScheduleArgs,
     /// Rounds
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: u32,
     /// Before each timed call
     #[command(flatten)]

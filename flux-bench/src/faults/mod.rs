@@ -7,6 +7,7 @@
 //! alternately rebuild among themselves first and with a replacement then, or with a replacement at once. A rank that was stopped for longer than the
 //! deadline, or stayed away, runs on when the others have gone on, or while they find out about it, and must fail and harm nobody.
 
+mod ending;
 mod episode;
 mod ledger;
 mod process;
@@ -18,7 +19,7 @@ mod threads;
 mod usage;
 mod witness;
 
-use crate::{launch, machine};
+use crate::{launch, limits, machine};
 use anyhow::ensure;
 use flux_core::OpKind;
 use flux_transport::Select;
@@ -31,16 +32,16 @@ pub struct Args {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=16))]
     pub ranks: u32,
     /// Ranks that are killed
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=limits::FAULTS))]
     pub kills: u32,
     /// Ranks that are stopped, every second one for longer than the deadline
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(..=limits::FAULTS))]
     pub stops: u32,
     /// Ranks that stay away from a call
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=limits::FAULTS))]
     pub missing: u32,
     /// Ranks on each GPU, to have many on few: they take turns on it
-    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU))]
     pub ranks_per_gpu: u32,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
@@ -50,13 +51,13 @@ pub struct Args {
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,
     /// The ranks' deadline: 1000 on the host, 2000 on GPUs where it is left out
-    #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..=limits::DEADLINE_MS))]
     pub deadline_ms: Option<u64>,
     /// Seed of the moments, of who is hit and of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// How long a rank may take to answer beyond its deadlines; to start, half a minute more. Then what its threads do is shown
-    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=limits::SECONDS))]
     pub patience: u64,
     /// A rank that was stopped for too long is not let go, but killed while its successor is stopped for a short time: the others then wait in a call
     /// while what they kept for it is freed. Stops come in turns

@@ -3,6 +3,7 @@
 //! Invariant: a process is killed and reaped when its [`Process`] is dropped, whatever it was doing, unless the kernel does not let it go within [`GRACE`]; no wait for
 //! it lasts longer than is said.
 
+use super::ending::Ending;
 use super::talk::{Order, Report};
 use super::threads;
 use anyhow::{Context, bail};
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(20);
 /// How often a process is looked at.
 const LOOK: Duration = Duration::from_millis(2);
+/// How often whoever waits for a report looks whether a signal ends the run.
+const LOOK_AROUND: Duration = Duration::from_millis(50);
 
 /// One rank.
 #[derive(Debug)]
@@ -30,17 +33,19 @@ pub(super) struct Process {
     orders: ChildStdin,
     reports: Receiver<String>,
     reader: Option<JoinHandle<()>>,
+    ending: Ending,
 }
 
 impl Process {
     /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in `temporary`: this program again, with `words`. `sharing`: whether ranks
-    /// share devices.
+    /// share devices. A signal that `ending` notes ends all waits for it.
     pub(super) fn start(
         rank: u32,
         world: u32,
         sharing: bool,
         (rendezvous, temporary): (&Path, &Path),
         words: &[String],
+        ending: Ending,
     ) -> anyhow::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(words)
@@ -66,7 +71,7 @@ impl Process {
             // Until the rank has ended, or nobody listens any more.
             let _ = read();
         })?;
-        Ok(Self { rank, child, orders, reports, reader: Some(reader) })
+        Ok(Self { rank, child, orders, reports, reader: Some(reader), ending })
     }
 
     /// Gives an order.
@@ -77,10 +82,15 @@ impl Process {
 
     /// The next report; `None` at the limit, which is a hang.
     pub(super) fn report(&self, limit: Instant) -> anyhow::Result<Option<Report>> {
-        match self.reports.recv_timeout(limit.saturating_duration_since(Instant::now())) {
-            Ok(line) => Ok(Some(serde_json::from_str(&line).with_context(|| format!("rank {} says {line:?}", self.rank))?)),
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => bail!("rank {} has ended without a report; what it wrote is above", self.rank),
+        loop {
+            self.ending.check()?;
+            let left = limit.saturating_duration_since(Instant::now());
+            match self.reports.recv_timeout(left.min(LOOK_AROUND)) {
+                Ok(line) => return Ok(Some(serde_json::from_str(&line).with_context(|| format!("rank {} says {line:?}", self.rank))?)),
+                Err(RecvTimeoutError::Timeout) if left > LOOK_AROUND => {}
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => bail!("rank {} has ended without a report; what it wrote is above", self.rank),
+            }
         }
     }
 
@@ -97,6 +107,7 @@ impl Process {
     /// Waits until it has ended by itself, until the limit; whether it has.
     pub(super) fn ended(&mut self, limit: Instant) -> anyhow::Result<bool> {
         loop {
+            self.ending.check()?;
             if self.child.try_wait()?.is_some() {
                 return Ok(true);
             }

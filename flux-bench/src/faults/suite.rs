@@ -4,6 +4,7 @@
 //! is counted against the run.
 
 use super::Args;
+use super::ending::Ending;
 use super::ledger::Ledger;
 use super::process::Process;
 use super::talk::{Order, Report};
@@ -36,6 +37,7 @@ pub(super) struct Suite<'a> {
     held: Vec<Ledger>,
     pub(super) tally: Tally,
     random: u64,
+    ending: Ending,
 }
 
 /// Why an episode ended early: what is counted already, or what is not.
@@ -47,8 +49,18 @@ impl From<anyhow::Error> for Spoilt {
     }
 }
 
-/// Runs all episodes and says whether all passed.
+/// Runs all episodes and says whether all passed. A signal ends it between them, or where it waits for a rank; when ranks and files are gone the process ends as that
+/// signal has it.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
+    let ending = Ending::catch().context("signals cannot be caught")?;
+    let passed = run_until(args, &ending);
+    match ending.came() {
+        Some(signal) => end::by(signal),
+        None => passed,
+    }
+}
+
+fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
     let start = Instant::now();
     let before = residue(Path::new(SHARED_MEMORY));
     let private = PermissionsExt::from_mode(0o700);
@@ -58,12 +70,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     std::fs::create_dir(&temporary)?;
     let own = Usage::now()?;
     let tally = {
-        let mut suite = Suite::new(args, directory.path(), &temporary);
+        let mut suite = Suite::new(args, directory.path(), &temporary, ending);
         suite.fill()?;
         // Nodes have as many ranks each, so there is no group without one of them.
         let may_go_on = args.nodes.is_none_or(|nodes| nodes == 1);
         for (number, injection) in plan(args).into_iter().enumerate() {
             if let Err(Spoilt(why)) = suite.episode(injection, may_go_on && number % 2 == 0) {
+                ending.check()?;
                 if let Some(error) = why {
                     suite.tally.count(Against::Broken, &end::words(&error));
                 }
@@ -108,7 +121,7 @@ fn residue(folder: &Path) -> Vec<PathBuf> {
 }
 
 impl<'a> Suite<'a> {
-    fn new(args: &'a Args, rendezvous: &Path, temporary: &Path) -> Self {
+    fn new(args: &'a Args, rendezvous: &Path, temporary: &Path, ending: &Ending) -> Self {
         let mut words: Vec<String> = vec!["faults".into(), "--as-rank".into()];
         words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
         words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
@@ -116,7 +129,7 @@ impl<'a> Suite<'a> {
         if let Some(nodes) = args.nodes {
             words.extend(["--nodes".into(), nodes.to_string()]);
         }
-        let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::default());
+        let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::until(ending.clone()));
         if args.defects.stall {
             words.push("--stall".into());
         }
@@ -124,7 +137,7 @@ impl<'a> Suite<'a> {
             words.push("--leak".into());
         }
         let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
-        Self { args, words, rendezvous, temporary, ranks: Vec::new(), lingering: None, held, tally, random: 0 }
+        Self { args, words, rendezvous, temporary, ranks: Vec::new(), lingering: None, held, tally, random: 0, ending: ending.clone() }
     }
 
     /// A random number below `end`.
@@ -146,7 +159,7 @@ impl<'a> Suite<'a> {
     pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
         self.held[rank as usize] = Ledger::default();
         let sharing = self.args.ranks_per_gpu > 1;
-        Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words)
+        Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words, self.ending.clone())
     }
 
     /// Starts a whole group.

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a run has passed only if every fault was injected and nothing was counted against it.
 
+use super::ending::Ending;
 use crate::out;
 use std::fmt;
 use std::time::Duration;
@@ -55,6 +56,8 @@ pub(super) struct Tally {
     pub(super) rebuilt_with_survivors: u32,
     pub(super) rebuilt_whole: u32,
     against: [u32; ALL.len()],
+    /// Where a signal has come nothing is held against the run any more: a terminal's has ended ranks too.
+    ending: Option<Ending>,
     /// The longest time from a kill to a survivor's error.
     pub(super) slowest_loss: Duration,
     /// The longest time beyond the deadline to a timeout.
@@ -62,6 +65,11 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    /// Of a run that a signal may end.
+    pub(super) fn until(ending: Ending) -> Self {
+        Self { ending: Some(ending), ..Self::default() }
+    }
+
     /// Counts a fault that was injected and handled.
     pub(super) fn injected(&mut self, injection: Injection) {
         *match injection {
@@ -74,6 +82,9 @@ impl Tally {
 
     /// Counts something against the run, and says what.
     pub(super) fn count(&mut self, against: Against, words: &str) {
+        if self.ending.as_ref().is_some_and(|ending| ending.came().is_some()) {
+            return;
+        }
         self.against[against as usize] += 1;
         out::line(&format_args!("{against:?}: {words}"));
     }

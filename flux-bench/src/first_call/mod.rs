@@ -12,7 +12,7 @@ pub use report::{FirstCall, FirstCallReport, SCHEMA, table};
 use crate::defect::Defect;
 use crate::report as bench_report;
 use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
-use crate::{atomic_file, launch, limited, machine, out};
+use crate::{atomic_file, launch, limited, limits, machine, out};
 use anyhow::{Context, bail, ensure};
 use flux_core::{DType, OpKind};
 use flux_transport::Select;
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
     pub limit: u64,
     /// Time the one shape that is given in this very process, and write its row to this file
     #[arg(long, value_name = "FILE")]

@@ -8,7 +8,7 @@ mod step;
 pub use step::{Outcome, Step};
 
 use crate::atomic_file;
-use crate::{limited, out, report};
+use crate::{limited, limits, out, report};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub dist: PathBuf,
     /// Seconds after which a step is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
     pub limit: u64,
     /// Run only the steps whose names contain this, or one of these if given several times
     #[arg(long, value_name = "TEXT")]

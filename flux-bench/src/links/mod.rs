@@ -7,7 +7,7 @@ mod measures;
 mod rig;
 
 use crate::report::{Origin, Ranks};
-use crate::{launch, out};
+use crate::{launch, limits, out};
 use anyhow::Context;
 use flux_transport::cuda;
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Runs of each movement
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: u32,
 }
 

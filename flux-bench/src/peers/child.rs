@@ -23,7 +23,7 @@ const TAIL: usize = 20;
 pub(super) struct Job {
     pub(super) tp: u32,
     pub(super) dtype: &'static str,
-    pub(super) samples: usize,
+    pub(super) samples: u32,
     pub(super) cases: Vec<Case>,
 }
 

@@ -11,7 +11,7 @@ pub use report::{PeerRow, PeersReport, SCHEMA, table};
 
 use crate::report as bench_report;
 use crate::shapes::{self, Model, parse_dtype, parse_op};
-use crate::{atomic_file, launch, machine, out};
+use crate::{atomic_file, launch, limits, machine, out};
 use anyhow::{Context, ensure};
 use child::{Case, Job};
 use flux_core::{DType, OpKind};
@@ -42,10 +42,10 @@ pub struct Args {
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
     pub dtype: DType,
     /// Rounds
-    #[arg(long, default_value_t = 30)]
-    pub samples: usize,
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    pub samples: u32,
     /// Seconds after which the peers are ended, and the run has failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
     pub limit: u64,
     /// The Python that has PyTorch
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
@@ -80,7 +80,6 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
 
 /// What the script is asked for; only problems that flux takes too.
 fn job(args: &Args, tp: u32) -> anyhow::Result<Job> {
-    ensure!(args.samples > 0, "--samples must be at least 1");
     let world = shapes::world(tp)?;
     let mut cases = Vec::new();
     for model in &args.shapes {

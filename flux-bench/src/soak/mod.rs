@@ -20,6 +20,7 @@ pub use cases::{Case, matrix};
 use crate::defect::Defect;
 use crate::end;
 use crate::launch;
+use crate::limits;
 use crate::machine;
 use crate::out;
 use crate::plan::Plan;
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Calls in a row at each shape
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=limits::CALLS))]
     pub calls: u64,
     /// Few calls, and no shape of a whole model
     #[arg(long, conflicts_with = "calls")]
@@ -51,7 +52,7 @@ pub struct Args {
     #[arg(long)]
     pub processes: bool,
     /// Ranks on each GPU, to check large worlds on few GPUs: as threads they divide it, as processes they take turns
-    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU))]
     pub ranks_per_gpu: u32,
     /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host; mixed by name where ranks share GPUs
     #[arg(long, value_name = "NODES")]

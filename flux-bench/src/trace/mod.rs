@@ -16,6 +16,7 @@ use crate::bench::{self, gpu::SETS};
 use crate::data::Fill;
 use crate::end;
 use crate::launch;
+use crate::limits;
 use crate::machine;
 use crate::op::FusedOp;
 use crate::operands::Operands;
@@ -53,7 +54,7 @@ pub struct Args {
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
     /// Calls; the last one is shown
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub calls: u32,
     /// Write the time line to this file, as trace events in JSON
     #[arg(long, value_name = "FILE", required_unless_present = "summary")]
@@ -88,8 +89,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     ensure!(machine::uses_gpus(Select::Auto)?, "there is no GPU here: time lines are recorded by the CUDA kernel");
     let tp = args.tp.unwrap_or_else(machine::gpu_count);
-    let (n, k) = args.shapes.extents(args.ops);
-    let problem = Problem::new(args.ops, args.ms, n, k, args.dtype, shapes::world(tp)?)?;
+    let problem = problem(args, tp)?;
     let id = UniqueId::new().context("lining the ranks up needs NCCL")?;
     let record = match args.dtype {
         DType::Bf16 => record::<bf16>,
@@ -106,6 +106,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         out::line(&format_args!("written to {}", path.display()));
     }
     Ok(())
+}
+
+/// What is asked for, of `tp` ranks, with a plan that changes something of it.
+fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
+    let (world, (n, k)) = (shapes::world(tp)?, args.shapes.extents(args.ops));
+    args.plan.check(&[args.ops], world)?;
+    Ok(Problem::new(args.ops, args.ms, n, k, args.dtype, world)?)
 }
 
 fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {

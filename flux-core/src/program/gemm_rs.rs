@@ -90,8 +90,13 @@ fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     (0..nodes.count()).map(|node| node * per_node + per_node).flat_map(|relay| [relay + 1 - per_node..relay, relay..relay + 1]).collect()
 }
 
+/// Most shards that share a band.
+pub(super) fn widest_band(nodes: Nodes) -> u32 {
+    runs(nodes).into_iter().map(|run| run.len() as u32).max().unwrap_or(1)
+}
+
 /// How many of the `added` partial tiles of an own tile are added while it is multiplied.
-fn early(schedule: &Schedule, along_k: AlongK, nodes: Nodes, added: u32) -> u32 {
+pub(super) fn early(schedule: &Schedule, along_k: AlongK, nodes: Nodes, added: u32) -> u32 {
     if schedule.splits > 1 || nodes.are_mixed() {
         return 0;
     }

@@ -10,6 +10,7 @@ mod arrivals;
 pub mod check;
 
 mod display;
+mod effect;
 mod error;
 mod gemm_rs;
 mod gemm_rs_stacked;

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
+mod effect;
 mod mutations;
 mod mutations_along_k;
 mod mutations_early;

@@ -185,7 +185,12 @@ impl<T: Element> FusedOp<T> {
 
     pub(crate) fn explain(&self) -> String {
         let Self { comm, problem, finish, schedule, size, .. } = self;
-        let origin = if self.chosen { "chosen by the caller" } else { "heuristic" };
+        let ran = schedule.in_effect(problem, comm.nodes());
+        let origin = match self.chosen {
+            false => "heuristic".to_owned(),
+            true if ran == *schedule => "chosen by the caller".to_owned(),
+            true => format!("chosen by the caller; in effect: {ran}"),
+        };
         format!(
             "{problem}, {finish}, rank {} of {}\n  plan: {schedule} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
             comm.rank(),
@@ -201,6 +206,9 @@ impl<T: Element> FusedOp<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::TileShape;
+    use flux_transport::{Select, World};
+    use half::bf16;
 
     /// What may be chosen where the caller says nothing: of peer memory, of copies through the host, of messages. None of the three covers the others.
     #[test]
@@ -228,5 +236,20 @@ mod tests {
             }
         }
         assert!(largest.iter().all(|&times| times > 0), "{largest:?}: a schedule that never asks for most shows nothing");
+    }
+
+    #[test]
+    fn an_op_says_what_is_in_effect_of_the_schedule_that_it_was_given() {
+        let comm = Communicator::connect_blocking(&World::single(), Select::Host).unwrap();
+        let plan = |schedule| {
+            let request = Request { schedule, ..Request::new(OpKind::AllGatherGemm, 16, 16, 128, DType::Bf16) };
+            let op = FusedOp::<bf16>::build(request, &comm).unwrap();
+            op.explain().lines().find_map(|line| line.strip_prefix("  plan: ")).unwrap().to_owned()
+        };
+        let fine = Schedule::of(TileShape::new(16, 16, 64));
+        assert_eq!(plan(Some(fine)), format!("{fine} (chosen by the caller)"));
+        let (asked, ran) = (Schedule { splits: 9, early: 1, ..fine }, Schedule { splits: 2, ..fine });
+        assert_eq!(plan(Some(asked)), format!("{asked} (chosen by the caller; in effect: {ran})"));
+        assert!(plan(None).ends_with(" (heuristic)"));
     }
 }

@@ -22,8 +22,7 @@ use flux_core::{Rank, WorldSize};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use self::apart::Apart;
-use self::signals::Signals;
-pub use self::signals::hear_of_children;
+pub use self::signals::{Signals, hear_of_children};
 use crate::bootstrap::{
     FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE, random, runtime_directory,
 };

@@ -1,7 +1,7 @@
 //! The signals that end a launch, and the one by which a process is told of its children.
 //!
-//! Invariant: those that end a launch are caught while one runs and do what they do by default when none does, however many launches a process makes and at whatever
-//! time.
+//! Invariant: those that end a launch are caught while one runs, or whoever asked for it, and do what they do by default when none does, however many launches a process
+//! makes and at whatever time.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,10 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 /// What ends a program from outside.
 const ENDING: [(Signal, i32); 4] = [(Signal::INT, SIGINT), (Signal::TERM, SIGTERM), (Signal::QUIT, SIGQUIT), (Signal::HUP, SIGHUP)];
 
-/// The signals of [`ENDING`], noted while a launch runs; before and after they do what they do by default.
-pub(super) struct Signals {
+/// SIGINT, SIGTERM, SIGQUIT and SIGHUP of this process, noted for as long as this lives, as [`Launcher::run`](super::Launcher::run) notes them; before and after they do
+/// what they do by default. A SIGHUP that the process ignores, as under `nohup`, stays ignored. For programs that have something to put away before they end.
+#[derive(Debug)]
+pub struct Signals {
     noted: Vec<(Signal, Arc<AtomicBool>, SigId)>,
 }
 
@@ -66,7 +68,11 @@ pub fn hear_of_children() -> io::Result<()> {
 }
 
 impl Signals {
-    pub(super) fn catch() -> io::Result<Self> {
+    /// Notes them from here on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn catch() -> io::Result<Self> {
         hear_of_children()?;
         let mut catching = CATCHING.lock().unwrap_or_else(PoisonError::into_inner);
         let catching = match &mut *catching {
@@ -84,7 +90,7 @@ impl Signals {
     }
 
     /// A signal that came since last asked.
-    pub(super) fn take(&self) -> Option<Signal> {
+    pub fn take(&self) -> Option<Signal> {
         self.noted.iter().find(|(_, flag, _)| flag.swap(false, Ordering::SeqCst)).map(|(signal, ..)| *signal)
     }
 }

@@ -33,7 +33,7 @@ fn messages_can_carry_every_plan_for_them() {
             let sending = case.sending.unwrap_or(Sending::ALL);
             assert!(!nodes.are_mixed() || sending != Sending::Before, "{case}");
             let own = Schedule::in_messages(&case.problem, &Channels::FREE, sending, nodes);
-            let schedule = case.plan(Rank::new(0), PLACES[1]).schedule.over(own);
+            let schedule = case.plan(Rank::new(0), PLACES[1]).schedule.over(own, &case.problem, nodes);
             let program = TileProgram::build_across(&case.problem, Rank::new(0), &schedule, nodes).unwrap();
             assert!(program.rounds().is_some(), "{case}: {schedule}");
             spanning += u32::from(program.stacked);
