@@ -34,6 +34,8 @@ mod host;
 pub mod launch;
 #[doc(hidden)]
 pub mod limited;
+#[doc(hidden)]
+pub mod loading;
 mod mixed;
 pub mod nccl;
 pub mod nvlink;
