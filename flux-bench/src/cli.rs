@@ -25,7 +25,7 @@ enum Command {
     Trace(trace::Args),
     /// Time what a user would pick instead: PyTorch, with NCCL in turn and with its fused ops
     Peers(peers::Args),
-    /// Time the first call of an op in a process that has just built it, beside the calls after it
+    /// Time the first call of an op in a process that has just built it, beside calls after as long a rest, which decide, and calls right after another
     FirstCall(first_call::Args),
     /// Predict what both ops take, by a model of a machine that need not be there
     Simulate(simulate::Args),

@@ -30,10 +30,13 @@ mod drain;
 mod fault;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod hints;
 mod host;
 pub mod launch;
 #[doc(hidden)]
 pub mod limited;
+#[doc(hidden)]
+pub mod loading;
 mod mixed;
 pub mod nccl;
 pub mod nvlink;

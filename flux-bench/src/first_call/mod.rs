@@ -45,7 +45,11 @@ pub struct Args {
     /// Element type: bf16 or fp16
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
     pub dtype: DType,
-    /// How many times as long as a warm call a first one may take; 2 on GPUs, and any on the host, where it is left out
+    /// How many times as long as a warm call a first one may take (first/warm); 2 on GPUs, and any on the host, where it is left out
+    ///
+    /// Warm calls come after as long a rest as the first call, in which NVLink goes to sleep: who calls first wakes it, and so does any other call after a rest. So
+    /// first/warm is what an op adds to its first call, and decides. first/busy, beside calls right after another, has the waking in it: it is shown, with a note
+    /// where it is above this, and decides nothing.
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed

@@ -115,7 +115,7 @@ fn start() -> Result<Driver, Unavailable> {
                 library = Some(found);
                 break;
             }
-            Err(error) if reason.is_empty() => reason = crate::cuda::loader_words(&error),
+            Err(error) if reason.is_empty() => reason = crate::loading::words(&error),
             Err(_) => {}
         }
     }

@@ -37,11 +37,6 @@ pub fn available() -> Result<(), Unavailable> {
     driver::driver().map(|_| ())
 }
 
-/// What the system's loader said: the library's own error only names the call.
-pub(crate) fn loader_words(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
 /// A device size as the driver takes it. Sizes fit `usize` on every platform that the driver exists for.
 pub(crate) fn host_size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)

@@ -3,6 +3,7 @@
 //! Invariant: a [`Library`] exists only with every entry point found; the library stays loaded for the life of the process.
 
 use super::search;
+use crate::loading;
 use cudarc::nccl::sys::ncclUniqueId;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -13,11 +14,9 @@ use std::sync::OnceLock;
 #[non_exhaustive]
 pub enum NcclUnavailable {
     /// No candidate can be loaded.
-    #[error("no NCCL library can be loaded (tried {tried}): {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to libnccl.so.2")]
+    #[error("no NCCL library can be loaded: {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to libnccl.so.2")]
     Library {
-        /// Names and paths that were tried.
-        tried: String,
-        /// What the loader said of the last.
+        /// What the loader said of those that are there; where none is, the names and paths that were looked at.
         reason: String,
     },
     /// A library lacks an entry point.
@@ -229,18 +228,9 @@ fn load() -> Result<Library, NcclUnavailable> {
 }
 
 fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
-    let (mut tried, mut reason) = (Vec::new(), String::new());
-    for path in candidates {
-        // SAFETY: NCCL's initialisers are made to run in any process at any time.
-        match unsafe { libloading::Library::new(&path) } {
-            Ok(library) => return Library::bind(path, library),
-            Err(error) => {
-                reason = crate::cuda::loader_words(&error);
-                tried.push(path.display().to_string());
-            }
-        }
-    }
-    Err(NcclUnavailable::Library { tried: tried.join(", "), reason })
+    // NCCL's initialisers are made to run in any process at any time.
+    let (path, library) = loading::first(candidates).map_err(|none| NcclUnavailable::Library { reason: none.to_string() })?;
+    Library::bind(path, library)
 }
 
 /// Whether this process has an NCCL, and which file it came from.
@@ -291,10 +281,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_library_is_an_error() {
+    fn a_file_that_is_no_library_is_the_error_though_others_are_missing() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "not a library").unwrap();
-        assert!(matches!(open(vec![file.path().into()]), Err(NcclUnavailable::Library { .. })));
+        let candidates = vec![file.path().into(), "/nowhere/libnccl.so.2".into()];
+        let Err(NcclUnavailable::Library { reason }) = open(candidates) else { panic!("a library of no code") };
+        assert!(reason.contains(&file.path().display().to_string()) && !reason.contains("nowhere"), "{reason}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Invariant: a [`Library`] exists only with every entry point found; it stays loaded for the life of the process. Results are plain integers:
 //! a library newer than the bindings may return codes that they do not know.
 
+use flux_transport::loading;
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -12,11 +13,9 @@ use std::sync::OnceLock;
 #[non_exhaustive]
 pub enum CublasError {
     /// No candidate can be loaded.
-    #[error("no cuBLASLt library can be loaded (tried {tried}): {reason}; install CUDA's libraries or PyTorch, or set FLUX_CUBLASLT_LIB")]
+    #[error("no cuBLASLt library can be loaded: {reason}; install CUDA's libraries or PyTorch, or set FLUX_CUBLASLT_LIB")]
     Library {
-        /// Names and paths that were tried.
-        tried: String,
-        /// What the loader said of the last.
+        /// What the loader said of those that are there; where none is, the names and paths that were looked at.
         reason: String,
     },
     /// A library lacks an entry point.
@@ -147,18 +146,9 @@ fn candidates() -> Vec<PathBuf> {
 }
 
 fn open(candidates: Vec<PathBuf>) -> Result<Library, CublasError> {
-    let (mut tried, mut reason) = (Vec::new(), String::new());
-    for path in candidates {
-        // SAFETY: cuBLASLt's initialisers are made to run in any process at any time.
-        match unsafe { libloading::Library::new(&path) } {
-            Ok(library) => return Library::bind(path, library),
-            Err(error) => {
-                reason = error.to_string();
-                tried.push(path.display().to_string());
-            }
-        }
-    }
-    Err(CublasError::Library { tried: tried.join(", "), reason })
+    // cuBLASLt's initialisers are made to run in any process at any time.
+    let (path, library) = loading::first(candidates).map_err(|none| CublasError::Library { reason: none.to_string() })?;
+    Library::bind(path, library)
 }
 
 #[cfg(test)]
@@ -169,6 +159,16 @@ mod tests {
     fn a_missing_library_is_an_error_that_names_what_was_tried() {
         let error = open(vec!["/nowhere/libcublasLt.so".into()]).unwrap_err().to_string();
         assert!(error.contains("/nowhere/libcublasLt.so") && error.contains("FLUX_CUBLASLT_LIB"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_the_error_though_others_are_missing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "not a library").unwrap();
+        let error = open(vec![file.path().into(), "/nowhere/libcublasLt.so".into()]).unwrap_err().to_string();
+        // The loader's own words, which name the file, and not those of the call alone.
+        assert!(error.contains(&format!("{}: file too short", file.path().display())), "{error}");
+        assert!(!error.contains("nowhere") && !error.contains("dlopen"), "{error}");
     }
 
     #[test]
