@@ -50,6 +50,15 @@ fn a_descriptor_that_is_kept_at_each_rebuild_is_found_and_named() {
 }
 
 #[test]
+fn a_file_that_ranks_leave_is_found_whatever_it_is_called() {
+    let Run { code, text, .. } = faults("--ranks 2 --kills 0 --stops 0 --missing 1 --litter");
+    assert_eq!(code, Some(1), "{text}");
+    // Of both ranks and of the one that came for one of them.
+    let files = text.lines().filter(|line| line.starts_with("Residue: ") && line.contains("/temporary/left-")).count();
+    assert!(files == 3 && text.contains("\n0 hangs, 0 wrong results, 0 misnamed, 0 mistimed, 3 residue, 0 broken\n"), "{text}");
+}
+
+#[test]
 fn ranks_that_are_killed_stopped_or_missing_are_named_and_the_group_is_rebuilt() {
     let counted = "6 kills, 2 short and 2 long stops, 2 missing; 5 rebuilds with survivors, 10 with replacements";
     pass("--ranks 4 --kills 6 --stops 4 --missing 2", counted);

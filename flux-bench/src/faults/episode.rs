@@ -7,7 +7,7 @@ use super::suite::{Spoilt, Suite};
 use super::talk::{How, Order, Report, now};
 use super::tally::{Against, Injection};
 use rustix::process::Signal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How late after its deadline a timeout may come.
 const SLACK: Duration = Duration::from_millis(500);
@@ -106,13 +106,15 @@ impl Suite<'_> {
         }
         if survivors {
             self.order_all(Order::Rebuild { whole: false })?;
-            self.all_ready(self.args.ranks - 1)?;
+            self.all_ready(self.args.ranks - 1, false)?;
             self.tally.rebuilt_with_survivors += 1;
         }
         let replacement = self.start(victim as u32)?;
         self.order_all(Order::Rebuild { whole: true })?;
         self.ranks.insert(victim, replacement);
-        self.all_ready(self.args.ranks)?;
+        // It holds memory of its GPU, and the others' old memory for as long as it maps that.
+        let alone = self.lingering.is_none() && late.ended(Instant::now())?;
+        self.all_ready(self.args.ranks, alone)?;
         self.tally.rebuilt_whole += 1;
         match injection {
             Injection::Kill => Ok(()),

@@ -8,8 +8,10 @@
 //! deadline, or stayed away, runs on when the others have gone on, or while they find out about it, and must fail and harm nobody.
 
 mod ending;
+mod device_memory;
 mod episode;
 mod ledger;
+mod names;
 mod process;
 mod rank;
 mod suite;
@@ -79,6 +81,9 @@ struct Defects {
     /// Every rank keeps a descriptor at each rebuild
     #[arg(long, hide = true)]
     leak: bool,
+    /// Every rank puts a file where programs put temporary files, and leaves it there
+    #[arg(long, hide = true)]
+    litter: bool,
 }
 
 impl Args {

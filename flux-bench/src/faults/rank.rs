@@ -33,6 +33,8 @@ struct Group {
     site: Site,
     jobs: Vec<Job>,
     calls: u64,
+    /// Whether other ranks work on the same device.
+    shared: bool,
     /// For a call to come to its end, however it ends.
     limit: Duration,
     witness: Arc<Witness>,
@@ -67,6 +69,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let ready = group.ready()?;
     say(&ready)?;
     let mut kept = Vec::new();
+    if args.defects.litter {
+        std::fs::write(std::env::temp_dir().join(format!("left-{}", std::process::id())), [])?;
+    }
     witness.step("awaits an order");
     for line in std::io::stdin().lock().lines() {
         let report = match serde_json::from_str(&line?)? {
@@ -116,7 +121,7 @@ impl Group {
             }
         }
         let limit = args.deadline() * DEADLINES;
-        Ok(Self { site, jobs, calls: 0, limit, witness: Arc::clone(witness) })
+        Ok(Self { site, jobs, calls: 0, shared: args.ranks_per_gpu > 1, limit, witness: Arc::clone(witness) })
     }
 
     /// Verifies calls, and tells what the process holds.
@@ -126,7 +131,17 @@ impl Group {
             bail!("a call on a new communicator failed: {failure}");
         }
         let world = self.site.comm().world_size().get();
-        Ok(Report::Ready { world, wrong: ran.wrong, usage: settled_usage()? })
+        Ok(Report::Ready { world, wrong: ran.wrong, usage: settled_usage()?, device: self.device_memory()? })
+    }
+
+    /// Bytes in use of the rank's device. What ranks that share one hold cannot be told apart, and is not the same from one moment to the next.
+    fn device_memory(&self) -> anyhow::Result<Option<u64>> {
+        let Some(ordinal) = self.site.comm().device().ordinal().filter(|_| !self.shared) else { return Ok(None) };
+        let device = CudaDevice::open(ordinal)?;
+        // What was freed in a stream's order goes back at this; every call has ended.
+        device.synchronize()?;
+        let (free, total) = device.memory()?;
+        Ok(Some(total - free))
     }
 
     fn run(&mut self, calls: u64) -> anyhow::Result<Report> {
@@ -148,7 +163,7 @@ impl Group {
     fn calls(&mut self, calls: u64) -> anyhow::Result<Ran> {
         let mut wrong = 0;
         for _ in 0..calls {
-            let Self { site, jobs, calls, limit, witness } = self;
+            let Self { site, jobs, calls, limit, witness, .. } = self;
             let at = (*calls % jobs.len() as u64) as usize;
             let job = &mut jobs[at];
             witness.step("poisons");

@@ -5,7 +5,9 @@
 
 use super::Args;
 use super::ending::Ending;
+use super::device_memory::DeviceMemory;
 use super::ledger::Ledger;
+use super::names::{self, SharedMemory};
 use super::process::Process;
 use super::talk::{Order, Report};
 use super::tally::{Against, Injection, Tally};
@@ -21,6 +23,8 @@ use std::time::{Duration, Instant};
 const SHARED_MEMORY: &str = "/dev/shm";
 /// For a process to come to its GPU.
 const START: Duration = Duration::from_secs(40);
+/// For other programs that name shared memory to map it, or to remove it.
+const SETTLES: Duration = Duration::from_secs(5);
 /// For the last words of ranks that do not answer.
 const LAST_WORDS: Duration = Duration::from_millis(700);
 
@@ -35,6 +39,8 @@ pub(super) struct Suite<'a> {
     pub(super) lingering: Option<Process>,
     /// What each rank's process held, each time it was ready in a whole world.
     held: Vec<Ledger>,
+    /// How much of its GPU was in use then, where each rank has one of its own.
+    on_device: Vec<DeviceMemory>,
     pub(super) tally: Tally,
     random: u64,
     ending: Ending,
@@ -62,7 +68,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 
 fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
     let start = Instant::now();
-    let before = residue(Path::new(SHARED_MEMORY));
+    let shared = SharedMemory::now(Path::new(SHARED_MEMORY));
     let private = PermissionsExt::from_mode(0o700);
     let directory = tempfile::Builder::new().prefix("flux-faults-").permissions(private).tempdir().context("no directory to meet in")?;
     // For what the ranks would put where all programs put temporary files: what lies there in the end is theirs.
@@ -90,9 +96,8 @@ fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
         suite.tally
     };
     let mut tally = tally;
-    let met: Vec<PathBuf> = std::fs::read_dir(directory.path())?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
-    let shared = residue(Path::new(SHARED_MEMORY)).into_iter().filter(|path| !before.contains(path));
-    for left in met.into_iter().filter(|path| *path != temporary).chain(residue(&temporary)).chain(shared) {
+    let met = names::all(directory.path())?.into_iter().filter(|path| *path != temporary);
+    for left in met.chain(names::all(&temporary)?).chain(shared.left(Instant::now() + SETTLES)) {
         tally.count(Against::Residue, &left.display().to_string());
     }
     drop(directory);
@@ -114,12 +119,6 @@ fn plan(args: &Args) -> Vec<Injection> {
     plan
 }
 
-/// Files of this library in a folder; none where there is no such folder.
-fn residue(folder: &Path) -> Vec<PathBuf> {
-    let ours = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("flux"));
-    std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(ours).collect()
-}
-
 impl<'a> Suite<'a> {
     fn new(args: &'a Args, rendezvous: &Path, temporary: &Path, ending: &Ending) -> Self {
         let mut words: Vec<String> = vec!["faults".into(), "--as-rank".into()];
@@ -130,14 +129,19 @@ impl<'a> Suite<'a> {
             words.extend(["--nodes".into(), nodes.to_string()]);
         }
         let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::until(ending.clone()));
+        let on_device = vec![DeviceMemory::default(); args.ranks as usize];
         if args.defects.stall {
             words.push("--stall".into());
         }
         if args.defects.leak {
             words.push("--leak".into());
         }
+        if args.defects.litter {
+            words.push("--litter".into());
+        }
         let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
-        Self { args, words, rendezvous, temporary, ranks: Vec::new(), lingering: None, held, tally, random: 0, ending: ending.clone() }
+        let ending = ending.clone();
+        Self { args, words, rendezvous, temporary, ranks: Vec::new(), lingering: None, held, on_device, tally, random: 0, ending }
     }
 
     /// A random number below `end`.
@@ -158,6 +162,7 @@ impl<'a> Suite<'a> {
 
     pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
         self.held[rank as usize] = Ledger::default();
+        self.on_device[rank as usize] = DeviceMemory::default();
         let sharing = self.args.ranks_per_gpu > 1;
         Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words, self.ending.clone())
     }
@@ -168,25 +173,25 @@ impl<'a> Suite<'a> {
             let process = self.start(rank)?;
             self.ranks.push(process);
         }
-        match self.all_ready(self.args.ranks) {
+        match self.all_ready(self.args.ranks, true) {
             Ok(()) => Ok(()),
             Err(Spoilt(error)) => Err(error.unwrap_or_else(|| anyhow!("see above")).context("a new group does not work")),
         }
     }
 
-    /// Whether every rank says that it is ready, in a world of `world`, and leaks nothing.
-    pub(super) fn all_ready(&mut self, world: u32) -> Result<(), Spoilt> {
+    /// Whether every rank says that it is ready, in a world of `world`, and leaks nothing. `alone`: whether no rank that they have given up still lives.
+    pub(super) fn all_ready(&mut self, world: u32, alone: bool) -> Result<(), Spoilt> {
         let limit = self.start_limit();
         for at in 0..self.ranks.len() {
             let report = self.hear(at, limit)?;
             let rank = self.ranks[at].rank;
             match report {
-                Report::Ready { world: of, wrong, usage } if of == world => {
+                Report::Ready { world: of, wrong, usage, device } if of == world => {
                     if wrong > 0 {
                         self.tally.count(Against::Wrong, &format!("rank {rank}, {wrong} outputs of a new group"));
                     }
                     if world == self.args.ranks {
-                        self.weigh(rank, usage);
+                        self.weigh(rank, usage, device.filter(|_| alone));
                     }
                 }
                 other => {
@@ -199,8 +204,9 @@ impl<'a> Suite<'a> {
     }
 
     /// Counts what a rank's process leaks.
-    fn weigh(&mut self, rank: u32, usage: Usage) {
-        for leak in self.held[rank as usize].weigh(usage) {
+    fn weigh(&mut self, rank: u32, usage: Usage, device: Option<u64>) {
+        let on_device = device.and_then(|used| self.on_device[rank as usize].weigh(used));
+        for leak in self.held[rank as usize].weigh(usage).into_iter().chain(on_device) {
             self.tally.count(Against::Residue, &format!("rank {rank} holds more after each rebuild: {leak}"));
         }
     }

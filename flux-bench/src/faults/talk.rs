@@ -33,6 +33,8 @@ pub(super) enum Report {
         wrong: u64,
         /// What the process holds.
         usage: Usage,
+        /// Bytes in use of the rank's GPU, where it has one of its own.
+        device: Option<u64>,
     },
     /// All calls have succeeded.
     Done {

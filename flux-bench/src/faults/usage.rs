@@ -1,4 +1,4 @@
-//! What a process holds that others could be made to run out of: descriptors, threads, shared mappings.
+//! What a process holds that others could be made to run out of: descriptors, threads, shared mappings. Memory of a device is in [`super::device_memory`].
 //!
 //! Invariant: each thing has a kind, which stays the same where it is let go and taken anew, and words by which a person finds whose it is.
 
