@@ -7,8 +7,8 @@
 //! alternately rebuild among themselves first and with a replacement then, or with a replacement at once. A rank that was stopped for longer than the
 //! deadline, or stayed away, runs on when the others have gone on, or while they find out about it, and must fail and harm nobody.
 
-mod ending;
 mod device_memory;
+mod ending;
 mod episode;
 mod ledger;
 mod names;

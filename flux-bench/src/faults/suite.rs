@@ -4,8 +4,8 @@
 //! is counted against the run.
 
 use super::Args;
-use super::ending::Ending;
 use super::device_memory::DeviceMemory;
+use super::ending::Ending;
 use super::ledger::Ledger;
 use super::names::{self, SharedMemory};
 use super::process::Process;
