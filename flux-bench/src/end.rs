@@ -3,8 +3,9 @@
 //! Invariant: the process ends with the status that is said. `std::process::exit`, and a return from `main`, first run what the driver and NCCL have
 //! registered to run at the end, under the feet of threads that still call them: a crash would then stand for the error that was printed.
 
-use crate::{out, ranks};
+use crate::out;
 use flux_core::Rank;
+use flux_transport::control::ranks as named;
 use rustix::process::Signal;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
@@ -70,7 +71,7 @@ pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
     // Kept to the end: a rank whose time is over too says nothing twice.
     let told = GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
     for (first, _, others) in told.iter().filter(|(_, _, others)| !others.is_empty()) {
-        say(&format!("{}: the same as rank {first}", ranks::named(others)));
+        say(&format!("{}: the same as rank {first}", named(others)));
     }
     now(1)
 }

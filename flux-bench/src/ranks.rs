@@ -6,6 +6,7 @@ use crate::end;
 use anyhow::{Context, anyhow};
 use flux_core::Rank;
 use flux_transport::World;
+use flux_transport::control::ranks as named;
 
 /// Runs `body` once for each world, each on a thread of its own, and returns the results in rank order.
 ///
@@ -41,18 +42,6 @@ fn alike(said: impl Iterator<Item = (Rank, String)>) -> Vec<(Vec<Rank>, String)>
         }
     }
     told
-}
-
-/// `rank 1`, `ranks 1, 2 and 5`, as errors of the transport name them.
-pub fn named(ranks: &[Rank]) -> String {
-    match ranks {
-        [rank] => format!("rank {rank}"),
-        [first @ .., last] => {
-            let first: Vec<String> = first.iter().map(Rank::to_string).collect();
-            format!("ranks {} and {last}", first.join(", "))
-        }
-        [] => "no rank".to_owned(),
-    }
 }
 
 fn words(panic: &(dyn std::any::Any + Send)) -> &str {

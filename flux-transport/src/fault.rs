@@ -212,10 +212,14 @@ mod tests {
 
     #[test]
     fn reasons_name_the_rank_that_is_gone() {
-        use super::reason::{PANICKED, lost, peer_lost, words};
+        use super::reason::{PANICKED, left, lost, peer_left, peer_lost, words};
         let ranks: Vec<Rank> = (0..MAX_WORLD as u32).map(Rank::new).collect();
         assert!(ranks.iter().all(|&rank| lost(peer_lost(rank)) == Some(rank)));
+        assert!(
+            ranks.iter().all(|&rank| left(peer_left(rank)) == Some(rank) && (lost(peer_left(rank)), left(peer_lost(rank))) == (None, None))
+        );
         assert_eq!(words(peer_lost(Rank::new(3))), "rank 3 is gone");
+        assert_eq!(words(peer_left(Rank::new(3))), "rank 3 has left");
         let first = peer_lost(Rank::new(0));
         for other in [0, 1, PANICKED, first - 1, first + MAX_WORLD as u32, u32::MAX] {
             assert_eq!(lost(other), None, "{other:#x}");

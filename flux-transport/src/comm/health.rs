@@ -270,14 +270,15 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_named_by_whoever_hears_of_it_from_a_peer_that_gave_up() {
+    fn a_rank_that_is_gone_or_has_left_is_named_by_whoever_hears_of_it_from_a_peer_that_gave_up() {
         let after = |abort| {
             let record = FaultRecord { state: 1, code: fault::ABORTED, rank: 2, peer: 2, abort, ..FaultRecord::default() };
             let transport = Fake { read_fault: Box::new(move || Some(record)), ..Fake::default() };
             Health::new(Rank::new(1), 0, Box::new(transport)).status().unwrap_err()
         };
         assert_eq!(after(reason::peer_lost(Rank::new(3))), Fault::PeerLost { rank: Rank::new(3) });
-        for other in [reason::peer_lost(Rank::new(1)), 7] {
+        assert_eq!(after(reason::peer_left(Rank::new(3))), Fault::PeerLeft { rank: Rank::new(3) });
+        for other in [reason::peer_lost(Rank::new(1)), reason::peer_left(Rank::new(1)), 7] {
             assert_eq!(after(other), Fault::Aborted { rank: Rank::new(2), reason: other });
         }
     }

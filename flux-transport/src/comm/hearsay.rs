@@ -65,8 +65,9 @@ mod tests {
     fn what_another_rank_gave_up_for_is_second_hand() {
         let is = |record: FaultRecord| is_second_hand(&record, OWN);
         assert!(is(aborted(1, reason::TIMED_OUT)) && is(aborted(1, reason::LATE)) && is(aborted(1, 7)) && is(aborted(0, reason::NCCL)));
-        // Its own, and a loss, whose rank is named.
-        assert!(!is(aborted(0, reason::LATE)) && !is(aborted(0, 7)) && !is(aborted(1, reason::peer_lost(Rank::new(2)))));
+        // Its own, and of a rank that is named.
+        assert!(!is(aborted(0, reason::LATE)) && !is(aborted(0, 7)));
+        assert!([reason::peer_lost, reason::peer_left].iter().all(|named| !is(aborted(1, named(Rank::new(2))))));
         assert!(!is(FaultRecord { code: fault::TIMEOUT, ..aborted(1, 0) }));
     }
 

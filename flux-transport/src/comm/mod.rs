@@ -46,6 +46,9 @@ use turn::{Turn, Turns};
 ///
 /// Calls are ordered, whatever streams they come on; who wants two at once makes two communicators.
 ///
+/// Who drops the last clone, and what was built on it, leaves: calls that it has made come to their ends at its peers, and those that it has not made end there at
+/// once with [`Fault::PeerLeft`](crate::Fault::PeerLeft), but for replays of graphs, which end by the deadline.
+///
 /// Collective steps are those that all ranks take together on the host: to connect, to build an op, [`reserve`](Self::reserve), [`exchange`](Self::exchange),
 /// [`barrier`](Self::barrier) and [`rebuild`](Self::rebuild). Every rank takes those of all communicators of a world in one order. Where threads of a rank have a
 /// communicator each, they take turns in that order; ranks that do not keep to it are told which communicator each is at, and what they were at fails on all of them.

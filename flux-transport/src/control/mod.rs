@@ -245,8 +245,8 @@ pub(crate) fn came_and_went(leader: Rank) -> ControlError {
     ControlError::Leader { rank: leader, source: io::Error::new(io::ErrorKind::TimedOut, why) }
 }
 
-/// `rank 1`, `ranks 1, 2 and 5`.
-pub(crate) fn ranks(ranks: &[Rank]) -> String {
+/// Ranks as errors name them: `rank 1`, `ranks 1, 2 and 5`.
+pub fn ranks(ranks: &[Rank]) -> String {
     let Some((last, first)) = ranks.split_last() else {
         return "no rank".to_owned();
     };
