@@ -92,8 +92,11 @@ fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
         Some(Fault::Timeout { rank, peer, wait, epoch: of, .. }) if rank == report.rank && wait != Wait::Pushed => {
             not_after(of).then_some((peer, of))
         }
-        // A word of that rank has ended its wait, whomever it was for.
-        Some(Fault::Aborted { rank, reason: reason::TIMED_OUT }) if rank != report.rank => Some((rank, epoch)),
+        // A word of that rank has ended its wait, whomever it was for. One that has not begun the call has no wait in it: where a host looks at such words it finds
+        // them when it is asked, whatever its rank does.
+        Some(Fault::Aborted { rank, reason: reason::TIMED_OUT }) if rank != report.rank && !report.doing.is_late_for(epoch) => {
+            Some((rank, epoch))
+        }
         _ => None,
     }
 }
@@ -214,6 +217,21 @@ mod tests {
         let mut reports = waiting(5, &[own, timeout(2, 3, 42)]);
         reports[1].fault = Some(Fault::from_record(&ended, Vec::new()));
         assert_eq!(of(&own, &reports, &[]), doubtful(3));
+    }
+
+    /// Its host has read the words of those that waited for it in vain.
+    #[test]
+    fn a_rank_that_has_not_begun_the_call_is_late_whatever_words_it_has_read() {
+        let own = timeout(0, 2, 42);
+        for doing in [Doing::Launched(call(41, CallState::Launched)), Doing::After(call(41, CallState::Done)), Doing::Nothing] {
+            for of_whom in [0, 2] {
+                let word =
+                    FaultRecord { code: fault::ABORTED, rank: of_whom, peer: of_whom, abort: reason::TIMED_OUT, ..FaultRecord::default() };
+                let mut reports = waiting(3, &[own, timeout(2, 1, 42)]);
+                (reports[1].doing, reports[1].fault) = (doing, Some(Fault::from_record(&word, Vec::new())));
+                assert_eq!(of(&own, &reports, &[]), Late { ranks: vec![Rank::new(1)], certain: true }, "{doing:?}, rank {of_whom}");
+            }
+        }
     }
 
     #[test]

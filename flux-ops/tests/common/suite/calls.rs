@@ -134,13 +134,15 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
                             Ok(_) => op.status().unwrap_err(),
                             Err(other) => panic!("{other}"),
                         };
+                        // With what every rank was doing.
+                        let why = node.comm.failure().map_or_else(String::new, ToString::to_string);
                         match fault {
                             Fault::Timeout { rank, peer, ref late, .. } => {
-                                assert_eq!((rank, late.as_slice()), (node.rank, [Rank::new(1)].as_slice()), "{fault}");
+                                assert_eq!((rank, late.as_slice()), (node.rank, [Rank::new(1)].as_slice()), "{why}");
                                 // What copy engines fetch of one peer stands behind what another has not sent.
                                 assert!(peer == Rank::new(1) || matches!(machine, Machine::Staged(_)), "{fault}");
                             }
-                            other => panic!("{other}"),
+                            other => panic!("{other}; {why}"),
                         }
                         assert!(op.status().is_err());
                         let refused = call(&op, &case, node).unwrap_err();
