@@ -14,6 +14,12 @@ __device__ __forceinline__ u64 progress(u32 number, u32 step) {
     return static_cast<u64>(number) << 32 | step;
 }
 
+// The entries at the head of the await list, one for each lane of a warp. Most programs' first items await those: a guess, made before the first item is known.
+__device__ __forceinline__ Await await_of_lane(const Params& p) {
+    const u32 at = threadIdx.x % 32;
+    return p.awaits[at < p.await_count ? at : 0];
+}
+
 template <class C>
 struct Watcher {
     const Params& p;
@@ -28,25 +34,37 @@ struct Watcher {
         if (lane == 0) ptx::store_release_cta_shared(smem.there(), progress(number, step));
     }
 
-    // The groups of an item's await list, each of which is awaited before one step of k. After a failed wait the rows are garbage, but in bounds: the tile is
-    // computed and the call reported as failed.
-    __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group) {
+    // The entry of a group that this lane looks at first; where there is none, as good as any.
+    __device__ __forceinline__ Await entry_of_lane(u32 first, u32 group) const {
+        return p.awaits[first + (lane < group ? lane : 0)];
+    }
+
+    // The groups of an item's await list, each of which is awaited before one step of k; `mine` is this lane's entry of the first. After a failed wait the rows are garbage,
+    // but in bounds: the tile is computed and the call reported as failed.
+    __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group, Await mine) {
         for (u32 next = first; next < first + count; next += group) {
-            tell(number, p.awaits[next].k_step);
-            for (u32 n = lane; n < group; n += 32) wait_for(p, epoch, await_target(p, epoch, next + n));
+            WaitTarget target = await_target(p, epoch, mine);
+            tell(number, mine.k_step);
+            // Asked for beside this group's signals: asked for after them, it would be a way to memory more until they are told.
+            if (next + group < first + count) mine = entry_of_lane(next + group, group);
+            for (u32 n = lane; n < group;) {
+                wait_for(p, epoch, target);
+                if ((n += 32) < group) target = await_target(p, epoch, next + n);
+            }
             __syncwarp();
             if (C::kTrace && !stamped && lane == 0) stamp_worker<C>(p, &WorkerStamps::first_rows);
             stamped = true;
         }
     }
 
-    __device__ __forceinline__ void run_ahead(const Walk& walk) {
+    __device__ __forceinline__ void run_ahead(const Walk& walk, WorkItem item, const Await& head) {
         // The list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
         u32 seen_first = kNone, seen_count = 0, number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
-            const WorkItem& item = p.items[i];
+            if (number != 0) item = load_item(p, i);
             if (item.await_count != 0 && (item.await_first != seen_first || item.await_count != seen_count)) {
-                await_rows(number, item.await_first, item.await_count, item.await_group);
+                const Await mine = item.await_first == 0 ? head : entry_of_lane(item.await_first, item.await_group);
+                await_rows(number, item.await_first, item.await_count, item.await_group, mine);
                 seen_first = item.await_first;
                 seen_count = item.await_count;
             }
@@ -87,11 +105,12 @@ struct Watcher {
         }
     }
 
-    __device__ __forceinline__ void run(const Walk& walk) {
+    // `first`: the CTA's first item, and `head`: what `await_of_lane` has asked for; both of rows of A only.
+    __device__ __forceinline__ void run(const Walk& walk, const WorkItem& first, const Await& head) {
         if constexpr (C::kReduceScatter) {
             run_beside(walk);
         } else {
-            run_ahead(walk);
+            run_ahead(walk, first, head);
         }
     }
 };
