@@ -62,12 +62,14 @@ fn the_same_source_gives_the_same_image() {
 #[test]
 fn recording_a_time_line_makes_no_kernel_spill() {
     let Some(nvrtc) = nvrtc() else { return };
+    let mut defects = Vec::new();
     for variant in variant::all() {
         let source = variant.traced().source();
         let report = nvrtc.compile(&KernelSource::ours(&source, Arch::Sm90a)).unwrap().report;
-        assert_eq!(report.defects(), [""; 0]);
+        defects.extend(report.defects());
         assert_eq!(report.functions[0].function, format!("{}_traced", variant.entry()));
     }
+    assert_eq!(defects, [""; 0], "{}", defects.join("\n"));
 }
 
 #[test]
