@@ -6,13 +6,13 @@
 use super::choice;
 use super::error::NvLinkError;
 use super::lane::Lane;
-use super::offer::{Identity, Offer};
+use super::offer::{Identity, Introduction, Offer};
 use super::proof;
 use super::shared::Peer;
 use super::workspace::{Draft, Workspace, clear_pad};
 use crate::control::{Collective, agree as all_agree};
 use crate::cuda::{self, CudaDevice, CudaError, DeviceInfo, Handles};
-use crate::{Options, World};
+use crate::{Options, World, hints};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
@@ -85,7 +85,7 @@ impl Members {
     pub(crate) fn meet(world: &World, options: &Options, reach: Reach) -> Result<Self, NvLinkError> {
         // The same on all ranks, which are still in step.
         if let Some(peer) = world.size().ranks().find(|&peer| !world.hosts().together(world.rank(), peer)) {
-            return Err(NvLinkError::OtherHost { rank: world.rank().get(), peer: peer.get() });
+            return Err(other_host(Meeting::of(world, options), world.rank(), peer));
         }
         Self::meet_in(world, options, reach, Nodes::of_all(world.size()))
     }
@@ -100,15 +100,16 @@ impl Members {
             Err(error) => return Err(meeting.refuse(error)),
         };
         let identity = Identity { process, uuid: info.uuid, ordinal: info.ordinal, posix_handles: info.posix_handles, shared_device };
-        let messages = meeting.agree(&identity.encode())?;
-        let decode = |(peer, message): (u32, &Vec<u8>)| Identity::decode(message).ok_or(NvLinkError::Message { peer });
-        let identities: Result<Vec<_>, _> = (0..).zip(&messages).map(decode).collect();
-        meeting.succeed(identities.and_then(|identities| Self::check(world.rank().get(), info, identities, (reach, nodes))))
+        let messages = meeting.agree(&Introduction { identity, visible: hints::visible() }.encode())?;
+        let decode = |(peer, message): (u32, &Vec<u8>)| Introduction::decode(message).ok_or(NvLinkError::Message { peer });
+        let ranks: Result<Vec<_>, _> = (0..).zip(&messages).map(decode).collect();
+        meeting.succeed(ranks.and_then(|ranks| Self::check(world.rank().get(), info, &ranks, (reach, nodes))))
     }
 
-    fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
+    fn check(rank: u32, info: DeviceInfo, ranks: &[Introduction], (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
+        choice::distinct(rank, ranks)?;
+        let identities: Vec<Identity> = ranks.iter().map(|rank| rank.identity).collect();
         let own = identities[rank as usize];
-        choice::distinct(rank, &identities)?;
         let mates: Vec<(u32, Identity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
         if reach != Reach::Host {
             reach_peers(rank, (&info, own), &mates)?;
@@ -135,6 +136,14 @@ impl Members {
     pub(crate) fn is_local(&self, peer: u32) -> bool {
         self.identities[peer as usize].process == self.identities[self.rank as usize].process
     }
+}
+
+/// Why `rank` shares no memory with `peer`, of another host. Collective: every rank finds such a peer, and all tell on which kernel they run.
+fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
+    // Without the answers the ranks are on different hosts all the same.
+    let boots = meeting.agree(hints::boot().as_bytes()).unwrap_or_default();
+    let boot = |rank: Rank| boots.get(rank.index()).map(|boot| String::from_utf8_lossy(boot).into_owned()).unwrap_or_default();
+    NvLinkError::OtherHost { rank: rank.get(), peer: peer.get(), boots: [boot(rank), boot(peer)] }
 }
 
 /// Whether ranks of any node are in several processes, which all ranks answer alike.
@@ -303,6 +312,25 @@ mod tests {
                     }
                     // The ranks are still in step.
                     assert_eq!(meeting.succeed(Ok(7)).unwrap(), 7);
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn ranks_of_two_hosts_are_told_where_these_are_one_machine() {
+        let ends = LocalControl::world_of(WorldSize::new(2).unwrap());
+        std::thread::scope(|scope| {
+            for end in &ends {
+                scope.spawn(move || {
+                    let meeting = || Meeting { steps: Collective::new(end, 0), deadline: Instant::now() + Duration::from_secs(10) };
+                    let (rank, peer) = (end.rank(), Rank::new(1 - end.rank().get()));
+                    // Both run on this kernel; its name is not known everywhere.
+                    let hint = hints::one_machine([&hints::boot(), &hints::boot()]);
+                    let words = other_host(meeting(), rank, peer).to_string();
+                    assert!(words.ends_with(&format!("rank {rank} and rank {peer} are on different hosts{hint}")), "{words}");
+                    // The ranks are still in step.
+                    assert_eq!(meeting().succeed(Ok(7)).unwrap(), 7);
                 });
             }
         });

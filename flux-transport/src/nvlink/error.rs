@@ -5,6 +5,7 @@
 
 use crate::control::Disagreed;
 use crate::cuda::{CudaError, DeviceUuid};
+use crate::hints;
 use crate::{ConnectError, ControlError, Select, TransportError};
 use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
@@ -31,15 +32,20 @@ pub enum NvLinkError {
         peer: u32,
     },
     /// Ranks are on different hosts.
-    #[error("rank {rank} and rank {peer} are on different hosts: memory is shared within one host only")]
+    #[error(
+        "memory is shared within one host only, and rank {rank} and rank {peer} are on different hosts{}",
+        hints::one_machine([&boots[0], &boots[1]])
+    )]
     OtherHost {
         /// This rank.
         rank: u32,
         /// The first that is on another host.
         peer: u32,
+        /// The boot of the kernel that each runs on; empty where that is not known.
+        boots: [String; 2],
     },
     /// Two ranks have one device.
-    #[error("ranks {rank} and {peer} are both on device {uuid}: give each rank a device of its own")]
+    #[error("ranks {rank} and {peer} are both on device {uuid}: {}", hints::own_device([&visible[0], &visible[1]]))]
     SameDevice {
         /// One rank.
         rank: u32,
@@ -47,6 +53,8 @@ pub enum NvLinkError {
         peer: u32,
         /// The device.
         uuid: DeviceUuid,
+        /// The `CUDA_VISIBLE_DEVICES` of each; empty where it is not set.
+        visible: [String; 2],
     },
     /// A device cannot reach another.
     #[error("rank {rank} on device {uuid} cannot access memory of rank {peer} on device {peer_uuid}: no peer access between them")]

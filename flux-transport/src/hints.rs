@@ -1,0 +1,51 @@
+//! What helps a person whose ranks do not share memory as they meant them to: the same words whoever finds it out.
+//!
+//! Invariant: nothing is decided by it, and nothing is guessed: a hint is given where what it rests on was seen.
+
+/// The boot of the kernel that this process runs on; empty where that is not known. Containers of one machine have the same.
+pub(crate) fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|boot| boot.trim().to_owned()).unwrap_or_default()
+}
+
+/// The variable that says which devices CUDA shows a process, and in which order.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// This process's `CUDA_VISIBLE_DEVICES`, as far as it is worth showing; empty where it is not set.
+pub(crate) fn visible() -> String {
+    // Sixteen devices by name, and some.
+    const SHOWN: usize = 1024;
+    let value = std::env::var_os(VISIBLE).unwrap_or_default();
+    crate::probe::line(&value.to_string_lossy()).chars().take(SHOWN).collect()
+}
+
+/// What two ranks on one device need, whose `CUDA_VISIBLE_DEVICES` are these: ranks that see one device each may have been shown the same.
+pub(crate) fn own_device(visible: [&str; 2]) -> String {
+    let [one, other] = visible.map(|list| if list.is_empty() { "not set".to_owned() } else { format!("`{list}`") });
+    format!("give each a device of its own ({VISIBLE} is {one} and {other})")
+}
+
+/// What ranks need that count as ranks of different hosts though they run on this one kernel; nothing where they do not.
+pub(crate) fn one_machine(boots: [&str; 2]) -> &'static str {
+    match boots {
+        [one, other] if !one.is_empty() && one == other => {
+            ": they are containers or users of one machine; to count as one host they need the same user and run-time directory (XDG_RUNTIME_DIR, or /tmp) and FLUX_HOST_ID"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ranks_on_one_device_are_shown_what_each_was_shown() {
+        assert_eq!(own_device(["0", ""]), "give each a device of its own (CUDA_VISIBLE_DEVICES is `0` and not set)");
+    }
+
+    #[test]
+    fn one_machine_is_told_only_by_what_is_known() {
+        assert!(one_machine(["b", "b"]).contains("FLUX_HOST_ID"));
+        assert_eq!([one_machine(["b", "c"]), one_machine(["", ""]), one_machine(["b", ""])], [""; 3]);
+    }
+}
