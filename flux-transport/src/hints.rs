@@ -2,9 +2,11 @@
 //!
 //! Invariant: nothing is decided by it, and nothing is guessed: a hint is given where what it rests on was seen.
 
+use crate::probe::line;
+
 /// The boot of the kernel that this process runs on; empty where that is not known. Containers of one machine have the same.
 pub(crate) fn boot() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|boot| boot.trim().to_owned()).unwrap_or_default()
+    line(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
 
 /// The variable that says which devices CUDA shows a process, and in which order.
@@ -12,10 +14,15 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// This process's `CUDA_VISIBLE_DEVICES`, as far as it is worth showing; empty where it is not set.
 pub(crate) fn visible() -> String {
+    shown(&std::env::var_os(VISIBLE).unwrap_or_default().to_string_lossy())
+}
+
+/// Text of an environment as an error can show it: on one line, and not without end. What is shown so is shown so again.
+pub(crate) fn shown(text: &str) -> String {
     // Sixteen devices by name, and some.
     const SHOWN: usize = 1024;
-    let value = std::env::var_os(VISIBLE).unwrap_or_default();
-    crate::probe::line(&value.to_string_lossy()).chars().take(SHOWN).collect()
+    // A cut may leave a space at the end.
+    line(&line(text).chars().take(SHOWN).collect::<String>())
 }
 
 /// What two ranks on one device need, whose `CUDA_VISIBLE_DEVICES` are these: ranks that see one device each may have been shown the same.
@@ -41,6 +48,13 @@ mod tests {
     #[test]
     fn two_ranks_on_one_device_are_shown_what_each_was_shown() {
         assert_eq!(own_device(["0", ""]), "give each a device of its own (CUDA_VISIBLE_DEVICES is `0` and not set)");
+    }
+
+    #[test]
+    fn text_is_shown_on_one_line_of_some_length() {
+        assert_eq!(shown(" 0,\n1 "), "0, 1");
+        let long = "0 ".repeat(1000);
+        assert_eq!((shown(&long).len(), shown(&shown(&long))), (1023, shown(&long)));
     }
 
     #[test]

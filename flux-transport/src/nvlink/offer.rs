@@ -4,6 +4,7 @@
 //! guessed at. Offsets are not sent: every rank computes them from the size, which all must have in common.
 
 use crate::cuda::DeviceUuid;
+use crate::hints;
 use crate::transport::checked_bytes;
 use flux_core::layout::WorkspaceSize;
 
@@ -30,7 +31,7 @@ pub(super) struct Identity {
 pub(super) struct Introduction {
     /// Who it is.
     pub(super) identity: Identity,
-    /// Its `CUDA_VISIBLE_DEVICES`, to be shown where two ranks have one device.
+    /// Its `CUDA_VISIBLE_DEVICES` as [`hints::shown`], for where two ranks have one device.
     pub(super) visible: String,
 }
 
@@ -56,7 +57,8 @@ impl Introduction {
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (identity, visible) = bytes.split_at_checked(Identity::BYTES)?;
-        Some(Self { identity: Identity::decode(identity)?, visible: std::str::from_utf8(visible).ok()?.to_owned() })
+        let visible = std::str::from_utf8(visible).ok().filter(|text| hints::shown(text) == **text)?.to_owned();
+        Some(Self { identity: Identity::decode(identity)?, visible })
     }
 }
 
@@ -154,9 +156,13 @@ mod tests {
             process: [u8; 16], uuid: [u8; 16], ordinal: u32, posix_handles: bool, shared_device: bool, visible: String,
         ) {
             let identity = Identity { process, uuid: DeviceUuid(uuid), ordinal, posix_handles, shared_device };
-            let introduction = Introduction { identity, visible };
+            let introduction = Introduction { identity, visible: hints::shown(&visible) };
             let message = introduction.encode();
             prop_assert_eq!(Introduction::decode(&message), Some(introduction));
+            // What is not as an error can show it is none of ours.
+            for more in [&b" "[..], b"\n0", &[b'0'; 1025], &[0xff]] {
+                prop_assert_eq!(Introduction::decode(&[&message[..], more].concat()), None);
+            }
             prop_assert_eq!(Introduction::decode(&message[1..]), None);
             prop_assert_eq!(Introduction::decode(&message[..Identity::BYTES - 1]), None);
             prop_assert_eq!(Offer::decode(&message), None);

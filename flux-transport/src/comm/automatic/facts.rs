@@ -5,7 +5,7 @@
 use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
 use crate::nvlink::ordinal;
 use crate::probe::line;
-use crate::{Options, World, probe, topology};
+use crate::{Options, World, hints, probe, topology};
 use std::path::Path;
 
 const HEADER: &str = concat!("flux-facts ", env!("CARGO_PKG_VERSION"));
@@ -37,13 +37,12 @@ pub(in crate::comm) struct Facts {
 
 impl Facts {
     pub(super) fn here(world: &World, options: &Options) -> Self {
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self {
             gpu: gpu(world, options),
             p2p_disabled: probe::forbidden(),
             veto: probe::vetoed(),
-            boot: line(&boot),
-            visible: line(&std::env::var_os("CUDA_VISIBLE_DEVICES").unwrap_or_default().to_string_lossy()),
+            boot: hints::boot(),
+            visible: hints::visible(),
         }
     }
 
