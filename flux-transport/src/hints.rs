@@ -41,6 +41,21 @@ pub(crate) fn one_machine(boots: [&str; 2]) -> &'static str {
     }
 }
 
+/// What has a GPU reach others again.
+const MIG_OFF: &str = "switch MIG off (nvidia-smi -mig 0, as root)";
+
+/// What those need that are on MIG instances, ranks or GPUs.
+pub(crate) fn instances(whose: &str) -> String {
+    format!("MIG instances do not reach each other's memory ({whose}): {MIG_OFF}")
+}
+
+/// What a process needs that sees too few devices, where these GPUs are in MIG mode.
+pub(crate) fn unseen(gpus: &str) -> String {
+    format!(
+        "of a GPU in MIG mode ({gpus}) a process is shown one instance at most: have {VISIBLE} name it (MIG-..., in nvidia-smi -L), or {MIG_OFF}"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,6 +63,13 @@ mod tests {
     #[test]
     fn two_ranks_on_one_device_are_shown_what_each_was_shown() {
         assert_eq!(own_device(["0", ""]), "give each a device of its own (CUDA_VISIBLE_DEVICES is `0` and not set)");
+    }
+
+    #[test]
+    fn whoever_has_mig_on_hears_how_it_is_switched_off() {
+        for words in [instances("GPU 0000:17:00.0"), unseen("0000:17:00.0")] {
+            assert!(words.contains("0000:17:00.0") && words.ends_with("nvidia-smi -mig 0, as root)"), "{words}");
+        }
     }
 
     #[test]

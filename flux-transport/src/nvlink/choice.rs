@@ -59,7 +59,8 @@ mod tests {
             let visible = visible(list);
             let ordinal = ordinal(None, Launch::Processes, local_rank, visible.len() as u32);
             let uuid = *visible.get(ordinal as usize)?;
-            let identity = Identity { process: [local_rank as u8; 16], uuid, ordinal, posix_handles: true, shared_device: false };
+            let identity =
+                Identity { process: [local_rank as u8; 16], uuid, ordinal, posix_handles: true, shared_device: false, instance: false };
             Some(Introduction { identity, visible: list.unwrap_or_default().to_owned() })
         };
         (0..).zip(lists.iter().copied()).map(rank).collect()
@@ -125,7 +126,7 @@ mod tests {
         ) {
             let identity = |(rank, &(number, shared_device)): (u8, &(u8, bool))| {
                 let process = [if one_process { 0 } else { rank }; 16];
-                let identity = Identity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device };
+                let identity = Identity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device, instance: false };
                 Introduction { identity, visible: String::new() }
             };
             let introductions: Vec<_> = (0..).zip(&ranks).map(identity).collect();

@@ -6,13 +6,14 @@
 use super::choice;
 use super::error::NvLinkError;
 use super::lane::Lane;
+use super::mig::{self, Mig};
 use super::offer::{Identity, Introduction, Offer};
 use super::proof;
 use super::shared::Peer;
 use super::workspace::{Draft, Workspace, clear_pad};
 use crate::control::{Collective, agree as all_agree};
 use crate::cuda::{self, CudaDevice, CudaError, DeviceInfo, Handles};
-use crate::{Options, World, hints};
+use crate::{Options, World, hints, topology};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
@@ -94,21 +95,29 @@ impl Members {
     pub(crate) fn meet_in(world: &World, options: &Options, reach: Reach, nodes: Nodes) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
         let shared_device = options.shared_device;
-        let found = candidate(world, options).map_err(NvLinkError::from).and_then(|info| Ok((info, super::process::token()?)));
+        let found = candidate(world, options).map_err(mig::without_device).and_then(|info| Ok((info, super::process::token()?)));
         let (info, process) = match found {
             Ok(found) => found,
             Err(error) => return Err(meeting.refuse(error)),
         };
-        let identity = Identity { process, uuid: info.uuid, ordinal: info.ordinal, posix_handles: info.posix_handles, shared_device };
+        let instance = topology::is_instance(&info.name);
+        let DeviceInfo { uuid, ordinal, posix_handles, .. } = info;
+        let identity = Identity { process, uuid, ordinal, posix_handles, shared_device, instance };
         let messages = meeting.agree(&Introduction { identity, visible: hints::visible() }.encode())?;
         let decode = |(peer, message): (u32, &Vec<u8>)| Introduction::decode(message).ok_or(NvLinkError::Message { peer });
-        let ranks: Result<Vec<_>, _> = (0..).zip(&messages).map(decode).collect();
-        meeting.succeed(ranks.and_then(|ranks| Self::check(world.rank().get(), info, &ranks, (reach, nodes))))
+        let ranks = match (0..).zip(&messages).map(decode).collect::<Result<Vec<_>, _>>() {
+            Ok(ranks) => ranks,
+            Err(error) => return Err(meeting.refuse(error)),
+        };
+        let identities: Vec<Identity> = ranks.iter().map(|rank| rank.identity).collect();
+        let rank = world.rank().get();
+        let mig = Mig::among(&identities, nodes, rank, &info);
+        let met = choice::distinct(rank, &ranks).and_then(|()| Self::check(rank, info, identities, (reach, nodes)));
+        // The host's memory is reached from instances too.
+        meeting.succeed(met).map_err(|error| if reach == Reach::Host { error } else { mig.advised(error) })
     }
 
-    fn check(rank: u32, info: DeviceInfo, ranks: &[Introduction], (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
-        choice::distinct(rank, ranks)?;
-        let identities: Vec<Identity> = ranks.iter().map(|rank| rank.identity).collect();
+    fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
         let mates: Vec<(u32, Identity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
         if reach != Reach::Host {
@@ -125,6 +134,11 @@ impl Members {
     pub(crate) fn world(&self) -> u32 {
         // At most MAX_WORLD.
         u32::try_from(self.identities.len()).unwrap_or(u32::MAX)
+    }
+
+    /// What MIG has to do with it where this rank's node does not share memory.
+    pub(crate) fn mig(&self) -> Mig {
+        Mig::among(&self.identities, self.nodes, self.rank, &self.info)
     }
 
     /// Whether memory is shared with `peer`.
@@ -339,7 +353,8 @@ mod tests {
     #[test]
     fn all_ranks_take_the_step_of_descriptors_where_one_node_is_of_several_processes() {
         let uuid = cuda::DeviceUuid([0; 16]);
-        let in_process = |process: u8| Identity { process: [process; 16], uuid, ordinal: 0, posix_handles: true, shared_device: true };
+        let in_process =
+            |process: u8| Identity { process: [process; 16], uuid, ordinal: 0, posix_handles: true, shared_device: true, instance: false };
         let nodes = Nodes::new(WorldSize::new(4).unwrap(), 2).unwrap();
         let ranks = |processes: [u8; 4]| processes.map(in_process);
         assert!(!pass(&ranks([1, 1, 1, 1]), nodes) && !pass(&ranks([1, 1, 2, 2]), nodes), "threads in each node");

@@ -102,6 +102,14 @@ pub enum NvLinkError {
         /// The rank.
         peer: u32,
     },
+    /// What it says, and what a person can do about it.
+    #[error("{error}; {advice}")]
+    Advised {
+        /// What went wrong.
+        error: Box<Self>,
+        /// What to do.
+        advice: String,
+    },
     /// The control connections failed.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -124,19 +132,27 @@ impl From<Disagreed> for NvLinkError {
     }
 }
 
-impl From<NvLinkError> for ConnectError {
-    fn from(error: NvLinkError) -> Self {
-        let why = error.to_string();
-        match error {
-            NvLinkError::OtherHost { .. }
-            | NvLinkError::SameDevice { .. }
-            | NvLinkError::NoPeerAccess { .. }
-            | NvLinkError::NotProven { .. }
-            | NvLinkError::Cuda(
+impl NvLinkError {
+    /// Why ranks do not connect that meet for this transport.
+    pub(crate) fn of(self, select: Select) -> ConnectError {
+        let why = self.to_string();
+        match self {
+            Self::OtherHost { .. }
+            | Self::SameDevice { .. }
+            | Self::NoPeerAccess { .. }
+            | Self::NotProven { .. }
+            | Self::Advised { .. }
+            | Self::Cuda(
                 CudaError::Unavailable(_) | CudaError::NoSuchDevice { .. } | CudaError::Unsupported { .. } | CudaError::GivenUp { .. },
-            ) => Self::Unusable { select: Select::NvLink, why },
+            ) => ConnectError::Unusable { select, why },
             other => TransportError::from(other).into(),
         }
+    }
+}
+
+impl From<NvLinkError> for ConnectError {
+    fn from(error: NvLinkError) -> Self {
+        error.of(Select::NvLink)
     }
 }
 
@@ -144,6 +160,8 @@ impl From<NvLinkError> for TransportError {
     fn from(error: NvLinkError) -> Self {
         let reason = error.to_string();
         match error {
+            // It is said where ranks connect; a transport's errors are by what went wrong.
+            NvLinkError::Advised { error, .. } => Self::from(*error),
             NvLinkError::Cuda(error) => Self::Cuda(error),
             NvLinkError::Control(error) => Self::Control(error),
             NvLinkError::Io { what, source } => Self::Io { what, source },

@@ -24,6 +24,8 @@ pub(super) struct Identity {
     pub(super) posix_handles: bool,
     /// Whether several ranks may share the device.
     pub(super) shared_device: bool,
+    /// Whether its device is a MIG instance; only said, never decided by.
+    pub(super) instance: bool,
 }
 
 /// What a rank says of itself when the ranks meet.
@@ -67,7 +69,7 @@ impl Identity {
     const BYTES: usize = MAGIC.len() + 2 + 16 + 16 + 4 + 1;
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let flags = u8::from(self.posix_handles) | u8::from(self.shared_device) << 1;
+        let flags = u8::from(self.posix_handles) | u8::from(self.shared_device) << 1 | u8::from(self.instance) << 2;
         [&MAGIC[..], b"id", &self.process, &self.uuid.0, &self.ordinal.to_le_bytes(), &[flags]].concat()
     }
 
@@ -76,7 +78,8 @@ impl Identity {
         let (process, uuid, ordinal) = (reader.array()?, DeviceUuid(reader.array()?), reader.u32()?);
         let [flags] = reader.array()?;
         reader.end()?;
-        (flags < 4).then_some(Self { process, uuid, ordinal, posix_handles: flags & 1 != 0, shared_device: flags & 2 != 0 })
+        let [posix_handles, shared_device, instance] = [1, 2, 4].map(|flag| flags & flag != 0);
+        (flags < 8).then_some(Self { process, uuid, ordinal, posix_handles, shared_device, instance })
     }
 }
 
@@ -153,9 +156,10 @@ mod tests {
 
         #[test]
         fn an_introduction_survives_the_trip(
-            process: [u8; 16], uuid: [u8; 16], ordinal: u32, posix_handles: bool, shared_device: bool, visible: String,
+            process: [u8; 16], uuid: [u8; 16], ordinal: u32, flags: [bool; 3], visible: String,
         ) {
-            let identity = Identity { process, uuid: DeviceUuid(uuid), ordinal, posix_handles, shared_device };
+            let [posix_handles, shared_device, instance] = flags;
+            let identity = Identity { process, uuid: DeviceUuid(uuid), ordinal, posix_handles, shared_device, instance };
             let introduction = Introduction { identity, visible: hints::shown(&visible) };
             let message = introduction.encode();
             prop_assert_eq!(Introduction::decode(&message), Some(introduction));
