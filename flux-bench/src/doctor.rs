@@ -3,6 +3,7 @@
 //! Invariant: every line is the answer of the very code that a run would ask, so what the doctor finds is what a run will find.
 
 use crate::{gpu, machine, out};
+use flux_transport::cuda::DeviceInfo;
 use flux_transport::probe::{self, Proof, Verdict};
 use flux_transport::{Select, cuda, nccl, topology};
 use std::fmt::Display;
@@ -58,6 +59,10 @@ fn gpus() {
             line("try", advice);
         }
     }
+    let infos = infos();
+    if let Some(advice) = if infos.is_empty() { topology::unseen() } else { topology::instances(&infos) } {
+        line("try", advice);
+    }
     for variable in ["CUDA_VISIBLE_DEVICES", "FLUX_TRANSPORT", "NCCL_P2P_DISABLE", "FLUX_VETO_PEER"] {
         if let Some(value) = std::env::var_os(variable) {
             line(variable, format!("`{}`", value.display()));
@@ -65,9 +70,14 @@ fn gpus() {
     }
 }
 
+/// The devices that this process sees.
+fn infos() -> Vec<DeviceInfo> {
+    (0..machine::gpu_count()).filter_map(|ordinal| cuda::device_info(ordinal).ok()).collect()
+}
+
 /// What the devices are to each other: where they are, and what was found between them.
 fn peers() -> Option<Proof> {
-    let infos: Vec<_> = (0..machine::gpu_count()).filter_map(|ordinal| cuda::device_info(ordinal).ok()).collect();
+    let infos = infos();
     if infos.len() < 2 {
         return None;
     }

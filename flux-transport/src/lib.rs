@@ -30,6 +30,7 @@ mod drain;
 mod fault;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod hints;
 mod host;
 pub mod launch;
 #[doc(hidden)]

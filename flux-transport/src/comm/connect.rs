@@ -89,10 +89,7 @@ pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport
 }
 
 pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    let members = Members::meet(world, options, Reach::Host).map_err(|error| match error.into() {
-        ConnectError::Unusable { why, .. } => ConnectError::Unusable { select: Select::Pcie, why },
-        other => other,
-    })?;
+    let members = Members::meet(world, options, Reach::Host).map_err(|error| error.of(Select::Pcie))?;
     Ok(Box::new(Pcie::connect(world, options, members)?))
 }
 

@@ -97,6 +97,11 @@ pub enum CudaError {
 }
 
 impl CudaError {
+    /// Whether this process sees fewer devices than it needs.
+    pub(crate) const fn is_too_few(&self) -> bool {
+        matches!(self, Self::NoSuchDevice { .. } | Self::Unavailable(Unavailable::NoDevice))
+    }
+
     /// The driver's result code, where a call failed.
     pub fn code(&self) -> Option<i32> {
         match self {

@@ -12,7 +12,7 @@ use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
 use crate::nvlink::{Lane, Meeting, Wanted, build};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Source, Stream, Transport, TransportError, TransportKind,
+    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Select, Source, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -87,7 +87,8 @@ impl Mixed {
         let (lanes, calls, aside, device) = together(steps, until, make())?;
         let (link, aside) = join(&device, aside, &members.rail, steps, (options.deadline, until))?;
         let wanted = Wanted { size: options.reserve, epoch, captured: false };
-        let (shared, _) = build(Meeting { steps, deadline: until }, &device, &lanes.mates, &members.mates, wanted)?;
+        let shared = build(Meeting { steps, deadline: until }, &device, &lanes.mates, &members.mates, wanted);
+        let (shared, _) = shared.map_err(|error| members.mates.mig().advised(error).of(Select::Mixed))?;
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let outbox = outbox(&device, &aside, (rank, members.nodes), options.reserve, epoch)?;

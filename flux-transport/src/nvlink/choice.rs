@@ -1,11 +1,11 @@
 //! Which device each rank uses.
 //!
 //! Invariant: a device's number means something in its process only, as `CUDA_VISIBLE_DEVICES` may hide and reorder devices by number or by UUID,
-//! differently in each process; whether two ranks have the same device is decided by UUIDs alone. The variable itself is never read here: the
-//! driver says what is visible.
+//! differently in each process; whether two ranks have the same device is decided by UUIDs alone. The variable itself decides nothing: the
+//! driver says what is visible. It is only shown to whoever has set it wrong.
 
 use super::error::NvLinkError;
-use super::offer::Identity;
+use super::offer::Introduction;
 use crate::Launch;
 
 /// The number of the device that a rank is to use, of `visible` that its process sees: the one that is asked for, else the one with the rank's
@@ -16,22 +16,25 @@ pub(crate) fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visib
 }
 
 /// Whether every rank has a device of its own, or shares it as both agreed.
-pub(super) fn distinct(rank: u32, identities: &[Identity]) -> Result<(), NvLinkError> {
-    let own = identities[rank as usize];
-    let same = |&(peer, other): &(u32, &Identity)| {
-        let shared = own.shared_device && other.shared_device;
-        peer != rank && other.uuid == own.uuid && !shared
+pub(super) fn distinct(rank: u32, ranks: &[Introduction]) -> Result<(), NvLinkError> {
+    let own = &ranks[rank as usize];
+    let uuid = own.identity.uuid;
+    let same = |&(peer, other): &(u32, &Introduction)| {
+        let shared = own.identity.shared_device && other.identity.shared_device;
+        peer != rank && other.identity.uuid == uuid && !shared
     };
-    match (0..).zip(identities).find(same) {
-        Some((peer, _)) => Err(NvLinkError::SameDevice { rank, peer, uuid: own.uuid }),
+    match (0..).zip(ranks).find(same) {
+        Some((peer, other)) => Err(NvLinkError::SameDevice { rank, peer, uuid, visible: [own.visible.clone(), other.visible.clone()] }),
         None => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::offer::Identity;
     use super::*;
     use crate::cuda::DeviceUuid;
+    use crate::hints;
     use proptest::prelude::*;
 
     /// Device `number` of a machine.
@@ -51,20 +54,22 @@ mod tests {
     }
 
     /// The ranks of processes that see the devices of these lists, on the devices that they take; `None` for one that has none.
-    fn ranks(lists: &[Option<&str>]) -> Option<Vec<Identity>> {
+    fn ranks(lists: &[Option<&str>]) -> Option<Vec<Introduction>> {
         let rank = |(local_rank, list): (u32, Option<&str>)| {
             let visible = visible(list);
             let ordinal = ordinal(None, Launch::Processes, local_rank, visible.len() as u32);
             let uuid = *visible.get(ordinal as usize)?;
-            Some(Identity { process: [local_rank as u8; 16], uuid, ordinal, posix_handles: true, shared_device: false })
+            let identity =
+                Identity { process: [local_rank as u8; 16], uuid, ordinal, posix_handles: true, shared_device: false, instance: false };
+            Some(Introduction { identity, visible: list.unwrap_or_default().to_owned() })
         };
         (0..).zip(lists.iter().copied()).map(rank).collect()
     }
 
     fn devices(lists: &[Option<&str>]) -> Vec<DeviceUuid> {
-        let identities = ranks(lists).unwrap();
-        (0..lists.len() as u32).for_each(|rank| distinct(rank, &identities).unwrap());
-        identities.iter().map(|identity| identity.uuid).collect()
+        let ranks = ranks(lists).unwrap();
+        (0..lists.len() as u32).for_each(|rank| distinct(rank, &ranks).unwrap());
+        ranks.iter().map(|rank| rank.identity.uuid).collect()
     }
 
     #[test]
@@ -85,10 +90,14 @@ mod tests {
     fn two_ranks_on_one_device_are_both_named_whatever_its_numbers() {
         // Each is shown the same one alone; the lists cross; one sees all.
         for lists in [[Some("4"), Some("4")], [Some("2,3"), Some("3,2")], [None, Some("1,0")]] {
-            let identities = ranks(&lists).unwrap();
+            let ranks = ranks(&lists).unwrap();
             for rank in 0..2 {
-                let Err(NvLinkError::SameDevice { rank: one, peer, uuid }) = distinct(rank, &identities) else { panic!("{lists:?}") };
-                assert_eq!((one, peer, uuid), (rank, 1 - rank, identities[0].uuid));
+                let error = distinct(rank, &ranks).unwrap_err();
+                let NvLinkError::SameDevice { rank: one, peer, uuid, .. } = &error else { panic!("{lists:?}: {error}") };
+                assert_eq!((*one, *peer, *uuid), (rank, 1 - rank, ranks[0].identity.uuid));
+                // What each was shown is where the mistake is.
+                let shown = [one, peer].map(|&rank| lists[rank as usize].unwrap_or_default());
+                assert!(error.to_string().ends_with(&hints::own_device(shown)), "{error}");
             }
         }
         // The same number is not the same device.
@@ -117,13 +126,14 @@ mod tests {
         ) {
             let identity = |(rank, &(number, shared_device)): (u8, &(u8, bool))| {
                 let process = [if one_process { 0 } else { rank }; 16];
-                Identity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device }
+                let identity = Identity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device, instance: false };
+                Introduction { identity, visible: String::new() }
             };
-            let identities: Vec<_> = (0..).zip(&ranks).map(identity).collect();
+            let introductions: Vec<_> = (0..).zip(&ranks).map(identity).collect();
             for (rank, &(number, agrees)) in ranks.iter().enumerate() {
                 let mut others = ranks.iter().enumerate().filter(|&(peer, &(other, _))| peer != rank && other == number);
                 let may = others.all(|(_, &(_, shared))| shared && agrees);
-                prop_assert_eq!(distinct(rank as u32, &identities).is_ok(), may);
+                prop_assert_eq!(distinct(rank as u32, &introductions).is_ok(), may);
             }
         }
     }

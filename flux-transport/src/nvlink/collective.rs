@@ -6,13 +6,14 @@
 use super::choice;
 use super::error::NvLinkError;
 use super::lane::Lane;
-use super::offer::{Identity, Offer};
+use super::mig::{self, Mig};
+use super::offer::{Identity, Introduction, Offer};
 use super::proof;
 use super::shared::Peer;
 use super::workspace::{Draft, Workspace, clear_pad};
 use crate::control::{Collective, agree as all_agree};
 use crate::cuda::{self, CudaDevice, CudaError, DeviceInfo, Handles};
-use crate::{Options, World};
+use crate::{Options, World, hints, topology};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
@@ -85,7 +86,7 @@ impl Members {
     pub(crate) fn meet(world: &World, options: &Options, reach: Reach) -> Result<Self, NvLinkError> {
         // The same on all ranks, which are still in step.
         if let Some(peer) = world.size().ranks().find(|&peer| !world.hosts().together(world.rank(), peer)) {
-            return Err(NvLinkError::OtherHost { rank: world.rank().get(), peer: peer.get() });
+            return Err(other_host(Meeting::of(world, options), world.rank(), peer));
         }
         Self::meet_in(world, options, reach, Nodes::of_all(world.size()))
     }
@@ -94,21 +95,30 @@ impl Members {
     pub(crate) fn meet_in(world: &World, options: &Options, reach: Reach, nodes: Nodes) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
         let shared_device = options.shared_device;
-        let found = candidate(world, options).map_err(NvLinkError::from).and_then(|info| Ok((info, super::process::token()?)));
+        let found = candidate(world, options).map_err(mig::without_device).and_then(|info| Ok((info, super::process::token()?)));
         let (info, process) = match found {
             Ok(found) => found,
             Err(error) => return Err(meeting.refuse(error)),
         };
-        let identity = Identity { process, uuid: info.uuid, ordinal: info.ordinal, posix_handles: info.posix_handles, shared_device };
-        let messages = meeting.agree(&identity.encode())?;
-        let decode = |(peer, message): (u32, &Vec<u8>)| Identity::decode(message).ok_or(NvLinkError::Message { peer });
-        let identities: Result<Vec<_>, _> = (0..).zip(&messages).map(decode).collect();
-        meeting.succeed(identities.and_then(|identities| Self::check(world.rank().get(), info, identities, (reach, nodes))))
+        let instance = topology::is_instance(&info.name);
+        let DeviceInfo { uuid, ordinal, posix_handles, .. } = info;
+        let identity = Identity { process, uuid, ordinal, posix_handles, shared_device, instance };
+        let messages = meeting.agree(&Introduction { identity, visible: hints::visible() }.encode())?;
+        let decode = |(peer, message): (u32, &Vec<u8>)| Introduction::decode(message).ok_or(NvLinkError::Message { peer });
+        let ranks = match (0..).zip(&messages).map(decode).collect::<Result<Vec<_>, _>>() {
+            Ok(ranks) => ranks,
+            Err(error) => return Err(meeting.refuse(error)),
+        };
+        let identities: Vec<Identity> = ranks.iter().map(|rank| rank.identity).collect();
+        let rank = world.rank().get();
+        let mig = Mig::among(&identities, nodes, rank, &info);
+        let met = choice::distinct(rank, &ranks).and_then(|()| Self::check(rank, info, identities, (reach, nodes)));
+        // The host's memory is reached from instances too.
+        meeting.succeed(met).map_err(|error| if reach == Reach::Host { error } else { mig.advised(error) })
     }
 
     fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
-        choice::distinct(rank, &identities)?;
         let mates: Vec<(u32, Identity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
         if reach != Reach::Host {
             reach_peers(rank, (&info, own), &mates)?;
@@ -126,6 +136,11 @@ impl Members {
         u32::try_from(self.identities.len()).unwrap_or(u32::MAX)
     }
 
+    /// What MIG has to do with it where this rank's node does not share memory.
+    pub(crate) fn mig(&self) -> Mig {
+        Mig::among(&self.identities, self.nodes, self.rank, &self.info)
+    }
+
     /// Whether memory is shared with `peer`.
     pub(super) fn shares_with(&self, peer: u32) -> bool {
         self.nodes.together(Rank::new(self.rank), Rank::new(peer))
@@ -135,6 +150,14 @@ impl Members {
     pub(crate) fn is_local(&self, peer: u32) -> bool {
         self.identities[peer as usize].process == self.identities[self.rank as usize].process
     }
+}
+
+/// Why `rank` shares no memory with `peer`, of another host. Collective: every rank finds such a peer, and all tell on which kernel they run.
+fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
+    // Without the answers the ranks are on different hosts all the same.
+    let boots = meeting.agree(hints::boot().as_bytes()).unwrap_or_default();
+    let boot = |rank: Rank| boots.get(rank.index()).map(|boot| String::from_utf8_lossy(boot).into_owned()).unwrap_or_default();
+    NvLinkError::OtherHost { rank: rank.get(), peer: peer.get(), boots: [boot(rank), boot(peer)] }
 }
 
 /// Whether ranks of any node are in several processes, which all ranks answer alike.
@@ -309,9 +332,29 @@ mod tests {
     }
 
     #[test]
+    fn ranks_of_two_hosts_are_told_where_these_are_one_machine() {
+        let ends = LocalControl::world_of(WorldSize::new(2).unwrap());
+        std::thread::scope(|scope| {
+            for end in &ends {
+                scope.spawn(move || {
+                    let meeting = || Meeting { steps: Collective::new(end, 0), deadline: Instant::now() + Duration::from_secs(10) };
+                    let (rank, peer) = (end.rank(), Rank::new(1 - end.rank().get()));
+                    // Both run on this kernel; its name is not known everywhere.
+                    let hint = hints::one_machine([&hints::boot(), &hints::boot()]);
+                    let words = other_host(meeting(), rank, peer).to_string();
+                    assert!(words.ends_with(&format!("rank {rank} and rank {peer} are on different hosts{hint}")), "{words}");
+                    // The ranks are still in step.
+                    assert_eq!(meeting().succeed(Ok(7)).unwrap(), 7);
+                });
+            }
+        });
+    }
+
+    #[test]
     fn all_ranks_take_the_step_of_descriptors_where_one_node_is_of_several_processes() {
         let uuid = cuda::DeviceUuid([0; 16]);
-        let in_process = |process: u8| Identity { process: [process; 16], uuid, ordinal: 0, posix_handles: true, shared_device: true };
+        let in_process =
+            |process: u8| Identity { process: [process; 16], uuid, ordinal: 0, posix_handles: true, shared_device: true, instance: false };
         let nodes = Nodes::new(WorldSize::new(4).unwrap(), 2).unwrap();
         let ranks = |processes: [u8; 4]| processes.map(in_process);
         assert!(!pass(&ranks([1, 1, 1, 1]), nodes) && !pass(&ranks([1, 1, 2, 2]), nodes), "threads in each node");

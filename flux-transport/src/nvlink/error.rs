@@ -5,6 +5,7 @@
 
 use crate::control::Disagreed;
 use crate::cuda::{CudaError, DeviceUuid};
+use crate::hints;
 use crate::{ConnectError, ControlError, Select, TransportError};
 use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
@@ -31,15 +32,20 @@ pub enum NvLinkError {
         peer: u32,
     },
     /// Ranks are on different hosts.
-    #[error("rank {rank} and rank {peer} are on different hosts: memory is shared within one host only")]
+    #[error(
+        "memory is shared within one host only, and rank {rank} and rank {peer} are on different hosts{}",
+        hints::one_machine([&boots[0], &boots[1]])
+    )]
     OtherHost {
         /// This rank.
         rank: u32,
         /// The first that is on another host.
         peer: u32,
+        /// The boot of the kernel that each runs on; empty where that is not known.
+        boots: [String; 2],
     },
     /// Two ranks have one device.
-    #[error("ranks {rank} and {peer} are both on device {uuid}: give each rank a device of its own")]
+    #[error("ranks {rank} and {peer} are both on device {uuid}: {}", hints::own_device([&visible[0], &visible[1]]))]
     SameDevice {
         /// One rank.
         rank: u32,
@@ -47,6 +53,8 @@ pub enum NvLinkError {
         peer: u32,
         /// The device.
         uuid: DeviceUuid,
+        /// The `CUDA_VISIBLE_DEVICES` of each; empty where it is not set.
+        visible: [String; 2],
     },
     /// A device cannot reach another.
     #[error("rank {rank} on device {uuid} cannot access memory of rank {peer} on device {peer_uuid}: no peer access between them")]
@@ -94,6 +102,14 @@ pub enum NvLinkError {
         /// The rank.
         peer: u32,
     },
+    /// What it says, and what a person can do about it.
+    #[error("{error}; {advice}")]
+    Advised {
+        /// What went wrong.
+        error: Box<Self>,
+        /// What to do.
+        advice: String,
+    },
     /// The control connections failed.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -116,19 +132,27 @@ impl From<Disagreed> for NvLinkError {
     }
 }
 
-impl From<NvLinkError> for ConnectError {
-    fn from(error: NvLinkError) -> Self {
-        let why = error.to_string();
-        match error {
-            NvLinkError::OtherHost { .. }
-            | NvLinkError::SameDevice { .. }
-            | NvLinkError::NoPeerAccess { .. }
-            | NvLinkError::NotProven { .. }
-            | NvLinkError::Cuda(
+impl NvLinkError {
+    /// Why ranks do not connect that meet for this transport.
+    pub(crate) fn of(self, select: Select) -> ConnectError {
+        let why = self.to_string();
+        match self {
+            Self::OtherHost { .. }
+            | Self::SameDevice { .. }
+            | Self::NoPeerAccess { .. }
+            | Self::NotProven { .. }
+            | Self::Advised { .. }
+            | Self::Cuda(
                 CudaError::Unavailable(_) | CudaError::NoSuchDevice { .. } | CudaError::Unsupported { .. } | CudaError::GivenUp { .. },
-            ) => Self::Unusable { select: Select::NvLink, why },
+            ) => ConnectError::Unusable { select, why },
             other => TransportError::from(other).into(),
         }
+    }
+}
+
+impl From<NvLinkError> for ConnectError {
+    fn from(error: NvLinkError) -> Self {
+        error.of(Select::NvLink)
     }
 }
 
@@ -136,6 +160,8 @@ impl From<NvLinkError> for TransportError {
     fn from(error: NvLinkError) -> Self {
         let reason = error.to_string();
         match error {
+            // It is said where ranks connect; a transport's errors are by what went wrong.
+            NvLinkError::Advised { error, .. } => Self::from(*error),
             NvLinkError::Cuda(error) => Self::Cuda(error),
             NvLinkError::Control(error) => Self::Control(error),
             NvLinkError::Io { what, source } => Self::Io { what, source },

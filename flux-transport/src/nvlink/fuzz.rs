@@ -2,13 +2,13 @@
 
 #![expect(clippy::missing_panics_doc, reason = "a panic is what these are for")]
 
-use super::offer::{Identity, Offer};
+use super::offer::{Introduction, Offer};
 
-/// An identity or an offer of memory: there is one reading of it, and an offer that is too small is seen as such.
+/// An introduction or an offer of memory: there is one reading of it, and an offer that is too small is seen as such.
 pub fn offer(bytes: &[u8]) -> bool {
-    let (identity, offer) = (Identity::decode(bytes), Offer::decode(bytes));
-    if let Some(identity) = identity {
-        assert_eq!(identity.encode(), bytes);
+    let (introduction, offer) = (Introduction::decode(bytes), Offer::decode(bytes));
+    if let Some(introduction) = &introduction {
+        assert_eq!(introduction.encode(), bytes);
     }
     if let Some(offer) = offer {
         assert_eq!(offer.encode(), bytes);
@@ -16,15 +16,16 @@ pub fn offer(bytes: &[u8]) -> bool {
             assert!(u128::from(offer.bytes) >= 2 * u128::from(offer.size.half_bytes));
         }
     }
-    identity.is_some() || offer.is_some()
+    introduction.is_some() || offer.is_some()
 }
 
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     let (process, uuid) = (std::array::from_fn(|at| at as u8), crate::cuda::DeviceUuid([1; 16]));
-    let identity = Identity { process, uuid, ordinal: 3, posix_handles: true, shared_device: false };
+    let identity = super::offer::Identity { process, uuid, ordinal: 3, posix_handles: true, shared_device: false, instance: true };
+    let introduction = Introduction { identity, visible: "3,1,0,2".to_owned() };
     let size = flux_core::layout::WorkspaceSize { half_bytes: 1 << 21, signals: 4, counters: 2 };
     // Room for both halves and the signals.
     let offer = Offer { key: 5, bytes: 5 << 20, size, epoch: 9, captured: true };
-    vec![("offer", "identity", identity.encode()), ("offer", "offer", offer.encode())]
+    vec![("offer", "identity", introduction.encode()), ("offer", "offer", offer.encode())]
 }

@@ -18,6 +18,7 @@ mod fault;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod lane;
+mod mig;
 mod mover;
 mod offer;
 mod plan;

@@ -1,14 +1,15 @@
 //! What a rank tells its peers about its memory, as bytes.
 //!
-//! Invariant: decoding accepts exactly what [`Identity::encode`] and [`Offer::encode`] produce, of this version; anything else is refused, never
+//! Invariant: decoding accepts exactly what [`Introduction::encode`] and [`Offer::encode`] produce, of this version; anything else is refused, never
 //! guessed at. Offsets are not sent: every rank computes them from the size, which all must have in common.
 
 use crate::cuda::DeviceUuid;
+use crate::hints;
 use crate::transport::checked_bytes;
 use flux_core::layout::WorkspaceSize;
 
 /// First bytes of a message, with the version.
-const MAGIC: [u8; 8] = *b"fluxnvl2";
+const MAGIC: [u8; 8] = *b"fluxnvl3";
 
 /// Who a rank is: exchanged once, at connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,17 @@ pub(super) struct Identity {
     pub(super) posix_handles: bool,
     /// Whether several ranks may share the device.
     pub(super) shared_device: bool,
+    /// Whether its device is a MIG instance; only said, never decided by.
+    pub(super) instance: bool,
+}
+
+/// What a rank says of itself when the ranks meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Introduction {
+    /// Who it is.
+    pub(super) identity: Identity,
+    /// Its `CUDA_VISIBLE_DEVICES` as [`hints::shown`], for where two ranks have one device.
+    pub(super) visible: String,
 }
 
 /// A rank's new workspace: exchanged when the ranks connect, and at each growth.
@@ -40,9 +52,24 @@ pub(super) struct Offer {
     pub(super) captured: bool,
 }
 
-impl Identity {
+impl Introduction {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let flags = u8::from(self.posix_handles) | u8::from(self.shared_device) << 1;
+        [&self.identity.encode(), self.visible.as_bytes()].concat()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (identity, visible) = bytes.split_at_checked(Identity::BYTES)?;
+        let visible = std::str::from_utf8(visible).ok().filter(|text| hints::shown(text) == **text)?.to_owned();
+        Some(Self { identity: Identity::decode(identity)?, visible })
+    }
+}
+
+impl Identity {
+    /// Bytes of the message.
+    const BYTES: usize = MAGIC.len() + 2 + 16 + 16 + 4 + 1;
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let flags = u8::from(self.posix_handles) | u8::from(self.shared_device) << 1 | u8::from(self.instance) << 2;
         [&MAGIC[..], b"id", &self.process, &self.uuid.0, &self.ordinal.to_le_bytes(), &[flags]].concat()
     }
 
@@ -51,7 +78,8 @@ impl Identity {
         let (process, uuid, ordinal) = (reader.array()?, DeviceUuid(reader.array()?), reader.u32()?);
         let [flags] = reader.array()?;
         reader.end()?;
-        (flags < 4).then_some(Self { process, uuid, ordinal, posix_handles: flags & 1 != 0, shared_device: flags & 2 != 0 })
+        let [posix_handles, shared_device, instance] = [1, 2, 4].map(|flag| flags & flag != 0);
+        (flags < 8).then_some(Self { process, uuid, ordinal, posix_handles, shared_device, instance })
     }
 }
 
@@ -127,11 +155,21 @@ mod tests {
         }
 
         #[test]
-        fn an_identity_survives_the_trip(process: [u8; 16], uuid: [u8; 16], ordinal: u32, posix_handles: bool, shared_device: bool) {
-            let identity = Identity { process, uuid: DeviceUuid(uuid), ordinal, posix_handles, shared_device };
-            let message = identity.encode();
-            prop_assert_eq!(Identity::decode(&message), Some(identity));
-            prop_assert_eq!(Identity::decode(&message[1..]), None);
+        fn an_introduction_survives_the_trip(
+            process: [u8; 16], uuid: [u8; 16], ordinal: u32, flags: [bool; 3], visible: String,
+        ) {
+            let [posix_handles, shared_device, instance] = flags;
+            let identity = Identity { process, uuid: DeviceUuid(uuid), ordinal, posix_handles, shared_device, instance };
+            let introduction = Introduction { identity, visible: hints::shown(&visible) };
+            let message = introduction.encode();
+            prop_assert_eq!(Introduction::decode(&message), Some(introduction));
+            // What is not as an error can show it is none of ours.
+            for more in [&b" "[..], b"\n0", &[b'0'; 1025], &[0xff]] {
+                prop_assert_eq!(Introduction::decode(&[&message[..], more].concat()), None);
+            }
+            prop_assert_eq!(Introduction::decode(&message[1..]), None);
+            prop_assert_eq!(Introduction::decode(&message[..Identity::BYTES - 1]), None);
+            prop_assert_eq!(Offer::decode(&message), None);
         }
 
         #[test]

@@ -84,7 +84,8 @@ mod tests {
     #[test]
     fn no_two_pairs_share_a_word_and_none_is_what_was_there() {
         for process in [[0; 16], [0xff; 16], [7; 16]] {
-            let sender = Identity { process, uuid: DeviceUuid([0; 16]), ordinal: 0, posix_handles: true, shared_device: false };
+            let sender =
+                Identity { process, uuid: DeviceUuid([0; 16]), ordinal: 0, posix_handles: true, shared_device: false, instance: false };
             let words: BTreeSet<u32> = (0..16).flat_map(|from| (0..16).map(move |to| nonce(&sender, from, to))).collect();
             assert_eq!(words.len(), 256);
             assert!(!words.contains(&INITIAL));

@@ -49,6 +49,11 @@ struct State {
 impl NvLink {
     /// Shares memory with the ranks that this one has met. Collective.
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, NvLinkError> {
+        let mig = members.mig();
+        Self::share(world, options, members).map_err(|error| mig.advised(error))
+    }
+
+    fn share(world: &World, options: &Options, members: Members) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
         let epoch = options.first_epoch;

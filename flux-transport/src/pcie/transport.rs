@@ -57,10 +57,7 @@ impl Pcie {
     /// Connects ranks that have met. Collective.
     pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
         let meeting = Meeting::of(world, options);
-        let unusable = |error: NvLinkError| match ConnectError::from(error) {
-            ConnectError::Unusable { why, .. } => ConnectError::Unusable { select: Select::Pcie, why },
-            other => other,
-        };
+        let unusable = |error: NvLinkError| error.of(Select::Pcie);
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from)).map_err(unusable)?;
         let epoch = options.first_epoch;
         let make = || {

@@ -3,10 +3,13 @@
 //! Invariant: nothing is decided by it. What is reachable is proven by data (`probe`); this says why something is not, and what to do about it. What the
 //! system does not tell is left out, never guessed.
 
+mod mig;
 mod nvml;
 mod sysfs;
 mod words;
 
+pub(crate) use mig::is_instance;
+pub use mig::{instances, unseen};
 pub use sysfs::{Near, Place, nvidia_gpus};
 
 use crate::cuda::DeviceInfo;
@@ -58,13 +61,12 @@ pub fn look(infos: &[DeviceInfo]) -> Topology {
     let gpus: Vec<Gpu> = infos
         .iter()
         .map(|info| {
-            let said = nvml.as_ref().map(|nvml| nvml.gpu(info.uuid)).unwrap_or_default();
-            // An instance has a UUID of its own, which NVML does not know as a GPU's.
-            let mig = said.mig || info.name.contains(" MIG ");
+            let said = nvml.as_ref().map(|nvml| nvml.gpu(info)).unwrap_or_default();
+            let mig = said.mig || is_instance(&info.name);
             Gpu { pci: info.pci.to_lowercase(), place: sysfs::place(root, &info.pci), mig, links: said.links, fabric: said.fabric }
         })
         .collect();
-    let joined = |&(a, b): &(usize, usize)| nvml.as_ref().is_some_and(|nvml| nvml.joined(infos[a].uuid, infos[b].uuid));
+    let joined = |&(a, b): &(usize, usize)| nvml.as_ref().is_some_and(|nvml| nvml.joined(&infos[a], &infos[b]));
     let nvlink = (0..infos.len()).flat_map(|a| (a + 1..infos.len()).map(move |b| (a, b))).filter(joined).collect();
     let mut bridges: Vec<&String> = gpus.iter().filter_map(|gpu| gpu.place.as_ref()).flat_map(|place| &place.bridges).collect();
     bridges.sort();

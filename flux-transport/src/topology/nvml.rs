@@ -1,9 +1,9 @@
 //! What NVIDIA's management library says, where it is there.
 //!
-//! Invariant: an [`Nvml`] exists only with every entry point found and started; a question that it does not answer has no answer, not an error.
+//! Invariant: an [`Nvml`] exists only where it has started; a question that it does not answer, or has no entry point for, has no answer, and is no error.
 
 use super::Fabric;
-use crate::cuda::DeviceUuid;
+use crate::cuda::DeviceInfo;
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_uint};
 
@@ -24,26 +24,28 @@ struct FabricInfo {
 const NVLINK: c_int = 2;
 /// `NVML_P2P_STATUS_OK`.
 const OK: c_int = 0;
+/// `NVML_DEVICE_MIG_ENABLE`.
+const MIG: c_uint = 1;
 /// `NVML_NVLINK_MAX_LINKS`.
 const MAX_LINKS: c_uint = 18;
 
 macro_rules! table {
     ($($name:ident = $symbol:literal ($($type:ty),* $(,)?);)*) => {
         pub(super) struct Nvml {
-            $($name: unsafe extern "C" fn($($type),*) -> c_int,)*
+            $($name: Option<unsafe extern "C" fn($($type),*) -> c_int>,)*
             _library: Library,
         }
 
         impl Nvml {
-            fn of(library: Library) -> Option<Self> {
-                Some(Self {
+            fn of(library: Library) -> Self {
+                Self {
                     $($name: {
                         // SAFETY: the type is the entry point's declaration in nvml.h (the opaque pointer as `usize`, enums as integers);
                         // `_library` keeps it loaded as long as the table.
-                        *unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) }.ok()?
+                        unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) }.ok().map(|symbol| *symbol)
                     },)*
                     _library: library,
-                })
+                }
             }
         }
     };
@@ -51,6 +53,7 @@ macro_rules! table {
 
 table! {
     init = b"nvmlInit_v2\0" ();
+    by_pci = b"nvmlDeviceGetHandleByPciBusId_v2\0" (*const c_char, *mut Device);
     by_uuid = b"nvmlDeviceGetHandleByUUID\0" (*const c_char, *mut Device);
     mig_mode = b"nvmlDeviceGetMigMode\0" (Device, *mut c_uint, *mut c_uint);
     link_state = b"nvmlDeviceGetNvLinkState\0" (Device, c_uint, *mut c_uint);
@@ -71,42 +74,65 @@ impl Nvml {
     pub(super) fn load() -> Option<Self> {
         // SAFETY: the library's initialisers are made to run in any process at any time.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-        let nvml = Self::of(library)?;
+        let nvml = Self::of(library);
         // From here on the destructor shuts it down, which is allowed even where it has not started.
         // SAFETY: it takes nothing.
-        (unsafe { (nvml.init)() } == OK).then_some(nvml)
+        (unsafe { (nvml.init?)() } == OK).then_some(nvml)
     }
 
-    fn device(&self, uuid: DeviceUuid) -> Option<Device> {
-        let name = CString::new(uuid.to_string()).ok()?;
+    /// The whole GPU at an address, also where CUDA shows no more than an instance of it.
+    fn at(&self, pci: &str) -> Option<Device> {
+        let name = CString::new(pci).ok()?;
         let mut device = 0;
         // SAFETY: a terminated string and a place for the result.
-        (unsafe { (self.by_uuid)(name.as_ptr(), &raw mut device) } == OK).then_some(device)
+        (unsafe { (self.by_pci?)(name.as_ptr(), &raw mut device) } == OK).then_some(device)
     }
 
-    pub(super) fn gpu(&self, uuid: DeviceUuid) -> Said {
-        let Some(device) = self.device(uuid) else { return Said::default() };
+    fn device(&self, info: &DeviceInfo) -> Option<Device> {
+        // An instance has a UUID of its own, which NVML does not know as a GPU's.
+        let by_uuid = || {
+            let name = CString::new(info.uuid.to_string()).ok()?;
+            let mut device = 0;
+            // SAFETY: as above.
+            (unsafe { (self.by_uuid?)(name.as_ptr(), &raw mut device) } == OK).then_some(device)
+        };
+        self.at(&info.pci.to_lowercase()).or_else(by_uuid)
+    }
+
+    /// Whether the GPU at an address is in MIG mode.
+    pub(super) fn in_mig_mode(&self, pci: &str) -> bool {
+        self.at(pci).is_some_and(|device| self.mig(device))
+    }
+
+    fn mig(&self, device: Device) -> bool {
+        let Some(mig_mode) = self.mig_mode else { return false };
         let (mut current, mut pending) = (0, 0);
         // SAFETY: a device of this library and places for the results.
-        let mig = unsafe { (self.mig_mode)(device, &raw mut current, &raw mut pending) } == OK && current == 1;
+        unsafe { mig_mode(device, &raw mut current, &raw mut pending) == OK && current == MIG }
+    }
+
+    pub(super) fn gpu(&self, info: &DeviceInfo) -> Said {
+        let Some(device) = self.device(info) else { return Said::default() };
+        let mig = self.mig(device);
         let state = |link| {
             let mut up = 0;
             // SAFETY: as above.
-            (unsafe { (self.link_state)(device, link, &raw mut up) } == OK).then_some(up)
+            (unsafe { (self.link_state?)(device, link, &raw mut up) } == OK).then_some(up)
         };
         let states: Vec<u32> = (0..MAX_LINKS).filter_map(state).collect();
         let links = (!states.is_empty()).then(|| states.iter().sum());
         let mut info = FabricInfo::default();
         // SAFETY: as above; the structure is the first version's, which the entry point without a version takes.
-        let fabric = if unsafe { (self.fabric_info)(device, &raw mut info) } == OK { fabric(info.state) } else { None };
+        let said = self.fabric_info.is_some_and(|ask| unsafe { ask(device, &raw mut info) } == OK);
+        let fabric = if said { fabric(info.state) } else { None };
         Said { mig, links, fabric }
     }
 
-    pub(super) fn joined(&self, a: DeviceUuid, b: DeviceUuid) -> bool {
-        let (Some(a), Some(b)) = (self.device(a), self.device(b)) else { return false };
+    pub(super) fn joined(&self, a: &DeviceInfo, b: &DeviceInfo) -> bool {
+        let (Some(a), Some(b), Some(p2p_status)) = (self.device(a), self.device(b), self.p2p_status) else { return false };
         let mut status = -1;
         // SAFETY: two devices of this library and a place for the result.
-        (unsafe { (self.p2p_status)(a, b, NVLINK, &raw mut status) }) == OK && status == OK
+        (unsafe { p2p_status(a, b, NVLINK, &raw mut status) }) == OK && status == OK
     }
 }
 
@@ -122,8 +148,10 @@ fn fabric(state: u8) -> Option<Fabric> {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: it takes nothing; what it was given is not used any more.
-        unsafe { (self.shutdown)() };
+        if let Some(shutdown) = self.shutdown {
+            // SAFETY: it takes nothing; what it was given is not used any more.
+            unsafe { shutdown() };
+        }
     }
 }
 

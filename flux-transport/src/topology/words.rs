@@ -3,6 +3,7 @@
 //! Invariant: a pure function of what was found.
 
 use super::{Fabric, Gpu, Near, Topology};
+use crate::hints;
 
 impl Topology {
     /// A line for each GPU and each pair.
@@ -39,7 +40,7 @@ impl Topology {
         };
         let mig = those(&|gpu| gpu.mig);
         if !mig.is_empty() {
-            advice.push(format!("MIG instances never reach each other (GPU {mig}): switch MIG off (nvidia-smi -mig 0, as root)"));
+            advice.push(hints::instances(&format!("GPU {mig}")));
         }
         let fabric = those(&|gpu| matches!(gpu.fabric, Some(Fabric::NotStarted | Fabric::InProgress)));
         if !fabric.is_empty() {

@@ -5,7 +5,8 @@
 use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
 use crate::nvlink::ordinal;
 use crate::probe::line;
-use crate::{Options, World, probe, topology};
+use crate::{Options, World, hints, probe, topology};
+use std::fmt::Display;
 use std::path::Path;
 
 const HEADER: &str = concat!("flux-facts ", env!("CARGO_PKG_VERSION"));
@@ -37,13 +38,12 @@ pub(in crate::comm) struct Facts {
 
 impl Facts {
     pub(super) fn here(world: &World, options: &Options) -> Self {
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self {
             gpu: gpu(world, options),
             p2p_disabled: probe::forbidden(),
             veto: probe::vetoed(),
-            boot: line(&boot),
-            visible: line(&std::env::var_os("CUDA_VISIBLE_DEVICES").unwrap_or_default().to_string_lossy()),
+            boot: hints::boot(),
+            visible: hints::visible(),
         }
     }
 
@@ -76,24 +76,29 @@ impl Facts {
 fn gpu(world: &World, options: &Options) -> Gpu {
     let found = || cuda::device_info(ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?));
     match cuda::available() {
-        Err(why) => without(&why, &topology::nvidia_gpus(Path::new("/"))),
+        Err(why) => without(&why, &topology::nvidia_gpus(Path::new("/")), topology::unseen),
         Ok(()) => match found() {
             Ok(info) => Gpu::Found(info.uuid),
-            Err(CudaError::Unavailable(why)) => without(&why, &[]),
-            Err(error) => Gpu::Broken(error.to_string()),
+            Err(CudaError::Unavailable(why)) => without(&why, &[], topology::unseen),
+            Err(error) => Gpu::Broken(format!("{error}{}", clause(error.is_too_few().then(topology::unseen).flatten()))),
         },
     }
 }
 
+/// What a person can do, after what is wrong.
+fn clause(advice: Option<impl Display>) -> String {
+    advice.map_or_else(String::new, |advice| format!(": {advice}"))
+}
+
 /// What a driver that cannot be used means on a machine with these GPUs on its bus. One that is not installed, or is shown no device, leaves a machine
-/// to its processors; one that does not start on a machine with GPUs is broken.
-fn without(why: &Unavailable, on_bus: &[String]) -> Gpu {
+/// to its processors; one that does not start on a machine with GPUs is broken. `unseen` says what may keep GPUs on the bus from this process.
+fn without(why: &Unavailable, on_bus: &[String], unseen: fn() -> Option<String>) -> Gpu {
     let bus = if on_bus.is_empty() { String::new() } else { format!("; the PCI bus has {}", on_bus.join(", ")) };
     if why.is_fault() && !on_bus.is_empty() {
-        let advice = why.advice().map_or_else(String::new, |advice| format!(": {advice}"));
-        return Gpu::Broken(format!("{why}{advice}"));
+        return Gpu::Broken(format!("{why}{}", clause(why.advice())));
     }
-    Gpu::Absent(format!("{why}{bus}"))
+    let hidden = *why == Unavailable::NoDevice && !on_bus.is_empty();
+    Gpu::Absent(format!("{why}{bus}{}", clause(hidden.then(unseen).flatten())))
 }
 
 #[cfg(test)]
@@ -106,11 +111,14 @@ mod tests {
         let bus = ["0000:17:00.0".to_owned()];
         let init = Unavailable::Init { call: "cuInit", code: 802, name: "CUDA_ERROR_SYSTEM_NOT_READY".into() };
         let library = Unavailable::Library { tried: "libcuda.so.1".into(), reason: "not found".into() };
+        let without = |why: &Unavailable, on_bus: &[String]| without(why, on_bus, || Some("advice".to_owned()));
         assert!(matches!(without(&init, &bus), Gpu::Broken(why) if why.contains("802") && why.contains("nvidia-fabricmanager")));
         assert!(matches!(without(&Unavailable::Symbol { symbol: "cu_new" }, &bus), Gpu::Broken(why) if why.contains("update the driver")));
         assert!(matches!(without(&init, &[]), Gpu::Absent(_)));
-        for why in [library, Unavailable::NoDevice] {
-            assert!(matches!(without(&why, &[]), Gpu::Absent(_)));
+        for (why, hidden) in [(library, false), (Unavailable::NoDevice, true)] {
+            assert!(matches!(without(&why, &[]), Gpu::Absent(words) if !words.contains("advice")));
+            // Only a driver that is there may hide GPUs.
+            assert!(matches!(without(&why, &bus), Gpu::Absent(words) if words.contains("advice") == hidden));
             assert!(matches!(without(&why, &bus), Gpu::Absent(words) if words.contains(&bus[0])));
         }
     }

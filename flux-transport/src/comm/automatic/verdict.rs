@@ -5,7 +5,7 @@
 
 use super::facts::{Facts, Gpu};
 use crate::comm::grouped;
-use crate::{Hosts, Options};
+use crate::{Hosts, Options, hints};
 use flux_core::{Nodes, Rank, WorldSize};
 
 /// For each transport whether it may be tried, or why not. Of those with peer memory, the nodes within which peer access is to be proven; at most one may be tried.
@@ -82,12 +82,7 @@ fn mixed_nodes(world: WorldSize, hosts: &Hosts, options: &Options) -> Result<Nod
 fn apart(facts: &[Facts], hosts: &Hosts) -> Option<String> {
     let ranks = || (0..).map(Rank::new).zip(facts);
     let (peer, other) = ranks().find(|&(peer, _)| !hosts.together(Rank::new(0), peer))?;
-    let one_machine = !other.boot.is_empty() && other.boot == facts.first()?.boot;
-    let hint = if one_machine {
-        ": they are containers or users of one machine; to count as one host they need the same user and run-time directory (XDG_RUNTIME_DIR, or /tmp) and FLUX_HOST_ID"
-    } else {
-        ""
-    };
+    let hint = hints::one_machine([&facts.first()?.boot, &other.boot]);
     Some(format!("ranks 0 and {peer} are on different hosts{hint}"))
 }
 
@@ -96,12 +91,8 @@ fn double(facts: &[Facts]) -> Option<String> {
     for (rank, one) in facts.iter().enumerate() {
         let same = |other: &Facts| other.gpu == one.gpu;
         let (Gpu::Found(uuid), Some(peer)) = (&one.gpu, facts[..rank].iter().position(same)) else { continue };
-        let visible = |facts: &Facts| if facts.visible.is_empty() { "not set".to_owned() } else { format!("`{}`", facts.visible) };
-        return Some(format!(
-            "ranks {peer} and {rank} are both on device {uuid}: give each a device of its own (CUDA_VISIBLE_DEVICES is {} and {})",
-            visible(&facts[peer]),
-            visible(one)
-        ));
+        let need = hints::own_device([&facts[peer].visible, &one.visible]);
+        return Some(format!("ranks {peer} and {rank} are both on device {uuid}: {need}"));
     }
     None
 }
