@@ -263,7 +263,7 @@ fn a_rank_that_leaves_before_a_call_ends_it_at_once_wherever_it_is() {
                 left.wait();
                 is_gone(&comm.status().unwrap_err());
                 let failure = comm.failure().unwrap().to_string();
-                assert!(failure.starts_with("rank 1 has left") && failure.contains("rank 1: has left after call 0"), "{failure}");
+                assert!(failure.starts_with("rank 1 has left") && failure.contains("rank 1: has left and made no call"), "{failure}");
             }
             // One begins a call that it has left before, and nothing is wrong until then.
             2 => {

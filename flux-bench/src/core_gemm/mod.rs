@@ -8,14 +8,14 @@
 //! | time | what runs |
 //! |---|---|
 //! | T_gemm | cuBLASLt at the rank's local shape: `m x n/tp x k` (AllGather-GEMM), `m x n x k/tp` (GEMM-ReduceScatter) |
-//! | T_core | the kernel on the same shape as a world of 1: no peer, no signal but of tiles that are shared, no border of a shard; tile, splits and raster are those of the
-//! world of tp | | T_order | rank 0's tile program of the world of tp without its waits for peers | | T_flags | rank 0's tile program of the world of tp, every signal of a
-//! peer raised before the call |
+//! | T_core | the kernel on the same shape as a world of 1: no peer, no border of a shard; tile, splits and raster of the world of tp |
+//! | T_order | rank 0's tile program of the world of tp without its waits for peers |
+//! | T_flags | rank 0's tile program of the world of tp, every signal of a peer raised before the call |
 //!
-//! T_order and T_flags include the order of shards and bands, reading peers' rows from the gather buffer (AllGather-GEMM), sending partial tiles for peers into
-//! memory of this GPU at the op's own pace, raising their signals, reading and adding the peers' partial tiles (GEMM-ReduceScatter), and the close of the call. They
-//! include no link, no push of rows to peers and no copy that raises signals. So `T_flags / T_order - 1` is what looking at raised signals costs,
-//! and `T_flags / T_core - 1` what the whole tile program costs a GEMM whose data are there.
+//! T_core waits for no signal but those of tiles that are shared. T_order and T_flags include the order of shards and bands, reading peers' rows from the gather
+//! buffer (AllGather-GEMM), sending partial tiles for peers into memory of this GPU at the op's own pace, raising their signals, reading and adding the peers' partial
+//! tiles (GEMM-ReduceScatter), and the close of the call. They include no link, no push of rows to peers and no copy that raises signals. So `T_flags / T_order - 1` is
+//! what looking at raised signals costs, and `T_flags / T_core - 1` what the whole tile program costs a GEMM whose data are there.
 
 mod case;
 mod contender;

@@ -59,6 +59,8 @@ pub enum Doing {
     Left,
     /// It has dropped the communicator, after this call; it may be in the world.
     LeftAfter(Epoch),
+    /// It has dropped the communicator, and made no call; this one would have been its first.
+    LeftBefore(Epoch),
     /// It is gone.
     Gone,
 }
@@ -106,10 +108,10 @@ impl RankReport {
         }
     }
 
-    /// What this rank has heard of its leaving, where it says nothing itself.
-    pub(super) fn left_after(&mut self, last: Option<Epoch>) {
+    /// What this rank has heard of its leaving, where it says nothing itself. `first`: the communicator's first call.
+    pub(super) fn left_after(&mut self, last: Option<Epoch>, first: Epoch) {
         if let (Doing::Silent | Doing::Left, Some(last)) = (self.doing, last) {
-            self.doing = Doing::LeftAfter(last);
+            self.doing = if last.next() == first { Doing::LeftBefore(first) } else { Doing::LeftAfter(last) };
         }
     }
 
@@ -141,6 +143,7 @@ impl Doing {
             Self::Silent | Self::Left | Self::Gone | Self::Nothing => true,
             Self::After(call) | Self::Launched(call) => call.epoch.is_some_and(|last| last.next() == epoch),
             Self::LeftAfter(last) => last.next() == epoch,
+            Self::LeftBefore(first) => *first == epoch,
             Self::In(_) => false,
         }
     }
@@ -177,6 +180,7 @@ impl fmt::Display for Doing {
             Self::Silent => f.write_str("does not answer (it is stopped, or has dropped the communicator)"),
             Self::Left => f.write_str("has left"),
             Self::LeftAfter(last) => write!(f, "has left after call {last}"),
+            Self::LeftBefore(_) => f.write_str("has left and made no call"),
             Self::Gone => f.write_str("is gone"),
         }
     }
@@ -206,6 +210,22 @@ pub(super) mod tests {
 
     pub(in crate::comm) fn timeout(rank: u32, peer: u32, epoch: u32) -> FaultRecord {
         FaultRecord { state: 1, code: fault::TIMEOUT, wait: fault::SIGNAL, rank, peer, expected: epoch, epoch, ..FaultRecord::default() }
+    }
+
+    #[test]
+    fn a_rank_that_has_left_says_whether_it_made_calls() {
+        let said = |last: Option<u32>, first| {
+            let mut report = reports(&[Doing::Silent]).remove(0);
+            report.left_after(last.map(Epoch::new), Epoch::new(first));
+            report.doing
+        };
+        assert_eq!([said(None, 1), said(Some(0), 1), said(Some(1), 1), said(Some(u32::MAX), 0)].map(|doing| doing.to_string()), [
+            "does not answer (it is stopped, or has dropped the communicator)",
+            "has left and made no call",
+            "has left after call 1",
+            "has left and made no call",
+        ]);
+        assert!([(Some(0), 1), (Some(7), 1)].map(|(last, first)| said(last, first).is_late_for(Epoch::new(last.unwrap() + 1))) == [true; 2]);
     }
 
     #[test]

@@ -71,8 +71,9 @@ impl Communicator {
 
     /// Who leaves says after which call, and does not answer any more.
     fn note_departures(&self, ranks: &mut [RankReport]) {
+        let Inner { health, options, .. } = &*self.inner;
         for report in ranks {
-            report.left_after(self.inner.health.departures().last_of(report.rank));
+            report.left_after(health.departures().last_of(report.rank), options.first_epoch);
         }
     }
 
