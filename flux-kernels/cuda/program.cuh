@@ -108,8 +108,6 @@ struct Params {
     u32 early_first;       // the step along k before which the first of them is added
     u32 early_gap;         // steps from one to the next
     u32 op;                // which op the call is of, as ranks tell each other; 0 where they do not
-    u32 await_count;       // entries of the await list, of all items
-    u32 reserved;
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

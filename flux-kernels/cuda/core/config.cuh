@@ -82,7 +82,6 @@ struct Config {
     static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 6;
     static constexpr u32 kThereOffset = kBarrierOffset + kBarriers * 8;
     static constexpr u32 kOpenedOffset = kThereOffset + 8;
-    static_assert(kThereOffset % 16 == 0, "both words are cleared together");
     static constexpr u32 kSharedBytes = kOpenedOffset + 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
 };
@@ -143,6 +142,9 @@ struct RingState {
 // Which items a CTA works on: the program's, strided by the number of workers.
 struct Walk {
     u32 first, stride, count;
+
+    // Of those that there are.
+    __device__ __forceinline__ u32 last() const { return first + (count - 1 - first) / stride * stride; }
 };
 
 __device__ __forceinline__ WorkItem load_item(const Params& p, u32 index) {

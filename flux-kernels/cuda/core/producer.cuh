@@ -157,8 +157,7 @@ struct Producer {
         }
     }
 
-    // Returns whether the CTA's last item is a fold.
-    __device__ __forceinline__ bool run(const Walk& walk, WorkItem item) {
+    __device__ __forceinline__ void run(const Walk& walk, WorkItem item) {
         u32 number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             if (number != 0) item = load_item(p, i);
@@ -180,7 +179,6 @@ struct Producer {
                 if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kFold)) load_partials(item, i, number);
             }
         }
-        return C::kScatters && item.sink == static_cast<u32>(Sink::kFold);
     }
 
     // Waits until no role of this CTA awaits anything of peers any more. Returns whether the call has failed.

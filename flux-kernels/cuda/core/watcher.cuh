@@ -14,22 +14,6 @@ __device__ __forceinline__ u64 progress(u32 number, u32 step) {
     return static_cast<u64>(number) << 32 | step;
 }
 
-// The entries of the await list that an item's rows of A wait for.
-struct Awaited {
-    u32 first, count, group;
-};
-
-__device__ __forceinline__ Awaited awaited_by(const Params& p, u32 index) {
-    const WorkItem item = load_item(p, index);
-    return {item.await_first, item.await_count, item.await_group};
-}
-
-// The entries at the head of the await list, one for each lane of a warp. Most programs' first items await those: a guess, made before the first item is known.
-__device__ __forceinline__ Await await_of_lane(const Params& p) {
-    const u32 at = threadIdx.x % 32;
-    return p.awaits[at < p.await_count ? at : 0];
-}
-
 template <class C>
 struct Watcher {
     const Params& p;
@@ -44,38 +28,27 @@ struct Watcher {
         if (lane == 0) ptx::store_release_cta_shared(smem.there(), progress(number, step));
     }
 
-    // The entry of a group that this lane looks at first; where there is none, as good as any.
-    __device__ __forceinline__ Await entry_of_lane(u32 first, u32 group) const {
-        return p.awaits[first + (lane < group ? lane : 0)];
-    }
-
-    // The groups of an item's await list, each of which is awaited before one step of k; `mine` is this lane's entry of the first. After a failed wait the rows are garbage,
-    // but in bounds: the tile is computed and the call reported as failed.
-    __device__ __forceinline__ void await_rows(u32 number, const Awaited& item, Await mine) {
-        for (u32 next = item.first; next < item.first + item.count; next += item.group) {
-            WaitTarget target = await_target(p, epoch, mine);
-            tell(number, mine.k_step);
-            // Asked for beside this group's signals: asked for after them, it would be a way to memory more until they are told.
-            if (next + item.group < item.first + item.count) mine = entry_of_lane(next + item.group, item.group);
-            for (u32 n = lane; n < item.group;) {
-                wait_for(p, epoch, target);
-                if ((n += 32) < item.group) target = await_target(p, epoch, next + n);
-            }
+    // The groups of an item's await list, each of which is awaited before one step of k. After a failed wait the rows are garbage, but in bounds: the tile is
+    // computed and the call reported as failed.
+    __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group) {
+        for (u32 next = first; next < first + count; next += group) {
+            tell(number, p.awaits[next].k_step);
+            for (u32 n = lane; n < group; n += 32) wait_for(p, epoch, await_target(p, epoch, next + n));
             __syncwarp();
             if (C::kTrace && !stamped && lane == 0) stamp_worker<C>(p, &WorkerStamps::first_rows);
             stamped = true;
         }
     }
 
-    __device__ __forceinline__ void run_ahead(const Walk& walk, Awaited item, const Await& head) {
+    __device__ __forceinline__ void run_ahead(const Walk& walk) {
         // The list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
         u32 seen_first = kNone, seen_count = 0, number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
-            if (number != 0) item = awaited_by(p, i);
-            if (item.count != 0 && (item.first != seen_first || item.count != seen_count)) {
-                await_rows(number, item, item.first == 0 ? head : entry_of_lane(item.first, item.group));
-                seen_first = item.first;
-                seen_count = item.count;
+            const WorkItem& item = p.items[i];
+            if (item.await_count != 0 && (item.await_first != seen_first || item.await_count != seen_count)) {
+                await_rows(number, item.await_first, item.await_count, item.await_group);
+                seen_first = item.await_first;
+                seen_count = item.await_count;
             }
             tell(++number, 0);
         }
@@ -114,12 +87,11 @@ struct Watcher {
         }
     }
 
-    // `first`: what the CTA's first item awaits, and `head`: what `await_of_lane` has asked for; both of rows of A only.
-    __device__ __forceinline__ void run(const Walk& walk, const Awaited& first, const Await& head) {
+    __device__ __forceinline__ void run(const Walk& walk) {
         if constexpr (C::kReduceScatter) {
             run_beside(walk);
         } else {
-            run_ahead(walk, first, head);
+            run_ahead(walk);
         }
     }
 };

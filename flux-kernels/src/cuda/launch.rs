@@ -259,8 +259,6 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         early_first: p.early_steps().0,
         early_gap: p.early_steps().1,
         op: args.op,
-        await_count: p.awaits.len() as u32,
-        reserved: 0,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

@@ -47,8 +47,6 @@ pub(super) struct Params {
     pub(super) early_first: u32,
     pub(super) early_gap: u32,
     pub(super) op: u32,
-    pub(super) await_count: u32,
-    pub(super) reserved: u32,
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }
