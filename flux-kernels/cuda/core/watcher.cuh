@@ -28,12 +28,23 @@ struct Watcher {
         if (lane == 0) ptx::store_release_cta_shared(smem.there(), progress(number, step));
     }
 
-    // The groups of an item's await list, each of which is awaited before one step of k. After a failed wait the rows are garbage, but in bounds: the tile is
-    // computed and the call reported as failed.
-    __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group) {
+    // The entry of a group that this lane looks at first; where there is none, as good as any.
+    __device__ __forceinline__ Await entry_of_lane(u32 first, u32 group) const {
+        return p.awaits[first + (lane < group ? lane : 0)];
+    }
+
+    // The groups of an item's await list, each of which is awaited before one step of k; `mine` is this lane's entry of the first. After a failed wait the rows are garbage,
+    // but in bounds: the tile is computed and the call reported as failed.
+    __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group, Await mine) {
         for (u32 next = first; next < first + count; next += group) {
-            tell(number, p.awaits[next].k_step);
-            for (u32 n = lane; n < group; n += 32) wait_for(p, epoch, await_target(p, epoch, next + n));
+            WaitTarget target = await_target(p, epoch, mine);
+            tell(number, mine.k_step);
+            // Asked for beside this group's signals: asked for after them, it would be a way to memory more until they are told.
+            if (next + group < first + count) mine = entry_of_lane(next + group, group);
+            for (u32 n = lane; n < group;) {
+                wait_for(p, epoch, target);
+                if ((n += 32) < group) target = await_target(p, epoch, next + n);
+            }
             __syncwarp();
             if (C::kTrace && !stamped && lane == 0) stamp_worker<C>(p, &WorkerStamps::first_rows);
             stamped = true;
@@ -44,9 +55,10 @@ struct Watcher {
         // The list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
         u32 seen_first = kNone, seen_count = 0, number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
-            const WorkItem& item = p.items[i];
+            const WorkItem item = load_item(p, i);
             if (item.await_count != 0 && (item.await_first != seen_first || item.await_count != seen_count)) {
-                await_rows(number, item.await_first, item.await_count, item.await_group);
+                const Await mine = entry_of_lane(item.await_first, item.await_group);
+                await_rows(number, item.await_first, item.await_count, item.await_group, mine);
                 seen_first = item.await_first;
                 seen_count = item.await_count;
             }
