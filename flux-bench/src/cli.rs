@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, links, out, peers, run, show, simulate, soak, trace};
+use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, limited, links, out, peers, run, show, simulate, soak, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -56,6 +56,10 @@ pub fn main() -> ExitCode {
     match act(Cli::parse().command).and_then(|code| out::end().map(|()| code)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
+            // Whoever sent it knows why, and what was made for the run is put away.
+            if let Some(signal) = limited::interrupted_by(&error) {
+                end::by(signal);
+            }
             end::say(&end::words(&error));
             // What failed may have left a thread in the driver or in NCCL.
             end::now(1)

@@ -1,8 +1,9 @@
 //! Programs run with a time limit.
 //!
-//! Invariant: [`run`] ends soon after its limit. When it returns, nothing that the program started in its process group runs any more, unless the kernel does
-//! not let it go. When this process is killed, the kernel kills the program.
+//! Invariant: [`run`] ends soon after its limit, or after a signal that ends this process from outside. When it returns, nothing that the program started in its process
+//! group runs any more, unless the kernel does not let it go. When this process is killed, the kernel kills the program.
 
+use flux_transport::launch::Signals;
 use flux_transport::limited;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use std::fs::File;
@@ -15,10 +16,21 @@ use std::time::Duration;
 /// How long a program that was killed may take to go: its driver may have memory of several GPUs to free.
 const GRACE: Duration = Duration::from_secs(20);
 
+/// A signal that came while a program ran, and that is to end this process when it has put away what it made.
+#[derive(Debug, thiserror::Error)]
+#[error("ended by signal {}", .0.as_raw())]
+struct Interrupted(Signal);
+
+/// The signal that has ended what failed with `error`.
+pub fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
+    error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Interrupted>()?.0))
+}
+
 /// Runs `command` for at most `limit`, with everything that it writes in the file `log`. `None` where it had to be killed.
 ///
 /// # Errors
-/// A log that cannot be created, a program that cannot be started.
+/// A log that cannot be created, a program that cannot be started, or a signal that came meanwhile (`interrupted_by`): a terminal's does not come to the program, which
+/// is in a group of its own.
 pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
     let log = File::create(log)?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
@@ -31,7 +43,16 @@ pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Opt
     // SAFETY: between fork and exec the closure makes two system calls that are async-signal-safe; it allocates nothing, takes no lock and
     // touches no memory but a copied process id and the error that it returns by value.
     unsafe { command.pre_exec(die_with_parent) };
-    limited::wait(command.spawn()?, limit, GRACE)
+    let signals = Signals::catch()?;
+    let mut came = None;
+    let ended = limited::wait_unless(command.spawn()?, limit, GRACE, || {
+        came = signals.take();
+        came.is_some()
+    })?;
+    match came {
+        Some(signal) => Err(io::Error::new(io::ErrorKind::Interrupted, Interrupted(signal))),
+        None => Ok(ended),
+    }
 }
 
 /// The last `lines` lines of a log; none where it cannot be read.

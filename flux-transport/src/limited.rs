@@ -18,14 +18,30 @@ const LOOK: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// `ECHILD` where it has ended and this process is not told how; else the system's, where it cannot be looked at or killed.
-pub fn wait(mut child: Child, limit: Duration, grace: Duration) -> io::Result<Option<ExitStatus>> {
+pub fn wait(child: Child, limit: Duration, grace: Duration) -> io::Result<Option<ExitStatus>> {
+    wait_unless(child, limit, grace, || false)
+}
+
+/// As [`wait`], but the group is killed as soon as `give_up` says so, too, which is asked again and again.
+///
+/// # Errors
+/// As those of [`wait`].
+pub fn wait_unless(
+    mut child: Child,
+    limit: Duration,
+    grace: Duration,
+    mut give_up: impl FnMut() -> bool,
+) -> io::Result<Option<ExitStatus>> {
     let leader = Pid::from_child(&child);
+    let mut given_up = false;
     // Not reaped, so that the group's number is still its own when it is killed; where the system has reaped it, numbers go round before this one is another's.
-    let over =
-        within(limit, || Ok(waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some()));
+    let over = within(limit, || {
+        given_up = give_up();
+        Ok(given_up || waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some())
+    });
     // Whatever became of looking.
     let killed = kill_process_group(leader, Signal::KILL);
-    if over? {
+    if over? && !given_up {
         return child.wait().map(Some);
     }
     killed?;
