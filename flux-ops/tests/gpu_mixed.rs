@@ -34,18 +34,19 @@ fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
 
 fn on_nodes(test: impl Fn(Machine)) {
     static SAID: Once = Once::new();
-    let skip = |what: &[String]| {
-        for what in what {
-            skipped::count("gpu_mixed", what);
-        }
-        SAID.call_once(|| what.iter().for_each(|what| skipped::say("gpu_mixed", what)));
-    };
+    let say = |what: &[String]| SAID.call_once(|| what.iter().for_each(|what| skipped::say("gpu_mixed", what)));
     match find() {
         Ok((machines, left_out)) => {
-            skip(&left_out);
+            for what in &left_out {
+                skipped::count_part("gpu_mixed", what);
+            }
+            say(&left_out);
             machines.into_iter().for_each(test);
         }
-        Err(why) => skip(&[why]),
+        Err(why) => {
+            skipped::count("gpu_mixed", &why);
+            say(&[why]);
+        }
     }
 }
 

@@ -12,6 +12,8 @@ use std::process::Command;
 
 /// Names the file to which a test that is skipped adds a line (`flux-kernels/tests/skipped`).
 const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
+/// Stands behind the name of a test of which only a part is skipped (the same).
+const IN_PART: &str = ", in part: ";
 
 /// What users are shown, of which each fails where something is not as it says.
 const EXAMPLES: [&str; 2] = ["tp_mlp", "survive"];
@@ -68,7 +70,9 @@ fn skips(path: &Path) -> String {
     if counts.is_empty() {
         return String::new();
     }
-    let mut text = format!("\n{} of these tests were skipped:\n", counts.values().sum::<usize>());
+    let (parts, whole): (Vec<_>, Vec<_>) = lines.lines().partition(|line| line.contains(IN_PART));
+    let parts = if parts.is_empty() { String::new() } else { format!(", and {} parts of others", parts.len()) };
+    let mut text = format!("\n{} of these tests were skipped{parts}:\n", whole.len());
     for (line, count) in counts {
         let _infallible = writeln!(text, "  {count:>3}  {line}");
     }
@@ -89,6 +93,9 @@ mod tests {
         tests.args(["-c", script]).arg(&path);
         counting_skips(tests).unwrap();
         assert_eq!(skips(&path), "\n3 of these tests were skipped:\n    2  gpu_ops: no reason\n    1  nvrtc: no reason\n");
+        fs::write(&path, "nvrtc: no reason\ngpu_leaks, in part: one GPU\n").unwrap();
+        let both = "\n1 of these tests were skipped, and 1 parts of others:\n    1  gpu_leaks, in part: one GPU\n    1  nvrtc: no reason\n";
+        assert_eq!(skips(&path), both);
         let mut failing = Command::new("sh");
         failing.args(["-c", "exit 1"]);
         assert!(counting_skips(failing).is_err());

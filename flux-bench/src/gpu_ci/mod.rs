@@ -29,6 +29,9 @@ pub struct Args {
     /// Run only the steps whose names contain this, or one of these if given several times
     #[arg(long, value_name = "TEXT")]
     pub only: Vec<String>,
+    /// Let a step fail of which every test was skipped, for want of a GPU more, of NCCL and the like
+    #[arg(long)]
+    pub no_skips: bool,
     /// Ranks of soak and benchmark: as many as there are GPUs where it is left out
     #[arg(long)]
     pub tp: Option<u32>,
@@ -37,22 +40,25 @@ pub struct Args {
     pub out: Option<PathBuf>,
 }
 
+/// Version of the form of `gpu-ci.json`. 2: steps can be skipped.
+pub const SCHEMA: u32 = 2;
+
 /// What `gpu-ci.json` holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Version of the file's form.
+    /// [`SCHEMA`].
     pub schema: u32,
     /// Commit of the code.
     pub commit: String,
     /// When the run ended, UTC.
     pub date: String,
-    /// Whether every step passed.
+    /// Whether every step passed or, unless that was asked to be a failure, was skipped.
     pub passed: bool,
     /// The steps, in the order in which they ran.
     pub steps: Vec<Step>,
 }
 
-/// Runs the steps, prints the summary, writes `gpu-ci.json`, and says whether all passed.
+/// Runs the steps, prints the summary, writes `gpu-ci.json`, and says whether none failed.
 ///
 /// # Errors
 /// No GPU: tests that skip themselves would pass. [`Args::only`] of which one names no step.
@@ -77,15 +83,22 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     for (name, command) in planned.into_iter().filter(|(name, _)| wanted(name)) {
         out::note(&format!("gpu-ci: {name}"));
         let limit = if name.starts_with(plan::FAULTS) { args.limit.max(plan::FAULTS_LIMIT) } else { args.limit };
-        let step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
+        let mut step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
+        if args.no_skips && step.outcome == Outcome::Skipped {
+            (step.outcome, step.status) = (Outcome::Failed, "no test ran".to_owned());
+        }
         out::note(&format!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status));
         steps.push(step);
     }
-    let passed = !steps.is_empty() && steps.iter().all(|s| s.outcome == Outcome::Passed);
-    let summary = Summary { schema: report::SCHEMA, commit: report::commit().to_owned(), date: report::now(), passed, steps };
+    let passed = !steps.is_empty() && !steps.iter().any(has_failed);
+    let summary = Summary { schema: SCHEMA, commit: report::commit().to_owned(), date: report::now(), passed, steps };
     atomic_file::write_json(&out.join("gpu-ci.json"), &summary)?;
     out::print(&text(&summary));
     Ok(passed)
+}
+
+fn has_failed(step: &Step) -> bool {
+    matches!(step.outcome, Outcome::Failed | Outcome::TimedOut)
 }
 
 /// How long Python may look for PyTorch.
@@ -103,30 +116,38 @@ fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
-/// The summary as a person reads it: a line a step, and below it the last output of each that did not pass.
+/// The summary as a person reads it: a line a step, and below it the last output of each that failed.
 fn text(summary: &Summary) -> String {
     let mut text = String::new();
     let width = summary.steps.iter().map(|s| s.name.len()).max().unwrap_or(0);
     for step in &summary.steps {
         let word = match step.outcome {
             Outcome::Passed => "passed",
+            Outcome::Skipped => "skipped",
             Outcome::Failed => "FAILED",
             Outcome::TimedOut => "TIMED OUT",
         };
-        let skipped = if step.skipped.is_empty() { String::new() } else { format!("{} skipped", step.skipped.len()) };
-        let _infallible = writeln!(text, "{:<width$}  {word:<9}  {:>7.1} s  {}{skipped}", step.name, step.seconds, step.status);
+        let (parts, tests): (Vec<_>, Vec<_>) = step.skipped.iter().partition(|line| step::is_part(line));
+        let said = |count: usize, what: &str| (count > 0).then(|| format!("{count} {what}"));
+        let status = (!step.status.is_empty()).then(|| step.status.clone());
+        let notes = [status, said(tests.len(), "skipped"), said(parts.len(), "in part")];
+        let notes = notes.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let _infallible = writeln!(text, "{:<width$}  {word:<9}  {:>7.1} s  {notes}", step.name, step.seconds);
     }
-    for step in summary.steps.iter().filter(|s| s.outcome != Outcome::Passed) {
+    for step in summary.steps.iter().filter(|s| has_failed(s)) {
         let _infallible = writeln!(text, "\n== {}: {}\n{}", step.name, step.command, step.output_tail.join("\n"));
     }
     let mut skipped: Vec<&str> = summary.steps.iter().flat_map(|s| s.skipped.iter().map(String::as_str)).collect();
-    let (steps, tests) = (summary.steps.len(), skipped.len());
+    let tests = skipped.iter().filter(|line| !step::is_part(line)).count();
     skipped.dedup();
     for why in skipped {
         let _infallible = write!(text, "\nskipped: {why}");
     }
-    let failed = summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count();
-    let _infallible = writeln!(text, "\n{steps} steps, {failed} not passed, {tests} tests skipped, commit {}", summary.commit);
+    let of = |is: fn(&Step) -> bool| summary.steps.iter().filter(|step| is(step)).count();
+    let (passed, failed) = (of(|step| step.outcome == Outcome::Passed), of(has_failed));
+    let skipped = of(|step| step.outcome == Outcome::Skipped);
+    let _infallible =
+        writeln!(text, "\n{passed} steps passed, {skipped} skipped, {failed} failed; {tests} tests skipped, commit {}", summary.commit);
     text
 }
 
@@ -147,7 +168,7 @@ mod tests {
         script(&folder.path().join("flux-bench"), "echo $NCCL_NVLS_ENABLE $@");
         script(&folder.path().join("tp_mlp"), "exit 0");
         script(&folder.path().join("tests/gpu_good"), "exit 0");
-        let args = Args { dist: folder.path().to_owned(), limit: 20, only: Vec::new(), tp: None, out: None };
+        let args = Args { dist: folder.path().to_owned(), limit: 20, only: Vec::new(), no_skips: false, tp: None, out: None };
         (folder, args)
     }
 
@@ -188,13 +209,42 @@ mod tests {
             assert_eq!(summary().steps[0].skipped, ["gpu_good: no GPU", "gpu_good: no GPU"]);
             let text = text(&summary());
             assert!(
-                text.contains("2 skipped\n") && text.contains(" 0 not passed, 2 tests skipped, ") && text.matches(": no GPU").count() == 1,
+                text.contains("2 skipped\n") && text.contains(" 0 failed; 2 tests skipped, ") && text.matches(": no GPU").count() == 1,
                 "{text}"
             );
         }
         script(&folder.path().join("tests/gpu_good"), "exit 0");
         assert!(check(&Args { only: vec!["gpu_good".into()], ..args }, 1).unwrap());
         assert!(summary().steps[0].skipped.is_empty() && text(&summary()).contains(" 0 tests skipped, "));
+    }
+
+    #[test]
+    fn a_step_whose_tests_were_all_skipped_is_told_as_skipped_and_fails_where_none_may_be() {
+        let (folder, args) = dist();
+        let summary = || -> Summary { serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap()).unwrap() };
+        let result = "echo test result: ok. 2 passed; 0 failed; 0 ignored";
+        let result = result.replace(';', "\\;");
+        let skip = r#"echo "gpu_none: no GPU" >> "$FLUX_SKIPPED""#;
+        script(&folder.path().join("tests/gpu_none"), &format!("{skip}\n{skip}\n{result}"));
+        script(&folder.path().join("tests/gpu_some"), &format!("{skip}\n{result}"));
+        let part = r#"echo "gpu_part, in part: one GPU" >> "$FLUX_SKIPPED""#;
+        script(&folder.path().join("tests/gpu_part"), &format!("{part}\n{part}\n{result}"));
+        let args = Args { only: vec!["gpu_none".into(), "gpu_some".into(), "gpu_part".into()], ..args };
+        assert!(check(&args, 1).unwrap());
+        let done = summary();
+        let outcomes = |done: &Summary| done.steps.iter().map(|step| step.outcome).collect::<Vec<_>>();
+        assert_eq!(outcomes(&done), [Outcome::Skipped, Outcome::Passed, Outcome::Passed]);
+        assert!(done.passed && done.schema == SCHEMA && serde_json::to_string(&done).unwrap().contains(r#""outcome":"skipped""#));
+        let told = text(&done);
+        assert!(told.contains("2 steps passed, 1 skipped, 0 failed; 3 tests skipped, ") && told.contains("gpu_none  skipped "), "{told}");
+        assert!(told.contains(" s  2 in part\n") && told.contains(" s  1 skipped\n") && !told.contains("=="), "{told}");
+
+        assert!(!check(&Args { no_skips: true, ..args.clone() }, 1).unwrap());
+        let done = summary();
+        assert_eq!(outcomes(&done), [Outcome::Failed, Outcome::Passed, Outcome::Passed]);
+        assert!(!done.passed && text(&done).contains("no test ran, 2 skipped\n"), "{}", text(&done));
+        let rest = Args { no_skips: true, only: args.only[1..].to_vec(), ..args };
+        assert!(check(&rest, 1).unwrap(), "steps of which some tests ran");
     }
 
     #[test]

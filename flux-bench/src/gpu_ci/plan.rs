@@ -13,7 +13,8 @@ pub(super) const FAULTS: &str = "faults";
 pub(super) const FAULTS_LIMIT: u64 = 570;
 
 /// Tests that run as processes of a launch, too, which share what GPUs there are, and what is left out of each: calls of such ranks take milliseconds.
-const LAUNCHED: [(&str, &[&str]); 4] = [
+const LAUNCHED: [(&str, &[&str]); 5] = [
+    ("gpu_leaks", &[]),
     ("gpu_messages", &[]),
     ("gpu_mixed", &[]),
     ("gpu_ops", &["--skip", "ten_thousand_calls_in_a_row"]),

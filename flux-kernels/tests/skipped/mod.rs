@@ -8,7 +8,10 @@ use std::io::Write;
 /// Names a file to which every test that is skipped adds a line: `cargo xtask test` and `flux-bench gpu-ci` count them.
 const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
 
-/// Says that a test does not run, and counts it.
+/// Stands behind the name of a test of which only a part is skipped; both programs look for it.
+const IN_PART: &str = ", in part";
+
+/// Says that a test does not run, and counts it. Once in a test: `gpu-ci` takes as many tests as lines for skipped.
 pub(crate) fn skip(test: &str, why: &dyn Display) {
     say(test, why);
     count(test, why);
@@ -17,6 +20,11 @@ pub(crate) fn skip(test: &str, why: &dyn Display) {
 /// Says it past the capture of a test's output, so that it is seen.
 pub(crate) fn say(test: &str, why: &dyn Display) {
     std::io::stderr().write_all(format!("\n{test}: skipped, {why}\n").as_bytes()).unwrap_or_default();
+}
+
+/// Counts a test of which a part does not run.
+pub(crate) fn count_part(test: &str, why: &dyn Display) {
+    count(&format!("{test}{IN_PART}"), why);
 }
 
 /// Counts it, for whoever asks.

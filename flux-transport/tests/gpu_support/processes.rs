@@ -13,7 +13,7 @@ const DEVICES: &str = "FLUX_GPU_TEST_DEVICES";
 /// Runs the test named `rank` in a process for each of so many ranks, which share the `devices` if those are fewer.
 pub(crate) fn run(ranks: u32, devices: u32, rank: &str) {
     let launcher = Launcher::new(WorldSize::new(ranks).unwrap(), std::env::current_exe().unwrap())
-        .args(["--exact", rank, "--nocapture", "--test-threads=1"])
+        .args(["--ignored", "--exact", rank, "--nocapture", "--test-threads=1"])
         .env(IS_RANK, "1")
         .env(DEVICES, devices.to_string());
     let launcher = if ranks > devices { launcher.sharing_devices() } else { launcher };
@@ -21,10 +21,10 @@ pub(crate) fn run(ranks: u32, devices: u32, rank: &str) {
     assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
 }
 
-/// The world of this process, if it is a rank.
-pub(crate) fn world() -> Option<World> {
-    std::env::var_os(IS_RANK)?;
-    Some(World::from_env().unwrap())
+/// The world of this process, which a test has started.
+pub(crate) fn world() -> World {
+    assert!(std::env::var_os(IS_RANK).is_some(), "a process of a test");
+    World::from_env().unwrap()
 }
 
 /// The options of a rank on the device that it has, or shares with its neighbours.
