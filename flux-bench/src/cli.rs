@@ -2,7 +2,9 @@
 //!
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
 
-use crate::{bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, limited, links, out, peers, run, show, simulate, soak, trace};
+use crate::{
+    bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, limited, links, out, peers, run, show, simulate, soak, trace,
+};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;

@@ -219,13 +219,18 @@ pub(super) mod tests {
             report.left_after(last.map(Epoch::new), Epoch::new(first));
             report.doing
         };
-        assert_eq!([said(None, 1), said(Some(0), 1), said(Some(1), 1), said(Some(u32::MAX), 0)].map(|doing| doing.to_string()), [
-            "does not answer (it is stopped, or has dropped the communicator)",
-            "has left and made no call",
-            "has left after call 1",
-            "has left and made no call",
-        ]);
-        assert!([(Some(0), 1), (Some(7), 1)].map(|(last, first)| said(last, first).is_late_for(Epoch::new(last.unwrap() + 1))) == [true; 2]);
+        assert_eq!(
+            [said(None, 1), said(Some(0), 1), said(Some(1), 1), said(Some(u32::MAX), 0)].map(|doing| doing.to_string()),
+            [
+                "does not answer (it is stopped, or has dropped the communicator)",
+                "has left and made no call",
+                "has left after call 1",
+                "has left and made no call",
+            ]
+        );
+        assert!(
+            [(Some(0), 1), (Some(7), 1)].map(|(last, first)| said(last, first).is_late_for(Epoch::new(last.unwrap() + 1))) == [true; 2]
+        );
     }
 
     #[test]

@@ -126,7 +126,15 @@ mod tests {
             assert_eq!(found(doing), Late { ranks: ranks.iter().copied().map(Rank::new).collect(), certain }, "{doing:?}");
         };
         let left = |last| Doing::LeftAfter(Epoch::new(last));
-        for sure in [Doing::Silent, Doing::Gone, Doing::Left, left(41), Doing::LeftBefore(Epoch::new(42)), Doing::Nothing, Doing::After(call(41, CallState::Done))] {
+        for sure in [
+            Doing::Silent,
+            Doing::Gone,
+            Doing::Left,
+            left(41),
+            Doing::LeftBefore(Epoch::new(42)),
+            Doing::Nothing,
+            Doing::After(call(41, CallState::Done)),
+        ] {
             // The one that was waited for will say whom it waits for, if it does.
             is_late(&[waits, launched, waits, sure], &[3], false);
             is_late(&[waits, sure, waits, launched], &[1], true);
