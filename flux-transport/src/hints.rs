@@ -28,7 +28,8 @@ pub(crate) fn shown(text: &str) -> String {
 /// What two ranks on one device need, whose `CUDA_VISIBLE_DEVICES` are these: ranks that see one device each may have been shown the same.
 pub(crate) fn own_device(visible: [&str; 2]) -> String {
     let [one, other] = visible.map(|list| if list.is_empty() { "not set".to_owned() } else { format!("`{list}`") });
-    format!("give each a device of its own ({VISIBLE} is {one} and {other})")
+    let both = if one == other { format!("{one} for both") } else { format!("{one} and {other}") };
+    format!("give each rank a device of its own ({VISIBLE} is {both})")
 }
 
 /// What ranks need that count as ranks of different hosts though they run on this one kernel; nothing where they do not.
@@ -62,7 +63,8 @@ mod tests {
 
     #[test]
     fn two_ranks_on_one_device_are_shown_what_each_was_shown() {
-        assert_eq!(own_device(["0", ""]), "give each a device of its own (CUDA_VISIBLE_DEVICES is `0` and not set)");
+        assert_eq!(own_device(["0", ""]), "give each rank a device of its own (CUDA_VISIBLE_DEVICES is `0` and not set)");
+        assert_eq!(own_device(["", ""]), "give each rank a device of its own (CUDA_VISIBLE_DEVICES is not set for both)");
     }
 
     #[test]
