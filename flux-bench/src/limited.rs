@@ -21,6 +21,11 @@ const GRACE: Duration = Duration::from_secs(20);
 #[error("ended by signal {}", .0.as_raw())]
 struct Interrupted(Signal);
 
+/// What a run ends with that a signal ends.
+pub fn interrupted(signal: Signal) -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, Interrupted(signal))
+}
+
 /// The signal that has ended what failed with `error`.
 pub fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
     error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Interrupted>()?.0))
@@ -50,7 +55,7 @@ pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Opt
         came.is_some()
     })?;
     match came {
-        Some(signal) => Err(io::Error::new(io::ErrorKind::Interrupted, Interrupted(signal))),
+        Some(signal) => Err(interrupted(signal)),
         None => Ok(ended),
     }
 }

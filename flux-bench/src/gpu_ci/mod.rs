@@ -10,6 +10,7 @@ pub use step::{Outcome, Step};
 use crate::atomic_file;
 use crate::{limited, limits, out, report};
 use anyhow::Context;
+use flux_transport::launch::Signals;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -80,6 +81,9 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     }
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| is_of(only, name));
     let mut steps = Vec::new();
+    // A step that a signal ends is the last, and the summary says how far the run came.
+    let signals = Signals::catch()?;
+    let mut ended_by = None;
     for (name, command) in planned.into_iter().filter(|(name, _)| wanted(name)) {
         out::note(&format!("gpu-ci: {name}"));
         let limit = if name.starts_with(plan::FAULTS) { args.limit.max(plan::FAULTS_LIMIT) } else { args.limit };
@@ -89,12 +93,19 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
         }
         out::note(&format!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status));
         steps.push(step);
+        ended_by = signals.take();
+        if ended_by.is_some() {
+            break;
+        }
     }
-    let passed = !steps.is_empty() && !steps.iter().any(has_failed);
+    let passed = ended_by.is_none() && !steps.is_empty() && !steps.iter().any(has_failed);
     let summary = Summary { schema: SCHEMA, commit: report::commit().to_owned(), date: report::now(), passed, steps };
     atomic_file::write_json(&out.join("gpu-ci.json"), &summary)?;
     out::print(&text(&summary));
-    Ok(passed)
+    match ended_by {
+        Some(signal) => Err(limited::interrupted(signal).into()),
+        None => Ok(passed),
+    }
 }
 
 fn has_failed(step: &Step) -> bool {
