@@ -54,7 +54,8 @@ pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Opt
         came = signals.take();
         came.is_some()
     })?;
-    match came {
+    // One that came since it was last asked for ends this process too.
+    match came.or_else(|| signals.take()) {
         Some(signal) => Err(interrupted(signal)),
         None => Ok(ended),
     }

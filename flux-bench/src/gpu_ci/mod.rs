@@ -69,6 +69,8 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
 }
 
 fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
+    // A step that a signal ends is the last, and the summary says how far the run came.
+    let signals = Signals::catch()?;
     let out = args.out.as_ref().unwrap_or(&args.dist);
     let logs = out.join("logs");
     std::fs::create_dir_all(&logs)?;
@@ -81,10 +83,11 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     }
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| is_of(only, name));
     let mut steps = Vec::new();
-    // A step that a signal ends is the last, and the summary says how far the run came.
-    let signals = Signals::catch()?;
-    let mut ended_by = None;
+    let mut ended_by = signals.take();
     for (name, command) in planned.into_iter().filter(|(name, _)| wanted(name)) {
+        if ended_by.is_some() {
+            break;
+        }
         out::note(&format!("gpu-ci: {name}"));
         let limit = if name.starts_with(plan::FAULTS) { args.limit.max(plan::FAULTS_LIMIT) } else { args.limit };
         let mut step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
@@ -94,9 +97,6 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
         out::note(&format!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status));
         steps.push(step);
         ended_by = signals.take();
-        if ended_by.is_some() {
-            break;
-        }
     }
     let passed = ended_by.is_none() && !steps.is_empty() && !steps.iter().any(has_failed);
     let summary = Summary { schema: SCHEMA, commit: report::commit().to_owned(), date: report::now(), passed, steps };
@@ -256,6 +256,29 @@ mod tests {
         assert!(!done.passed && text(&done).contains("no test ran, 2 skipped\n"), "{}", text(&done));
         let rest = Args { no_skips: true, only: args.only[1..].to_vec(), ..args };
         assert!(check(&rest, 1).unwrap(), "steps of which some tests ran");
+    }
+
+    /// In a process of its own: the signal comes to all of its tests.
+    #[test]
+    fn a_signal_ends_a_run_after_the_step_that_it_ends() {
+        let words = ["--ignored", "--exact", "gpu_ci::tests::a_run_that_its_second_step_interrupts"];
+        let done = Command::new(std::env::current_exe().unwrap()).args(words).output().unwrap();
+        assert!(done.status.success() && String::from_utf8_lossy(&done.stdout).contains("1 passed"), "{done:?}");
+    }
+
+    #[test]
+    #[ignore = "run by the test above, in a process of its own"]
+    fn a_run_that_its_second_step_interrupts() {
+        let (folder, args) = dist();
+        script(&folder.path().join("tests/gpu_a"), "exit 0");
+        script(&folder.path().join("tests/gpu_b"), "kill -INT $PPID; sleep 1000");
+        script(&folder.path().join("tests/gpu_c"), "exit 0");
+        let error = check(&Args { only: ["gpu_a", "gpu_b", "gpu_c"].map(Into::into).into(), ..args }, 1).unwrap_err();
+        assert_eq!(limited::interrupted_by(&error), Some(rustix::process::Signal::INT));
+        let summary: Summary = serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap()).unwrap();
+        let ended: Vec<_> = summary.steps.iter().map(|step| (step.name.as_str(), step.outcome)).collect();
+        assert_eq!(ended, [("gpu_a", Outcome::Passed), ("gpu_b", Outcome::Failed)]);
+        assert!(!summary.passed && summary.steps[1].status == "ended by signal 2", "{summary:?}");
     }
 
     #[test]

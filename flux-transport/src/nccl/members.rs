@@ -315,18 +315,7 @@ pub(super) mod tests {
 
     #[test]
     fn errors_of_a_rail_name_ranks_of_the_world_and_the_transport() {
-        let info = DeviceInfo {
-            ordinal: 0,
-            uuid: DeviceUuid([0; 16]),
-            pci: String::new(),
-            name: String::new(),
-            sms: 132,
-            l2_bytes: 0,
-            memory_bytes: 0,
-            compute: (9, 0),
-            virtual_memory: true,
-            posix_handles: true,
-        };
+        let info = DeviceInfo::some();
         let (Identity { sharing, version, pieces, .. }, id) = (identity(0), UniqueId::from_bytes([7; 128]));
         // The second of node 1 of 2: number 1 on the rail.
         let ranks = [1, 5].map(Rank::new).to_vec();

@@ -71,21 +71,6 @@ mod tests {
     use crate::{ConnectError, ControlError, Select};
     use flux_core::WorldSize;
 
-    fn own() -> DeviceInfo {
-        DeviceInfo {
-            ordinal: 0,
-            uuid: DeviceUuid([0; 16]),
-            pci: "0000:17:00.0".to_owned(),
-            name: "NVIDIA H200".to_owned(),
-            sms: 132,
-            l2_bytes: 0,
-            memory_bytes: 0,
-            compute: (9, 0),
-            virtual_memory: true,
-            posix_handles: true,
-        }
-    }
-
     /// The second of two nodes, as one of its ranks knows it; all of the other are on instances.
     fn node(instances: &[bool]) -> Mig {
         let identity = |&instance: &bool| Identity {
@@ -99,7 +84,7 @@ mod tests {
         let first = vec![true; instances.len()];
         let ranks: Vec<_> = first.iter().chain(instances).map(identity).collect();
         let world = WorldSize::new(ranks.len() as u32).unwrap();
-        Mig::among(&ranks, Nodes::new(world, 2).unwrap(), instances.len() as u32, &own())
+        Mig::among(&ranks, Nodes::new(world, 2).unwrap(), instances.len() as u32, &DeviceInfo::some())
     }
 
     fn refused() -> NvLinkError {

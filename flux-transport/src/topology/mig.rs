@@ -58,22 +58,10 @@ fn within<T: Send + 'static>(limit: Duration, ask: impl FnOnce() -> Option<T> + 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::DeviceUuid;
     use std::time::Instant;
 
     fn device(ordinal: u32, name: &str) -> DeviceInfo {
-        DeviceInfo {
-            ordinal,
-            uuid: DeviceUuid([0; 16]),
-            pci: format!("0000:{ordinal}B:00.0"),
-            name: name.to_owned(),
-            sms: 132,
-            l2_bytes: 0,
-            memory_bytes: 0,
-            compute: (9, 0),
-            virtual_memory: true,
-            posix_handles: true,
-        }
+        DeviceInfo { ordinal, pci: format!("0000:{ordinal}B:00.0"), name: name.to_owned(), ..DeviceInfo::some() }
     }
 
     #[test]
