@@ -28,6 +28,7 @@ headers![
     "core/producer.cuh",
     "core/storer.cuh",
     "core/trace.cuh",
+    "core/turned.cuh",
     "core/wait.cuh",
     "core/watcher.cuh",
     "harness/data.cuh",

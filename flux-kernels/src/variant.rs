@@ -22,15 +22,19 @@ pub struct Variant {
 
 /// Tiles that there are kernels for, with the stages that fit beside a room for each consumer's part in 227 KiB of shared memory, and beside one in which they take
 /// turns: where there are enough of the first, and where the second makes room for one more.
-const TILES: [(TileShape, Option<u32>, Option<u32>); 13] = [
+const TILES: [(TileShape, Option<u32>, Option<u32>); 17] = [
     (TileShape::new(256, 192, 64), None, Some(3)),
     (TileShape::new(128, 256, 64), Some(3), Some(4)),
     (TileShape::new(256, 128, 64), Some(3), None),
     (TileShape::new(128, 224, 64), Some(3), Some(4)),
     (TileShape::new(128, 192, 64), Some(4), None),
+    (TileShape::new(152, 128, 64), Some(5), None),
+    (TileShape::new(136, 128, 64), Some(5), None),
     (TileShape::new(128, 128, 64), Some(5), None),
     (TileShape::new(128, 96, 64), Some(7), None),
     (TileShape::new(128, 64, 64), Some(8), None),
+    (TileShape::new(104, 256, 64), Some(3), None),
+    (TileShape::new(88, 256, 64), Some(4), None),
     (TileShape::new(64, 256, 64), Some(4), None),
     (TileShape::new(64, 192, 64), Some(6), None),
     (TileShape::new(64, 128, 64), Some(7), None),
@@ -96,8 +100,10 @@ impl Variant {
     pub fn fits(&self, program: &TileProgram) -> bool {
         // Rows that go to several owners leave from a room of the whole tile.
         let scatters = self.op == OpKind::GemmReduceScatter && program.stacked;
+        // What turned tiles would leave in slots, or find there, nobody has written or would read.
+        let slots = self.op == OpKind::GemmReduceScatter && !program.stacked && program.problem.world().peers() > 0;
         let of_program = (program.problem.op(), program.problem.dtype(), program.tile);
-        (self.op, self.dtype, self.tile) == of_program && (self.rooms == Self::CONSUMERS || !scatters)
+        (self.op, self.dtype, self.tile) == of_program && (self.rooms == Self::CONSUMERS || !scatters) && !(self.is_turned() && slots)
     }
 
     /// The same kernel, recording when each phase of each item ended: it takes a [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
@@ -134,8 +140,8 @@ impl Variant {
 
     /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One consumer's columns are whole boxes.
     pub(crate) const fn box_cols(&self) -> u32 {
-        // Consumers share a tile by rows, or by columns where it has but 64 rows.
-        let cols = if self.tile.m == 64 { self.tile.n / Self::CONSUMERS } else { self.tile.n };
+        // Consumers share a tile by rows, or by columns where it has but 64 rows or is turned.
+        let cols = if self.tile.m == 64 || self.is_turned() { self.tile.n / Self::CONSUMERS } else { self.tile.n };
         if cols.is_multiple_of(64) {
             64
         } else if cols.is_multiple_of(32) {
@@ -143,6 +149,16 @@ impl Variant {
         } else {
             16
         }
+    }
+
+    /// Rows of these boxes: `kBoxRows` of config.cuh.
+    pub(crate) const fn box_rows(&self) -> u32 {
+        if self.is_turned() { self.tile.m } else { 64 }
+    }
+
+    /// Whether columns of the tile take the place of rows in the multiplication: `kTurned` of config.cuh.
+    const fn is_turned(&self) -> bool {
+        !self.tile.m.is_multiple_of(64)
     }
 
     /// Device memory that each CTA of a launch needs to itself, in bytes: where the first consumer's part of a partial tile waits until the

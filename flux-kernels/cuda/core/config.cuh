@@ -5,6 +5,13 @@
 
 namespace flux {
 
+// The fewest equal pieces of so many vectors, each of so many at most.
+constexpr u32 fewest_pieces(u32 vectors, u32 most) {
+    u32 pieces = 1;
+    while (vectors % pieces != 0 || vectors / pieces > most) ++pieces;
+    return pieces;
+}
+
 template <u32 TileM, u32 TileN, u32 Rooms, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
@@ -19,14 +26,21 @@ struct Config {
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
     static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer, mover and watcher
-    // Consumers share a tile by rows, or by columns where it has but 64 rows.
-    static constexpr bool kSplitColumns = TileM == 64;
+    // Rows of A are wgmma's m, of which there are 64 or a multiple, and columns its n, of which any multiple of 8 will do; or, where a tile's rows are no multiple of
+    // 64, it is multiplied turned: rows of B are m, and rows of A n. The accumulators hold its transpose then, which is turned back on the way to the output buffer.
+    static constexpr bool kTurned = TileM % 64 != 0;
+    // Consumers share a tile by rows, or by columns where it has but 64 rows or is turned.
+    static constexpr bool kSplitColumns = TileM == 64 || kTurned;
     static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
     static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
-    static constexpr u32 kBlocksM = kRows / 64;                                  // m64 blocks of one consumer
-    static constexpr u32 kVectors = kBlocksM * kCols / 16;                       // 16-byte vectors of rounded accumulators of one thread
-    static_assert(kRows % 64 == 0 && kCols % 16 == 0 && kCols <= 256, "tile");
-    static_assert(kBlocksM * kCols <= 384, "accumulators");
+    static constexpr u32 kBlocks = (kTurned ? kCols : kRows) / 64;               // m64 blocks of one consumer
+    static constexpr u32 kBreadth = kTurned ? kRows : kCols;                     // wgmma's n
+    static constexpr u32 kAccumulators = kBreadth / 2;                           // of one block, in one thread
+    static_assert(kBlocks * 64 == (kTurned ? kCols : kRows) && kBreadth % (kTurned ? 8 : 16) == 0 && kBreadth <= 256, "tile");
+    static_assert(kBlocks * kBreadth <= 384, "accumulators");
+    // Whether partial tiles are sent to slots and added from them. Turned tiles are for shards that are no whole tiles, whose rows are scattered.
+    static constexpr bool kSlots = ReduceScatter && !kTurned;
+    static constexpr u32 kVectors = kBlocks * kBreadth / 16;                     // 16-byte vectors of rounded accumulators of one thread
 
     // Registers of a thread: 64 K in all, launched with 168 each.
     static constexpr u32 kProducerRegisters = 56;
@@ -37,20 +51,21 @@ struct Config {
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
     static constexpr u32 kOutBytes = TileM * TileN * 2;             // also the bytes of a slot
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
-    // What is stored to the caller's y lies in boxes of 64 rows, swizzled over their whole width: as wide as the swizzle goes where that divides the columns.
+    // What is stored to the caller's y lies in boxes of a block's rows, swizzled over their whole width: as wide as the swizzle goes where that divides the columns.
     static constexpr u32 kBoxCols = kCols % 64 == 0 ? 64 : kCols % 32 == 0 ? 32 : 16;
+    static constexpr u32 kBoxRows = kTurned ? kRows : 64;
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
-    static constexpr u32 kBoxBytes = 64 * kBoxRowBytes;
-    static constexpr u32 kBoxes = kCols / kBoxCols;                 // of one block of one consumer
+    static constexpr u32 kBoxBytes = kBoxRows * kBoxRowBytes;
+    static constexpr u32 kBoxes = kTurned ? 1 : kCols / kBoxCols;   // of one block of one consumer
     // Where a consumer leaves its part of a tile. Each has a room of its own, or they take turns in one: what that spares is a stage more, and whoever waits for the
     // room begins the next tile later, so that one can end its part of a tile while the other multiplies. Not where a tile is of 256 rows, which is for the card's power
     // limit: there consumers that are apart take 1.5 to 1.9 % more time (results/tuning/shares-of-a-wave.txt).
     static constexpr u32 kRooms = Rooms;
-    static constexpr bool kInStep = kBlocksM > 1;
+    static constexpr bool kInStep = kBlocks > 1 && !kTurned;
     // Groups in which a consumer multiplies a stage. In two it waits twice a stage, and what it has taken is a stage and a half on average, and not two. In one it waits
     // once, while twice as much is in flight: 256x192 takes 0.3 to 1.3 % less time so at the power limit, and tiles of 128 rows no less (results/tuning/one-group.txt).
     static constexpr u32 kGroups = kInStep ? 1 : 2;
-    static constexpr u32 kRoomBytes = kBlocksM * kBoxes * kBoxBytes;
+    static constexpr u32 kRoomBytes = kBlocks * kBoxes * kBoxBytes;
     static_assert(kRooms == 1 || kRooms == kConsumers, "rooms");
     static_assert(kRoomBytes == kOutBytesPerConsumer, "boxes of a consumer's part");
     // Rows that go to several owners need the whole tile's room, and lie with 16 bytes between them, so that the rows of a matrix store meet different banks.
@@ -59,16 +74,18 @@ struct Config {
     static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kRooms * kRoomBytes;
 
     // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers, no more than there are registers for.
-    static constexpr u32 kPieces = kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
+    static constexpr u32 kPieces = kTurned ? 1 : kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
     static constexpr u32 kPieceVectors = kVectors / kPieces;
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
-    static_assert(kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes, "pieces");
+    static_assert(kTurned || (kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
     // Pieces of one that is added during the multiplication come into the rooms, which are idle then: as many as they hold, two at most.
-    static constexpr u32 kEarlyPieces = kRooms * kRoomBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
-    static_assert(kRooms * kRoomBytes >= kConsumers * kPieceBytesPerConsumer && kPieces <= 4, "early pieces, at most EARLY_GAP of flux-core/src/program");
+    static constexpr u32 kEarlyPieces = !kTurned && kRooms * kRoomBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
+    static_assert(kTurned || kRooms * kRoomBytes >= kConsumers * kPieceBytesPerConsumer, "early pieces");
+    static_assert(kPieces <= 4, "EARLY_GAP of flux-core/src/program");
     // Through the ring go the fp32 accumulators of another range of k, too, in more of them.
-    static constexpr u32 kPartPieces = 2 * kPieces;
-    static constexpr u32 kPartPieceVectors = 2 * kVectors / kPartPieces;
+    static constexpr u32 kPartVectors = kBlocks * kBreadth / 8;
+    static constexpr u32 kPartPieces = kTurned ? fewest_pieces(kPartVectors, 8) : 2 * kPieces;
+    static constexpr u32 kPartPieceVectors = kPartVectors / kPartPieces;
     static constexpr u32 kPartPieceBytesPerConsumer = kPartPieceVectors * 128 * 16;
     static constexpr u32 kPartBytes = kPartPieces * kPartPieceBytesPerConsumer * kConsumers;  // of a part slot
     static_assert(kPartBytes == TileM * TileN * 4 && kPartPieceBytesPerConsumer * kConsumers <= kStageBytes, "part pieces");

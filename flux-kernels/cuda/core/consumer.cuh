@@ -5,6 +5,7 @@
 #include "core/epilogue.cuh"
 #include "core/fold.cuh"
 #include "core/trace.cuh"
+#include "core/turned.cuh"
 #include "core/wait.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -16,7 +17,7 @@ namespace flux {
 
 template <class C>
 struct Consumer {
-    static constexpr u32 kAccumulators = C::kCols / 2;  // of one m64 block, in one thread
+    static constexpr u32 kAccumulators = C::kAccumulators;
     // Steps by which the second consumer adds later than the first, which multiplies meanwhile: EARLY_LAG of flux-core/src/program leaves room for them.
     static constexpr u32 kEarlyLag = 2;
     // This consumer's rows of A and rows of B in a stage.
@@ -31,26 +32,26 @@ struct Consumer {
     RingState<C::kStages> ring;
     RingState<C::kEarlyPieces> early;  // of pieces that the storer brings
     u32 out_phase = 0;
-    // Descriptors of the first stage's operands. A lane's value is known to be the warp's: what follows from it is computed once a warp, not in every thread.
-    u32 first_a = ptx::from_lane(ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA), 0);
-    u32 first_b = ptx::from_lane(ptx::k_major_128b_descriptor(smem.b(0) + index * kOffsetB), 0);
+    // Descriptors of the first stage's operands, of wgmma's m and n. A lane's value is known to be the warp's: what follows from it is computed once a warp, not in every thread.
+    u32 first_m = ptx::from_lane(ptx::k_major_128b_descriptor(C::kTurned ? smem.b(0) + index * kOffsetB : smem.a(0) + index * kOffsetA), 0);
+    u32 first_n = ptx::from_lane(ptx::k_major_128b_descriptor(C::kTurned ? smem.a(0) + index * kOffsetA : smem.b(0) + index * kOffsetB), 0);
 
     // Multiplies the next stage, added to the sums; of a tile's first stage they are the sums. The stage before is given back, at the barrier `read`, when its products
     // are done: when the first group of these begins.
     template <bool First>
-    __device__ __forceinline__ void issue_stage(u32 read, float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void issue_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) const {
         constexpr u32 kGroup = C::kTileK / 16 / C::kGroups;
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-        const u32 a = ptx::advance_descriptor(first_a, ring.stage * C::kStageBytes);
-        const u32 b = ptx::advance_descriptor(first_b, ring.stage * C::kStageBytes);
+        const u32 m = ptx::advance_descriptor(first_m, ring.stage * C::kStageBytes);
+        const u32 n = ptx::advance_descriptor(first_n, ring.stage * C::kStageBytes);
         pin(acc);
         ptx::wgmma_fence();
 #pragma unroll
         for (u32 k = 0; k < C::kTileK / 16; ++k) {
 #pragma unroll
-            for (u32 block = 0; block < C::kBlocksM; ++block) {
-                ptx::Wgmma<C::kCols, C::kBf16>::mma(acc[block], ptx::advance_descriptor(a, block * 64 * 128 + k * 32),
-                                                     ptx::advance_descriptor(b, k * 32), !First || k != 0);
+            for (u32 block = 0; block < C::kBlocks; ++block) {
+                ptx::Wgmma<C::kBreadth, C::kBf16>::mma(acc[block], ptx::advance_descriptor(m, block * 64 * 128 + k * 32),
+                                                       ptx::advance_descriptor(n, k * 32), !First || k != 0);
             }
             if ((k + 1) % kGroup != 0) continue;
             ptx::wgmma_commit();
@@ -65,7 +66,7 @@ struct Consumer {
 
     // Issues the products of the next stage and goes on to the one after. Returns the barrier at which to arrive when they are done.
     template <bool First>
-    __device__ __forceinline__ u32 take_stage(u32 read, float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ u32 take_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) {
         issue_stage<First>(read, acc);
         const u32 next = smem.empty(ring.stage);
         ring.advance();
@@ -73,23 +74,23 @@ struct Consumer {
     }
 
     // The sums are whole up to here, and in registers.
-    __device__ __forceinline__ void settle(float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void settle(float (&acc)[C::kBlocks][kAccumulators]) const {
         ptx::wgmma_wait<0>();
         pin(acc);
     }
 
-    __device__ __forceinline__ static void pin(float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ static void pin(float (&acc)[C::kBlocks][kAccumulators]) {
 #pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) ptx::pin_registers(acc[block]);
+        for (u32 block = 0; block < C::kBlocks; ++block) ptx::pin_registers(acc[block]);
     }
 
     // At least one step. At the card's power limit each instruction of the inner loop costs time, wherever it finds room to be issued. Partial tiles that are early
     // are added on the way, piece by piece, by one consumer some steps before the other: while one adds, the other multiplies.
-    __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
         const u32 k_steps = ptx::from_lane(item.k_steps, 0);
         u32 read = take_stage<true>(0, acc);
         u32 step = 1;
-        if constexpr (C::kReduceScatter) {
+        if constexpr (C::kSlots) {
             const u32 early = ptx::from_lane(early_of(p, item), 0);
 #pragma unroll 1
             for (u32 source = 0; source < early; ++source) {
@@ -109,7 +110,7 @@ struct Consumer {
         if (thread == 0) ptx::mbarrier_arrive(read);
     }
 
-    __device__ __forceinline__ u32 multiply_until(u32 end, u32& step, u32 read, float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ u32 multiply_until(u32 end, u32& step, u32 read, float (&acc)[C::kBlocks][kAccumulators]) {
 #pragma unroll 1
         for (; step < end; ++step) {
             read = take_stage<false>(read, acc);
@@ -120,7 +121,7 @@ struct Consumer {
     }
 
     // Adds a piece of another rank's partial tile, each element in the place where this thread's own accumulator has it.
-    __device__ __forceinline__ void add_piece(u32 from, u32 piece, float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void add_piece(u32 from, u32 piece, float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
         for (u32 v = 0; v < C::kPieceVectors; ++v) {
             const uint4 four = ptx::load_shared_16(from + v * 128 * 16 + thread * 16);
@@ -137,7 +138,7 @@ struct Consumer {
     }
 
     // The next piece, that the storer has brought into the output room.
-    __device__ __forceinline__ void add_early_piece(u32 piece, float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ void add_early_piece(u32 piece, float (&acc)[C::kBlocks][kAccumulators]) {
         ptx::mbarrier_wait(smem.early_full(early.stage), early.phase);
         add_piece(smem.early(early.stage, index), piece, acc);
         sync_consumer();
@@ -146,7 +147,7 @@ struct Consumer {
     }
 
     // Adds the partial tiles that were not added on the way, in the order of their slots, as the ring of stages brings them.
-    __device__ __forceinline__ void add_partials(const WorkItem& item, float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ void add_partials(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
         for (u32 source = early_of(p, item); source < item.partials; ++source) {
 #pragma unroll
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
@@ -181,13 +182,13 @@ struct Consumer {
     }
 
     // Row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a row change places by the number of its 128-byte line.
-    __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 row = warp * 16 + lane % 16;  // the row whose 16 bytes this lane addresses: blocks 0, 2 are the upper eight rows
         const u32 half = lane / 16;             // blocks 2, 3 are the next eight columns
         constexpr u32 kChunks = C::kBoxRowBytes / 16;
 #pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) {
+        for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
             for (u32 j = 0; j < C::kCols / 8; j += 2) {
                 const u32 box = smem.out(index) + (block * C::kBoxes + j / kChunks) * C::kBoxBytes;
@@ -201,7 +202,7 @@ struct Consumer {
 
     // A slot holds accumulators in the order in which threads hold them: vector v of thread t at (v * 128 + t) * 16. Writer and
     // reader are the same thread of two ranks, so nothing is transposed on the way and every access is contiguous.
-    __device__ __forceinline__ void write_slot(const float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void write_slot(const float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
         for (u32 v = 0; v < C::kVectors; ++v) {
             const u32 at = v * 8;
@@ -213,12 +214,12 @@ struct Consumer {
     }
 
     // Rows of the whole tile, each dense, for owners who take but some of them.
-    __device__ __forceinline__ void write_rows(const float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void write_rows(const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 first_row = C::kSplitColumns ? 0 : index * C::kRows;
         const u32 first_col = C::kSplitColumns ? index * C::kCols : 0;
 #pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) {
+        for (u32 block = 0; block < C::kBlocks; ++block) {
             const u32 row = smem.out_row(first_row + block * 64 + warp * 16 + lane % 16) + (first_col + lane / 16 * 8) * 2;
 #pragma unroll
             for (u32 j = 0; j < C::kCols / 8; j += 2) {
@@ -251,18 +252,18 @@ struct Consumer {
 
     // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector. Which one it is, is looked up here: tiles of 256x192 have no register to
     // keep it in while they are multiplied.
-    __device__ __forceinline__ void lend(u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void lend(u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u64 half = p.data[p.rank] + (ptx::copied_here(epoch) & 1) * p.half_stride;
         const u64 dst = half + p.parts_offset + static_cast<u64>(p.items[i].part) * C::kPartBytes + index * (C::kPartBytes / C::kConsumers) + thread * 16;
 #pragma unroll
-        for (u32 v = 0; v < 2 * C::kVectors; ++v) {
+        for (u32 v = 0; v < C::kPartVectors; ++v) {
             const float* d = &acc[v * 4 / kAccumulators][v * 4 % kAccumulators];
             ptx::store_global_16(dst + v * 128 * 16, {ptx::copied_bits(d[0]), ptx::copied_bits(d[1]), ptx::copied_bits(d[2]), ptx::copied_bits(d[3])});
         }
     }
 
     // Adds the accumulators of the other ranges of k, in their order.
-    __device__ __forceinline__ void add_parts(u32 parts, float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ void add_parts(u32 parts, float (&acc)[C::kBlocks][kAccumulators]) {
         for (u32 n = 0; n < parts; ++n) {
 #pragma unroll
             for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
@@ -285,16 +286,16 @@ struct Consumer {
 
     // Whether the sum is whole, and goes to the caller.
     __device__ __forceinline__ static bool finishes(const WorkItem& item) {
-        return item.sink == static_cast<u32>(Sink::kStore) || (C::kReduceScatter && item.sink == static_cast<u32>(Sink::kReduce));
+        return item.sink == static_cast<u32>(Sink::kStore) || (C::kSlots && item.sink == static_cast<u32>(Sink::kReduce));
     }
 
     // Into the room, or where it is lent or scattered.
-    __device__ __forceinline__ void write(const WorkItem& item, u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) const {
+    __device__ __forceinline__ void write(const WorkItem& item, u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kLend)) {
             lend(i, acc);
             return;
         }
-        if constexpr (C::kReduceScatter) {
+        if constexpr (C::kSlots) {
             if (item.sink == static_cast<u32>(Sink::kSend)) {
                 write_slot(acc);
                 return;
@@ -304,17 +305,25 @@ struct Consumer {
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
                 // Asked for while the rows are laid out.
                 const bool poison = poisoned(p);
-                write_rows(acc);
+                if constexpr (C::kTurned) {
+                    write_rows_turned<C>(smem, index, thread, acc);
+                } else {
+                    write_rows(acc);
+                }
                 sync_consumer();
                 scatter(item, poison);
                 return;
             }
         }
-        write_boxes(acc);
+        if constexpr (C::kTurned) {
+            write_boxes_turned<C>(smem, index, thread, acc);
+        } else {
+            write_boxes(acc);
+        }
     }
 
     // Leaves this consumer's part of the item to the storer.
-    __device__ __forceinline__ void hand_over(const WorkItem& item, u32 i, const float (&acc)[C::kBlocksM][kAccumulators]) {
+    __device__ __forceinline__ void hand_over(const WorkItem& item, u32 i, const float (&acc)[C::kBlocks][kAccumulators]) {
         ptx::mbarrier_wait(smem.out_empty(index), out_phase);
         write(item, i, acc);
         // Orders this thread's writes of the room before the bulk store that reads it.
@@ -333,11 +342,11 @@ struct Consumer {
             if constexpr (C::kScatters) {
                 if (item.sink == static_cast<u32>(Sink::kFold)) break;
             }
-            float acc[C::kBlocksM][kAccumulators];
+            float acc[C::kBlocks][kAccumulators];
             multiply(item, acc);
             mark(i, &ItemStamps::multiplied);
             if (item.parts != 0) add_parts(item.parts, acc);
-            if constexpr (C::kReduceScatter) {
+            if constexpr (C::kSlots) {
                 if (item.partials != 0) add_partials(item, acc);
             }
             mark(i, &ItemStamps::summed);

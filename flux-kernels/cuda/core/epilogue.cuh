@@ -41,7 +41,7 @@ __device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
 // of two rows for i below 2 and from 2 on.
 template <class C>
 __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
-                                         float (&acc)[C::kBlocksM][C::kCols / 2]) {
+                                         float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
     for (u32 j = 0; j < C::kCols / 8; ++j) {
@@ -49,11 +49,33 @@ __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, 
         if (first + j * 8 >= item.cols) break;
         const float2 bias = bias_pair<C::kBf16>(p, item.col + first + j * 8 + thread % 4 * 2);
 #pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) {
+        for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
             for (u32 row = 0; row < 2; ++row) {
                 acc[block][j * 4 + row * 2] += bias.x;
                 acc[block][j * 4 + row * 2 + 1] += bias.y;
+            }
+        }
+    }
+}
+
+// The same of a turned tile: acc[block][4 j + i] is of the block's column thread / 4 mod 8 of the warp's sixteen, and 8 on from i = 2; all have it of several rows.
+template <class C>
+__device__ __forceinline__ void add_bias_turned(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
+                                                float (&acc)[C::kBlocks][C::kAccumulators]) {
+    const u32 within = thread % 32 / 4;
+#pragma unroll
+    for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            const u32 eight = consumer * C::kCols + block * 64 + thread / 32 * 16 + half * 8;
+            if (eight >= item.cols) continue;
+            const float2 pair = bias_pair<C::kBf16>(p, item.col + eight + within / 2 * 2);
+            const float bias = within % 2 == 0 ? pair.x : pair.y;
+#pragma unroll
+            for (u32 j = 0; j < C::kBreadth / 8; ++j) {
+                acc[block][j * 4 + half * 2] += bias;
+                acc[block][j * 4 + half * 2 + 1] += bias;
             }
         }
     }
@@ -72,8 +94,14 @@ __device__ __forceinline__ void activate_all(float (&acc)[Blocks][N]) {
 // tile. A reduction's result is a sum, so it has no activation.
 template <class C>
 __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread,
-                                            float (&acc)[C::kBlocksM][C::kCols / 2]) {
-    if (p.bias != 0) add_bias<C>(p, load_item(p, i), consumer, thread, acc);
+                                            float (&acc)[C::kBlocks][C::kAccumulators]) {
+    if (p.bias != 0) {
+        if constexpr (C::kTurned) {
+            add_bias_turned<C>(p, load_item(p, i), consumer, thread, acc);
+        } else {
+            add_bias<C>(p, load_item(p, i), consumer, thread, acc);
+        }
+    }
     if constexpr (!C::kReduceScatter) {
         switch (static_cast<Activation>(p.activation)) {
             case Activation::kNone: break;

@@ -174,7 +174,7 @@ struct Producer {
             load_all(item, step, end);
             stamp<C>(p, i, &ItemStamps::loaded);
             if (item.parts != 0) load_parts(item);
-            if constexpr (C::kReduceScatter) {
+            if constexpr (C::kSlots) {
                 // What a fold adds is read by the consumers.
                 if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kFold)) load_partials(item, i, number);
             }
@@ -183,7 +183,7 @@ struct Producer {
 
     // Waits until no role of this CTA awaits anything of peers any more. Returns whether the call has failed.
     __device__ __forceinline__ bool drain(bool folds) const {
-        if (C::kReduceScatter && p.early != 0) {
+        if (C::kSlots && p.early != 0) {
             // What the storer awaits and brings early: the consumers have added it when they have read the last stage.
             RingState<C::kStages> last = ring;
             for (u32 s = 0; s < C::kStages; ++s) {

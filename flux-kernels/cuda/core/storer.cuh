@@ -23,12 +23,12 @@ struct Storer {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
         const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
-        for (u32 block = 0; block < C::kBlocksM; ++block) {
-            const u32 row = first_row + block * 64;
+        for (u32 block = 0; block < C::kBlocks; ++block) {
+            const u32 row = first_row + (C::kTurned ? 0 : block * 64);
             if (row >= item.rows) break;
 #pragma unroll
             for (u32 box = 0; box < C::kBoxes; ++box) {
-                const u32 col = first_col + box * C::kBoxCols;
+                const u32 col = first_col + (C::kTurned ? block * 64 : box * C::kBoxCols);
                 if (col >= item.cols) break;
                 ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, item.out_outer);
             }
@@ -121,10 +121,10 @@ struct Storer {
                     continue;
                 }
             }
-            const bool sends = C::kReduceScatter && item.sink == static_cast<u32>(Sink::kSend);
+            const bool sends = C::kSlots && item.sink == static_cast<u32>(Sink::kSend);
             if (lane == 0) {
                 const bool last = i + walk.stride >= walk.count;
-                if constexpr (C::kReduceScatter) bring_early(item);
+                if constexpr (C::kSlots) bring_early(item);
                 open_rooms();
                 if (!sends) {
                     store_or_lend(item);

@@ -137,6 +137,16 @@ __device__ __forceinline__ void store_matrix_x4(u32 row, u32 b0, u32 b1, u32 b2,
                  : "memory");
 }
 
+// The same of the transposed matrices: a lane's pair is of one column.
+__device__ __forceinline__ void store_matrix_x4_transposed(u32 row, u32 b0, u32 b1, u32 b2, u32 b3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(b0), "r"(b1), "r"(b2), "r"(b3)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_matrix_x2_transposed(u32 row, u32 b0, u32 b1) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(b0), "r"(b1) : "memory");
+}
+
 // %globaltimer, nanoseconds; only differences on one GPU mean anything
 __device__ __forceinline__ u64 global_timer_ns() {
     u64 t;

@@ -51,12 +51,24 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_PLACES_32 \
     FLUX_PLACES_24 \
     ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define FLUX_PLACES_44 \
+    FLUX_PLACES_32 \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43"
 #define FLUX_PLACES_48 \
     FLUX_PLACES_32 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define FLUX_PLACES_52 \
+    FLUX_PLACES_48 \
+    ", %48, %49, %50, %51"
 #define FLUX_PLACES_64 \
     FLUX_PLACES_48 \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FLUX_PLACES_68 \
+    FLUX_PLACES_64 \
+    ", %64, %65, %66, %67"
+#define FLUX_PLACES_76 \
+    FLUX_PLACES_64 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
 #define FLUX_PLACES_96 \
     FLUX_PLACES_64 \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
@@ -67,13 +79,18 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_PLACES_128 \
     FLUX_PLACES_112 \
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define FLUX_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FLUX_EIGHT(i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FLUX_SUMS_16 FLUX_EIGHT(0), FLUX_EIGHT(8)
 #define FLUX_SUMS_24 FLUX_SUMS_16, FLUX_EIGHT(16)
 #define FLUX_SUMS_32 FLUX_SUMS_24, FLUX_EIGHT(24)
+#define FLUX_SUMS_44 FLUX_SUMS_32, FLUX_EIGHT(32), FLUX_FOUR(40)
 #define FLUX_SUMS_48 FLUX_SUMS_32, FLUX_EIGHT(32), FLUX_EIGHT(40)
+#define FLUX_SUMS_52 FLUX_SUMS_48, FLUX_FOUR(48)
 #define FLUX_SUMS_64 FLUX_SUMS_48, FLUX_EIGHT(48), FLUX_EIGHT(56)
+#define FLUX_SUMS_68 FLUX_SUMS_64, FLUX_FOUR(64)
+#define FLUX_SUMS_76 FLUX_SUMS_64, FLUX_EIGHT(64), FLUX_FOUR(72)
 #define FLUX_SUMS_96 FLUX_SUMS_64, FLUX_EIGHT(64), FLUX_EIGHT(72), FLUX_EIGHT(80), FLUX_EIGHT(88)
 #define FLUX_SUMS_112 FLUX_SUMS_96, FLUX_EIGHT(96), FLUX_EIGHT(104)
 #define FLUX_SUMS_128 FLUX_SUMS_112, FLUX_EIGHT(112), FLUX_EIGHT(120)
@@ -101,8 +118,12 @@ struct Wgmma;
 FLUX_WGMMA(32, 16, 16, 17, 18)
 FLUX_WGMMA(48, 24, 24, 25, 26)
 FLUX_WGMMA(64, 32, 32, 33, 34)
+FLUX_WGMMA(88, 44, 44, 45, 46)
 FLUX_WGMMA(96, 48, 48, 49, 50)
+FLUX_WGMMA(104, 52, 52, 53, 54)
 FLUX_WGMMA(128, 64, 64, 65, 66)
+FLUX_WGMMA(136, 68, 68, 69, 70)
+FLUX_WGMMA(152, 76, 76, 77, 78)
 FLUX_WGMMA(192, 96, 96, 97, 98)
 FLUX_WGMMA(224, 112, 112, 113, 114)
 FLUX_WGMMA(256, 128, 128, 129, 130)
@@ -111,17 +132,26 @@ FLUX_WGMMA(256, 128, 128, 129, 130)
 #undef FLUX_WGMMA
 #undef FLUX_WGMMA_OF
 #undef FLUX_EIGHT
+#undef FLUX_FOUR
 #undef FLUX_PLACES_16
 #undef FLUX_SUMS_16
 #undef FLUX_PLACES_24
 #undef FLUX_SUMS_24
 #undef FLUX_PLACES_32
 #undef FLUX_SUMS_32
+#undef FLUX_PLACES_44
 #undef FLUX_PLACES_48
+#undef FLUX_SUMS_44
 #undef FLUX_SUMS_48
+#undef FLUX_PLACES_52
 #undef FLUX_PLACES_64
+#undef FLUX_SUMS_52
 #undef FLUX_SUMS_64
+#undef FLUX_PLACES_68
+#undef FLUX_PLACES_76
 #undef FLUX_PLACES_96
+#undef FLUX_SUMS_68
+#undef FLUX_SUMS_76
 #undef FLUX_SUMS_96
 #undef FLUX_PLACES_112
 #undef FLUX_SUMS_112

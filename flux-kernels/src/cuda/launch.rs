@@ -204,7 +204,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         rows: y_rows,
         row_bytes: args.y.row_bytes,
         outer: &y_outer,
-        box_rows: 64,
+        box_rows: variant.box_rows(),
         box_cols: BoxCols::of(variant),
         fetch: Fetch::Pair,
     };

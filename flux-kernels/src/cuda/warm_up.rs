@@ -55,7 +55,7 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
         a_caller: a,
         a_gather: a,
         b: matrix(tile.n, &[])?,
-        y: matrix(64, &alone[..1])?,
+        y: matrix(variant.box_rows(), &alone[..1])?,
         control: scratch.address,
         fault: scratch.address + control_bytes,
         world: 1,

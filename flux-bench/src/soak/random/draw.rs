@@ -46,7 +46,7 @@ pub(super) struct RandomCase {
 }
 
 /// Tiles that there are kernels for.
-const TILES: [(u32, u32); 13] = [
+const TILES: [(u32, u32); 17] = [
     LARGE,
     (128, 256),
     (256, 128),
@@ -60,6 +60,10 @@ const TILES: [(u32, u32); 13] = [
     (64, 128),
     (64, 96),
     (64, 64),
+    (152, 128),
+    (104, 256),
+    (136, 128),
+    (88, 256),
 ];
 
 /// The one whose rows are not scattered.
@@ -106,7 +110,9 @@ impl RandomCase {
             shared.shares = Some(draw.of(&[1, any, 132]));
             shared.early = Some(draw.below(world.get() + 1));
             let scatters = op == OpKind::GemmReduceScatter;
-            shared.stack = draw.below(2) > 0 && !(scatters && (rows, cols) == LARGE);
+            // Turned tiles have no partial tiles, but scattered rows.
+            let turned = matches!(place, Place::Gpu { .. }) && rows % 64 != 0;
+            shared.stack = draw.below(2) > 0 && !(scatters && (rows, cols) == LARGE) || scatters && turned;
             shared.no_stack = !shared.stack;
         }
         let calls = 4 + u64::from(draw.below(13));

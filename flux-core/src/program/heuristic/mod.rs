@@ -12,8 +12,8 @@ use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 pub(super) use few_rows::{THIN_ROWS, thin};
-pub(super) use tiles::TILES;
 use tiles::{LARGE, LONG};
+pub(super) use tiles::{TILES, unless_turned};
 
 /// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -151,7 +151,7 @@ impl Schedule {
             OpKind::GemmReduceScatter if problem.flop_per_rank() < STAGED_SHORT => small,
             // What leaves a GEMM-ReduceScatter, the host or the network carries slowly: in short calls the sooner it begins the better.
             OpKind::GemmReduceScatter if !usual.stack => tiles::usual(problem, problem.flop_per_rank() >= LONG),
-            _ => usual.tile,
+            _ => unless_turned(problem, usual.tile),
         };
         let unit = match problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m),

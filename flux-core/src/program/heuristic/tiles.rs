@@ -3,7 +3,7 @@
 //! Invariant: of the candidates it is the one whose waves, and what comes before and after them, take the least time by estimate.
 
 use super::bands::LINK;
-use super::{MULTIPROCESSORS, OPERATIONS, WORKERS};
+use super::{MULTIPROCESSORS, OPERATIONS, ROWS, WORKERS};
 use crate::layout::slot_bytes;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
@@ -15,6 +15,14 @@ pub(in crate::program) const TILES: [(TileShape, u64); 4] = [
     (TileShape::new(128, 224, 64), 100),
     (TileShape::new(128, 192, 64), 100),
     (TileShape::new(128, 128, 64), 101),
+];
+/// Tiles besides [`TILES`] for rows that are no whole tiles of those: with 258, of which the third tile of 128 rows has two, two of 136 take 0.58 of the time of an AllGather-GEMM
+/// of GPT-3 (results/tuning/turned-tiles.txt). Columns take the place of rows in their multiplication, and they have no partial tiles.
+pub(in crate::program) const TURNED: [(TileShape, u64); 4] = [
+    (TileShape::new(88, 256, 64), 100),
+    (TileShape::new(104, 256, 64), 100),
+    (TileShape::new(136, 128, 64), 101),
+    (TileShape::new(152, 128, 64), 101),
 ];
 /// The same of a GEMM-ReduceScatter whose tiles are of one shard, in the order of [`TILES`]: the last wave's partial tiles leave when nothing is left to multiply, so there is
 /// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
@@ -61,10 +69,20 @@ pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
     let large = (may_be_large && is_long).then_some((LARGE, LARGE.1));
     let candidates = large.into_iter().chain(TILES.into_iter().zip(TO_SEND));
     let fastest = match problem.op() {
-        OpKind::AllGatherGemm => candidates.min_by_key(|&((tile, cost), _)| multiplied(tile, cost)),
+        OpKind::AllGatherGemm => {
+            let turned = if problem.m_shard().is_multiple_of(ROWS) { &[][..] } else { &TURNED };
+            let any = candidates.map(|(entry, _)| entry).chain(turned.iter().copied());
+            return any.min_by_key(|&(tile, cost)| multiplied(tile, cost)).map_or(TILES[0].0, |(tile, _)| tile);
+        }
         OpKind::GemmReduceScatter => candidates.min_by_key(|&((tile, _), cost)| multiplied(tile, cost).max(read(tile)) + sent(tile)),
     };
     fastest.map_or(TILES[0].0, |((tile, _), _)| tile)
+}
+
+/// This tile for tiles of one shard each, or another where these are to be sent as partial tiles, which turned ones have not.
+pub(in crate::program) fn unless_turned(problem: &Problem, tile: TileShape) -> TileShape {
+    let sends = problem.op() == OpKind::GemmReduceScatter;
+    if sends && TURNED.iter().any(|&(turned, _)| turned == tile) { usual(problem, false) } else { tile }
 }
 
 #[cfg(test)]
@@ -106,6 +124,6 @@ mod tests {
         assert_eq!([staged(1024).tile.m, staged(4096).tile.m], [128, 256], "0.6 T operations, and 2.5");
         assert_eq!(tile(2, ag, 8192, 28672, 8192), (128, 256), "14336 columns are 56 times 256, and 75 times 192 not quite");
         assert_eq!(tile(4, ag, 4 * 2000, 49152, 12288), (256, 192), "2000 rows are as many of 256 as 2048");
-        assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 128, "2100 rows are 17 blocks of 128, and not 8.5 of 256");
+        assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 88, "2100 rows are 24 blocks of 88 almost, and not 8.5 of 256");
     }
 }

@@ -1,0 +1,50 @@
+// How a turned tile leaves its accumulators, which hold its transpose: rounded, and turned back by the matrix stores.
+//
+// acc[block][4 j + i] of thread `thread` of 128 is of the consumer's row 8 j + 2 (thread mod 4) + (i mod 2), and of its column thread / 4 mod 8, and 8 on from i = 2, of a
+// warp's sixteen of the block's 64 (PTX ISA: wgmma, matrix fragments for m64nNk16).
+#pragma once
+#include "core/config.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+namespace flux {
+
+// `place(row, col)` has the address in shared memory of eight columns of a row of the consumer's part.
+template <class C, class Place>
+__device__ __forceinline__ void write_turned(u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators], Place place) {
+    const u32 warp = thread / 32, lane = thread % 32;
+    // Of four 8x8 matrices, the first two are eight rows of sixteen columns, the others the next eight rows of them.
+    const u32 row = lane / 16 * 8 + lane % 8, col = warp * 16 + lane / 8 % 2 * 8;
+#pragma unroll
+    for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+        for (u32 j = 0; j < C::kBreadth / 8; j += 2) {
+            const float* d = &acc[block][j * 4];
+            const u32 left = ptx::pack_2<C::kBf16>(d[0], d[1]), right = ptx::pack_2<C::kBf16>(d[2], d[3]);
+            if (j + 1 < C::kBreadth / 8) {
+                ptx::store_matrix_x4_transposed(place(j * 8 + row, block * 64 + col), left, right, ptx::pack_2<C::kBf16>(d[4], d[5]),
+                                                ptx::pack_2<C::kBf16>(d[6], d[7]));
+            } else {
+                // Eight rows are left, whose addresses the first sixteen lanes give.
+                ptx::store_matrix_x2_transposed(place(j * 8 + lane % 8, block * 64 + col), left, right);
+            }
+        }
+    }
+}
+
+// Into boxes, a block's columns of all rows each, with the swizzle that the tensor store undoes.
+template <class C>
+__device__ __forceinline__ void write_boxes_turned(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
+    static_assert(C::kBoxRowBytes == 128 && C::kBoxCols == 64, "lines of 128 bytes, a block's columns each");
+    write_turned<C>(thread, acc, [&](u32 row, u32 col) {
+        return smem.out(consumer) + col / 64 * C::kBoxBytes + row * 128 + (col % 64 / 8 ^ row % 8) * 16;
+    });
+}
+
+// Into dense rows of the whole tile, for owners who take but some of them.
+template <class C>
+__device__ __forceinline__ void write_rows_turned(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
+    write_turned<C>(thread, acc, [&](u32 row, u32 col) { return smem.out_row(row) + (consumer * C::kCols + col) * 2; });
+}
+
+}  // namespace flux
