@@ -45,7 +45,7 @@ const TILES: [(TileShape, Option<u32>, Option<u32>); 17] = [
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no kernel for tiles of {tile}: use 256x192x64 (not where rows are scattered), 256x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; all with 64 along k"
+    "there is no kernel for tiles of {tile}: use 256x192x64 (not where rows are scattered), 256x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; or, but for gemm_rs of several ranks only where tiles span shards, 152x128x64, 136x128x64, 104x256x64 or 88x256x64; all with 64 along k"
 )]
 pub struct NoSuchTile {
     /// What was asked for.

@@ -16,7 +16,7 @@ pub(in crate::program) const TILES: [(TileShape, u64); 4] = [
     (TileShape::new(128, 192, 64), 100),
     (TileShape::new(128, 128, 64), 101),
 ];
-/// Tiles besides [`TILES`] for rows that are no whole tiles of those: with 258, of which the third tile of 128 rows has two, two of 136 take 0.58 of the time of an AllGather-GEMM
+/// Tiles besides [`TILES`] for rows that are no whole tiles of those: with 258, of which the third tile of 128 rows has two, two of 136 take 0.61 of the time of an AllGather-GEMM
 /// of GPT-3 (results/tuning/turned-tiles.txt). Columns take the place of rows in their multiplication, and they have no partial tiles.
 pub(in crate::program) const TURNED: [(TileShape, u64); 4] = [
     (TileShape::new(88, 256, 64), 100),
