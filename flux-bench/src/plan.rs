@@ -134,6 +134,8 @@ impl ScheduleArgs {
 
     /// The op's own schedule with what is not left out, as far as it is [in effect](Schedule::in_effect): with options for both ops, an op leaves out those of the other.
     pub fn over(&self, own: Schedule, problem: &Problem, nodes: Nodes) -> Schedule {
+        // Not every tile has a kernel where tiles do not span shards.
+        let own = if self.no_stack && self.tile.is_none() { own.unstacked(problem) } else { own };
         let asked = self.asked(own);
         let Self { tile: _, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
         let ran = asked.in_effect(problem, nodes);
@@ -231,7 +233,9 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::DType;
+    use flux_core::program::TileProgram;
+    use flux_core::{DType, Rank};
+    use flux_kernels::Variant;
 
     #[test]
     fn what_is_left_out_stays_the_ops_own() {
@@ -241,6 +245,21 @@ mod tests {
         assert_eq!(over(ScheduleArgs::default()), own);
         let args = ScheduleArgs { splits: Some(2), no_stack: true, ..ScheduleArgs::default() };
         assert_eq!(over(args), Schedule { splits: 2, stack: false, ..own });
+    }
+
+    /// There is no kernel for the op's own tile then.
+    #[test]
+    fn tiles_of_one_shard_each_are_tiles_that_there_is_a_kernel_for() {
+        let (rs, world) = (OpKind::GemmReduceScatter, WorldSize::new(2).unwrap());
+        let problem = Problem::new(rs, 258, 12288, 49152, DType::Bf16, world).unwrap();
+        let tile_rows = |no_stack| {
+            let args = ScheduleArgs { no_stack, ..ScheduleArgs::default() };
+            let schedule = args.over(Schedule::heuristic(&problem), &problem, Nodes::apart(world));
+            let program = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap();
+            Variant::of(&program).unwrap();
+            schedule.tile.m
+        };
+        assert_eq!([false, true].map(tile_rows), [136, 128]);
     }
 
     /// Of 4 shards of 4 by 4 tiles, with 16 steps along k.

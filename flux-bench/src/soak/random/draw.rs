@@ -132,8 +132,11 @@ impl RandomCase {
         let chunk = self.shared.chunk.map(|chunk| if stack && self.problem.op() == OpKind::GemmReduceScatter { 0 } else { chunk });
         // What the op chooses itself stays.
         let no_stack = self.shared.no_stack || self.shared.stack && mates;
+        // The ops' own in place of a kernel's that has no partial tiles.
+        let sends = mates && self.problem.op() == OpKind::GemmReduceScatter;
+        let tile = self.shared.tile.filter(|tile| !(sends && tile.m % 64 != 0 && TILES.contains(&(tile.m, tile.n))));
         Self {
-            shared: ScheduleArgs { k_chunks: self.shared.k_chunks.and(Some(1)), chunk, stack, no_stack, ..self.shared },
+            shared: ScheduleArgs { tile, k_chunks: self.shared.k_chunks.and(Some(1)), chunk, stack, no_stack, ..self.shared },
             sending,
             ..self
         }

@@ -2,6 +2,7 @@ use super::*;
 use crate::finish::Finish;
 use flux_core::program::{Channels, Schedule, Sending, TileProgram};
 use flux_core::{Nodes, OpKind, Rank, WorldSize};
+use flux_kernels::Variant;
 use flux_ops::Activation;
 
 const PLACES: [Place; 3] = [Place::Host, Place::Gpu { ctas: 132, alone: true }, Place::Gpu { ctas: 16, alone: false }];
@@ -25,6 +26,18 @@ fn every_world_and_place_has_valid_cases() {
 }
 
 #[test]
+fn there_is_a_kernel_for_every_plan_over_peer_memory() {
+    for world in [1, 2, 4, 8] {
+        for case in cases(world, PLACES[1]) {
+            let nodes = Nodes::apart(case.problem.world());
+            let schedule = case.plan(Rank::new(0), PLACES[1]).schedule.over(Schedule::heuristic(&case.problem), &case.problem, nodes);
+            let program = TileProgram::build(&case.problem, Rank::new(0), &schedule).unwrap();
+            assert!(Variant::of(&program).is_ok(), "{case}: no kernel for {schedule}");
+        }
+    }
+}
+
+#[test]
 fn messages_can_carry_every_plan_for_them() {
     let mut spanning = 0;
     for (world, nodes) in [(2, 2), (4, 4), (4, 2), (6, 3)] {
@@ -36,6 +49,7 @@ fn messages_can_carry_every_plan_for_them() {
             let schedule = case.plan(Rank::new(0), PLACES[1]).schedule.over(own, &case.problem, nodes);
             let program = TileProgram::build_across(&case.problem, Rank::new(0), &schedule, nodes).unwrap();
             assert!(program.rounds().is_some(), "{case}: {schedule}");
+            assert!(Variant::of(&program).is_ok(), "{case}: no kernel for {schedule}");
             spanning += u32::from(program.stacked);
         }
     }

@@ -93,6 +93,22 @@ impl Schedule {
         schedule.in_whole_waves(problem).in_wider_bands(problem).in_slices(problem)
     }
 
+    /// This schedule with tiles of one shard each: of a GEMM-ReduceScatter, which then sends partial tiles, with another tile in place of one that has none.
+    ///
+    /// ```
+    /// use flux_core::program::Schedule;
+    /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 258, 12288, 49152, DType::Bf16, WorldSize::new(2).unwrap())?;
+    /// let own = Schedule::heuristic(&p);
+    /// assert_eq!((own.tile, own.stack), (TileShape::new(136, 128, 64), true));
+    /// assert_eq!((own.unstacked(&p).tile.m, own.unstacked(&p).stack), (128, false));
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    #[must_use]
+    pub fn unstacked(self, problem: &Problem) -> Self {
+        Self { stack: false, tile: unless_turned(problem, self.tile), ..self }
+    }
+
     /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for calls at the card's power limit, and shared they take 1 to 2 % more time back
     /// to back (results/tuning/shares-of-a-wave.txt). Nor where `k` comes in slices: whoever has the last steps of a tile would await the last slice first. Nor for short calls of
     /// GEMM-ReduceScatter with peers, which end when all workers have added partial tiles, and not only those that are left in the last wave.

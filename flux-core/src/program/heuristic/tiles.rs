@@ -16,6 +16,9 @@ pub(in crate::program) const TILES: [(TileShape, u64); 4] = [
     (TileShape::new(128, 192, 64), 100),
     (TileShape::new(128, 128, 64), 101),
 ];
+/// The same of a GEMM-ReduceScatter whose tiles are of one shard, in the order of [`TILES`]: the last wave's partial tiles leave when nothing is left to multiply, so there is
+/// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
+const TO_SEND: [u64; 4] = [100, 101, 103, 110];
 /// Tiles besides [`TILES`] for rows that are no whole tiles of those: with 258, of which the third tile of 128 rows has two, two of 136 take 0.61 of the time of an AllGather-GEMM
 /// of GPT-3 (results/tuning/turned-tiles.txt). Columns take the place of rows in their multiplication, and they have no partial tiles.
 pub(in crate::program) const TURNED: [(TileShape, u64); 4] = [
@@ -24,9 +27,6 @@ pub(in crate::program) const TURNED: [(TileShape, u64); 4] = [
     (TileShape::new(136, 128, 64), 101),
     (TileShape::new(152, 128, 64), 101),
 ];
-/// The same of a GEMM-ReduceScatter whose tiles are of one shard, in the order of [`TILES`]: the last wave's partial tiles leave when nothing is left to multiply, so there is
-/// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
-const TO_SEND: [u64; 4] = [100, 101, 103, 110];
 /// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory:
 /// at the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with rests, and full clocks, up to 2.2 % less (results/tuning/rests.txt).
 pub(super) const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);
