@@ -22,19 +22,21 @@ pub struct Variant {
 
 /// Tiles that there are kernels for, with the stages that fit beside a room for each consumer's part in 227 KiB of shared memory, and beside one in which they take
 /// turns: where there are enough of the first, and where the second makes room for one more.
-const TILES: [(TileShape, Option<u32>, Option<u32>); 17] = [
+const TILES: [(TileShape, Option<u32>, Option<u32>); 19] = [
     (TileShape::new(256, 192, 64), None, Some(3)),
     (TileShape::new(128, 256, 64), Some(3), Some(4)),
     (TileShape::new(256, 128, 64), Some(3), None),
     (TileShape::new(128, 224, 64), Some(3), Some(4)),
     (TileShape::new(128, 192, 64), Some(4), None),
+    (TileShape::new(176, 256, 64), None, Some(3)),
+    (TileShape::new(160, 256, 64), None, Some(3)),
+    (TileShape::new(136, 256, 64), Some(3), None),
+    (TileShape::new(240, 128, 64), Some(3), Some(4)),
+    (TileShape::new(208, 128, 64), Some(4), None),
     (TileShape::new(152, 128, 64), Some(5), None),
-    (TileShape::new(136, 128, 64), Some(5), None),
     (TileShape::new(128, 128, 64), Some(5), None),
     (TileShape::new(128, 96, 64), Some(7), None),
     (TileShape::new(128, 64, 64), Some(8), None),
-    (TileShape::new(104, 256, 64), Some(3), None),
-    (TileShape::new(88, 256, 64), Some(4), None),
     (TileShape::new(64, 256, 64), Some(4), None),
     (TileShape::new(64, 192, 64), Some(6), None),
     (TileShape::new(64, 128, 64), Some(7), None),
@@ -45,7 +47,7 @@ const TILES: [(TileShape, Option<u32>, Option<u32>); 17] = [
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no kernel for tiles of {tile}: use 256x192x64 (not where rows are scattered), 256x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; or, but for gemm_rs of several ranks only where tiles span shards, 152x128x64, 136x128x64, 104x256x64 or 88x256x64; all with 64 along k"
+    "there is no kernel for tiles of {tile}: use 256x128x64, 240x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; for gemm_rs of several ranks only where tiles span shards 208x128x64, 152x128x64 and 136x256x64, and only where they do not 256x192x64, 176x256x64 and 160x256x64; all with 64 along k"
 )]
 pub struct NoSuchTile {
     /// What was asked for.
@@ -100,10 +102,12 @@ impl Variant {
     pub fn fits(&self, program: &TileProgram) -> bool {
         // Rows that go to several owners leave from a room of the whole tile.
         let scatters = self.op == OpKind::GemmReduceScatter && program.stacked;
-        // What turned tiles would leave in slots, or find there, nobody has written or would read.
+        // Turned tiles have slots only where their consumers share a room: `kSlotted` of config.cuh.
         let slots = self.op == OpKind::GemmReduceScatter && !program.stacked && program.problem.world().peers() > 0;
         let of_program = (program.problem.op(), program.problem.dtype(), program.tile);
-        (self.op, self.dtype, self.tile) == of_program && (self.rooms == Self::CONSUMERS || !scatters) && !(self.is_turned() && slots)
+        (self.op, self.dtype, self.tile) == of_program
+            && (self.rooms == Self::CONSUMERS || !scatters)
+            && (self.rooms == 1 || !self.tile.is_turned() || !slots)
     }
 
     /// The same kernel, recording when each phase of each item ended: it takes a [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
@@ -141,7 +145,7 @@ impl Variant {
     /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One consumer's columns are whole boxes.
     pub(crate) const fn box_cols(&self) -> u32 {
         // Consumers share a tile by rows, or by columns where it has but 64 rows or is turned.
-        let cols = if self.tile.m == 64 || self.is_turned() { self.tile.n / Self::CONSUMERS } else { self.tile.n };
+        let cols = if self.tile.m == 64 || self.tile.is_turned() { self.tile.n / Self::CONSUMERS } else { self.tile.n };
         if cols.is_multiple_of(64) {
             64
         } else if cols.is_multiple_of(32) {
@@ -151,14 +155,9 @@ impl Variant {
         }
     }
 
-    /// Rows of these boxes: `kBoxRows` of config.cuh.
+    /// Rows of these boxes: `kBoxRows` of config.cuh, whose `kTurned` is [`TileShape::is_turned`].
     pub(crate) const fn box_rows(&self) -> u32 {
-        if self.is_turned() { self.tile.m } else { 64 }
-    }
-
-    /// Whether columns of the tile take the place of rows in the multiplication: `kTurned` of config.cuh.
-    const fn is_turned(&self) -> bool {
-        !self.tile.m.is_multiple_of(64)
+        if self.tile.is_turned() { self.tile.m } else { 64 }
     }
 
     /// Device memory that each CTA of a launch needs to itself, in bytes: where the first consumer's part of a partial tile waits until the

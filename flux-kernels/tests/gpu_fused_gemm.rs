@@ -16,7 +16,7 @@ use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
-const TILES: [TileShape; 17] = [
+const TILES: [TileShape; 19] = [
     TileShape::new(128, 256, 64),
     TileShape::new(256, 128, 64),
     TileShape::new(128, 224, 64),
@@ -31,9 +31,11 @@ const TILES: [TileShape; 17] = [
     TileShape::new(64, 64, 64),
     TileShape::new(256, 192, 64),
     TileShape::new(152, 128, 64),
-    TileShape::new(104, 256, 64),
-    TileShape::new(136, 128, 64),
-    TileShape::new(88, 256, 64),
+    TileShape::new(208, 128, 64),
+    TileShape::new(240, 128, 64),
+    TileShape::new(136, 256, 64),
+    TileShape::new(160, 256, 64),
+    TileShape::new(176, 256, 64),
 ];
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
@@ -82,15 +84,20 @@ fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Var
     }
 }
 
-/// Whether there is no kernel for it: rows that are scattered leave from a room for the whole tile, which the largest has not, and turned ones have no partial tiles.
+/// Whether there is no kernel for it: rows that are scattered leave from a room for the whole tile, which the largest have not, and some turned ones have no partial tiles.
 fn is_refused(program: &TileProgram) -> bool {
     let sends = program.problem.op() == OpKind::GemmReduceScatter && program.problem.world().peers() > 0;
-    sends && if program.stacked { program.tile == TileShape::new(256, 192, 64) } else { is_turned(program.tile) }
+    sends && if program.stacked { is_not_scattered(program.tile) } else { is_not_sent(program.tile) }
 }
 
-/// Whether columns take the place of rows in its multiplication.
-fn is_turned(tile: TileShape) -> bool {
-    !tile.m.is_multiple_of(64)
+/// Whether there is no room for its rows as a whole.
+fn is_not_scattered(tile: TileShape) -> bool {
+    [(256, 192), (176, 256), (160, 256)].contains(&(tile.m, tile.n))
+}
+
+/// Whether it has no partial tiles.
+fn is_not_sent(tile: TileShape) -> bool {
+    [(136, 256), (208, 128), (152, 128)].contains(&(tile.m, tile.n))
 }
 
 /// Every variant on every case.
@@ -146,7 +153,7 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
         for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TILES.map(|tile| (dtype, tile))) {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
-                let stack = op == OPS[1] && is_turned(tile);
+                let stack = op == OPS[1] && is_not_sent(tile);
                 let mut w = World::new(context, p, &Schedule { stack, ..schedule(tile, chunk) }, Epoch::FIRST);
                 for (call, &activation) in (1..).zip(activations) {
                     for (bias, fill) in [(Some(50 + call), Fill::SmallInts), (Some(60 + call), Fill::Uniform), (None, Fill::Uniform)] {

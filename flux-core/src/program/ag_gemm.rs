@@ -18,7 +18,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let arrivals = Arrivals::new(problem, schedule);
     let (chunks, slices) = (arrivals.chunks(), arrivals.slices());
     let (tiles, along_k) = (world.get() * grid.row_blocks() * grid.col_blocks(), AlongK::new(problem, schedule));
-    let shares = schedule.shared_first(problem).filter(|_| !nodes.are_mixed());
+    let shares = schedule.shared_tiles(problem).filter(|_| !nodes.are_mixed());
     let mut list = Items::new(rank, tiles, along_k, schedule, world.peers() * chunks * slices).shared(shares);
     awaits(&mut list, &arrivals, rank, schedule, nodes);
 

@@ -21,7 +21,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         AlongK::new(problem, schedule),
         schedule,
         world.get() * arrivals.chunks() * slices,
-    );
+    )
+    .shared(schedule.shared_tiles(problem));
 
     // by row block: the first entry of its await list, and entries for each slice
     let mut awaited = Vec::new();
@@ -61,7 +62,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         tile: schedule.tile,
         signals: list.signals(),
         part_slots: list.part_slots,
-        items: list.all,
+        items: list.in_order(),
         awaits: list.awaits,
         transfers: transfers(&arrivals, problem, rank),
         forwards: Vec::new(),

@@ -56,7 +56,7 @@ impl Schedule {
         });
         let comes = |band: &Range<u32>| band.len() == 1 && (1..=self.by_chunk).contains(&band.start);
         let by_chunk = if gathers && !stack { self.bands(world).filter(comes).map(|band| band.start).last().unwrap_or(0) } else { 0 };
-        let shared = !self.stack && !nodes.are_mixed() && self.shared_first(problem).is_some();
+        let shared = !nodes.are_mixed() && self.shared_tiles(problem).is_some();
         Self {
             tile: self.tile,
             chunk,

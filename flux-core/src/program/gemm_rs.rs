@@ -114,7 +114,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let (places, along_k) = (Places::new(nodes), AlongK::new(problem, schedule));
     let early = early(schedule, along_k, nodes, world.peers());
     let (first_step, gap) = early_steps(along_k.steps(), early);
-    let shares = schedule.shared_first(problem).filter(|_| !nodes.are_mixed());
+    let shares = schedule.shared_tiles(problem).filter(|_| !nodes.are_mixed());
     let mut list = Items::new(rank, world.get() * tiles, along_k, schedule, world.peers() * chunks).shared(shares);
     // By owner: the first entry of what is awaited for the partial tiles of its first chunk.
     let mut first_await = vec![0; world.index()];

@@ -21,7 +21,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let signals = if whole { 1 } else { count };
     let signal_of = |t: u32| if whole { 0 } else { t };
     let counted = whole && count > 1;
-    let mut list = Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * signals);
+    let mut list =
+        Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * signals).shared(schedule.shared_tiles(problem));
     // by column block, then row block: the tile's number
     let mut number = vec![0; tiles.len()];
     for (t, tile) in (0..).zip(&tiles) {
@@ -41,6 +42,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         };
         list.tile(item, |_| (0, 0, 0));
     }
+
+    list.all = list.in_order();
 
     let fold_rows = fold_rows(problem, grid);
     let mut folds: Vec<Fold> = Vec::new();

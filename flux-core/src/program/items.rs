@@ -1,6 +1,6 @@
 //! The items of a program while it is built: a tile becomes one item, or several that share its `k`.
 //!
-//! Invariant: the lenders of a tile come before its lead, right before it but where the first tiles are shared by groups of workers; and the signals that lenders raise, in the
+//! Invariant: the lenders of a tile come before its lead, right before it but where tiles are shared by groups of workers; and the signals that lenders raise, in the
 //! order of tiles and of `k`, come after all others of the pad.
 
 use super::along_k::AlongK;
@@ -37,7 +37,7 @@ impl Items {
         Self { all, awaits: Vec::new(), other_signals, part_slots: 0, parts, shares: None, tiles: 0, turns: Vec::new(), rank }
     }
 
-    /// The same, whose first tiles are shared.
+    /// The same, of whose tiles some are shared so.
     pub(super) fn shared(self, shares: Option<Shares>) -> Self {
         Self { shares, ..self }
     }
@@ -92,9 +92,12 @@ impl Items {
 
     /// Every item, in the order in which they are worked on.
     pub(super) fn in_order(&mut self) -> Vec<WorkItem> {
-        let mut shared: Vec<_> = self.turns.drain(..).zip(&self.all).map(|(turn, &item)| (turn, item)).collect();
+        // Tiles before them are whole, one item each.
+        let first = self.shares.map_or(0, |shares| shares.before()) as usize;
+        let items = self.all.get_mut(first..).unwrap_or_default();
+        let mut shared: Vec<_> = self.turns.drain(..).zip(&*items).map(|(turn, &item)| (turn, item)).collect();
         shared.sort_by_key(|&(turn, _)| turn);
-        for (place, (_, item)) in self.all.iter_mut().zip(shared) {
+        for (place, (_, item)) in items.iter_mut().zip(shared) {
             *place = item;
         }
         std::mem::take(&mut self.all)

@@ -65,11 +65,11 @@ pub struct Schedule {
     /// For problems with fewer tiles than there are workers. The parts are added in the order of `k`, in fp32: the same bits in every run, but others
     /// than those of another number of splits.
     pub splits: u32,
-    /// Workers whose last wave is to be a whole one, at most [`MAX_SHARES`], or 1: the tiles that whole waves leave come first, and are shared by groups of these workers so
-    /// that all are done after the same part of a tile.
+    /// Workers whose last wave is to be a whole one, at most [`MAX_SHARES`], or 1: the tiles that whole waves leave come first, or last where rows come in slices of `k`, and are
+    /// shared by groups of these workers so that all are done after the same part of a tile.
     ///
-    /// Means nothing where that gains nothing, where `splits` share every tile, where tiles span shards, where only some ranks share a node, and where tiles of the
-    /// own shard of a GEMM-ReduceScatter, which come last, would have to be shared. As with splits, the bits are others than those of another number.
+    /// Means nothing where that gains nothing, where `splits` share every tile, where only some ranks share a node, and where tiles of the own shard of a
+    /// GEMM-ReduceScatter, which come last, would have to be shared. As with splits, the bits are others than those of another number.
     pub shares: u32,
     /// Whether tiles span shards, for shards with fewer rows than a tile, or that are not whole tiles. Means nothing in a world of 1.
     ///
@@ -157,7 +157,7 @@ impl Schedule {
 
     /// Of so many tiles of a program, those that whole waves leave.
     pub(super) fn unfinished(&self, tiles: u64) -> u64 {
-        if self.shares == 1 || self.splits > 1 || self.stack { 0 } else { tiles % u64::from(self.shares) }
+        if self.shares == 1 || self.splits > 1 { 0 } else { tiles % u64::from(self.shares) }
     }
 
     /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the `available` ones of a shard.

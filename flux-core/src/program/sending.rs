@@ -3,7 +3,7 @@
 //! Invariant: both depend on the problem and on what all ranks know of the transport alone, so all ranks choose the same. Times are estimates for an H200: only the
 //! choice depends on them.
 
-use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, THIN_ROWS, TILES, WORKERS, thin, unless_turned};
+use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, THIN_ROWS, WORKERS, of_shards, thin, unless_unsent};
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
@@ -148,8 +148,8 @@ impl<'a> Call<'a> {
     fn fastest(problem: &'a Problem, channels: &Channels, to: (Sending, u32), own: &Schedule) -> (u64, Schedule) {
         let tiles = match own.stack {
             true if problem.m_shard() <= THIN_ROWS => vec![(thin(problem), 100)],
-            true => vec![(unless_turned(problem, own.tile), 100)],
-            false => TILES.to_vec(),
+            true => vec![(unless_unsent(problem, own.tile), 100)],
+            false => of_shards(problem),
         };
         let counts = if channels.network { NETWORK_CHUNKS.as_slice() } else { &CHUNKS };
         let ways = tiles.into_iter().flat_map(|tile| counts.iter().map(move |&chunks| (tile, chunks)));

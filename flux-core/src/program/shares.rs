@@ -1,4 +1,5 @@
-//! Who multiplies which steps of the tiles that would leave a wave unfinished: the first tiles are shared, so that those behind them are whole waves.
+//! Who multiplies which steps of the tiles that would leave a wave unfinished: the first tiles are shared, so that those behind them are whole waves. Where rows come in slices
+//! of `k` the last tiles are: whoever has the last steps of a tile would await the last slice first.
 //!
 //! Groups of `b` workers have `a` tiles each, whose steps, laid end to end, they take in equal ranges (stream-K, Osama et al., arXiv 2301.03598, in each group): so all
 //! are done after `a / b` of a tile. Workers with the same place in their groups are at the same step along `k` at the same time, of neighbouring tiles, and find in L2
@@ -18,9 +19,11 @@ const MOST: u64 = 8;
 /// What a part costs its tile, in steps: its way through memory, and the addition.
 const PART: u64 = 4;
 
-/// The first tiles of a program, in groups.
+/// The first or the last tiles of a program, in groups.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shares {
+    /// The first of them.
+    first: u64,
     /// Tiles that are shared.
     shared: u64,
     groups: u64,
@@ -49,12 +52,17 @@ pub(super) enum Turn {
 }
 
 impl Schedule {
-    /// How a rank shares the first tiles, where all ranks reach each other alike.
-    pub(super) fn shared_first(&self, problem: &Problem) -> Option<Shares> {
-        let (world, of_shard) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, self.tile).tiles());
+    /// How a rank shares what whole waves leave of its tiles, where all ranks reach each other alike.
+    pub(super) fn shared_tiles(&self, problem: &Problem) -> Option<Shares> {
+        let (along_k, peers) = (AlongK::new(problem, self), problem.world().peers());
+        let (gathers, spans) = (problem.op() == OpKind::AllGatherGemm, self.stack && peers > 0);
+        let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
+        let tiles = if spans { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { u64::from(peers + 1) * of_shard };
         // Own tiles of a GEMM-ReduceScatter come last, and in a world of 1 there are no others.
-        let whole = if problem.op() == OpKind::GemmReduceScatter && world > 1 { of_shard } else { 0 };
-        Shares::of(self, AlongK::new(problem, self), world * of_shard, whole)
+        let whole = if gathers || spans || peers == 0 { 0 } else { of_shard };
+        let shares = Shares::of(self, along_k, tiles, whole)?;
+        let in_slices = gathers && peers > 0 && along_k.slices(self.k_chunks).len() > 1;
+        Some(Shares { first: if in_slices { tiles - shares.shared } else { 0 }, ..shares })
     }
 }
 
@@ -67,7 +75,7 @@ impl Shares {
             return None;
         }
         let ways = (2..=MOST).flat_map(|workers| (1..workers).map(move |tiles| (tiles, workers)));
-        let ways = ways.map(|(tiles, workers)| Self { shared, groups: shared.div_ceil(tiles), tiles, workers, steps });
+        let ways = ways.map(|(tiles, workers)| Self { first: 0, shared, groups: shared.div_ceil(tiles), tiles, workers, steps });
         let possible = ways.filter(|way| way.groups * way.workers <= u64::from(schedule.shares));
         possible.min_by_key(Self::time).filter(|best| best.time() < steps)
     }
@@ -77,9 +85,20 @@ impl Shares {
         self.steps
     }
 
-    /// The wave that a tile of the program is in: what is shared is the first.
+    /// The wave that a tile of the program is in: what is shared is one by itself.
     pub(super) const fn wave(&self, tile: u64, workers: u64) -> u64 {
-        if self.has(tile) { 0 } else { 1 + (tile - self.shared) / workers }
+        if self.has(tile) {
+            self.first / workers
+        } else if tile < self.first {
+            tile / workers
+        } else {
+            1 + (tile - self.shared) / workers
+        }
+    }
+
+    /// Tiles of the program before those that are shared.
+    pub(super) const fn before(&self) -> u64 {
+        self.first
     }
 
     /// Steps until all are done.
@@ -89,7 +108,7 @@ impl Shares {
 
     /// Whether this tile of the program, counted from 0, is shared.
     pub(super) const fn has(&self, tile: u64) -> bool {
-        tile < self.shared
+        self.first <= tile && tile < self.first + self.shared
     }
 
     /// The first step of a range, counted through all tiles of the group.
@@ -102,8 +121,9 @@ impl Shares {
         ((step + 1) * self.workers).div_ceil(self.tiles * self.steps) - 1
     }
 
-    /// The parts of a tile in the order of `k`, the lead's first.
+    /// The parts of one of these tiles in the order of `k`, the lead's first.
     pub(super) fn parts(self, tile: u64) -> impl Iterator<Item = (Turn, Range<u32>)> {
+        let tile = tile - self.first;
         let (group, first) = (tile % self.groups, tile / self.groups * self.steps);
         let (end, is_last) = (first + self.steps, tile + self.groups >= self.shared);
         (self.at(first)..=self.at(end - 1)).map(move |place| {
@@ -125,7 +145,7 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use crate::program::{Schedule, TileProgram, check, sink};
-    use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+    use crate::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
     use proptest::prelude::*;
 
     const TILE: TileShape = TileShape::new(16, 16, 8);
@@ -179,11 +199,28 @@ mod tests {
     }
 
     #[test]
-    fn tiles_that_are_split_or_span_shards_are_not_shared() {
+    fn tiles_that_are_split_are_not_shared() {
         let problem = program(OpKind::AllGatherGemm, 4, 30, 1).problem;
         let of = |schedule| TileProgram::build(&problem, Rank::new(1), &schedule);
-        for plain in [Schedule { splits: 2, ..Schedule::of(TILE) }, Schedule { stack: true, ..Schedule::of(TILE) }] {
-            assert_eq!(of(Schedule { shares: 5, ..plain }), of(plain));
+        let plain = Schedule { splits: 2, ..Schedule::of(TILE) };
+        assert_eq!(of(Schedule { shares: 5, ..plain }), of(plain));
+    }
+
+    /// Those of all shards together are counted, and their folds come after them.
+    #[test]
+    fn tiles_that_span_shards_are_shared() {
+        let world = WorldSize::new(3).expect("a world size");
+        for (op, n, k) in [(OpKind::AllGatherGemm, 96, 240), (OpKind::GemmReduceScatter, 32, 720)] {
+            let problem = Problem::new(op, 27, n, k, DType::Bf16, world).expect("a valid problem");
+            let schedule = Schedule { shares: 3, stack: true, ..Schedule::of(TILE) };
+            let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
+            let programs: Vec<_> = world.ranks().map(build).collect();
+            check::verify(&programs).expect("programs are right");
+            // Four tiles, of which three workers share one: two parts are lent to its lead, or three workers have a third of it each.
+            let of = |sink| programs[0].items.iter().filter(move |item| item.sink == sink).count();
+            let tiles = if op == OpKind::AllGatherGemm { sink::STORE } else { sink::SCATTER };
+            assert_eq!((of(tiles), of(sink::LEND), programs[0].part_slots), (4, 2, 2), "{op}");
+            assert_eq!(schedule.in_effect(&problem, Nodes::apart(world)).shares, 3, "{op}");
         }
     }
 }

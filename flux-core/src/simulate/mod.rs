@@ -4,7 +4,7 @@
 //! each takes is the [`Machine`]'s.
 //!
 //! A worker takes a tile's steps along `k`, none before what is awaited for it, then adds what is added after, then finishes the tile; its steps take what their operations
-//! take, or what its wave reads of memory if that is more. A rank's link is two servers, one out and one in, each of which carries a message after the other. Partial tiles
+//! take, more where shared memory bounds them ([`TileShape::step_percent`](crate::TileShape::step_percent)), or what its wave reads of memory if that is more. A rank's link is two servers, one out and one in, each of which carries a message after the other. Partial tiles
 //! leave when they are finished; the shard of an AllGather-GEMM leaves transfer by transfer.
 //!
 //! Against the measured rows with m >= 512 (`flux-bench simulate --against`): within 5 % of results/h200-x4-nvlink.json, to which it is fitted, half of the rows within 2.6

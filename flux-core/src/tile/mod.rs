@@ -4,6 +4,7 @@
 
 mod grid;
 mod raster;
+mod step;
 
 pub use grid::{TileExtent, TileGrid};
 pub use raster::Raster;

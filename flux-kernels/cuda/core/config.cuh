@@ -5,6 +5,8 @@
 
 namespace flux {
 
+constexpr u32 least(u32 a, u32 b) { return a < b ? a : b; }
+
 // The fewest equal pieces of so many vectors, each of so many at most.
 constexpr u32 fewest_pieces(u32 vectors, u32 most) {
     u32 pieces = 1;
@@ -38,8 +40,9 @@ struct Config {
     static constexpr u32 kAccumulators = kBreadth / 2;                           // of one block, in one thread
     static_assert(kBlocks * 64 == (kTurned ? kCols : kRows) && kBreadth % (kTurned ? 8 : 16) == 0 && kBreadth <= 256, "tile");
     static_assert(kBlocks * kBreadth <= 384, "accumulators");
-    // Whether partial tiles are sent to slots and added from them. Turned tiles are for shards that are no whole tiles, whose rows are scattered.
-    static constexpr bool kSlots = ReduceScatter && !kTurned;
+    // Whether partial tiles are sent to slots and added from them: of turned tiles those whose consumers share a room, the others' rows are scattered.
+    static constexpr bool kSlotted = !kTurned || Rooms == 1;
+    static constexpr bool kSlots = ReduceScatter && kSlotted;
     static constexpr u32 kVectors = kBlocks * kBreadth / 16;                     // 16-byte vectors of rounded accumulators of one thread
 
     // Registers of a thread: 64 K in all, launched with 168 each.
@@ -74,21 +77,23 @@ struct Config {
     static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kRooms * kRoomBytes;
 
     // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers, no more than there are registers for.
-    static constexpr u32 kPieces = kTurned ? 1 : kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
+    static constexpr u32 kPieces = !kSlotted ? 1
+                                   : kTurned ? fewest_pieces(kVectors, least(16, kStageBytes / (kConsumers * 128 * 16)))
+                                             : kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
     static constexpr u32 kPieceVectors = kVectors / kPieces;
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
-    static_assert(kTurned || (kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
+    static_assert(!kSlotted || (kAccumulators % 8 == 0 && kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
     // Pieces of one that is added during the multiplication come into the rooms, which are idle then: as many as they hold, two at most.
-    static constexpr u32 kEarlyPieces = !kTurned && kRooms * kRoomBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
-    static_assert(kTurned || kRooms * kRoomBytes >= kConsumers * kPieceBytesPerConsumer, "early pieces");
+    static constexpr u32 kEarlyPieces = kSlotted && kRooms * kRoomBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
+    static_assert(!kSlotted || kRooms * kRoomBytes >= kConsumers * kPieceBytesPerConsumer, "early pieces");
     static_assert(kPieces <= 4, "EARLY_GAP of flux-core/src/program");
-    // Through the ring go the fp32 accumulators of another range of k, too, in more of them.
+    // Through the ring go the fp32 accumulators of another range of k, too, in more of them, of which the last may be shorter.
     static constexpr u32 kPartVectors = kBlocks * kBreadth / 8;
-    static constexpr u32 kPartPieces = kTurned ? fewest_pieces(kPartVectors, 8) : 2 * kPieces;
-    static constexpr u32 kPartPieceVectors = kPartVectors / kPartPieces;
-    static constexpr u32 kPartPieceBytesPerConsumer = kPartPieceVectors * 128 * 16;
-    static constexpr u32 kPartBytes = kPartPieces * kPartPieceBytesPerConsumer * kConsumers;  // of a part slot
-    static_assert(kPartBytes == TileM * TileN * 4 && kPartPieceBytesPerConsumer * kConsumers <= kStageBytes, "part pieces");
+    static constexpr u32 kPartPieceVectors = kTurned ? least(8, kPartVectors) : kPartVectors / (2 * kPieces);
+    static constexpr u32 kPartPieces = (kPartVectors + kPartPieceVectors - 1) / kPartPieceVectors;
+    static constexpr u32 kPartBytes = kPartVectors * 128 * 16 * kConsumers;  // of a part slot
+    static constexpr __device__ u32 part_piece_vectors(u32 piece) { return least(kPartPieceVectors, kPartVectors - piece * kPartPieceVectors); }
+    static_assert(kPartBytes == TileM * TileN * 4 && kPartPieceVectors * 128 * 16 * kConsumers <= kStageBytes, "part pieces");
 
     // What goes to a peer at once, where it goes in pieces.
     static constexpr u32 kPieceBytes = 4096;

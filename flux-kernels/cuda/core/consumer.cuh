@@ -268,9 +268,9 @@ struct Consumer {
 #pragma unroll
             for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
                 ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-                const u32 src = smem.a(ring.stage) + index * C::kPartPieceBytesPerConsumer + thread * 16;
+                const u32 src = smem.a(ring.stage) + index * (C::part_piece_vectors(piece) * 128 * 16) + thread * 16;
 #pragma unroll
-                for (u32 v = 0; v < C::kPartPieceVectors; ++v) {
+                for (u32 v = 0; v < C::part_piece_vectors(piece); ++v) {
                     const uint4 four = ptx::load_shared_16(src + v * 128 * 16);
                     const u32 at = (piece * C::kPartPieceVectors + v) * 4;
                     float* d = &acc[at / kAccumulators][at % kAccumulators];

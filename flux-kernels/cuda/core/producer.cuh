@@ -116,11 +116,11 @@ struct Producer {
             ptx::fence_proxy_async_global();
             const u64 part = half + p.parts_offset + static_cast<u64>(item.part + n) * C::kPartBytes;
             for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
-                open_stage(C::kConsumers * C::kPartPieceBytesPerConsumer);
+                const u32 bytes = C::part_piece_vectors(piece) * 128 * 16;  // of one consumer
+                open_stage(C::kConsumers * bytes);
                 for (u32 c = 0; c < C::kConsumers; ++c) {
-                    ptx::bulk_load(smem.a(ring.stage) + c * C::kPartPieceBytesPerConsumer,
-                                   part + c * (C::kPartBytes / C::kConsumers) + piece * C::kPartPieceBytesPerConsumer,
-                                   C::kPartPieceBytesPerConsumer, smem.full(ring.stage));
+                    ptx::bulk_load(smem.a(ring.stage) + c * bytes, part + c * (C::kPartBytes / C::kConsumers) + piece * C::kPartPieceVectors * 128 * 16, bytes,
+                                   smem.full(ring.stage));
                 }
                 ring.advance();
             }

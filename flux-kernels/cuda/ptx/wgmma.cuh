@@ -51,15 +51,9 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_PLACES_32 \
     FLUX_PLACES_24 \
     ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define FLUX_PLACES_44 \
-    FLUX_PLACES_32 \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43"
 #define FLUX_PLACES_48 \
     FLUX_PLACES_32 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define FLUX_PLACES_52 \
-    FLUX_PLACES_48 \
-    ", %48, %49, %50, %51"
 #define FLUX_PLACES_64 \
     FLUX_PLACES_48 \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -69,31 +63,44 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_PLACES_76 \
     FLUX_PLACES_64 \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
-#define FLUX_PLACES_96 \
+#define FLUX_PLACES_80 \
     FLUX_PLACES_64 \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define FLUX_PLACES_112 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define FLUX_PLACES_88 \
+    FLUX_PLACES_80 \
+    ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define FLUX_PLACES_96 \
+    FLUX_PLACES_88 \
+    ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define FLUX_PLACES_104 \
     FLUX_PLACES_96 \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define FLUX_PLACES_128 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define FLUX_PLACES_112 \
+    FLUX_PLACES_104 \
+    ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define FLUX_PLACES_120 \
     FLUX_PLACES_112 \
-    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+    ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define FLUX_PLACES_128 \
+    FLUX_PLACES_120 \
+    ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define FLUX_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FLUX_EIGHT(i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FLUX_SUMS_16 FLUX_EIGHT(0), FLUX_EIGHT(8)
 #define FLUX_SUMS_24 FLUX_SUMS_16, FLUX_EIGHT(16)
 #define FLUX_SUMS_32 FLUX_SUMS_24, FLUX_EIGHT(24)
-#define FLUX_SUMS_44 FLUX_SUMS_32, FLUX_EIGHT(32), FLUX_FOUR(40)
 #define FLUX_SUMS_48 FLUX_SUMS_32, FLUX_EIGHT(32), FLUX_EIGHT(40)
-#define FLUX_SUMS_52 FLUX_SUMS_48, FLUX_FOUR(48)
 #define FLUX_SUMS_64 FLUX_SUMS_48, FLUX_EIGHT(48), FLUX_EIGHT(56)
 #define FLUX_SUMS_68 FLUX_SUMS_64, FLUX_FOUR(64)
 #define FLUX_SUMS_76 FLUX_SUMS_64, FLUX_EIGHT(64), FLUX_FOUR(72)
-#define FLUX_SUMS_96 FLUX_SUMS_64, FLUX_EIGHT(64), FLUX_EIGHT(72), FLUX_EIGHT(80), FLUX_EIGHT(88)
-#define FLUX_SUMS_112 FLUX_SUMS_96, FLUX_EIGHT(96), FLUX_EIGHT(104)
-#define FLUX_SUMS_128 FLUX_SUMS_112, FLUX_EIGHT(112), FLUX_EIGHT(120)
+#define FLUX_SUMS_80 FLUX_SUMS_64, FLUX_EIGHT(64), FLUX_EIGHT(72)
+#define FLUX_SUMS_88 FLUX_SUMS_80, FLUX_EIGHT(80)
+#define FLUX_SUMS_96 FLUX_SUMS_88, FLUX_EIGHT(88)
+#define FLUX_SUMS_104 FLUX_SUMS_96, FLUX_EIGHT(96)
+#define FLUX_SUMS_112 FLUX_SUMS_104, FLUX_EIGHT(104)
+#define FLUX_SUMS_120 FLUX_SUMS_112, FLUX_EIGHT(112)
+#define FLUX_SUMS_128 FLUX_SUMS_120, FLUX_EIGHT(120)
 
 // wgmma.mma_async m64nNk16: D (64 x N) = A (64 x 16) * B (N x 16)^T, added to D where `accumulate`.
 template <u32 N, bool Bf16>
@@ -118,14 +125,16 @@ struct Wgmma;
 FLUX_WGMMA(32, 16, 16, 17, 18)
 FLUX_WGMMA(48, 24, 24, 25, 26)
 FLUX_WGMMA(64, 32, 32, 33, 34)
-FLUX_WGMMA(88, 44, 44, 45, 46)
 FLUX_WGMMA(96, 48, 48, 49, 50)
-FLUX_WGMMA(104, 52, 52, 53, 54)
 FLUX_WGMMA(128, 64, 64, 65, 66)
 FLUX_WGMMA(136, 68, 68, 69, 70)
 FLUX_WGMMA(152, 76, 76, 77, 78)
+FLUX_WGMMA(160, 80, 80, 81, 82)
+FLUX_WGMMA(176, 88, 88, 89, 90)
 FLUX_WGMMA(192, 96, 96, 97, 98)
+FLUX_WGMMA(208, 104, 104, 105, 106)
 FLUX_WGMMA(224, 112, 112, 113, 114)
+FLUX_WGMMA(240, 120, 120, 121, 122)
 FLUX_WGMMA(256, 128, 128, 129, 130)
 
 #undef FLUX_DESCRIPTOR_UPPER
@@ -139,22 +148,26 @@ FLUX_WGMMA(256, 128, 128, 129, 130)
 #undef FLUX_SUMS_24
 #undef FLUX_PLACES_32
 #undef FLUX_SUMS_32
-#undef FLUX_PLACES_44
 #undef FLUX_PLACES_48
-#undef FLUX_SUMS_44
 #undef FLUX_SUMS_48
-#undef FLUX_PLACES_52
 #undef FLUX_PLACES_64
-#undef FLUX_SUMS_52
 #undef FLUX_SUMS_64
 #undef FLUX_PLACES_68
-#undef FLUX_PLACES_76
-#undef FLUX_PLACES_96
 #undef FLUX_SUMS_68
+#undef FLUX_PLACES_76
 #undef FLUX_SUMS_76
+#undef FLUX_PLACES_80
+#undef FLUX_SUMS_80
+#undef FLUX_PLACES_88
+#undef FLUX_SUMS_88
+#undef FLUX_PLACES_96
 #undef FLUX_SUMS_96
+#undef FLUX_PLACES_104
+#undef FLUX_SUMS_104
 #undef FLUX_PLACES_112
 #undef FLUX_SUMS_112
+#undef FLUX_PLACES_120
+#undef FLUX_SUMS_120
 #undef FLUX_PLACES_128
 #undef FLUX_SUMS_128
 

@@ -46,8 +46,8 @@ pub(super) struct RandomCase {
 }
 
 /// Tiles that there are kernels for.
-const TILES: [(u32, u32); 17] = [
-    LARGE,
+const TILES: [(u32, u32); 19] = [
+    (256, 192),
     (128, 256),
     (256, 128),
     (128, 224),
@@ -61,13 +61,17 @@ const TILES: [(u32, u32); 17] = [
     (64, 96),
     (64, 64),
     (152, 128),
-    (104, 256),
-    (136, 128),
-    (88, 256),
+    (208, 128),
+    (240, 128),
+    (136, 256),
+    (160, 256),
+    (176, 256),
 ];
 
-/// The one whose rows are not scattered.
-const LARGE: (u32, u32) = (256, 192);
+/// Those whose rows are not scattered.
+const UNSCATTERED: [(u32, u32); 3] = [(256, 192), (160, 256), (176, 256)];
+/// Those that have no partial tiles.
+const UNSENT: [(u32, u32); 3] = [(152, 128), (208, 128), (136, 256)];
 
 impl RandomCase {
     /// Case `number` of `seed`.
@@ -110,9 +114,8 @@ impl RandomCase {
             shared.shares = Some(draw.of(&[1, any, 132]));
             shared.early = Some(draw.below(world.get() + 1));
             let scatters = op == OpKind::GemmReduceScatter;
-            // Turned tiles have no partial tiles, but scattered rows.
-            let turned = matches!(place, Place::Gpu { .. }) && rows % 64 != 0;
-            shared.stack = draw.below(2) > 0 && !(scatters && (rows, cols) == LARGE) || scatters && turned;
+            let is_of = |tiles: &[(u32, u32)]| scatters && matches!(place, Place::Gpu { .. }) && tiles.contains(&(rows, cols));
+            shared.stack = draw.below(2) > 0 && !is_of(&UNSCATTERED) || is_of(&UNSENT);
             shared.no_stack = !shared.stack;
         }
         let calls = 4 + u64::from(draw.below(13));
@@ -134,7 +137,7 @@ impl RandomCase {
         let no_stack = self.shared.no_stack || self.shared.stack && mates;
         // The ops' own in place of a kernel's that has no partial tiles.
         let sends = mates && self.problem.op() == OpKind::GemmReduceScatter;
-        let tile = self.shared.tile.filter(|tile| !(sends && tile.m % 64 != 0 && TILES.contains(&(tile.m, tile.n))));
+        let tile = self.shared.tile.filter(|tile| !(sends && UNSENT.contains(&(tile.m, tile.n))));
         Self {
             shared: ScheduleArgs { tile, k_chunks: self.shared.k_chunks.and(Some(1)), chunk, stack, no_stack, ..self.shared },
             sending,

@@ -62,7 +62,7 @@ impl Schedule {
         let workers = u64::from(MULTIPROCESSORS);
         let tile_ns =
             2 * u128::from(area(self.tile)) * u128::from(problem.k_local()) / u128::from(OPERATIONS) + u128::from(Machine::H200.tile_ns);
-        let shares = self.shared_first(problem);
+        let shares = self.shared_tiles(problem);
         let begun = |shards: u32| {
             let tile = u64::from(shards) * grid.tiles() + workers / 16;
             match shares {
@@ -103,7 +103,7 @@ impl Schedule {
         if world * tiles > MAX_ITEMS {
             return 0;
         }
-        let (workers, shares) = (u64::from(MULTIPROCESSORS), self.shared_first(problem));
+        let (workers, shares) = (u64::from(MULTIPROCESSORS), self.shared_tiles(problem));
         let wave = |tile| shares.map_or(tile / workers, |shares| shares.wave(tile, workers));
         let before = |step: u64| {
             // Of the band that the step is in: its first step, and how many there are.

@@ -2,12 +2,8 @@
 //!
 //! Invariant: such a call is bound by what its workers read; what matters is that all do, to the end.
 
-use super::super::MAX_ITEMS;
-use super::super::pushing::COPY_ENGINE_BYTES;
-use super::bands::LINK;
-use super::tiles::{TILES, TURNED, area, waves};
-use super::{Chunk, MULTIPROCESSORS, OPERATIONS, ROW_GROUP, ROWS, Schedule, WORKERS, slices};
-use crate::layout::{gather_place_bytes, slot_bytes};
+use super::tiles::{TILES, area, waves};
+use super::{Chunk, ROW_GROUP, Schedule, WORKERS, ragged, slices};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 
@@ -36,9 +32,6 @@ const MOST_SPLITS: u64 = 3;
 /// Rows from which on tiles that span shards take rows in slices of k. With fewer what they read of `w` bounds them, and the simulator, by which this was found, has not been held
 /// against measurements; two H200 gained nothing by it at 64 to 256 rows (results/tuning/slices-tp2.txt).
 const SLICED_ROWS: u32 = 512;
-
-/// Ranks of a GEMM-ReduceScatter up to which tiles span larger shards: of 16 it is up to 13 % slower by simulation.
-const MOST_FOLDED: u32 = 8;
 
 /// Into how many items each of so many tiles may be split while all are one wave of so many workers, and how long along k each then is by its time.
 fn ways_to_split(problem: &Problem, tiles: u64, workers: u32) -> impl Iterator<Item = (u64, u64)> + use<> {
@@ -69,12 +62,12 @@ impl Schedule {
     /// Of the tiles that there are for so many rows, and of the ways to share them, the one whose waves over so many workers take the least time.
     pub(in crate::program) fn stacked(problem: &Problem, workers: u32) -> Self {
         let candidates = match problem.m() {
-            ..=64 => [THIN.as_slice(), &[]],
-            65..=128 => [TILES.as_slice(), &SLIM],
-            rows if rows.is_multiple_of(ROWS) => [TILES.as_slice(), &[]],
-            _ => [TILES.as_slice(), &TURNED],
+            ..=64 => THIN.to_vec(),
+            65..=128 => [TILES.as_slice(), &SLIM].concat(),
+            _ if ragged::is_ragged(problem) => ragged::that_span(problem),
+            _ => TILES.to_vec(),
         };
-        let ways = candidates.into_iter().flatten().flat_map(|&(tile, cost)| {
+        let ways = candidates.into_iter().flat_map(|(tile, cost)| {
             let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
             ways_to_split(problem, tiles, workers).map(move |(splits, along_k)| {
                 let time = u128::from((tiles * splits).div_ceil(workers.into())) * u128::from(area(tile) * cost) * u128::from(along_k);
@@ -82,29 +75,13 @@ impl Schedule {
             })
         });
         let (tile, splits) = ways.min_by_key(|way| way.0).map_or((TILES[0].0, 1), |(_, tile, splits)| (tile, splits));
-        let chunk = if problem.op() == OpKind::AllGatherGemm { Chunk::Shard } else { Chunk::Tiles(1) };
-        Self { chunk, stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
+        Self::spanning(problem, tile, splits)
     }
 
-    /// This schedule, whose tiles are of one shard each, or tiles that span shards, where these end in the midst of tiles, of which up to half is idle then, and so much is gained by
-    /// estimate that for GPT-3 and Llama-2 70B less time is simulated, too: TP 8 with 129 rows a shard takes 0.61 to 0.67 of the time so (docs/experiments.md). Tiles that span shards
-    /// are the kernel's to push, so larger shards are left to copy engines.
-    pub(super) fn or_stacked(self, problem: &Problem) -> Self {
-        if self.stack || problem.world().peers() == 0 || problem.m_shard().is_multiple_of(ROWS) {
-            return self;
-        }
-        let stacked = Self::stacked(problem, WORKERS);
-        let (ours, theirs) = (self.bounded_ns(problem), stacked.bounded_ns(problem));
-        let gains = match problem.op() {
-            OpKind::AllGatherGemm => 10 * theirs <= 9 * ours && gather_place_bytes(problem) < COPY_ENGINE_BYTES,
-            // Folds, which are not estimated, take the longer the more rows and ranks there are; and each rank has a signal for each tile.
-            OpKind::GemmReduceScatter => {
-                let world = problem.world().get();
-                let signals = u64::from(world) * TileGrid::new(problem.m(), problem.n_local(), stacked.tile).tiles();
-                11 * theirs <= 10 * ours && world <= MOST_FOLDED && signals <= MAX_ITEMS
-            }
-        };
-        if gains { stacked } else { self }
+    /// Of these tiles, which span shards.
+    pub(super) fn spanning(problem: &Problem, tile: TileShape, splits: u32) -> Self {
+        let chunk = if problem.op() == OpKind::AllGatherGemm { Chunk::Shard } else { Chunk::Tiles(1) };
+        Self { chunk, stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
     }
 
     /// What tiles that span shards wait for in slices of k, so that they begin when the first is there, and not when all rows are.
@@ -114,35 +91,12 @@ impl Schedule {
         }
         Self { k_chunks: slices(problem, problem.world().get()), ..self }
     }
-
-    /// Nanoseconds of the waves of tiles, and of what the link carries when they have nothing left to multiply, or nothing yet: a rough measure, to compare schedules by.
-    fn bounded_ns(&self, problem: &Problem) -> u128 {
-        let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
-        let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
-        let tiles = if self.stack { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { world * of_shard };
-        let (splits, k) = (u64::from(self.splits), u64::from(problem.k_local()));
-        let along_k = k / splits + if splits > 1 { SHARED } else { 0 };
-        let wave = 2 * u128::from(area(self.tile)) * u128::from(along_k) / u128::from(OPERATIONS);
-        let multiplied = wave * u128::from(waves(tiles * splits));
-        let before_last = (tiles * splits - 1) / u64::from(MULTIPROCESSORS) * u64::from(MULTIPROCESSORS) / splits;
-        match problem.op() {
-            OpKind::AllGatherGemm if self.stack => multiplied + u128::from(gather_place_bytes(problem) * peers / LINK).saturating_sub(wave),
-            OpKind::AllGatherGemm => multiplied,
-            // Rows of all shards but the own one's are in each.
-            OpKind::GemmReduceScatter if self.stack => {
-                multiplied + u128::from((tiles - before_last) * slot_bytes(problem, self.tile) * peers / world / LINK)
-            }
-            OpKind::GemmReduceScatter => {
-                multiplied + u128::from((tiles - of_shard).saturating_sub(before_last) * slot_bytes(problem, self.tile) / LINK)
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Schedule;
-    use super::super::tests::{chosen, own, simulated, simulated_with};
+    use super::super::tests::{chosen, own, simulated_with};
     use crate::{DType, OpKind, Problem, WorldSize};
 
     /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
@@ -191,7 +145,8 @@ mod tests {
     #[test]
     fn few_tiles_of_shards_are_split() {
         let chosen = |world, m, n, k| chosen(world, OpKind::GemmReduceScatter, m, n, k);
-        assert_eq!(chosen(4, 508, 1024, 65536), (128, 128, 3, true), "32 tiles that span shards");
+        let ragged = own(4, OpKind::GemmReduceScatter, 508, 1024, 65536);
+        assert_eq!((ragged.stack, ragged.splits, ragged.shares), (true, 1, 132), "tiles that span shards, by groups of workers: {ragged}");
         assert_eq!(chosen(4, 512, 1024, 65536), (128, 128, 3, false), "as many of one shard each");
         assert_eq!(chosen(4, 512, 2048, 65536), (128, 128, 2, false), "64 in halves");
         assert_eq!(chosen(4, 512, 2056, 65536), (128, 128, 1, false), "68 are more than half of the workers");
@@ -211,32 +166,6 @@ mod tests {
         assert_eq!(chosen(8, ag, 256, 28672, 8192), (128, 128, 2, true), "small ones would read x too often");
         assert_eq!(chosen(8, ag, 256, 49152, 12288), (128, 192, 2, true), "halves of 64");
         assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
-    }
-
-    /// Half of the tiles' rows would be idle in shards of 129 rows. Where shards are whole tiles there is nothing to gain.
-    #[test]
-    fn tiles_span_shards_that_end_in_the_midst_of_them() {
-        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        for world in [4, 8] {
-            for (n, k) in [(12288, 49152), (8192, 28672)] {
-                let stacked = |shard: usize| chosen(world, rs, shard * world as usize, n, k).3;
-                assert_eq!([129, 144, 256, 384, 512, 1000].map(stacked), [true, true, false, false, false, false], "{world} ranks, n={n}");
-            }
-            for (n, k) in [(49152, 12288), (28672, 8192)] {
-                let rows = |shard: usize| chosen(world, ag, shard * world as usize, n, k).0;
-                assert_eq!([129, 200].map(rows), [136, 104], "{world} ranks, n={n}: tiles that shards fill");
-            }
-        }
-        assert!(!chosen(1, ag, 129, 49152, 12288).3, "one shard ends where all do");
-        assert!(!chosen(2, ag, 256, 4096, 4096).3, "few tiles, but whole ones");
-        assert!(!chosen(16, rs, 16 * 129, 12288, 49152).3, "16 ranks' rows to fold");
-        assert!(!chosen(8, rs, 1032, 1 << 24, 512).3, "more signals than there may be");
-        for (world, m, n, k) in [(4, 516, 12288, 49152), (8, 1032, 8192, 28672)] {
-            let problem = Problem::new(rs, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem");
-            let by_shards = Schedule::shard_by_shard(&problem).in_splits(&problem).in_whole_waves(&problem).in_wider_bands(&problem);
-            let [stacked, by_shards] = [Schedule::heuristic(&problem), by_shards].map(|schedule| simulated(&problem, &schedule));
-            assert!(stacked * 10 < by_shards * 9, "{problem}: {stacked:?} instead of {by_shards:?}");
-        }
     }
 
     /// With as many rows as the simulator is known to be right for.

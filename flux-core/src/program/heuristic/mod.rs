@@ -4,6 +4,7 @@
 
 mod bands;
 mod few_rows;
+mod ragged;
 mod tiles;
 
 use super::most_early;
@@ -12,8 +13,10 @@ use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 pub(super) use few_rows::{THIN_ROWS, thin};
+pub(super) use ragged::{of_shards, unless_unsent};
+#[cfg(test)]
+pub(super) use tiles::TILES;
 use tiles::{LARGE, LONG};
-pub(super) use tiles::{TILES, unless_turned};
 
 /// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -89,7 +92,10 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        let schedule = Self::shard_by_shard(problem).in_splits(problem).or_stacked(problem);
+        if ragged::is_ragged(problem) {
+            return Self::ragged(problem);
+        }
+        let schedule = Self::shard_by_shard(problem).in_splits(problem);
         schedule.in_whole_waves(problem).in_wider_bands(problem).in_slices(problem)
     }
 
@@ -100,20 +106,20 @@ impl Schedule {
     /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
     /// let p = Problem::new(OpKind::GemmReduceScatter, 258, 12288, 49152, DType::Bf16, WorldSize::new(2).unwrap())?;
     /// let own = Schedule::heuristic(&p);
-    /// assert_eq!((own.tile, own.stack), (TileShape::new(136, 128, 64), true));
+    /// assert_eq!((own.tile, own.stack), (TileShape::new(136, 256, 64), true));
     /// assert_eq!((own.unstacked(&p).tile.m, own.unstacked(&p).stack), (128, false));
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     #[must_use]
     pub fn unstacked(self, problem: &Problem) -> Self {
-        Self { stack: false, tile: unless_turned(problem, self.tile), ..self }
+        Self { stack: false, tile: unless_unsent(problem, self.tile), ..self }
     }
 
     /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for calls at the card's power limit, and shared they take 1 to 2 % more time back
     /// to back (results/tuning/shares-of-a-wave.txt). Nor where `k` comes in slices: whoever has the last steps of a tile would await the last slice first. Nor for short calls of
     /// GEMM-ReduceScatter with peers, which end when all workers have added partial tiles, and not only those that are left in the last wave.
     fn in_whole_waves(self, problem: &Problem) -> Self {
-        if self.tile == LARGE.0 || self.k_chunks > 1 {
+        if self.tile == LARGE.0 || self.k_chunks > 1 || self.stack {
             return self;
         }
         let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles();
@@ -122,7 +128,7 @@ impl Schedule {
             OpKind::AllGatherGemm => true,
             OpKind::GemmReduceScatter => problem.world().peers() == 0 || tiles >= SHARED_WAVES * u64::from(MULTIPROCESSORS),
         };
-        if gains && shared.shared_first(problem).is_some() { shared } else { self }
+        if gains && shared.shared_tiles(problem).is_some() { shared } else { self }
     }
 
     /// The same for transports whose shards come and go one after another.
@@ -131,7 +137,11 @@ impl Schedule {
         if problem.m_shard() < ROWS || pair && problem.m_shard() < PAIR_ROWS {
             return Self::stacked(problem, WORKERS);
         }
-        let tile = tiles::usual(problem, true);
+        Self::by_shard(problem, tiles::usual(problem, true))
+    }
+
+    /// Of these tiles, of one shard each.
+    fn by_shard(problem: &Problem, tile: TileShape) -> Self {
         let chunk = match problem.op() {
             OpKind::AllGatherGemm if gather_place_bytes(problem) <= PIECE_BYTES => Chunk::Shard,
             OpKind::AllGatherGemm => {
@@ -168,7 +178,7 @@ impl Schedule {
             OpKind::GemmReduceScatter if problem.flop_per_rank() < STAGED_SHORT => small,
             // What leaves a GEMM-ReduceScatter, the host or the network carries slowly: in short calls the sooner it begins the better.
             OpKind::GemmReduceScatter if !usual.stack => tiles::usual(problem, problem.flop_per_rank() >= LONG),
-            _ => unless_turned(problem, usual.tile),
+            _ => unless_unsent(problem, usual.tile),
         };
         let unit = match problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m),
@@ -183,7 +193,7 @@ impl Schedule {
 mod tests {
     use super::*;
     use crate::machine::Machine;
-    use crate::program::TileProgram;
+    use crate::program::{TileProgram, sink};
     use crate::simulate::{Pushes, simulate};
     use crate::{DType, WorldSize};
     use std::time::Duration;
@@ -205,15 +215,28 @@ mod tests {
 
     /// Whoever has the last steps of a shared tile would await the last slice first: results/tuning/ragged-shards.txt has what it takes by simulation.
     #[test]
-    fn nothing_is_shared_that_comes_in_slices() {
+    fn what_comes_in_slices_is_shared_last_if_at_all() {
+        let mut last = 0;
         for world in [2, 4, 8] {
             for shard in [64, 127, 129, 200, 256, 320, 384, 512, 640, 768, 1024] {
                 for (n, k) in [(49152, 12288), (28672, 8192), (10240, 8192), (6144, 4096), (8192, 2048), (7168, 2048), (6144, 1536)] {
-                    let schedule = own(world, OpKind::AllGatherGemm, shard * world as usize, n, k);
-                    assert!(schedule.shares == 1 || schedule.k_chunks == 1, "{world} ranks, {shard} rows each, n={n}, k={k}: {schedule}");
+                    let world = WorldSize::new(world).expect("a world size");
+                    let problem =
+                        Problem::new(OpKind::AllGatherGemm, shard * world.index(), n, k, DType::Bf16, world).expect("a valid problem");
+                    let schedule = Schedule::heuristic(&problem);
+                    if schedule.shares == 1 || schedule.k_chunks == 1 {
+                        continue;
+                    }
+                    let program = TileProgram::build(&problem, crate::Rank::new(0), &schedule).expect("a valid schedule");
+                    let tiles = program.items.iter().filter(|item| item.sink == sink::STORE).count();
+                    let first_lender = program.items.iter().position(|item| item.sink == sink::LEND);
+                    assert_eq!(first_lender, Some(tiles / 132 * 132), "{problem}: {schedule}");
+                    assert!(!shard.is_multiple_of(128), "{problem}: what whole shards have was compared on GPUs");
+                    last += 1;
                 }
             }
         }
+        assert!(last > 20, "{last}");
         let s = own(4, OpKind::AllGatherGemm, 2560, 10240, 8192);
         assert!(s.k_chunks > 1, "{s}: shared and in one slice before its band is wider");
     }

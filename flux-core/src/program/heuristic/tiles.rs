@@ -3,7 +3,8 @@
 //! Invariant: of the candidates it is the one whose waves, and what comes before and after them, take the least time by estimate.
 
 use super::bands::LINK;
-use super::{MULTIPROCESSORS, OPERATIONS, ROWS, WORKERS};
+use super::ragged::{self, is_ragged};
+use super::{MULTIPROCESSORS, OPERATIONS, WORKERS};
 use crate::layout::slot_bytes;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
@@ -19,24 +20,16 @@ pub(in crate::program) const TILES: [(TileShape, u64); 4] = [
 /// The same of a GEMM-ReduceScatter whose tiles are of one shard, in the order of [`TILES`]: the last wave's partial tiles leave when nothing is left to multiply, so there is
 /// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
 const TO_SEND: [u64; 4] = [100, 101, 103, 110];
-/// Tiles besides [`TILES`] for rows that are no whole tiles of those: with 258, of which the third tile of 128 rows has two, two of 136 take 0.61 of the time of an AllGather-GEMM
-/// of GPT-3 (results/tuning/turned-tiles.txt). Columns take the place of rows in their multiplication, and they have no partial tiles.
-pub(in crate::program) const TURNED: [(TileShape, u64); 4] = [
-    (TileShape::new(88, 256, 64), 100),
-    (TileShape::new(104, 256, 64), 100),
-    (TileShape::new(136, 128, 64), 101),
-    (TileShape::new(152, 128, 64), 101),
-];
 /// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory:
 /// at the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with rests, and full clocks, up to 2.2 % less (results/tuning/rests.txt).
 pub(super) const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);
 /// Steps along `k` from which on it is long enough, as its ends are longer. With fewer it was not measured.
-const LARGE_STEPS: u32 = 96;
+pub(super) const LARGE_STEPS: u32 = 96;
 /// Operations of a rank from which on it is a choice for partial tiles that are staged, too: some 3 ms of an H200. GPT-3 at TP 2 and m = 1024, a quarter of that, takes 19 % more
 /// time over `pcie` with it (results/h200-x2-pcie.json of 8be58e2, in the history).
 pub(super) const LONG: u64 = 2_000_000_000_000;
 /// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
-const READ: u64 = 2900;
+pub(super) const READ: u64 = 2900;
 
 pub(super) fn waves(items: u64) -> u64 {
     items.div_ceil(u64::from(WORKERS))
@@ -48,6 +41,9 @@ pub(super) fn area(tile: TileShape) -> u64 {
 
 /// The tile of a problem whose tiles do not span shards, of which [`LARGE`] may be one.
 pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
+    if is_ragged(problem) {
+        return ragged::usual(problem, may_be_large);
+    }
     let of_shard = |tile| TileGrid::of_shard(problem, tile).tiles();
     let tiles = |tile| u64::from(problem.world().get()) * of_shard(tile);
     let multiplied = |tile, cost: u64| {
@@ -69,20 +65,10 @@ pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
     let large = (may_be_large && is_long).then_some((LARGE, LARGE.1));
     let candidates = large.into_iter().chain(TILES.into_iter().zip(TO_SEND));
     let fastest = match problem.op() {
-        OpKind::AllGatherGemm => {
-            let turned = if problem.m_shard().is_multiple_of(ROWS) { &[][..] } else { &TURNED };
-            let any = candidates.map(|(entry, _)| entry).chain(turned.iter().copied());
-            return any.min_by_key(|&(tile, cost)| multiplied(tile, cost)).map_or(TILES[0].0, |(tile, _)| tile);
-        }
+        OpKind::AllGatherGemm => candidates.min_by_key(|&((tile, cost), _)| multiplied(tile, cost)),
         OpKind::GemmReduceScatter => candidates.min_by_key(|&((tile, _), cost)| multiplied(tile, cost).max(read(tile)) + sent(tile)),
     };
     fastest.map_or(TILES[0].0, |((tile, _), _)| tile)
-}
-
-/// This tile for tiles of one shard each, or another where these are to be sent as partial tiles, which turned ones have not.
-pub(in crate::program) fn unless_turned(problem: &Problem, tile: TileShape) -> TileShape {
-    let sends = problem.op() == OpKind::GemmReduceScatter;
-    if sends && TURNED.iter().any(|&(turned, _)| turned == tile) { usual(problem, false) } else { tile }
 }
 
 #[cfg(test)]
@@ -124,6 +110,6 @@ mod tests {
         assert_eq!([staged(1024).tile.m, staged(4096).tile.m], [128, 256], "0.6 T operations, and 2.5");
         assert_eq!(tile(2, ag, 8192, 28672, 8192), (128, 256), "14336 columns are 56 times 256, and 75 times 192 not quite");
         assert_eq!(tile(4, ag, 4 * 2000, 49152, 12288), (256, 192), "2000 rows are as many of 256 as 2048");
-        assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 88, "2100 rows are 24 blocks of 88 almost, and not 8.5 of 256");
+        assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 176, "2100 rows are 12 blocks of 176 almost, and not 8.5 of 256");
     }
 }

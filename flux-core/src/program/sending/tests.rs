@@ -1,5 +1,6 @@
 use super::*;
 use crate::program::TileProgram;
+use crate::program::heuristic::TILES;
 use crate::{DType, Rank, WorldSize};
 
 const AG: OpKind = OpKind::AllGatherGemm;

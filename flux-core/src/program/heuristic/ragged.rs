@@ -1,0 +1,283 @@
+//! Rows that are no whole tiles of 128: the tile that they fill best, and whether it spans shards.
+//!
+//! Invariant: of the candidates it is the one whose estimate is the least. The estimates are for one GPU of two, four or eight; what they were held against is in
+//! results/tuning/ragged-rows.txt.
+
+use super::super::MAX_ITEMS;
+use super::super::pushing::COPY_ENGINE_BYTES;
+use super::bands::LINK;
+use super::tiles::{LARGE, LARGE_STEPS, READ, TILES, area};
+use super::{MULTIPROCESSORS, OPERATIONS, ROWS, Schedule};
+use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::tile::TileGrid;
+use crate::{OpKind, Problem, TileShape};
+
+/// A tile to choose from.
+struct Candidate {
+    tile: TileShape,
+    /// Whether its rows may be scattered: there is room for it as a whole.
+    scattered: bool,
+    /// Whether it may be sent as a partial tile.
+    sent: bool,
+}
+
+const fn candidate(m: u32, n: u32, scattered: bool, sent: bool) -> Candidate {
+    Candidate { tile: TileShape::new(m, n, 64), scattered, sent }
+}
+
+/// Those of whole shards, and tiles whose columns take the place of rows in their multiplication, so that they have any multiple of eight rows.
+const CANDIDATES: [Candidate; 10] = [
+    candidate(128, 256, true, true),
+    candidate(128, 224, true, true),
+    candidate(128, 192, true, true),
+    candidate(128, 128, true, true),
+    candidate(176, 256, false, true),
+    candidate(160, 256, false, true),
+    candidate(136, 256, true, false),
+    candidate(208, 128, true, false),
+    candidate(152, 128, true, false),
+    candidate(LARGE.0.m, LARGE.0.n, false, true),
+];
+/// What else a tile takes, in steps: its beginning and its end.
+const ENDS: u64 = 4;
+/// Hundredths of a tile that sharing has to gain where tiles are the largest, which are for long calls, or those of a GEMM-ReduceScatter of one shard each: its own tiles, which
+/// come last, do not all end with the others then (results/tuning/rests.txt).
+const UNEVEN: u64 = 30;
+/// What a row beyond the end of the rows costs a tile of 128 columns more than one before it, in tenths: where a step takes 0.5 us it is bounded by loads, and rows that are not
+/// there take longer to load.
+const BEYOND: u64 = 18;
+/// Percent that tiles of 256x192 take less, which move less through L2 (results/tuning/back-to-back.txt).
+const SPARED: u64 = 2;
+/// Nanoseconds until the parts of a tile that is shared are added.
+const SHARING_NS: u64 = 5_000;
+/// Percent that waves of 128 columns take more beside the scattered rows of the wave before: so narrow, their loads leave no room for them.
+const BESIDE: u64 = 18;
+/// Nanoseconds of a wave of tiles whose rows are scattered, which consumers do.
+const SCATTERING_NS: u64 = 2_000;
+/// Nanoseconds until folds begin, and the bytes that they read in one.
+const FOLD_NS: u64 = 6_000;
+const FOLDED: u64 = 2_500;
+/// Nanoseconds until first rows are there which the kernel pushes.
+const PUSHED_NS: u64 = 5_000;
+/// Ranks of a GEMM-ReduceScatter up to which tiles span shards of a tile and more: of 16 it is up to 13 % slower by simulation.
+const MOST_FOLDED: u32 = 8;
+
+/// Whether the rows that tiles would be cut from are no whole tiles of 128, and more than one.
+pub(super) fn is_ragged(problem: &Problem) -> bool {
+    let rows = if problem.m_shard() < ROWS { problem.m() } else { problem.m_shard() };
+    rows > ROWS && !rows.is_multiple_of(ROWS)
+}
+
+/// The tile of shards that are no whole tiles, of one shard each.
+pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
+    let estimate = |tile: &&Candidate| Schedule::by_shard(problem, tile.tile).estimate_ns(problem);
+    let may_be = |tile: &&Candidate| may_be_large || tile.tile != LARGE.0;
+    of_one_shard(problem).filter(may_be).min_by_key(estimate).map_or(TILES[0].0, |best| best.tile)
+}
+
+/// This tile for tiles of one shard each, or another where these are to be sent as partial tiles, which it has not.
+pub(in crate::program) fn unless_unsent(problem: &Problem, tile: TileShape) -> TileShape {
+    let is_unsent = CANDIDATES.iter().any(|candidate| candidate.tile == tile && !candidate.sent);
+    if problem.op() == OpKind::GemmReduceScatter && is_unsent { usual(problem, false) } else { tile }
+}
+
+/// Tiles of one shard each.
+fn of_one_shard(problem: &Problem) -> impl Iterator<Item = &'static Candidate> + use<> {
+    let sends = problem.op() == OpKind::GemmReduceScatter && problem.world().peers() > 0;
+    let is_long = problem.k_local().div_ceil(LARGE.0.k) >= LARGE_STEPS;
+    CANDIDATES.iter().filter(move |tile| (tile.sent || !sends) && (is_long || tile.tile != LARGE.0))
+}
+
+/// Tiles of one shard each for messages, with what they cost.
+pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> {
+    if !is_ragged(problem) {
+        return TILES.to_vec();
+    }
+    let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
+    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard()))).collect()
+}
+
+/// Tiles that span shards, with what they cost.
+pub(super) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
+    let tiles = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
+    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m()))).collect()
+}
+
+/// The time of a step of such tiles of so many rows relative to its operations, in percent.
+fn percent(tile: TileShape, rows: u32) -> u64 {
+    let covered = u64::from(rows.next_multiple_of(tile.m));
+    let beyond = if tile.is_turned() && tile.n == 128 { BEYOND * 10 * (covered - u64::from(rows)) / covered } else { 0 };
+    // At the card's power limit, and in long calls.
+    let spared = if tile == LARGE.0 { SPARED } else { 0 };
+    (tile.step_percent() - spared) * (100 + beyond) / 100
+}
+
+impl Schedule {
+    /// The schedule of such rows over peer memory.
+    pub(super) fn ragged(problem: &Problem) -> Self {
+        let by_shard = of_one_shard(problem).filter(|_| problem.m_shard() >= ROWS);
+        let by_shard = by_shard.map(|tile| Self::by_shard(problem, tile.tile).sharing(problem).in_wider_bands(problem).sharing(problem));
+        let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
+        let spanning = spanning.map(|tile| Self::spanning(problem, tile.tile, 1).in_slices(problem).sharing(problem));
+        by_shard.chain(spanning).min_by_key(|schedule| schedule.estimate_ns(problem)).unwrap_or(Self::of(TILES[0].0))
+    }
+
+    /// What whole waves leave shared, where it gains as much as that costs.
+    fn sharing(self, problem: &Problem) -> Self {
+        let sharing = Self { shares: MULTIPROCESSORS, ..self };
+        let sends = problem.op() == OpKind::GemmReduceScatter && problem.world().peers() > 0 && !self.stack;
+        let uneven = if sends || self.tile == LARGE.0 { UNEVEN } else { 0 };
+        let gains = sharing.shared_tiles(problem).is_some_and(|shares| 100 * shares.time() <= (100 - uneven) * shares.steps());
+        if gains { sharing } else { Self { shares: 1, ..self } }
+    }
+
+    /// Nanoseconds of a call: of its waves or, where that is longer, its reads of `w`; and of what there is to do before and after them.
+    fn estimate_ns(&self, problem: &Problem) -> u64 {
+        let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
+        let spans = self.stack && peers > 0;
+        let (shards, rows) = if spans { (1, problem.m()) } else { (world, problem.m_shard()) };
+        let grid = TileGrid::new(rows, problem.n_local(), self.tile);
+        let (tiles, workers) = (shards * grid.tiles(), u64::from(MULTIPROCESSORS));
+        let steps = u64::from(problem.k_local().div_ceil(self.tile.k));
+
+        let whole = steps + ENDS;
+        let in_steps = match self.shared_tiles(problem) {
+            Some(shares) => tiles / workers * whole + shares.time() + ENDS,
+            None => tiles.div_ceil(workers) * whole,
+        };
+        let step = 2 * area(self.tile) * u64::from(self.tile.k);
+        let multiplied = u128::from(in_steps * step) * u128::from(percent(self.tile, rows)) / u128::from(100 * OPERATIONS);
+        let multiplied = u64::try_from(multiplied).unwrap_or(u64::MAX);
+        let scatters = spans && problem.op() == OpKind::GemmReduceScatter;
+        let after_first = tiles.saturating_sub(workers) * 100 / tiles;
+        let beside = if scatters && self.tile.n == 128 { multiplied / 10_000 * after_first * BESIDE } else { 0 };
+        let sharing = if self.shares > 1 { SHARING_NS } else { 0 };
+
+        let w_bytes = u64::from(problem.n_local()) * u64::from(problem.k_local()) * problem.dtype().bytes() as u64;
+        let passes = match problem.op() {
+            _ if spans || peers == 0 => u64::from(grid.row_blocks().div_ceil(super::ROW_GROUP)),
+            OpKind::AllGatherGemm => u64::from(self.alone) + (world - u64::from(self.alone).min(world)).div_ceil(self.band.into()),
+            OpKind::GemmReduceScatter => peers.div_ceil(self.band.into()) + 1,
+        };
+        let tiles_ns = (multiplied + beside + sharing).max(passes * w_bytes / READ);
+
+        let last_wave = tiles - (tiles - 1) / workers * workers;
+        let place = gather_place_bytes(problem);
+        let ends = match problem.op() {
+            _ if peers == 0 => 0,
+            // In slices it begins when the first is there.
+            OpKind::AllGatherGemm if self.k_chunks > 1 => PUSHED_NS,
+            OpKind::AllGatherGemm if spans => PUSHED_NS + place * peers / LINK,
+            OpKind::AllGatherGemm => place * u64::from(self.band - 1) / LINK,
+            OpKind::GemmReduceScatter if scatters => {
+                let folded = FOLD_NS + scatter_place_bytes(problem) * world / FOLDED;
+                folded + tiles.div_ceil(workers) * SCATTERING_NS + last_wave * slot_bytes(problem, self.tile) * peers / world / LINK
+            }
+            OpKind::GemmReduceScatter => last_wave.saturating_sub(grid.tiles()) * slot_bytes(problem, self.tile) / LINK,
+        };
+        tiles_ns.saturating_add(ends)
+    }
+}
+
+/// Whether tiles of this candidate may span shards.
+fn may_span(problem: &Problem, tile: &Candidate) -> bool {
+    let world = problem.world().get();
+    let small = problem.m_shard() < ROWS;
+    match problem.op() {
+        _ if world == 1 => false,
+        // They are the kernel's to push.
+        OpKind::AllGatherGemm => (small || gather_place_bytes(problem) < COPY_ENGINE_BYTES) && tile.tile != LARGE.0,
+        OpKind::GemmReduceScatter => {
+            // Each rank has a signal for each tile, and folds take the longer the more ranks there are.
+            let signals = u64::from(world) * TileGrid::new(problem.m(), problem.n_local(), tile.tile).tiles();
+            tile.scattered && (small || world <= MOST_FOLDED && signals <= MAX_ITEMS)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{chosen, own, simulated};
+    use super::*;
+    use crate::{DType, WorldSize};
+
+    const AG: OpKind = OpKind::AllGatherGemm;
+    const RS: OpKind = OpKind::GemmReduceScatter;
+    const MODELS: [(usize, usize); 2] = [(49152, 12288), (28672, 8192)];
+
+    fn problem(world: u32, op: OpKind, m: usize, (wide, narrow): (usize, usize)) -> Problem {
+        let (n, k) = if op == AG { (wide, narrow) } else { (narrow, wide) };
+        Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem")
+    }
+
+    /// What ran fastest of all tiles on one H100 as a rank of 2, with every signal raised before, or within 3 % of it (results/tuning/ragged-rows.txt).
+    #[test]
+    fn rows_have_tiles_that_they_fill() {
+        let tile = |op, m, model: (usize, usize)| {
+            let schedule = Schedule::heuristic(&problem(2, op, m, model));
+            (schedule.tile.m, schedule.tile.n)
+        };
+        for model in MODELS {
+            assert_eq!([258, 1040].map(|m| tile(AG, m, model)), [(136, 256), (176, 256)], "AG {model:?}");
+            assert_eq!([258, 300, 516].map(|m| tile(RS, m, model)), [(136, 256), (152, 128), (136, 256)], "RS {model:?}");
+            assert_eq!([1040, 2080].map(|m| tile(RS, m, model)), [(176, 256); 2], "RS {model:?}");
+        }
+    }
+
+    /// By simulation, which knows of the tiles' steps, of links and of folds, and nothing of rows beyond the end.
+    #[test]
+    fn ragged_rows_take_little_more_than_their_operations() {
+        for (world, most) in [(2, 135), (4, 160)] {
+            for (op, model) in [(AG, MODELS[0]), (AG, MODELS[1]), (RS, MODELS[0]), (RS, MODELS[1])] {
+                for m in [516, 600, 800, 1040, 1320, 2080, 4000] {
+                    let problem = problem(world, op, m, model);
+                    let schedule = Schedule::heuristic(&problem);
+                    let least = u128::from(problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS));
+                    let took = simulated(&problem, &schedule);
+                    assert!(100 * took.as_nanos() < most * least + 100 * 30_000, "{problem}: {took:?} of {least} ns, {schedule}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn whole_tiles_are_not_ragged() {
+        let ragged = |world, m| is_ragged(&problem(world, RS, m, MODELS[0]));
+        assert_eq!([128, 256, 512, 1024, 64, 126].map(|m| ragged(2, m)), [false; 6]);
+        assert_eq!([384, 258, 130, 640, 1032].map(|m| ragged(2, m)), [true; 5]);
+        assert_eq!(
+            [512, 640, 1024, 648, 1032].map(|m| ragged(8, m)),
+            [false, false, false, true, true],
+            "640 rows are five tiles, of 80 a shard"
+        );
+        for (m, model) in [(384, MODELS[0]), (768, MODELS[1])] {
+            assert!(!CANDIDATES[4..9].iter().any(|turned| turned.tile == own(2, AG, m, model.0, model.1).tile), "{m}");
+        }
+    }
+
+    /// Half of the tiles' rows would be idle in shards of 129 rows.
+    #[test]
+    fn tiles_span_shards_that_end_in_the_midst_of_them() {
+        assert!(chosen(2, RS, 258, 12288, 49152).3 && chosen(8, RS, 1032, 12288, 49152).3);
+        assert!(!chosen(1, AG, 129, 49152, 12288).3, "one shard ends where all do");
+        assert!(!chosen(2, AG, 256, 4096, 4096).3, "few tiles, but whole ones");
+        assert!(!chosen(16, RS, 16 * 129, 12288, 49152).3, "16 ranks' rows to fold");
+        assert!(!chosen(8, RS, 1032, 1 << 24, 512).3, "more signals than there may be");
+        for (world, m, model) in [(4, 516, MODELS[0]), (8, 1032, MODELS[1])] {
+            let problem = problem(world, RS, m, model);
+            let of_128_rows = Schedule::by_shard(&problem, TILES[0].0).in_wider_bands(&problem);
+            let [ours, theirs] = [Schedule::heuristic(&problem), of_128_rows].map(|schedule| simulated(&problem, &schedule));
+            assert!(ours * 10 < theirs * 9, "{problem}: {ours:?} instead of {theirs:?}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_partial_tiles_is_replaced_where_they_are_sent() {
+        let rs = problem(2, RS, 800, MODELS[0]);
+        for turned in CANDIDATES.iter().filter(|tile| tile.tile.is_turned()) {
+            let kept = unless_unsent(&rs, turned.tile) == turned.tile;
+            assert_eq!(kept, turned.sent, "{}", turned.tile);
+            assert_eq!(unless_unsent(&problem(2, AG, 800, MODELS[0]), turned.tile), turned.tile, "rows are sent, not tiles");
+        }
+    }
+}
