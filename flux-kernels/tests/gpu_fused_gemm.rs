@@ -16,7 +16,7 @@ use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
-const TILES: [TileShape; 19] = [
+const TILES: [TileShape; 20] = [
     TileShape::new(128, 256, 64),
     TileShape::new(256, 128, 64),
     TileShape::new(128, 224, 64),
@@ -31,6 +31,7 @@ const TILES: [TileShape; 19] = [
     TileShape::new(64, 64, 64),
     TileShape::new(256, 192, 64),
     TileShape::new(152, 128, 64),
+    TileShape::new(176, 128, 64),
     TileShape::new(208, 128, 64),
     TileShape::new(240, 128, 64),
     TileShape::new(136, 256, 64),
@@ -97,7 +98,7 @@ fn is_not_scattered(tile: TileShape) -> bool {
 
 /// Whether it has no partial tiles.
 fn is_not_sent(tile: TileShape) -> bool {
-    [(136, 256), (208, 128), (152, 128)].contains(&(tile.m, tile.n))
+    [(136, 256), (208, 128), (176, 128), (152, 128)].contains(&(tile.m, tile.n))
 }
 
 /// Every variant on every case.

@@ -46,7 +46,7 @@ pub(super) struct RandomCase {
 }
 
 /// Tiles that there are kernels for.
-const TILES: [(u32, u32); 19] = [
+const TILES: [(u32, u32); 20] = [
     (256, 192),
     (128, 256),
     (256, 128),
@@ -61,6 +61,7 @@ const TILES: [(u32, u32); 19] = [
     (64, 96),
     (64, 64),
     (152, 128),
+    (176, 128),
     (208, 128),
     (240, 128),
     (136, 256),
@@ -71,7 +72,7 @@ const TILES: [(u32, u32); 19] = [
 /// Those whose rows are not scattered.
 const UNSCATTERED: [(u32, u32); 3] = [(256, 192), (160, 256), (176, 256)];
 /// Those that have no partial tiles.
-const UNSENT: [(u32, u32); 3] = [(152, 128), (208, 128), (136, 256)];
+const UNSENT: [(u32, u32); 4] = [(152, 128), (176, 128), (208, 128), (136, 256)];
 
 impl RandomCase {
     /// Case `number` of `seed`.

@@ -51,6 +51,10 @@ pub(super) const OPERATIONS: u64 = 6144;
 /// 0.3 to 1.5 % more at 4096, 7.8 waves; GPT-3 with 11.6 between 0.4 % less and 0.2 more (results/tuning/rests.txt).
 const SHARED_WAVES: u64 = 12;
 
+/// Hundredths of a tile that sharing has to gain with the largest tiles. Two H100 take 1 to 7 % less time so where it gains 17 to 43 (GPT-3 at m = 4096 and 8192, by turns, in seven of
+/// eight cases; results/tuning/ragged-rows.txt).
+const LARGE_GAIN: u64 = 15;
+
 /// Row blocks of a raster group: their tiles are worked on side by side.
 pub(super) const ROW_GROUP: u32 = 8;
 
@@ -115,20 +119,22 @@ impl Schedule {
         Self { stack: false, tile: unless_unsent(problem, self.tile), ..self }
     }
 
-    /// What whole waves leave of the tiles shared, and first, but for the largest tiles: those are for calls at the card's power limit, and shared they take 1 to 2 % more time back
-    /// to back (results/tuning/shares-of-a-wave.txt). Nor where `k` comes in slices: whoever has the last steps of a tile would await the last slice first. Nor for short calls of
+    /// What whole waves leave of the tiles shared, and first. The largest tiles are for calls at the card's power limit, at which idle multiprocessors are not all lost: there sharing
+    /// has to gain enough (results/tuning/ragged-rows.txt). Not where `k` comes in slices: whoever has the last steps of a tile would await the last slice first. Nor for short calls of
     /// GEMM-ReduceScatter with peers, which end when all workers have added partial tiles, and not only those that are left in the last wave.
     fn in_whole_waves(self, problem: &Problem) -> Self {
-        if self.tile == LARGE.0 || self.k_chunks > 1 || self.stack {
+        if self.k_chunks > 1 || self.stack {
             return self;
         }
         let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles();
         let shared = Self { shares: MULTIPROCESSORS, ..self };
+        let Some(shares) = shared.shared_tiles(problem) else { return self };
         let gains = match problem.op() {
+            _ if self.tile == LARGE.0 => 100 * shares.time() <= (100 - LARGE_GAIN) * shares.steps(),
             OpKind::AllGatherGemm => true,
             OpKind::GemmReduceScatter => problem.world().peers() == 0 || tiles >= SHARED_WAVES * u64::from(MULTIPROCESSORS),
         };
-        if gains && shared.shared_tiles(problem).is_some() { shared } else { self }
+        if gains { shared } else { self }
     }
 
     /// The same for transports whose shards come and go one after another.
@@ -199,12 +205,13 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_whole_waves_leave_is_shared_but_of_the_largest_tiles_and_in_slices() {
+    fn what_whole_waves_leave_is_shared_where_it_gains_enough_and_not_in_slices() {
         let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
         let shares = |world, op, m, n, k| own(world, op, m, n, k).shares;
         assert_eq!(shares(4, ag, 4096, 28672, 8192), 132, "104 tiles of 128x256");
-        assert_eq!([shares(4, rs, 4096, 12288, 49152), shares(4, rs, 8192, 8192, 28672)], [1, 132], "11.6 waves, and 15.5");
-        assert_eq!(shares(4, ag, 8192, 49152, 12288), 1, "68 tiles of 256x192");
+        assert_eq!([shares(4, rs, 4096, 8192, 28672), shares(4, rs, 8192, 8192, 28672)], [1, 132], "7.8 waves, and 15.5");
+        assert_eq!([shares(4, ag, 8192, 49152, 12288), shares(4, rs, 4096, 12288, 49152)], [132; 2], "68 tiles of 256x192, and 100");
+        assert_eq!(shares(4, ag, 1024, 49152, 12288), 1, "124 of them are nearly a wave");
         assert_eq!(shares(4, ag, 2048, 28672, 8192), 1, "116 of 128x224 are nearly a wave");
         let problem =
             |m| Problem::new(ag, m, 24576, 12288, DType::Bf16, WorldSize::new(4).expect("a world size")).expect("a valid problem");

@@ -26,7 +26,7 @@ const fn candidate(m: u32, n: u32, scattered: bool, sent: bool) -> Candidate {
 }
 
 /// Those of whole shards, and tiles whose columns take the place of rows in their multiplication, so that they have any multiple of eight rows.
-const CANDIDATES: [Candidate; 10] = [
+const CANDIDATES: [Candidate; 11] = [
     candidate(128, 256, true, true),
     candidate(128, 224, true, true),
     candidate(128, 192, true, true),
@@ -35,23 +35,25 @@ const CANDIDATES: [Candidate; 10] = [
     candidate(160, 256, false, true),
     candidate(136, 256, true, false),
     candidate(208, 128, true, false),
+    candidate(176, 128, true, false),
     candidate(152, 128, true, false),
     candidate(LARGE.0.m, LARGE.0.n, false, true),
 ];
 /// What else a tile takes, in steps: its beginning and its end.
 const ENDS: u64 = 4;
-/// Hundredths of a tile that sharing has to gain where tiles are the largest, which are for long calls, or those of a GEMM-ReduceScatter of one shard each: its own tiles, which
-/// come last, do not all end with the others then (results/tuning/rests.txt).
+/// Hundredths of a tile that sharing has to gain where tiles are those of a GEMM-ReduceScatter of one shard each: its own, which come last, do not all end with the others then
+/// (results/tuning/rests.txt).
 const UNEVEN: u64 = 30;
-/// What a row beyond the end of the rows costs a tile of 128 columns more than one before it, in tenths: where a step takes 0.5 us it is bounded by loads, and rows that are not
-/// there take longer to load.
-const BEYOND: u64 = 18;
+/// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much: their steps take 0.5 us, and rows that are
+/// not there take longer to load than others. Those of 256 columns have the time.
+const BEYOND: u64 = 3;
 /// Percent that tiles of 256x192 take less, which move less through L2 (results/tuning/back-to-back.txt).
 const SPARED: u64 = 2;
 /// Nanoseconds until the parts of a tile that is shared are added.
 const SHARING_NS: u64 = 5_000;
-/// Percent that waves of 128 columns take more beside the scattered rows of the wave before: so narrow, their loads leave no room for them.
-const BESIDE: u64 = 18;
+/// Percent that tiles of 128 columns take more beside rows that are scattered, and where they are one wave and a half at most: so narrow, their loads leave no room for them.
+const BESIDE: u64 = 12;
+const BESIDE_FEW: u64 = 5;
 /// Nanoseconds of a wave of tiles whose rows are scattered, which consumers do.
 const SCATTERING_NS: u64 = 2_000;
 /// Nanoseconds until folds begin, and the bytes that they read in one.
@@ -106,7 +108,8 @@ pub(super) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
 /// The time of a step of such tiles of so many rows relative to its operations, in percent.
 fn percent(tile: TileShape, rows: u32) -> u64 {
     let covered = u64::from(rows.next_multiple_of(tile.m));
-    let beyond = if tile.is_turned() && tile.n == 128 { BEYOND * 10 * (covered - u64::from(rows)) / covered } else { 0 };
+    let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(BEYOND);
+    let beyond = if tile.is_turned() && tile.n == 128 { 2 * beyond } else { 0 };
     // At the card's power limit, and in long calls.
     let spared = if tile == LARGE.0 { SPARED } else { 0 };
     (tile.step_percent() - spared) * (100 + beyond) / 100
@@ -126,7 +129,7 @@ impl Schedule {
     fn sharing(self, problem: &Problem) -> Self {
         let sharing = Self { shares: MULTIPROCESSORS, ..self };
         let sends = problem.op() == OpKind::GemmReduceScatter && problem.world().peers() > 0 && !self.stack;
-        let uneven = if sends || self.tile == LARGE.0 { UNEVEN } else { 0 };
+        let uneven = if sends { UNEVEN } else { 0 };
         let gains = sharing.shared_tiles(problem).is_some_and(|shares| 100 * shares.time() <= (100 - uneven) * shares.steps());
         if gains { sharing } else { Self { shares: 1, ..self } }
     }
@@ -149,8 +152,8 @@ impl Schedule {
         let multiplied = u128::from(in_steps * step) * u128::from(percent(self.tile, rows)) / u128::from(100 * OPERATIONS);
         let multiplied = u64::try_from(multiplied).unwrap_or(u64::MAX);
         let scatters = spans && problem.op() == OpKind::GemmReduceScatter;
-        let after_first = tiles.saturating_sub(workers) * 100 / tiles;
-        let beside = if scatters && self.tile.n == 128 { multiplied / 10_000 * after_first * BESIDE } else { 0 };
+        let beside = if 2 * tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
+        let beside = if scatters && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
         let sharing = if self.shares > 1 { SHARING_NS } else { 0 };
 
         let w_bytes = u64::from(problem.n_local()) * u64::from(problem.k_local()) * problem.dtype().bytes() as u64;
@@ -159,9 +162,12 @@ impl Schedule {
             OpKind::AllGatherGemm => u64::from(self.alone) + (world - u64::from(self.alone).min(world)).div_ceil(self.band.into()),
             OpKind::GemmReduceScatter => peers.div_ceil(self.band.into()) + 1,
         };
-        let tiles_ns = (multiplied + beside + sharing).max(passes * w_bytes / READ);
+        let (tiles_ns, read_ns) = (multiplied + beside + sharing, passes * w_bytes / READ);
+        // Neither hides under the other as a whole.
+        let tiles_ns = tiles_ns.max(read_ns) + tiles_ns.min(read_ns) / 32;
 
-        let last_wave = tiles - (tiles - 1) / workers * workers;
+        // Behind tiles that are shared come whole waves.
+        let last_wave = if self.shares > 1 { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
         let place = gather_place_bytes(problem);
         let ends = match problem.op() {
             _ if peers == 0 => 0,
@@ -250,8 +256,8 @@ mod tests {
             [false, false, false, true, true],
             "640 rows are five tiles, of 80 a shard"
         );
-        for (m, model) in [(384, MODELS[0]), (768, MODELS[1])] {
-            assert!(!CANDIDATES[4..9].iter().any(|turned| turned.tile == own(2, AG, m, model.0, model.1).tile), "{m}");
+        for (m, model) in [(256, MODELS[0]), (1024, MODELS[1])] {
+            assert!(!own(2, AG, m, model.0, model.1).tile.is_turned(), "{m}");
         }
     }
 
