@@ -111,7 +111,7 @@ impl Schedule {
     /// let p = Problem::new(OpKind::GemmReduceScatter, 258, 12288, 49152, DType::Bf16, WorldSize::new(2).unwrap())?;
     /// let own = Schedule::heuristic(&p);
     /// assert_eq!((own.tile, own.stack), (TileShape::new(136, 256, 64), true));
-    /// assert_eq!((own.unstacked(&p).tile.m, own.unstacked(&p).stack), (128, false));
+    /// assert_eq!((own.unstacked(&p).tile.m, own.unstacked(&p).stack), (160, false));
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     #[must_use]
