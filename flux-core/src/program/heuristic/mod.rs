@@ -74,7 +74,8 @@ impl Schedule {
     ///
     /// - Tile: the one of 256x192x64, if `k` is long enough, 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the
     ///   last, take the least time, the first of equals.
-    ///   Where shards are no whole tiles of 128 rows, for AllGather-GEMM and for tiles that span them also 88x256x64, 104x256x64, 136x128x64 and 152x128x64.
+    ///   Where rows are no whole tiles of 128, in all or in a shard, also 136x256x64, 160x256x64, 176x256x64, 152x128x64, 176x128x64 and 208x128x64, of one shard each or spanning
+    ///   shards, as an estimate of the whole call says.
     /// - Chunk: for AllGather-GEMM the shard, in as many row blocks as 4 MiB have, at least one, where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
     ///   AllGather-GEMM's of a wave of tiles.
