@@ -84,8 +84,7 @@ impl Schedule {
     /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
     /// - Shards of fewer than 128 rows, and than 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
     ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time. They do with more rows too, where a
-    ///   GEMM-ReduceScatter with peers has tiles for half of the workers at most. Tiles span larger shards, too, where these end in the midst of tiles and so much is gained by it; an
-    ///   AllGather-GEMM's of 512 rows and more then begin with slices of `k`.
+    ///   GEMM-ReduceScatter with peers has tiles for half of the workers at most. An AllGather-GEMM's tiles that span shards begin with slices of `k` from 512 rows on.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};

@@ -1,7 +1,7 @@
 //! Rows that are no whole tiles of 128: the tile that they fill best, and whether it spans shards.
 //!
-//! Invariant: of the candidates it is the one whose estimate is the least. The estimates are for one GPU of two, four or eight; what they were held against is in
-//! results/tuning/ragged-rows.txt.
+//! Invariant: of the candidates it is the one whose estimate is the least. The estimates were fitted to two H100 (results/tuning/ragged-rows.txt), and
+//! compared with simulations of four and eight ranks.
 
 use super::super::MAX_ITEMS;
 use super::super::pushing::COPY_ENGINE_BYTES;
