@@ -152,8 +152,8 @@ impl Schedule {
             Some(shares) => tiles / workers * whole + shares.time() + ENDS,
             None => tiles.div_ceil(workers) * whole,
         };
-        let step = 2 * area(self.tile) * u64::from(self.tile.k);
-        let multiplied = u128::from(in_steps * step) * u128::from(percent(self.tile, rows)) / u128::from(100 * OPERATIONS);
+        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows));
+        let multiplied = u128::from(in_steps) * step / u128::from(100 * OPERATIONS);
         let multiplied = u64::try_from(multiplied).unwrap_or(u64::MAX);
         let scatters = spans && problem.op() == OpKind::GemmReduceScatter;
         let beside = if 2 * tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
@@ -166,9 +166,9 @@ impl Schedule {
             OpKind::AllGatherGemm => u64::from(self.alone) + (world - u64::from(self.alone).min(world)).div_ceil(self.band.into()),
             OpKind::GemmReduceScatter => peers.div_ceil(self.band.into()) + 1,
         };
-        let (tiles_ns, read_ns) = (multiplied + beside + sharing, passes * w_bytes / READ);
+        let (tiles_ns, read_ns) = (multiplied.saturating_add(beside + sharing), passes.saturating_mul(w_bytes) / READ);
         // Neither hides under the other as a whole.
-        let tiles_ns = tiles_ns.max(read_ns) + tiles_ns.min(read_ns) / 32;
+        let tiles_ns = tiles_ns.max(read_ns).saturating_add(tiles_ns.min(read_ns) / 32);
 
         // Behind tiles that are shared come whole waves.
         let last_wave = if self.shares > 1 { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
@@ -209,6 +209,7 @@ fn may_span(problem: &Problem, tile: &Candidate) -> bool {
 mod tests {
     use super::super::tests::{chosen, own, simulated};
     use super::*;
+    use crate::problem::MAX_EXTENT;
     use crate::{DType, WorldSize};
 
     const AG: OpKind = OpKind::AllGatherGemm;
@@ -278,6 +279,18 @@ mod tests {
             let of_128_rows = Schedule::by_shard(&problem, TILES[0].0).in_wider_bands(&problem);
             let [ours, theirs] = [Schedule::heuristic(&problem), of_128_rows].map(|schedule| simulated(&problem, &schedule));
             assert!(ours * 10 < theirs * 9, "{problem}: {ours:?} instead of {theirs:?}");
+        }
+    }
+
+    #[test]
+    fn the_largest_rows_have_an_estimate() {
+        let extent = MAX_EXTENT as usize / 16 * 16;
+        for (op, world) in [(AG, 1), (AG, 16), (RS, 1), (RS, 16)] {
+            for m in [extent, 16 * 129] {
+                let world = WorldSize::new(world).expect("ranks");
+                let problem = Problem::new(op, m, extent, extent, DType::Bf16, world).expect("a problem");
+                assert!(Schedule::ragged(&problem).estimate_ns(&problem) > 1_000_000, "{problem}");
+            }
         }
     }
 
