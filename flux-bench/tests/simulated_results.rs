@@ -35,13 +35,13 @@ fn deviations(name: &str, least: usize) -> Vec<f64> {
 
 #[test]
 fn committed_rows_are_met_within_the_tolerance() {
-    // Before eleven of its twenty rows got other schedules.
-    let mut fitted: Vec<f64> = deviations("h200-x4-nvlink.json", 9).into_iter().map(f64::abs).collect();
+    // Before thirteen of its twenty rows got other schedules.
+    let mut fitted: Vec<f64> = deviations("h200-x4-nvlink.json", 7).into_iter().map(f64::abs).collect();
     fitted.sort_by(f64::total_cmp);
     assert!(fitted.iter().all(|&off| off <= AT_MOST) && fitted[fitted.len() / 2] <= HALF, "{fitted:?}");
     // Another machine, whose clocks are its own: what they are off by all rows have in common. Around that the rows of six records are within 7.6 to 9.8 % (8be58e2, a1d4c84, 837d258,
     // fac8ce0 and fb2f9bb, in the history, and this one).
-    let others = deviations("h200-x2-nvlink.json", 20);
+    let others = deviations("h200-x2-nvlink.json", 15);
     let clocks = others[others.len() / 2];
     assert!(clocks.abs() <= CLOCKS, "{clocks:.1} % of {others:?}");
     assert!(others.iter().all(|off| (off - clocks).abs() <= AT_MOST), "{others:?}");
@@ -115,7 +115,7 @@ fn a_schedule_that_has_less_to_say_is_another() {
     let report = show::read(&path).unwrap();
     let same = |early| {
         let rows = compare(&report, ScheduleArgs { early, ..ScheduleArgs::default() }, Pushes::AsByDefault, &Machine::H200).unwrap();
-        rows.into_iter().find(|row| (&*row.head.op, &*row.head.model, row.head.m) == ("gemm_rs", "gpt3", 8192)).unwrap().same_schedule
+        rows.into_iter().find(|row| (&*row.head.op, &*row.head.model, row.head.m) == ("gemm_rs", "gpt3", 2048)).unwrap().same_schedule
     };
     assert_eq!([same(None), same(Some(1)), same(Some(0))], [true, true, false], "one partial tile early");
 }

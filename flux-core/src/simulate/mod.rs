@@ -7,8 +7,8 @@
 //! take, more where shared memory bounds them ([`TileShape::step_percent`](crate::TileShape::step_percent)), or what its wave reads of memory if that is more. A rank's link is two servers, one out and one in, each of which carries a message after the other. Partial tiles
 //! leave when they are finished; the shard of an AllGather-GEMM leaves transfer by transfer.
 //!
-//! Against the measured rows with m >= 512 (`flux-bench simulate --against`): within 5 % of results/h200-x4-nvlink.json, to which it is fitted, half of the rows within 2.6
-//! (nine of them have the schedules of today); within 10.4 % of results/h200-x2-nvlink.json, to which it is not, half of them within 4.5. Of schedules that were tried and lose
+//! Against the measured rows with m >= 512 (`flux-bench simulate --against`): within 5 % of results/h200-x4-nvlink.json, to which it is fitted, half of the rows within 2.0
+//! (seven of them have the schedules of today); within 10.4 % of results/h200-x2-nvlink.json, to which it is not, half of them within 6.3 (fifteen of today). Of schedules that were tried and lose
 //! (results/tuning/wide-bands.txt, TP 4) it is within 10 % too: where the peers' shards are one band, the AllGather-GEMM of Llama at m = 4096 takes 0.759 ms and took 0.74 and
 //! 0.77, its own schedule 0.64. One number, what a copy takes besides its bytes, is fitted to those among them that are in slices of k.
 //!
@@ -17,8 +17,7 @@
 //! - **Power.** The clock is one number. A card at its power limit slows down the longer a call is: of GPT-3 on 2 ranks, calls of 3.4 and 6.9 ms are simulated 2 to 5 % too
 //!   short. From one run to another the same GEMM differs by as much (AllGather-GEMM of GPT-3, 4 ranks, m = 4096: T_gemm 1.68 ms in results/h200-x1-core-tp4.json, 1.65 in that
 //!   of 837d258, 1.72 in that of a1d4c84, 1.76 in that of 89fd1be).
-//! - **L2.** A step takes what its operations take, whatever the tile. Narrow tiles move more operand bytes for their work and take some percent more: of the GEMM-ReduceScatter of
-//!   Llama, TP 4, m = 512, 9 % are missing with tiles of 128x128, and 2 with 128x256 (results/tuning/wide-bands.txt).
+//! - **L2.** A step takes what its operations or shared memory take. What narrow tiles ask of L2, and rows beyond the end of the rows, cost nothing.
 //! - **Rests.** The same GEMM of GPT-3 on 2 ranks at m = 8192 takes 6.8 ms in the rounds of results/h200-x2-nvlink.json and 5.9 in those of results/h200-x2-pcie.json, one
 //!   machine a minute later, where collectives, in which the card rests, take nine times as long; simulated it is 6.5.
 //! - **Few rows.** With m < 512 reading `w`, the first rows and the last signals are most of a call. The floor by memory makes them right within 11 %, by luck in part; a call's
