@@ -10,9 +10,8 @@ const BLOCK: u64 = 64;
 const OPERATIONS: u64 = 4096;
 /// Bytes of shared memory that it reads and writes in a cycle.
 const SHARED: u64 = 128;
-/// Of what a step takes longer by shared memory, the percentage that is seen: whatever waits for operands draws less power, and the clock of a card at its power limit is the
-/// higher for it. Tiles of 104x256 take 1.16 times as long for their area as those of 128x256, and of 152x128 1.06 to 1.10 times, where shared memory alone would have 1.24 and 1.17
-/// (results/tuning/ragged-rows.txt).
+/// Of what a step takes longer by shared memory, the percentage that is seen, perhaps as what waits for operands draws less power and the clock is the higher for it: for their area
+/// tiles of 152x128 take 4 to 15 % more than those of 160x256 with 300 and 600 rows on one H100, where shared memory alone would have 15 (results/tuning/ragged-rows.txt, 2.).
 const SEEN: u64 = 50;
 
 impl TileShape {

@@ -51,8 +51,8 @@ pub(super) const OPERATIONS: u64 = 6144;
 /// 0.3 to 1.5 % more at 4096, 7.8 waves; GPT-3 with 11.6 between 0.4 % less and 0.2 more (results/tuning/rests.txt).
 const SHARED_WAVES: u64 = 12;
 
-/// Hundredths of a tile that sharing has to gain with the largest tiles. Two H100 take 1 to 7 % less time so where it gains 17 to 43 (GPT-3 at m = 4096 and 8192, by turns, in seven of
-/// eight cases; results/tuning/ragged-rows.txt).
+/// Hundredths of a tile that sharing has to gain with the largest tiles. Two H100 take up to 7 % less time beside serial so where it gains 17 to 71 (GPT-3 at m = 4096 and 8192, by
+/// turns, in seven of eight cases; results/tuning/ragged-rows.txt).
 const LARGE_GAIN: u64 = 15;
 
 /// Row blocks of a raster group: their tiles are worked on side by side.

@@ -44,8 +44,8 @@ const ENDS: u64 = 4;
 /// Hundredths of a tile that sharing has to gain where tiles are those of a GEMM-ReduceScatter of one shard each: its own, which come last, do not all end with the others then
 /// (results/tuning/rests.txt).
 const UNEVEN: u64 = 30;
-/// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much: their steps take 0.5 us, and rows that are
-/// not there take longer to load than others. Those of 256 columns have the time.
+/// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much: their steps take 0.5 us, and rows that
+/// are not there seem to take longer to load than others. Those of 256 columns have the time.
 const BEYOND: u64 = 3;
 /// Percent that tiles of 128x224 and 128x192 take more than by their steps: of two ranks a GEMM-ReduceScatter of GPT-3 with 350 rows in the first, and with 450 in the second, takes 3
 /// and 10 % more than by this estimate without.
@@ -237,18 +237,21 @@ mod tests {
 
     /// By simulation, which knows of the tiles' steps, of links and of folds, and nothing of rows beyond the end.
     #[test]
-    fn ragged_rows_take_little_more_than_their_operations() {
-        for (world, most) in [(2, 135), (4, 160)] {
+    fn no_rows_take_longer_than_with_tiles_of_128_rows() {
+        let mut gained = 0;
+        for world in [2, 4] {
             for (op, model) in [(AG, MODELS[0]), (AG, MODELS[1]), (RS, MODELS[0]), (RS, MODELS[1])] {
                 for m in [516, 600, 800, 1040, 1320, 2080, 4000] {
                     let problem = problem(world, op, m, model);
                     let schedule = Schedule::heuristic(&problem);
-                    let least = u128::from(problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS));
-                    let took = simulated(&problem, &schedule);
-                    assert!(100 * took.as_nanos() < most * least + 100 * 30_000, "{problem}: {took:?} of {least} ns, {schedule}");
+                    let of_128_rows = Schedule::by_shard(&problem, TILES[0].0).in_wider_bands(&problem);
+                    let [ours, theirs] = [schedule, of_128_rows].map(|schedule| simulated(&problem, &schedule));
+                    assert!(ours <= theirs, "{problem}: {ours:?} instead of {theirs:?}, {schedule}");
+                    gained += u32::from(ours * 10 < theirs * 9);
                 }
             }
         }
+        assert!(gained > 28, "{gained} of 56 take a tenth less");
     }
 
     #[test]
