@@ -3,7 +3,9 @@
 //! Invariant: both depend on the problem and on what all ranks know of the transport alone, so all ranks choose the same. Times are estimates for an H200: only the
 //! choice depends on them.
 
-use super::heuristic::{MULTIPROCESSORS, OPERATIONS, ROW_GROUP, THIN_ROWS, WORKERS, of_shards, thin, unless_unsent};
+use super::heuristic::{
+    MULTIPROCESSORS, OPERATIONS, READ, ROW_GROUP, SHARING_NS, THIN_ROWS, WORKERS, is_ragged, of_shards, that_span, thin, unless_unsent,
+};
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
@@ -40,7 +42,8 @@ impl Schedule {
     /// A message costs the same to begin whatever its size, so small problems are sent as whole shards, and none, but over a network, as more than eight chunks of
     /// a shard. Where tiles span the shards of few rows, what a rank has for another is one message. Not where some ranks share a node: what is passed on there is
     /// of one shard, so those of small problems are taken side by side instead, and still share one pass over `w`. Those of a GEMM-ReduceScatter that go together
-    /// always are, so that they are finished at about the same time.
+    /// always are, so that they are finished at about the same time. Where rows are no whole tiles, the tiles of a GEMM-ReduceScatter span shards of any size if that takes less
+    /// time, and what whole waves leave may be shared by the workers that there are.
     pub fn in_messages(problem: &Problem, channels: &Channels, sending: Sending, nodes: Nodes) -> Self {
         let own = Self::shard_by_shard(problem);
         let peers = problem.world().peers();
@@ -78,6 +81,11 @@ fn along_k_ns(problem: &Problem, tile: TileShape) -> u64 {
     2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS
 }
 
+/// Bytes of a rank's part of `w`.
+fn w_bytes(problem: &Problem) -> u64 {
+    u64::from(problem.n_local()) * u64::from(problem.k_local()) * problem.dtype().bytes() as u64
+}
+
 /// A call as it is estimated: what is computed, and how it is sent.
 struct Call<'a> {
     problem: &'a Problem,
@@ -88,6 +96,8 @@ struct Call<'a> {
     lanes: u32,
     workers: u32,
     tile_ns: u64,
+    /// Tiles that groups of workers share, and the percent of a tile's time that these take.
+    shared: Option<(u64, u64)>,
     /// Tiles of a shard; of all where they span shards.
     tiles: u64,
     stacked: bool,
@@ -103,36 +113,55 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     /// The schedule for this sending to so many peers where no ranks share a node, and the nanoseconds that it takes.
     fn chosen(problem: &'a Problem, channels: &Channels, to: (Sending, u32), own: &Schedule) -> (u64, Schedule) {
-        if problem.op() == OpKind::AllGatherGemm && to.1 == 1 && to.0 != Sending::Before && !own.stack {
-            let band = BAND_ROWS.div_ceil(problem.m_shard());
-            return Self::fastest(problem, channels, to, &Schedule { band: band.min(own.band), ..*own });
+        let late = problem.op() == OpKind::AllGatherGemm && to.1 == 1 && to.0 != Sending::Before && !own.stack;
+        let band = if late { BAND_ROWS.div_ceil(problem.m_shard()).min(own.band) } else { own.band };
+        let by_shard = || Self::fastest(problem, channels, to, &Schedule { band, ..*own });
+        if to.1 == 0 {
+            return by_shard();
         }
-        if !own.stack || to.1 == 0 {
-            return Self::fastest(problem, channels, to, own);
-        }
-        let (call, schedule) = Self::spanning(problem, channels, to);
-        (call.estimate(), schedule)
+        // Of an AllGather-GEMM the own rows can be worked on while the others come; and over a network a message for all tiles would be larger than is worth it, but of few rows.
+        let spans = own.stack || problem.op() == OpKind::GemmReduceScatter && is_ragged(problem) && !channels.network;
+        let spanning = if spans { Self::spanning(problem, channels, to) } else { Vec::new() };
+        let by_shard = if own.stack { None } else { Some(by_shard()) };
+        let ways = spanning.into_iter().map(|(call, schedule)| (call.estimate(), schedule)).chain(by_shard);
+        ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own))
     }
 
-    /// With tiles that span shards, for the workers that there are, and what a rank has for another as one message. What bounds it, reading `w`, is not estimated: the times only tell
-    /// fewer waves and groups from more.
-    fn spanning(problem: &'a Problem, channels: &Channels, (sending, peers): (Sending, u32)) -> (Self, Schedule) {
+    /// With tiles that span shards, for the workers that there are, and what a rank has for another as one message: the tile of the fewest waves, whose `k` may be split; and, where
+    /// rows are no whole tiles, each that there is, of which what whole waves leave may be shared.
+    fn spanning(problem: &'a Problem, channels: &Channels, to: (Sending, u32)) -> Vec<(Self, Schedule)> {
         let place_bytes = match problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(problem),
             OpKind::GemmReduceScatter => scatter_place_bytes(problem),
         };
-        let workers = workers(channels, (sending, peers), place_bytes);
-        let own = Schedule::stacked(problem, workers.min(WORKERS));
-        let tile = own.tile;
-        let grid = TileGrid::new(problem.m(), problem.n_local(), tile);
-        let splits = u64::from(own.splits);
+        let workers = workers(channels, to, place_bytes);
+        let few = Schedule::stacked(problem, workers.min(WORKERS));
+        let ragged = if is_ragged(problem) { that_span(problem) } else { Vec::new() };
+        let costs = |tile| ragged.iter().find(|candidate| candidate.0 == tile).map_or(100, |candidate| candidate.1);
+        let shared = ragged.iter().map(|&(tile, cost)| (Schedule::spanning(problem, tile, 1).sharing(problem, workers), cost));
+        let ways = std::iter::once((few, costs(few.tile))).chain(shared);
+        ways.map(|(schedule, cost)| Self::of_all(problem, (to, channels.each), (place_bytes, workers), schedule, cost)).collect()
+    }
+
+    /// A call whose tiles span shards, with steps that cost so many percent.
+    fn of_all(
+        problem: &'a Problem,
+        ((sending, peers), lanes): ((Sending, u32), u32),
+        (place_bytes, workers): (u64, u32),
+        schedule: Schedule,
+        cost: u64,
+    ) -> (Self, Schedule) {
+        let schedule = Schedule { chunk: Chunk::Shard, ..schedule };
+        let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
+        let splits = u64::from(schedule.splits);
         let call = Self {
             problem,
             sending,
             peers,
-            lanes: channels.each,
+            lanes,
             workers,
-            tile_ns: along_k_ns(problem, tile) / splits + TILE_NS,
+            tile_ns: along_k_ns(problem, schedule.tile) * cost / 100 / splits + TILE_NS,
+            shared: Self::shared(problem, &schedule),
             tiles: grid.tiles() * splits,
             stacked: true,
             place_bytes,
@@ -141,7 +170,13 @@ impl<'a> Call<'a> {
             of_chunk: grid.row_blocks().into(),
             band: problem.world().get(),
         };
-        (call, Schedule { chunk: Chunk::Shard, ..own })
+        (call, schedule)
+    }
+
+    /// Tiles that a schedule has shared, and the percent of a tile's time that they take.
+    fn shared(problem: &Problem, schedule: &Schedule) -> Option<(u64, u64)> {
+        let shares = schedule.shared_tiles(problem)?;
+        Some((shares.count(), 100 * shares.time() / shares.steps()))
     }
 
     /// The fastest schedule of this sending whose tiles are of one shard each, and the nanoseconds that it takes.
@@ -155,6 +190,7 @@ impl<'a> Call<'a> {
         let ways = tiles.into_iter().flat_map(|tile| counts.iter().map(move |&chunks| (tile, chunks)));
         let ways = ways.map(|(tile, chunks)| {
             let (call, schedule) = Self::new(problem, channels, to, own, (tile, chunks));
+            let (call, schedule) = if is_ragged(problem) && !own.stack { call.sharing(schedule) } else { (call, schedule) };
             (call.estimate(), schedule)
         });
         ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own))
@@ -189,6 +225,7 @@ impl<'a> Call<'a> {
             lanes: channels.each,
             workers: workers(channels, (sending, peers), place_bytes.min(together * piece)),
             tile_ns: along_k_ns(problem, tile) * cost / 100 + TILE_NS,
+            shared: None,
             tiles: grid.tiles(),
             stacked: false,
             place_bytes,
@@ -201,9 +238,24 @@ impl<'a> Call<'a> {
         (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own })
     }
 
-    /// Nanoseconds after which so many tiles are finished.
+    /// The same with what whole waves leave shared, where that gains time. Of shards one by one it gains an AllGather-GEMM nothing, and half of what it should a GEMM-ReduceScatter,
+    /// whose own tiles come last (results/tuning/ragged-nccl.txt).
+    fn sharing(self, schedule: Schedule) -> (Self, Schedule) {
+        let gathers = self.problem.op() == OpKind::AllGatherGemm;
+        if gathers && schedule.band == 1 {
+            return (self, schedule);
+        }
+        let schedule = schedule.sharing(self.problem, self.workers);
+        let shared = Self::shared(self.problem, &schedule);
+        let shared = shared.map(|(tiles, percent)| (tiles, if gathers { percent } else { percent.midpoint(100) }));
+        (Self { shared, ..self }, schedule)
+    }
+
+    /// Nanoseconds after which so many tiles are finished, those that are shared first.
     fn finished(&self, tiles: u64) -> u64 {
-        tiles.div_ceil(self.workers.into()) * self.tile_ns
+        let (shared, percent) = self.shared.unwrap_or((0, 0));
+        let first = if shared > 0 && tiles > 0 { self.tile_ns * percent / 100 + SHARING_NS } else { 0 };
+        first + tiles.saturating_sub(shared).div_ceil(self.workers.into()) * self.tile_ns
     }
 
     /// Nanoseconds of a group of messages to so many peers.
@@ -227,6 +279,8 @@ impl<'a> Call<'a> {
     fn estimate(&self) -> u64 {
         let shards = if self.stacked { 1 } else { u64::from(self.problem.world().get()) };
         let all = self.finished(shards * self.tiles);
+        // Where one pass over `w` is all that there is, it may take longer.
+        let all = if self.stacked && is_ragged(self.problem) { all.max(w_bytes(self.problem) / READ) } else { all };
         LAUNCH_NS
             + match (self.sending, self.problem.op()) {
                 (Sending::Before, _) => self.group(self.peers) - BEFORE_NS + all,

@@ -1,5 +1,5 @@
 //! Who multiplies which steps of the tiles that would leave a wave unfinished: the first tiles are shared, so that those behind them are whole waves. Where rows come in slices
-//! of `k` the last tiles are: whoever has the last steps of a tile would await the last slice first.
+//! of `k`, or are of several shards side by side, the last tiles are: whoever has the last steps of a tile, or those of another shard, would await what comes last first.
 //!
 //! Groups of `b` workers have `a` tiles each, whose steps, laid end to end, they take in equal ranges (stream-K, Osama et al., arXiv 2301.03598, in each group): so all
 //! are done after `a / b` of a tile. Workers with the same place in their groups are at the same step along `k` at the same time, of neighbouring tiles, and find in L2
@@ -61,8 +61,10 @@ impl Schedule {
         // Own tiles of a GEMM-ReduceScatter come last, and in a world of 1 there are no others.
         let whole = if gathers || spans || peers == 0 { 0 } else { of_shard };
         let shares = Shares::of(self, along_k, tiles, whole)?;
-        let in_slices = gathers && peers > 0 && along_k.slices(self.k_chunks).len() > 1;
-        Some(Shares { first: if in_slices { tiles - shares.shared } else { 0 }, ..shares })
+        // The first tiles of several shards side by side, and the first slices of others, await what comes last.
+        let side_by_side = || spans || self.bands(problem.world()).next().is_some_and(|first| first.len() > 1);
+        let come_late = gathers && peers > 0 && (along_k.slices(self.k_chunks).len() > 1 || side_by_side());
+        Some(Shares { first: if come_late { tiles - shares.shared } else { 0 }, ..shares })
     }
 }
 
@@ -78,6 +80,11 @@ impl Shares {
         let ways = ways.map(|(tiles, workers)| Self { first: 0, shared, groups: shared.div_ceil(tiles), tiles, workers, steps });
         let possible = ways.filter(|way| way.groups * way.workers <= u64::from(schedule.shares));
         possible.min_by_key(Self::time).filter(|best| best.time() < steps)
+    }
+
+    /// Tiles that are shared.
+    pub(super) const fn count(&self) -> u64 {
+        self.shared
     }
 
     /// Steps of a tile.

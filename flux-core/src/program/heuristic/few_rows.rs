@@ -79,7 +79,7 @@ impl Schedule {
     }
 
     /// Of these tiles, which span shards.
-    pub(super) fn spanning(problem: &Problem, tile: TileShape, splits: u32) -> Self {
+    pub(in crate::program) fn spanning(problem: &Problem, tile: TileShape, splits: u32) -> Self {
         let chunk = if problem.op() == OpKind::AllGatherGemm { Chunk::Shard } else { Chunk::Tiles(1) };
         Self { chunk, stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
     }

@@ -13,7 +13,8 @@ use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 pub(super) use few_rows::{THIN_ROWS, thin};
-pub(super) use ragged::{of_shards, unless_unsent};
+pub(super) use ragged::{SHARING_NS, is_ragged, of_shards, that_span, unless_unsent};
+pub(super) use tiles::READ;
 #[cfg(test)]
 pub(super) use tiles::TILES;
 use tiles::{LARGE, LONG};
@@ -74,7 +75,7 @@ impl Schedule {
     ///
     /// - Tile: the one of 256x192x64, if `k` is long enough, 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the
     ///   last, take the least time, the first of equals.
-    ///   Where rows are no whole tiles of 128, in all or in a shard, also 136x256x64, 160x256x64, 176x256x64, 152x128x64, 176x128x64 and 208x128x64, of one shard each or spanning
+    ///   Where rows are no whole tiles of 128, in all or in a shard, also 136x256x64, 160x256x64, 176x256x64, 152x128x64, 176x128x64, 208x128x64 and 240x128x64, of one shard each or spanning
     ///   shards, as an estimate of the whole call says.
     /// - Chunk: for AllGather-GEMM the shard, in as many row blocks as 4 MiB have, at least one, where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
@@ -96,7 +97,7 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        if ragged::is_ragged(problem) {
+        if is_ragged(problem) {
             return Self::ragged(problem);
         }
         let schedule = Self::shard_by_shard(problem).in_splits(problem);

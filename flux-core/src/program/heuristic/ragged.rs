@@ -26,7 +26,7 @@ const fn candidate(m: u32, n: u32, scattered: bool, sent: bool) -> Candidate {
 }
 
 /// Those of whole shards, and tiles whose columns take the place of rows in their multiplication, so that they have any multiple of eight rows.
-const CANDIDATES: [Candidate; 11] = [
+const CANDIDATES: [Candidate; 12] = [
     candidate(128, 256, true, true),
     candidate(128, 224, true, true),
     candidate(128, 192, true, true),
@@ -34,6 +34,7 @@ const CANDIDATES: [Candidate; 11] = [
     candidate(176, 256, false, true),
     candidate(160, 256, false, true),
     candidate(136, 256, true, false),
+    candidate(240, 128, true, true),
     candidate(208, 128, true, false),
     candidate(176, 128, true, false),
     candidate(152, 128, true, false),
@@ -44,8 +45,8 @@ const ENDS: u64 = 4;
 /// Hundredths of a tile that sharing has to gain where tiles are those of a GEMM-ReduceScatter of one shard each: its own, which come last, do not all end with the others then
 /// (results/tuning/rests.txt).
 const UNEVEN: u64 = 30;
-/// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much: their steps take 0.5 us, and rows that
-/// are not there seem to take longer to load than others. Those of 256 columns have the time.
+/// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much, and those of 128x192 as much: rows that are
+/// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time.
 const BEYOND: u64 = 3;
 /// Percent that tiles of 128x224 and 128x192 take more than by their steps: of two ranks a GEMM-ReduceScatter of GPT-3 with 350 rows in the first, and with 450 in the second, takes 3
 /// and 10 % more than by this estimate without.
@@ -53,7 +54,7 @@ const NARROWER: u64 = 4;
 /// Percent that tiles of 256x192 take less, which move less through L2 (results/tuning/back-to-back.txt).
 const SPARED: u64 = 2;
 /// Nanoseconds until the parts of a tile that is shared are added.
-const SHARING_NS: u64 = 5_000;
+pub(in crate::program) const SHARING_NS: u64 = 5_000;
 /// Percent that tiles of 128 columns take more beside rows that are scattered, and where they are one wave and a half at most: so narrow, their loads leave no room for them.
 const BESIDE: u64 = 12;
 const BESIDE_FEW: u64 = 2;
@@ -68,7 +69,7 @@ const PUSHED_NS: u64 = 5_000;
 const MOST_FOLDED: u32 = 8;
 
 /// Whether the rows that tiles would be cut from are no whole tiles of 128, and more than one.
-pub(super) fn is_ragged(problem: &Problem) -> bool {
+pub(in crate::program) fn is_ragged(problem: &Problem) -> bool {
     let rows = if problem.m_shard() < ROWS { problem.m() } else { problem.m_shard() };
     rows > ROWS && !rows.is_multiple_of(ROWS)
 }
@@ -103,7 +104,7 @@ pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> 
 }
 
 /// Tiles that span shards, with what they cost.
-pub(super) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
+pub(in crate::program) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
     let tiles = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
     tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m()))).collect()
 }
@@ -112,7 +113,11 @@ pub(super) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
 fn percent(tile: TileShape, rows: u32) -> u64 {
     let covered = u64::from(rows.next_multiple_of(tile.m));
     let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(BEYOND);
-    let beyond = if tile.is_turned() && tile.n == 128 { 2 * beyond } else { 0 };
+    let beyond = match tile.n {
+        128 if tile.is_turned() => 2 * beyond,
+        192 if tile != LARGE.0 => beyond,
+        _ => 0,
+    };
     let more = if !tile.is_turned() && 128 < tile.n && tile.n < 256 && tile != LARGE.0 { NARROWER } else { 0 };
     // At the card's power limit, and in long calls.
     let spared = if tile == LARGE.0 { SPARED } else { 0 };
@@ -123,15 +128,17 @@ impl Schedule {
     /// The schedule of such rows over peer memory.
     pub(super) fn ragged(problem: &Problem) -> Self {
         let by_shard = of_one_shard(problem).filter(|_| problem.m_shard() >= ROWS);
-        let by_shard = by_shard.map(|tile| Self::by_shard(problem, tile.tile).sharing(problem).in_wider_bands(problem).sharing(problem));
+        let by_shard = by_shard.map(|tile| {
+            Self::by_shard(problem, tile.tile).sharing(problem, MULTIPROCESSORS).in_wider_bands(problem).sharing(problem, MULTIPROCESSORS)
+        });
         let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
-        let spanning = spanning.map(|tile| Self::spanning(problem, tile.tile, 1).in_slices(problem).sharing(problem));
+        let spanning = spanning.map(|tile| Self::spanning(problem, tile.tile, 1).in_slices(problem).sharing(problem, MULTIPROCESSORS));
         by_shard.chain(spanning).min_by_key(|schedule| schedule.estimate_ns(problem)).unwrap_or(Self::of(TILES[0].0))
     }
 
-    /// What whole waves leave shared, where it gains as much as that costs.
-    fn sharing(self, problem: &Problem) -> Self {
-        let sharing = Self { shares: MULTIPROCESSORS, ..self };
+    /// What whole waves of so many workers leave shared, where it gains as much as that costs.
+    pub(in crate::program) fn sharing(self, problem: &Problem, workers: u32) -> Self {
+        let sharing = Self { shares: workers, ..self };
         let sends = problem.op() == OpKind::GemmReduceScatter && problem.world().peers() > 0 && !self.stack;
         let uneven = if sends { UNEVEN } else { 0 };
         let gains = sharing.shared_tiles(problem).is_some_and(|shares| 100 * shares.time() <= (100 - uneven) * shares.steps());

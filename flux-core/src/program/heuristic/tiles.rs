@@ -29,7 +29,7 @@ pub(super) const LARGE_STEPS: u32 = 96;
 /// time over `pcie` with it (results/h200-x2-pcie.json of 8be58e2, in the history).
 pub(super) const LONG: u64 = 2_000_000_000_000;
 /// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
-pub(super) const READ: u64 = 2900;
+pub(in crate::program) const READ: u64 = 2900;
 
 pub(super) fn waves(items: u64) -> u64 {
     items.div_ceil(u64::from(WORKERS))
