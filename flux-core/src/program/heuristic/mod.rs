@@ -5,30 +5,23 @@
 mod bands;
 mod few_rows;
 mod ragged;
+mod staged;
 mod tiles;
 
 use super::most_early;
 use super::schedule::{Chunk, Schedule};
-use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::layout::gather_place_bytes;
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 pub(super) use few_rows::{THIN_ROWS, thin};
 pub(super) use ragged::{SHARING_NS, is_ragged, of_shards, that_span, unless_unsent};
+use tiles::LARGE;
 pub(super) use tiles::READ;
 #[cfg(test)]
 pub(super) use tiles::TILES;
-use tiles::{LARGE, LONG};
 
 /// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
 const PIECE_BYTES: u64 = 4 << 20;
-/// What one signal announces where a chunk is staged.
-const STAGED_BYTES: u64 = 2 << 20;
-/// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take 2 % less time than by copy engines, 2 MiB 17 %, and
-/// 4 MiB, of which one way should overlap the other, 18 % more (results/tuning/few-rows-carried.txt).
-const SCATTERED_BYTES: u64 = 3 << 20;
-/// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
-/// 0.62 T 6 % more (results/tuning/short-calls.txt).
-const STAGED_SHORT: u64 = 550_000_000_000;
 /// Rows that share a pass over `w` by default. With 128, an H200 is bound by reading `w` from memory: the AllGather-GEMM of GPT-3 at
 /// m = 512 on 4 ranks reads its 302 MB of `w` four times in the time of two waves of tiles.
 const BAND_ROWS: u32 = 512;
@@ -63,11 +56,6 @@ pub(super) const ROW_GROUP: u32 = 8;
 fn slices(problem: &Problem, band: u32) -> u32 {
     let sent = gather_place_bytes(problem) * u64::from(band - 1);
     u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES)
-}
-
-/// Bytes that a rank scatters to its peers.
-const fn scattered(problem: &Problem) -> u64 {
-    scatter_place_bytes(problem) * problem.world().peers() as u64
 }
 
 impl Schedule {
@@ -160,39 +148,6 @@ impl Schedule {
         let band = BAND_ROWS.div_ceil(problem.m_shard().next_multiple_of(tile.m)).min(problem.world().get());
         let k_chunks = if problem.op() == OpKind::AllGatherGemm { slices(problem, band) } else { 1 };
         Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, k_chunks, ..Self::of(tile) }
-    }
-
-    /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
-    /// a signal announces about 2 MiB. Shards are single bands, as they come one after another. Tiles of few rows span shards, which for GEMM-ReduceScatter kernels then
-    /// scatter through the host themselves, up to 3 MiB of a rank.
-    ///
-    /// ```
-    /// use flux_core::program::{Chunk, Schedule};
-    /// use flux_core::{DType, OpKind, Problem, WorldSize};
-    /// let world = WorldSize::new(8).unwrap();
-    /// let p = Problem::new(OpKind::GemmReduceScatter, 8192, 12288, 49152, DType::Bf16, world)?;
-    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(32)); // of 64 KiB each
-    /// # Ok::<(), flux_core::ProblemError>(())
-    /// ```
-    pub fn staged(problem: &Problem) -> Self {
-        let usual = Self::shard_by_shard(problem);
-        if usual.stack && (problem.op() == OpKind::AllGatherGemm || scattered(problem) <= SCATTERED_BYTES) {
-            return usual;
-        }
-        let [thin, small] = [64, 128].map(|rows| TileShape::new(rows, 128, 64));
-        let tile = match problem.op() {
-            _ if usual.stack && problem.m_shard() <= thin.m => thin,
-            OpKind::GemmReduceScatter if problem.flop_per_rank() < STAGED_SHORT => small,
-            // What leaves a GEMM-ReduceScatter, the host or the network carries slowly: in short calls the sooner it begins the better.
-            OpKind::GemmReduceScatter if !usual.stack => tiles::usual(problem, problem.flop_per_rank() >= LONG),
-            _ => unless_unsent(problem, usual.tile),
-        };
-        let unit = match problem.op() {
-            OpKind::AllGatherGemm => gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m),
-            OpKind::GemmReduceScatter => slot_bytes(problem, tile),
-        };
-        let tiles = u32::try_from(STAGED_BYTES / unit.max(1)).unwrap_or(u32::MAX).max(1);
-        Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, ..Self::of(tile) }
     }
 }
 

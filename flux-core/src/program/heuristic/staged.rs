@@ -1,0 +1,104 @@
+//! The schedule of whoever names none, where chunks go through the host.
+//!
+//! Invariant: as of the other [heuristics](super), it depends on the problem alone.
+
+use super::super::schedule::{Chunk, Schedule};
+use super::tiles::{self, LONG};
+use super::{MULTIPROCESSORS, OPERATIONS, unless_unsent};
+use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::{OpKind, Problem, TileShape};
+
+/// What one signal announces where a chunk is staged.
+const STAGED_BYTES: u64 = 2 << 20;
+/// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take 2 % less time than by copy engines, 2 MiB 17 %, and
+/// 4 MiB, of which one way should overlap the other, 18 % more (results/tuning/few-rows-carried.txt).
+const SCATTERED_BYTES: u64 = 3 << 20;
+/// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
+/// 0.62 T 6 % more (results/tuning/short-calls.txt).
+const STAGED_SHORT: u64 = 550_000_000_000;
+/// Rows of an AllGather-GEMM that are worked on as they come, whose tiles share a pass over `w`: with fewer an H100 is bound by reading it (2 products for each of its bytes, at 2.9 TB/s). Where
+/// rows come faster than they are multiplied, more make fewer passes.
+const AS_THEY_COME: u32 = 256;
+/// Bytes that come through the host in a nanosecond while as many go out (results/h100-x2-links.txt).
+const STAGED: u64 = 34;
+
+/// Bytes that a rank scatters to its peers.
+const fn scattered(problem: &Problem) -> u64 {
+    scatter_place_bytes(problem) * problem.world().peers() as u64
+}
+
+/// Row blocks that are worked on as they come: of at least 256 rows, and of 512 where a shard has twice as many and rows are there by the time that those before are multiplied.
+fn blocks_that_come(problem: &Problem, tile: TileShape) -> u32 {
+    let (n, k) = (u64::from(problem.n_local()), u64::from(problem.k_local()));
+    let (comes, multiplied) = (k * problem.dtype().bytes() as u64 / STAGED, 2 * n * k / (u64::from(MULTIPROCESSORS) * OPERATIONS));
+    let rows = if comes > multiplied { AS_THEY_COME } else { (problem.m_shard() / 2).clamp(AS_THEY_COME, 2 * AS_THEY_COME) };
+    rows.div_ceil(tile.m)
+}
+
+impl Schedule {
+    /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
+    /// a signal announces about 2 MiB. Shards are single bands, as they come one after another; those of an AllGather-GEMM are worked on chunk by chunk, of at least 256 rows, as the
+    /// next are still to come. Tiles of few rows span shards, which for GEMM-ReduceScatter kernels then
+    /// scatter through the host themselves, up to 3 MiB of a rank.
+    ///
+    /// ```
+    /// use flux_core::program::{Chunk, Schedule};
+    /// use flux_core::{DType, OpKind, Problem, WorldSize};
+    /// let world = WorldSize::new(8).unwrap();
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 8192, 12288, 49152, DType::Bf16, world)?;
+    /// assert_eq!(Schedule::staged(&p).chunk, Chunk::Tiles(32)); // of 64 KiB each
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    pub fn staged(problem: &Problem) -> Self {
+        let usual = Self::shard_by_shard(problem);
+        if usual.stack && (problem.op() == OpKind::AllGatherGemm || scattered(problem) <= SCATTERED_BYTES) {
+            return usual;
+        }
+        let [thin, small] = [64, 128].map(|rows| TileShape::new(rows, 128, 64));
+        let tile = match problem.op() {
+            _ if usual.stack && problem.m_shard() <= thin.m => thin,
+            OpKind::GemmReduceScatter if problem.flop_per_rank() < STAGED_SHORT => small,
+            // What leaves a GEMM-ReduceScatter, the host or the network carries slowly: in short calls the sooner it begins the better.
+            OpKind::GemmReduceScatter if !usual.stack => tiles::usual(problem, problem.flop_per_rank() >= LONG),
+            _ => unless_unsent(problem, usual.tile),
+        };
+        let (unit, least, by_chunk) = match problem.op() {
+            OpKind::AllGatherGemm => (
+                gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(tile.m),
+                blocks_that_come(problem, tile),
+                problem.world().peers(),
+            ),
+            OpKind::GemmReduceScatter => (slot_bytes(problem, tile), 1, 0),
+        };
+        let tiles = u32::try_from(STAGED_BYTES / unit.max(1)).unwrap_or(u32::MAX).max(least);
+        Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, by_chunk, ..Self::of(tile) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, WorldSize};
+
+    /// What took two H100 the least time, or within 2 % of it (results/tuning/pcie-as-they-come.txt).
+    #[test]
+    fn rows_are_worked_on_as_they_come() {
+        let chosen = |world, m, n, k| {
+            let problem =
+                Problem::new(OpKind::AllGatherGemm, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem");
+            let schedule = Schedule::staged(&problem);
+            let Chunk::Tiles(blocks) = schedule.chunk else { panic!("{schedule}") };
+            (schedule.by_chunk, blocks * schedule.tile.m)
+        };
+        assert_eq!([512, 1024, 2048, 4096].map(|m| chosen(2, m, 28672, 8192)), [(1, 256); 4], "bound by the host: each byte is there late");
+        assert_eq!(
+            [1024, 2048, 4096].map(|m| chosen(2, m, 49152, 12288)),
+            [(1, 256), (1, 512), (1, 512)],
+            "bound by products: fewer passes over w"
+        );
+        assert_eq!(chosen(4, 8192, 49152, 12288), (3, 256), "the more peers the later");
+        let rs =
+            Problem::new(OpKind::GemmReduceScatter, 4096, 8192, 28672, DType::Bf16, WorldSize::new(2).expect("ranks")).expect("a problem");
+        assert_eq!(Schedule::staged(&rs).by_chunk, 0);
+    }
+}
