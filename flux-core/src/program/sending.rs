@@ -140,37 +140,28 @@ impl<'a> Call<'a> {
         let costs = |tile| ragged.iter().find(|candidate| candidate.0 == tile).map_or(100, |candidate| candidate.1);
         let shared = ragged.iter().map(|&(tile, cost)| (Schedule::spanning(problem, tile, 1).sharing(problem, workers), cost));
         let ways = std::iter::once((few, costs(few.tile))).chain(shared);
-        ways.map(|(schedule, cost)| Self::of_all(problem, (to, channels.each), (place_bytes, workers), schedule, cost)).collect()
-    }
-
-    /// A call whose tiles span shards, with steps that cost so many percent.
-    fn of_all(
-        problem: &'a Problem,
-        ((sending, peers), lanes): ((Sending, u32), u32),
-        (place_bytes, workers): (u64, u32),
-        schedule: Schedule,
-        cost: u64,
-    ) -> (Self, Schedule) {
-        let schedule = Schedule { chunk: Chunk::Shard, ..schedule };
-        let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
-        let splits = u64::from(schedule.splits);
-        let call = Self {
-            problem,
-            sending,
-            peers,
-            lanes,
-            workers,
-            tile_ns: along_k_ns(problem, schedule.tile) * cost / 100 / splits + TILE_NS,
-            shared: Self::shared(problem, &schedule),
-            tiles: grid.tiles() * splits,
-            stacked: true,
-            place_bytes,
-            chunks: 1,
-            row_blocks: grid.row_blocks().into(),
-            of_chunk: grid.row_blocks().into(),
-            band: problem.world().get(),
+        let call = |(schedule, cost): (Schedule, u64)| {
+            let schedule = Schedule { chunk: Chunk::Shard, ..schedule };
+            let (grid, splits) = (TileGrid::new(problem.m(), problem.n_local(), schedule.tile), u64::from(schedule.splits));
+            let call = Self {
+                problem,
+                sending: to.0,
+                peers: to.1,
+                lanes: channels.each,
+                workers,
+                tile_ns: along_k_ns(problem, schedule.tile) * cost / 100 / splits + TILE_NS,
+                shared: Self::shared(problem, &schedule),
+                tiles: grid.tiles() * splits,
+                stacked: true,
+                place_bytes,
+                chunks: 1,
+                row_blocks: grid.row_blocks().into(),
+                of_chunk: grid.row_blocks().into(),
+                band: problem.world().get(),
+            };
+            (call, schedule)
         };
-        (call, schedule)
+        ways.map(call).collect()
     }
 
     /// Tiles that a schedule has shared, and the percent of a tile's time that they take.
