@@ -48,6 +48,10 @@ const UNEVEN: u64 = 30;
 /// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much, and those of 128x192 as much: rows that are
 /// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time.
 const BEYOND: u64 = 3;
+/// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM takes 11 and 11 % longer than with tiles of 176x256 (GPT-3 at 1700 rows,
+/// Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.).
+const BEYOND_BESIDE_MESSAGES: u64 = 1;
+const QUICK: u64 = 176 * 128;
 /// Percent that tiles of 128x224 and 128x192 take more than by their steps: of two ranks a GEMM-ReduceScatter of GPT-3 with 350 rows in the first, and with 450 in the second, takes 3
 /// and 10 % more than by this estimate without.
 const NARROWER: u64 = 4;
@@ -68,10 +72,17 @@ const PUSHED_NS: u64 = 5_000;
 /// Ranks of a GEMM-ReduceScatter up to which tiles span shards of a tile and more: of 16 it is up to 13 % slower by simulation.
 const MOST_FOLDED: u32 = 8;
 
+/// Rows in all up to which a GEMM-ReduceScatter of small shards is bound by reading `w`, and of those the ones with which tiles of 128 rows are nearly full: with 240 rows two H100 take 0.272 ms
+/// of GPT-3 in tiles of 240x128 and 0.274 of 128x256, shared, and 0.118 and 0.113 of Llama in 240x128 and 128x128; with 256 rows 0.248 and 0.114 in 128x192 and 128x128, whole
+/// (results/tuning/tile-240.txt, halves-tp2.txt). By estimate the first would be faster.
+const NEARLY_WHOLE: std::ops::RangeInclusive<u32> = 2 * ROWS - 32..=2 * ROWS;
+
 /// Whether the rows that tiles would be cut from are no whole tiles of 128, and more than one.
 pub(in crate::program) fn is_ragged(problem: &Problem) -> bool {
-    let rows = if problem.m_shard() < ROWS { problem.m() } else { problem.m_shard() };
-    rows > ROWS && !rows.is_multiple_of(ROWS)
+    let small = problem.m_shard() < ROWS;
+    let rows = if small { problem.m() } else { problem.m_shard() };
+    let nearly_whole = small && problem.op() == OpKind::GemmReduceScatter && NEARLY_WHOLE.contains(&rows);
+    rows > ROWS && !rows.is_multiple_of(ROWS) && !nearly_whole
 }
 
 /// The tile of shards that are no whole tiles, of one shard each.
@@ -100,7 +111,8 @@ pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> 
         return TILES.to_vec();
     }
     let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
-    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard()))).collect()
+    let free = |tile| if area(tile) <= QUICK { BEYOND_BESIDE_MESSAGES } else { BEYOND };
+    tiles.map(|tile| (tile.tile, percent_beyond(tile.tile, problem.m_shard(), free(tile.tile)))).collect()
 }
 
 /// Tiles that span shards, with what they cost.
@@ -111,8 +123,13 @@ pub(in crate::program) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> 
 
 /// The time of a step of such tiles of so many rows relative to its operations, in percent.
 fn percent(tile: TileShape, rows: u32) -> u64 {
+    percent_beyond(tile, rows, BEYOND)
+}
+
+/// The same with so many percent of rows beyond the last that cost nothing.
+fn percent_beyond(tile: TileShape, rows: u32, free: u64) -> u64 {
     let covered = u64::from(rows.next_multiple_of(tile.m));
-    let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(BEYOND);
+    let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(free);
     let beyond = match tile.n {
         128 if tile.is_turned() => 2 * beyond,
         192 if tile != LARGE.0 => beyond,
@@ -271,6 +288,9 @@ mod tests {
             [false, false, false, true, true],
             "640 rows are five tiles, of 80 a shard"
         );
+        assert_eq!([222, 224, 240, 258].map(|m| ragged(2, m)), [true, false, false, true], "two tiles of 128 that are nearly full");
+        assert!(is_ragged(&problem(2, AG, 240, MODELS[0])), "whose rows are not scattered");
+        assert_eq!(MODELS.map(|model| own(2, RS, 240, model.1, model.0).tile.n), [192, 128], "as with 256 rows");
         for (m, model) in [(256, MODELS[0]), (1024, MODELS[1])] {
             assert!(!own(2, AG, m, model.0, model.1).tile.is_turned(), "{m}");
         }
