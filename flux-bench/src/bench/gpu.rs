@@ -4,7 +4,7 @@
 //! their devices and a spinning kernel has given the host time to enqueue what is timed, so launch cost is hidden alike for all contenders.
 
 use super::SEED;
-use super::measure::{Contender, Lane, slowest};
+use super::measure::{Contender, Lane, Sample, slowest};
 use super::watch::Watch;
 use crate::data::Fill;
 use crate::gpu::Gpu;
@@ -117,7 +117,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
             self.gemm(0)?;
             self.gpu.synchronize()?;
             self.site.comm().barrier()?;
-            let spans = choice::settled(|call| self.sample(Contender::Gemm, call))?;
+            let spans = choice::settled(|call| Ok(self.sample(Contender::Gemm, call)?.span))?;
             Ok(slowest(self.site.comm(), &spans)?.median)
         })?;
         self.gemm.choose(best);
@@ -192,12 +192,17 @@ impl<'a, T: Element> GpuLane<'a, T> {
 }
 
 impl<T: Element> Lane for GpuLane<'_, T> {
-    fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Span> {
+    fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
         self.watch.beat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
-        let gpu = self.gpu;
-        let end = gpu.time(|| self.launch(contender, call))?;
-        Ok(Span { start: 0.0, end })
+        // The device may spin since then.
+        let (gpu, begun, mut took) = (self.gpu, Instant::now(), Duration::ZERO);
+        let end = gpu.time(|| {
+            self.launch(contender, call)?;
+            took = begun.elapsed();
+            Ok(())
+        })?;
+        Ok(Sample { span: Span { start: 0.0, end }, late: took > self.spin })
     }
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {

@@ -3,7 +3,7 @@
 //! Invariant: all contenders use the same number of threads, one rank's share of the cores, so a ratio of two times compares schedules. The times
 //! themselves say nothing about GPUs.
 
-use super::measure::{Contender, Lane};
+use super::measure::{Contender, Lane, Sample};
 use super::shown::Shown;
 use crate::memory::{Buffer, HostBuffer};
 use crate::op::FusedOp;
@@ -115,8 +115,8 @@ impl<'a, T: Element> HostLane<'a, T> {
 }
 
 impl<T: Element> Lane for HostLane<'_, T> {
-    fn sample(&mut self, contender: Contender, _call: usize) -> anyhow::Result<Span> {
-        self.block(contender, 1)
+    fn sample(&mut self, contender: Contender, _call: usize) -> anyhow::Result<Sample> {
+        Ok(Sample { span: self.block(contender, 1)?, late: false })
     }
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {

@@ -1,9 +1,9 @@
 //! Interleaved rounds: in each, every contender runs once, so that a machine that slows down slows them all.
 //!
 //! Invariant: the ranks run the same contenders in the same order, each sample starts with all ranks lined up, and every call takes the next operand set of a
-//! rotation, whosever it is: what the call before has left in L2 is no contender's own.
+//! rotation, whosever it is: what the call before has left in L2 is no contender's own. Rounds count in which every rank's host was in time: elsewhere its launch is timed.
 
-use crate::report::Measured;
+use crate::report::{Late, Measured};
 use crate::rest::Rest;
 use crate::stats::{Span, Times};
 use anyhow::Context;
@@ -49,10 +49,19 @@ pub(crate) fn in_round<C: Copy>(contenders: [C; 4], round: usize) -> [C; 4] {
     [0, 1, 3, 2].map(|contender| contenders[(contender + round) % 4])
 }
 
+/// What a rank says of one call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// How long it took.
+    pub span: Span,
+    /// Whether the device may have waited for the host, which had not enqueued all of it by the time that it was to begin.
+    pub late: bool,
+}
+
 /// One rank's contenders at one shape.
 pub trait Lane {
     /// Lines the ranks up, runs `contender` once on this rank's operand set number `call` of its rotation, and says how long that took.
-    fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Span>;
+    fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample>;
 
     /// Lines the ranks up once, runs `contender` so many times back to back on all operand sets in turn, and says how long that took in all.
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span>;
@@ -63,25 +72,39 @@ pub const WARM_UP: usize = 5;
 
 /// Times all contenders over so many rounds, each sample after a rest. Collective; every rank gets the same result. `tick` is called after each round, warm-up included.
 pub fn measure(lane: &mut dyn Lane, comm: &Communicator, samples: usize, rest: Rest, tick: &dyn Fn()) -> anyhow::Result<Measured> {
-    let mut spans: [Vec<Span>; 4] = Default::default();
+    let mut samples_of: [Vec<Sample>; 4] = Default::default();
     let mut calls = 0..;
     for round in 0..WARM_UP + samples {
         for (contender, call) in Contender::in_round(round).into_iter().zip(&mut calls) {
             rest.take();
-            let span = lane.sample(contender, call).with_context(|| format!("{contender:?}, round {round}"))?;
+            let sample = lane.sample(contender, call).with_context(|| format!("{contender:?}, round {round}"))?;
             if round >= WARM_UP {
-                spans[contender as usize].push(span);
+                samples_of[contender as usize].push(sample);
             }
         }
         tick();
     }
-    let times = |contender: Contender| slowest(comm, &spans[contender as usize]);
-    Ok(Measured {
-        gemm: times(Contender::Gemm)?,
-        comm: times(Contender::Comm)?,
-        serial: times(Contender::Serial)?,
-        op: times(Contender::Op)?,
-    })
+    let times = |contender: Contender| in_time(comm, &samples_of[contender as usize]);
+    let [(gemm, late_gemm), (collective, late_comm), (serial, late_serial), (op, late_op)] =
+        [times(Contender::Gemm)?, times(Contender::Comm)?, times(Contender::Serial)?, times(Contender::Op)?];
+    let late = Late { op: late_op, gemm: late_gemm, comm: late_comm, serial: late_serial };
+    Ok(Measured { gemm, comm: collective, serial, op, late })
+}
+
+/// The slowest rank's time of the rounds in which no rank was late, and how many others there were: these count too where they are more than half, as then being late is what
+/// the contender does. Collective.
+fn in_time(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<(Times, u32)> {
+    let mut late = vec![false; mine.len()];
+    for (late, mine) in late.chunks_mut(ROUNDS).zip(mine.chunks(ROUNDS)) {
+        let flags: Vec<u8> = mine.iter().map(|sample| u8::from(sample.late)).collect();
+        for said in comm.exchange(&flags)? {
+            late.iter_mut().zip(&said).for_each(|(late, &said)| *late |= said != 0);
+        }
+    }
+    let count = late.iter().filter(|&&late| late).count();
+    let all = 2 * count > mine.len();
+    let spans: Vec<Span> = mine.iter().zip(&late).filter(|&(_, &late)| all || !late).map(|(sample, _)| sample.span).collect();
+    Ok((slowest(comm, &spans)?, u32::try_from(count)?))
 }
 
 /// Rounds in one message: processes take 64 KiB.
@@ -113,10 +136,10 @@ mod tests {
     struct Asked(Vec<(Contender, usize, Instant)>);
 
     impl Lane for Asked {
-        fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Span> {
+        fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
             let warm_up = if self.0.len() < WARM_UP * Contender::ALL.len() { 100.0 } else { 0.0 };
             self.0.push((contender, call, Instant::now()));
-            Ok(Span { start: 0.0, end: warm_up + f64::from(contender as u8) })
+            Ok(Sample { span: Span { start: 0.0, end: warm_up + f64::from(contender as u8) }, late: false })
         }
 
         fn block(&mut self, _: Contender, _: usize) -> anyhow::Result<Span> {
@@ -179,8 +202,8 @@ mod tests {
     }
 
     impl Lane for Steady {
-        fn sample(&mut self, contender: Contender, _: usize) -> anyhow::Result<Span> {
-            Ok(Span { start: 0.0, end: Self::ms(contender) })
+        fn sample(&mut self, contender: Contender, _: usize) -> anyhow::Result<Sample> {
+            Ok(Sample { span: Span { start: 0.0, end: Self::ms(contender) }, late: false })
         }
 
         fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
@@ -209,6 +232,28 @@ mod tests {
         };
         for times in ranks::on_threads(World::local(2).unwrap(), body).unwrap() {
             assert!((times.median - 2049.0).abs() < 1e-9 && (times.p90 - 3687.4).abs() < 1e-9, "{times:?}, of 1 to 4097");
+        }
+    }
+
+    /// Rank 1's host is late in one round of three, and takes a second in it; or in two of three.
+    #[test]
+    fn rounds_in_which_a_rank_was_late_are_left_out_and_counted_unless_they_are_most() {
+        let rounds = |late: fn(usize) -> bool| {
+            let body = move |world: &World| {
+                let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
+                let sample = |round: usize| {
+                    let late = world.rank().get() == 1 && late(round);
+                    Sample { span: Span { start: 0.0, end: if late { 1000.0 } else { 1.0 } }, late }
+                };
+                in_time(&comm, &(0..ROUNDS + 4).map(sample).collect::<Vec<_>>())
+            };
+            ranks::on_threads(World::local(2).unwrap(), body).unwrap()
+        };
+        for (times, late) in rounds(|round| round % 3 == 0) {
+            assert_eq!((times.p90, late), (1.0, 684));
+        }
+        for (times, late) in rounds(|round| round % 3 > 0) {
+            assert_eq!((times.median, late), (1000.0, 1368), "that is how long it takes");
         }
     }
 }

@@ -74,6 +74,9 @@ pub struct Row {
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
+    /// Those of them that were left out; absent where none was.
+    #[serde(default, skip_serializing_if = "Late::is_none")]
+    pub late: Late,
     /// Milliseconds without a call before each sample, where they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest_ms: Option<u64>,
@@ -93,6 +96,28 @@ pub struct Measured {
     pub comm: Times,
     /// One after the other.
     pub serial: Times,
+    /// Rounds that are not among them.
+    pub late: Late,
+}
+
+/// Rounds that were left out of a contender's times, as a rank's host had not enqueued all of the call by the time that its device was to begin: they say what the host does. Where they are
+/// more than half of the rounds none is left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Late {
+    /// The fused op's.
+    pub op: u32,
+    /// The GEMM's.
+    pub gemm: u32,
+    /// The collective's.
+    pub comm: u32,
+    /// Those of one after the other.
+    pub serial: u32,
+}
+
+impl Late {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Outcome of the verification of one row, over all ranks.
@@ -121,6 +146,7 @@ impl Row {
             max_rel_err: verified.max_rel_err,
             verified: verified.ok,
             samples,
+            late: measured.late,
             rest_ms: None,
             sustained: None,
         }

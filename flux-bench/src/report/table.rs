@@ -12,6 +12,7 @@ pub fn table(report: &Report) -> String {
     lines[0].push("verified".to_owned());
     for r in &report.rows {
         let verified = if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() };
+        let verified = if r.late.op > 0 { format!("{verified}, {} late", r.late.op) } else { verified };
         let figures = [
             ms(r.t_op_ms.median),
             format!("{}-{}", ms(r.t_op_ms.p10), ms(r.t_op_ms.p90)),

@@ -7,7 +7,7 @@ fn flat(ms: f64) -> Times {
 
 fn report() -> Report {
     let problem = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, WorldSize::new(8).unwrap()).unwrap();
-    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12) };
+    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default() };
     let verified = Verified { max_rel_err: 1.5e-3, ok: true };
     Report {
         schema: SCHEMA,
@@ -69,6 +69,17 @@ fn a_file_of_before_ranks_could_be_processes_is_one_of_threads() {
 }
 
 #[test]
+fn rounds_that_were_left_out_are_told() {
+    let mut report = report();
+    assert!(!table(&report).contains("late"));
+    report.rows[0].late = Late { op: 3, serial: 1, ..Late::default() };
+    assert!(table(&report).lines().any(|l| l.ends_with("yes, 1.5e-3, 3 late")), "{}", table(&report));
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["rows"][0]["late"], serde_json::json!({ "op": 3, "gemm": 0, "comm": 0, "serial": 1 }));
+    assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+}
+
+#[test]
 fn rounds_with_rests_say_so() {
     let mut report = report();
     assert!(table(&report).contains("medians of 30 rounds, slowest rank"));
@@ -101,7 +112,7 @@ fn an_efficiency_of_few_samples_is_not_shown() {
         report.rows[0].samples = samples;
         assert_eq!(table(&report).contains("  75.0  "), shown, "{samples}: {}", table(&report));
     }
-    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12) };
+    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default() };
     let sustained = |blocks| Sustained::new(1.0, blocks, [flat(1.8), flat(1.6), flat(2.6)], &measured);
     for (blocks, shown) in [(2, false), (5, true)] {
         report.rows[0].sustained = Some(sustained(blocks));
