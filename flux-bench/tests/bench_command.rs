@@ -324,6 +324,7 @@ fn what_a_launch_would_do_several_times_or_not_at_all_is_refused() {
     for (words, says) in [
         ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --push copy-engine --spread 77", "--push is for GPUs"),
         ("faults --transport host --kills 0 --stops 0 --missing 0", "there is nothing to inject"),
+        ("faults --transport mixed --ranks 4", "--transport mixed takes --nodes too"),
     ] {
         let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
         assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));

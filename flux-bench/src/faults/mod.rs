@@ -105,6 +105,11 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     }
     launch::refuse("faults")?;
     ensure!(args.kills + args.stops + args.missing > 0, "there is nothing to inject: ask for --kills, --stops or --missing");
+    let has_nodes = args.nodes.is_some() || std::env::var_os("FLUX_NODES").is_some();
+    ensure!(
+        args.transport != Select::Mixed || has_nodes,
+        "all ranks are of this machine: --transport mixed takes --nodes too, over which they are dealt"
+    );
     let on_gpus = machine::uses_gpus(args.transport)?;
     ensure!(on_gpus || args.ranks_per_gpu == 1, "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out");
     suite::run(args)
