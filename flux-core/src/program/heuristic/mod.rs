@@ -3,6 +3,7 @@
 //! Invariant: a schedule depends on the problem alone, so all ranks choose the same.
 
 mod bands;
+mod candidates;
 mod few_rows;
 mod ragged;
 mod staged;

@@ -6,57 +6,18 @@
 use super::super::MAX_ITEMS;
 use super::super::pushing::COPY_ENGINE_BYTES;
 use super::bands::LINK;
-use super::tiles::{LARGE, LARGE_STEPS, READ, TILES, area};
+use super::candidates::{CANDIDATES, Candidate, of_one_shard, percent, percent_beside_messages};
+use super::tiles::{LARGE, READ, TILES, area};
 use super::{MULTIPROCESSORS, OPERATIONS, ROWS, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
-/// A tile to choose from.
-struct Candidate {
-    tile: TileShape,
-    /// Whether its rows may be scattered: there is room for it as a whole.
-    scattered: bool,
-    /// Whether it may be sent as a partial tile.
-    sent: bool,
-}
-
-const fn candidate(m: u32, n: u32, scattered: bool, sent: bool) -> Candidate {
-    Candidate { tile: TileShape::new(m, n, 64), scattered, sent }
-}
-
-/// Those of whole shards, and tiles whose columns take the place of rows in their multiplication, so that they have any multiple of eight rows.
-const CANDIDATES: [Candidate; 12] = [
-    candidate(128, 256, true, true),
-    candidate(128, 224, true, true),
-    candidate(128, 192, true, true),
-    candidate(128, 128, true, true),
-    candidate(176, 256, false, true),
-    candidate(160, 256, false, true),
-    candidate(136, 256, true, false),
-    candidate(240, 128, true, true),
-    candidate(208, 128, true, false),
-    candidate(176, 128, true, false),
-    candidate(152, 128, true, false),
-    candidate(LARGE.0.m, LARGE.0.n, false, true),
-];
 /// What else a tile takes, in steps: its beginning and its end.
 const ENDS: u64 = 4;
 /// Hundredths of a tile that sharing has to gain where tiles are those of a GEMM-ReduceScatter of one shard each: its own, which come last, do not all end with the others then
 /// (results/tuning/rests.txt).
 const UNEVEN: u64 = 30;
-/// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much, and those of 128x192 as much: rows that are
-/// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time.
-const BEYOND: u64 = 3;
-/// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM takes 11 and 11 % longer than with tiles of 176x256 (GPT-3 at 1700 rows,
-/// Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.).
-const BEYOND_BESIDE_MESSAGES: u64 = 1;
-const QUICK: u64 = 176 * 128;
-/// Percent that tiles of 128x224 and 128x192 take more than by their steps: of two ranks a GEMM-ReduceScatter of GPT-3 with 350 rows in the first, and with 450 in the second, takes 3
-/// and 10 % more than by this estimate without.
-const NARROWER: u64 = 4;
-/// Percent that tiles of 256x192 take less, which move less through L2 (results/tuning/back-to-back.txt).
-const SPARED: u64 = 2;
 /// Nanoseconds until the parts of a tile that is shared are added.
 pub(in crate::program) const SHARING_NS: u64 = 5_000;
 /// Percent that tiles of 128 columns take more beside rows that are scattered, and where they are one wave and a half at most: so narrow, their loads leave no room for them.
@@ -98,47 +59,19 @@ pub(in crate::program) fn unless_unsent(problem: &Problem, tile: TileShape) -> T
     if problem.op() == OpKind::GemmReduceScatter && is_unsent { usual(problem, false) } else { tile }
 }
 
-/// Tiles of one shard each.
-fn of_one_shard(problem: &Problem) -> impl Iterator<Item = &'static Candidate> + use<> {
-    let sends = problem.op() == OpKind::GemmReduceScatter && problem.world().peers() > 0;
-    let is_long = problem.k_local().div_ceil(LARGE.0.k) >= LARGE_STEPS;
-    CANDIDATES.iter().filter(move |tile| (tile.sent || !sends) && (is_long || tile.tile != LARGE.0))
-}
-
 /// Tiles of one shard each for messages, with what they cost.
 pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> {
     if !is_ragged(problem) {
         return TILES.to_vec();
     }
     let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
-    let free = |tile| if area(tile) <= QUICK { BEYOND_BESIDE_MESSAGES } else { BEYOND };
-    tiles.map(|tile| (tile.tile, percent_beyond(tile.tile, problem.m_shard(), free(tile.tile)))).collect()
+    tiles.map(|tile| (tile.tile, percent_beside_messages(tile.tile, problem.m_shard()))).collect()
 }
 
 /// Tiles that span shards, with what they cost.
 pub(in crate::program) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
     let tiles = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
     tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m()))).collect()
-}
-
-/// The time of a step of such tiles of so many rows relative to its operations, in percent.
-fn percent(tile: TileShape, rows: u32) -> u64 {
-    percent_beyond(tile, rows, BEYOND)
-}
-
-/// The same with so many percent of rows beyond the last that cost nothing.
-fn percent_beyond(tile: TileShape, rows: u32, free: u64) -> u64 {
-    let covered = u64::from(rows.next_multiple_of(tile.m));
-    let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(free);
-    let beyond = match tile.n {
-        128 if tile.is_turned() => 2 * beyond,
-        192 if tile != LARGE.0 => beyond,
-        _ => 0,
-    };
-    let more = if !tile.is_turned() && 128 < tile.n && tile.n < 256 && tile != LARGE.0 { NARROWER } else { 0 };
-    // At the card's power limit, and in long calls.
-    let spared = if tile == LARGE.0 { SPARED } else { 0 };
-    (tile.step_percent() + more - spared) * (100 + beyond) / 100
 }
 
 impl Schedule {
