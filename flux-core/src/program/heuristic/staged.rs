@@ -16,8 +16,8 @@ const SCATTERED_BYTES: u64 = 3 << 20;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
-/// Rows of an AllGather-GEMM that are worked on as they come, whose tiles share a pass over `w`: with fewer an H100 is bound by reading it (2 products for each of its bytes, at 2.9 TB/s). Where
-/// rows come faster than they are multiplied, more make fewer passes.
+/// Rows of an AllGather-GEMM that are worked on as they come, whose tiles share a pass over `w`: each of its bytes serves an operation for each row, so that with fewer than 280 the card's
+/// 811 TFLOP/s would have to read more than the 2.9 TB/s that an H100's memory gives. Where rows come faster than they are multiplied, more make fewer passes.
 const AS_THEY_COME: u32 = 256;
 /// Bytes that come through the host in a nanosecond while as many go out (results/h100-x2-links.txt).
 const STAGED: u64 = 34;
