@@ -180,6 +180,8 @@ mod tests {
         }
         let Command::Simulate(args) = parse("--ms 512 --machine h800 --band 2").unwrap().command else { panic!("not a simulation") };
         assert_eq!((args.machine.name, args.tp, args.schedule.band), ("H800", 8, Some(2)));
+        let Command::Simulate(args) = parse("--machine h100-pair-by-host").unwrap().command else { panic!("not a simulation") };
+        assert!(args.machine.through_host);
         assert!(parse("--against a.json --splits 2").is_ok());
     }
 

@@ -1,16 +1,21 @@
-//! What a machine does in how much time, as far as a call over peer memory depends on it.
+//! What a machine does in how much time, as far as a call depends on it.
 //!
 //! Invariant: every amount takes a time that is rounded up to a nanosecond, so no rate is ever exceeded.
 
 use std::time::Duration;
 
-/// A host of equal GPUs that reach each other's memory through a switch.
+/// A host of equal GPUs that reach each other's memory through a switch, or that of the host alone.
 ///
 /// Rates are whole numbers, so that a simulation is the same on every computer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// What its maker calls the GPU.
+    /// What it is called here.
     pub name: &'static str,
+    /// The word by which the driver's names of the GPU say which it is.
+    pub gpu: &'static str,
+    /// Whether what is for others goes through memory of the host, into and out of it at the rate of the links: it goes on when all of a message is there, rows go into it once
+    /// whoever reads them, and copy engines carry it.
+    pub through_host: bool,
     /// Multiprocessors, each of which is one worker.
     pub multiprocessors: u32,
     /// Operations of a multiprocessor in a cycle: a multiplication and an addition are two.
@@ -21,6 +26,8 @@ pub struct Machine {
     pub memory_bytes_per_us: u64,
     /// Bytes that a rank's link carries in a microsecond, out and in alike.
     pub link_bytes_per_us: u64,
+    /// The same while it carries the other way too.
+    pub both_ways_bytes_per_us: u64,
     /// Nanoseconds from the last byte of a message to a worker that has seen its signal.
     pub signal_ns: u64,
     /// Nanoseconds from the begin of a call until its workers begin.
@@ -52,11 +59,14 @@ impl Machine {
     /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json |
     pub const H200: Self = Self {
         name: "H200",
+        gpu: "H200",
+        through_host: false,
         multiprocessors: 132,
         ops_per_cycle: 4096,
         clock_mhz: 1460,
         memory_bytes_per_us: 4_250_000,
         link_bytes_per_us: 370_000,
+        both_ways_bytes_per_us: 370_000,
         signal_ns: 1140,
         begin_ns: 3500,
         end_ns: 7500,
@@ -69,10 +79,38 @@ impl Machine {
 
     /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet says, 400 GB/s where an H200's says 900, and 3.35 TB/s where it says 4.8, both
     /// scaled by what is reached of the H200's. All else is as of [`H200`](Self::H200).
-    pub const H800: Self = Self { name: "H800", link_bytes_per_us: 164_000, memory_bytes_per_us: 2_966_000, ..Self::H200 };
+    pub const H800: Self = Self {
+        name: "H800",
+        gpu: "H800",
+        link_bytes_per_us: 164_000,
+        both_ways_bytes_per_us: 164_000,
+        memory_bytes_per_us: 2_966_000,
+        ..Self::H200
+    };
+
+    /// H100 (SXM) on one switch: an H200 whose memory gives 2.97 TB/s, as an [`H800`](Self::H800)'s. Held against results/h100-x2-nvlink.json.
+    pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
+
+    /// Two of these that reach memory of the host alone: 54 GB/s one way and 34 each way, where both GPUs copy (results/h100-x2-links.txt). Copies follow each other in
+    /// their time (results/timelines/pcie-llama-2048.txt: 2 MiB every 62 us). The clock is fitted to results/h100-x2-pcie.json, where cards rest longer than between links. Of
+    /// more GPUs, which share the host, no rate is known.
+    pub const H100_PAIR_BY_HOST: Self = Self {
+        name: "H100-pair-by-host",
+        through_host: true,
+        link_bytes_per_us: 54_000,
+        both_ways_bytes_per_us: 34_000,
+        copy_ns: 0,
+        clock_mhz: 1540,
+        ..Self::H100
+    };
 
     /// The machines that are known.
-    pub const ALL: [Self; 2] = [Self::H200, Self::H800];
+    pub const ALL: [Self; 4] = [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST, Self::H800];
+
+    /// Whether committed results of such a machine are what it was made from, or held against.
+    pub fn is_measured(&self) -> bool {
+        *self != Self::H800
+    }
 
     /// Of so many operations of one worker.
     pub(crate) fn multiplying(&self, ops: u128) -> Duration {
@@ -97,6 +135,11 @@ impl Machine {
     /// Of so many bytes on a link.
     pub fn carrying(&self, bytes: u64) -> Duration {
         time(bytes.into(), self.link_bytes_per_us)
+    }
+
+    /// The same where the link may carry the other way too.
+    pub(crate) fn carrying_beside(&self, bytes: u64, other_way: bool) -> Duration {
+        time(bytes.into(), if other_way { self.both_ways_bytes_per_us } else { self.link_bytes_per_us })
     }
 }
 

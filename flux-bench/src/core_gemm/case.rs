@@ -19,20 +19,20 @@ pub(crate) struct Case {
     pub(crate) problem: Problem,
     /// What one rank of it multiplies, as a problem of a world of 1.
     pub(crate) alone: Problem,
-    /// The op's own schedule in that world, where ranks reach each other's memory, unless another was asked for.
+    /// The op's own schedule in that world, unless another was asked for.
     pub(crate) schedule: Schedule,
 }
 
 impl Case {
     pub(crate) fn new(layer: &Layer, args: ScheduleArgs) -> anyhow::Result<Self> {
-        Self::of(layer.model.name().to_owned(), layer.problem, args)
+        Self::of(layer.model.name().to_owned(), layer.problem, Schedule::heuristic(&layer.problem), args)
     }
 
-    /// Of a problem that is called a layer of `model`.
-    pub(crate) fn of(model: String, problem: Problem, args: ScheduleArgs) -> anyhow::Result<Self> {
+    /// Of a problem that is called a layer of `model`, whose op has the schedule `own` unless another was asked for.
+    pub(crate) fn of(model: String, problem: Problem, own: Schedule, args: ScheduleArgs) -> anyhow::Result<Self> {
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
-        let schedule = args.over(Schedule::heuristic(&problem), &problem, Nodes::apart(problem.world()));
+        let schedule = args.over(own, &problem, Nodes::apart(problem.world()));
         Ok(Self { model, problem, alone, schedule })
     }
 

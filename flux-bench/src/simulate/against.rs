@@ -3,7 +3,7 @@
 //! Invariant: both are of one problem; a row whose plan in the file is not the schedule that was simulated says so.
 
 use super::LEAST_ROWS;
-use super::row::{NO_KERNEL, Simulation, heading, millis};
+use super::row::{NO_KERNEL, Simulation, heading, millis, own_schedule};
 use crate::core_gemm::Case;
 use crate::plan::{Plan, ScheduleArgs};
 use crate::report::{Head, Report, Row, aligned, ms};
@@ -30,7 +30,8 @@ pub struct Compared {
 
 impl Compared {
     fn of(row: &Row, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
-        let case = Case::of(row.head.model.clone(), row.head.problem()?, args)?;
+        let problem = row.head.problem()?;
+        let case = Case::of(row.head.model.clone(), problem, own_schedule(&problem, machine), args)?;
         let simulation = Simulation::of(&case, pushes, machine)?;
         // With what follows a schedule in a plan over peer memory: a schedule that has one thing less to say is no other's beginning.
         let same_schedule = row.plan.starts_with(&format!("{}, kernel ", case.schedule));
@@ -62,8 +63,9 @@ pub(super) fn check(report: &Report, plan: &Plan) -> anyhow::Result<()> {
 /// Where it was measured on other GPUs, or over another transport.
 pub fn compare(report: &Report, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Vec<Compared>> {
     let device = &report.origin.device;
-    ensure!(device.ends_with(machine.name), "measured on {device}, and {} would be simulated", machine.name);
-    ensure!(report.transport == "nvlink", "measured over {}, and only nvlink is simulated", report.transport);
+    ensure!(device.split(' ').any(|word| word == machine.gpu), "measured on {device}, and {} would be simulated", machine.gpu);
+    let transport = if machine.through_host { "pcie" } else { "nvlink" };
+    ensure!(report.transport == transport, "measured over {}, and only {transport} is simulated of {}", report.transport, machine.name);
     report.rows.iter().map(|row| Compared::of(row, args, pushes, machine).with_context(|| row.head.to_string())).collect()
 }
 

@@ -37,7 +37,7 @@ pub struct Args {
     /// Ops
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
-    /// GPUs of the machine: h200, or h800 (never measured)
+    /// The machine: h200 or h100 with NVLink, h100-pair-by-host for two that reach memory of the host alone, as over pcie, or h800 (never measured)
     #[arg(long, default_value = "h200", value_parser = machine)]
     pub machine: Machine,
     /// Simulate the rows of this file of `bench --json`, show both times of each, and how far off those are that were measured with the schedule simulated

@@ -8,6 +8,7 @@ use crate::plan::ScheduleArgs;
 use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;
 use anyhow::Context;
+use flux_core::Problem;
 use flux_core::machine::Machine;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::simulate::{Pushes, simulate};
@@ -40,7 +41,7 @@ impl Simulation {
     /// # Errors
     /// A schedule that cannot be built.
     pub fn of_layer(layer: &Layer, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
-        let case = Case::new(layer, args)?;
+        let case = Case::of(layer.model.name().to_owned(), layer.problem, own_schedule(&layer.problem, machine), args)?;
         Self::of(&case, pushes, machine).with_context(|| case.problem.to_string())
     }
 
@@ -54,6 +55,11 @@ impl Simulation {
     }
 }
 
+/// The schedule that an op has on such a machine.
+pub(super) fn own_schedule(problem: &Problem, machine: &Machine) -> Schedule {
+    if machine.through_host { Schedule::staged(problem) } else { Schedule::heuristic(problem) }
+}
+
 /// What stands above all that is simulated.
 pub(super) fn heading(machine: &Machine, rows: impl Iterator<Item = u32>) -> String {
     let few = if rows.min().is_some_and(|m| m < LEAST_ROWS) {
@@ -61,8 +67,9 @@ pub(super) fn heading(machine: &Machine, rows: impl Iterator<Item = u32>) -> Str
     } else {
         String::new()
     };
-    let unseen = if *machine == Machine::H200 { "" } else { ", which nothing measured has confirmed" };
-    format!("SIMULATED, not measured: a model of {} over NVLink{unseen} (flux_core::simulate)\n{few}", machine.name)
+    let unseen = if machine.is_measured() { "" } else { ", which nothing measured has confirmed" };
+    let way = if machine.through_host { "through memory of the host" } else { "over NVLink" };
+    format!("SIMULATED, not measured: a model of {} {way}{unseen} (flux_core::simulate)\n{few}", machine.gpu)
 }
 
 /// The rows as text.

@@ -10,7 +10,7 @@ use super::worker::Worker;
 use super::{Machine, Pushes, RankTotals, SimulateError};
 use crate::Rank;
 use crate::layout::slot_bytes;
-use crate::program::{NONE, TileProgram, sink};
+use crate::program::{NONE, TileProgram, Transfer, sink};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -47,8 +47,9 @@ impl<'a> Call<'a> {
             for worker in 0..seat.workers.len() {
                 self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::Goes(rank, worker));
             }
-            // A kernel's CTAs ask for all transfers in order, a copy engine for the next when the last is there.
+            // A kernel's CTAs ask for all transfers in order, a copy engine for the next when the last is there, but through memory of the host.
             let (begins, asked) = match (seat.copied, seat.program.transfers.len()) {
+                (_, all) if self.machine.through_host => (self.machine.copy_begins_ns, all),
                 (true, all) => (self.machine.copy_begins_ns, all.min(1)),
                 (false, all) => (self.machine.push_begins_ns, all),
             };
@@ -140,12 +141,20 @@ impl<'a> Call<'a> {
         match item.sink {
             sink::LEND => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
             sink::SEND => {
-                self.send(rank, Rank::new(item.dest), slot_bytes(&program.problem, program.tile), Then::Tile(index));
+                let (to, bytes) = (Rank::new(item.dest), slot_bytes(&program.problem, program.tile));
+                if !self.machine.through_host || item.counter == NONE {
+                    self.send(Message { from: rank, to, bytes, again: false, then: Then::Tile(index) });
+                } else if self.seats[rank.index()].completes(item, to) {
+                    // A copy engine takes a chunk when it is whole.
+                    let bytes = bytes * u64::from(item.raise_after);
+                    self.send(Message { from: rank, to, bytes, again: false, then: Then::Chunk(index) });
+                }
             }
             sink::SCATTER => {
                 for owner in program.heard_by(item) {
                     let rows = rows_of(program, item, owner) * u64::from(item.cols);
-                    self.send(rank, owner, rows * program.problem.dtype().bytes() as u64, Then::Tile(index));
+                    let bytes = rows * program.problem.dtype().bytes() as u64;
+                    self.send(Message { from: rank, to: owner, bytes, again: false, then: Then::Tile(index) });
                 }
             }
             _ => {}
@@ -157,12 +166,16 @@ impl<'a> Call<'a> {
         let program = self.seats[rank.index()].program;
         let transfer = &program.transfers[index];
         let bytes = u64::from(transfer.rows) * u64::from(transfer.cols) * program.problem.dtype().bytes() as u64;
-        self.send(rank, Rank::new(transfer.dest), bytes, Then::Transfer(index));
+        let same =
+            |other: &Transfer| (other.row, other.rows, other.col, other.cols) == (transfer.row, transfer.rows, transfer.col, transfer.cols);
+        let left = program.transfers[..index].iter().any(|other| other.dest != rank.get() && same(other));
+        let again = self.machine.through_host && left;
+        self.send(Message { from: rank, to: Rank::new(transfer.dest), bytes, again, then: Then::Transfer(index) });
     }
 
-    /// Bytes for `to`. What is for the own rank is there at once: memory is an order faster than a link.
-    fn send(&mut self, from: Rank, to: Rank, bytes: u64, then: Then) {
-        let message = Message { from, to, bytes, then };
+    /// Bytes for another rank. What is for the own rank is there at once: memory is an order faster than a link.
+    fn send(&mut self, message: Message) {
+        let Message { from, to, bytes, .. } = message;
         if from == to {
             self.clock.after(Duration::ZERO, Event::Come(message));
             return;
@@ -190,8 +203,9 @@ impl<'a> Call<'a> {
                 let item = &seat.program.items[index];
                 (item.raise != NONE && seat.completes(item, message.to)).then_some(item.raise)
             }
+            Then::Chunk(index) => Some(seat.program.items[index].raise),
             Then::Transfer(index) => {
-                if seat.copied && index + 1 < seat.program.transfers.len() {
+                if seat.copied && !self.machine.through_host && index + 1 < seat.program.transfers.len() {
                     self.clock.after(Duration::from_nanos(self.machine.copy_ns), Event::Moves(message.from, index + 1));
                 }
                 Some(seat.program.transfers[index].raise)

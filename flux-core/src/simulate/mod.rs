@@ -7,7 +7,10 @@
 //! take, more where shared memory bounds them ([`TileShape::step_percent`](crate::TileShape::step_percent)), or what its wave reads of memory if that is more. A rank's link is two servers, one out and one in, each of which carries a message after the other. Partial tiles
 //! leave when they are finished; the shard of an AllGather-GEMM leaves transfer by transfer.
 //!
-//! Against the measured rows with m >= 512 (`flux-bench simulate --against`): within 5 % of results/h200-x4-nvlink.json, to which it is fitted, half of the rows within 2.0
+//! Through memory of the host ([`Machine::through_host`]) a message is a chunk, which leaves when it is whole and goes on when all of it is there; rows leave once for all who read them.
+//!
+//! Against the measured rows with m >= 512 (`flux-bench simulate --against`): within 7.5 % of results/h100-x2-nvlink.json, half of the rows within 3.7, with nothing fitted but what an H100's memory is said to give; from m = 1024 on
+//! within 8.3 % of results/h100-x2-pcie.json, half of the rows within 2.4, but for three that were disturbed; within 5 % of results/h200-x4-nvlink.json, to which it is fitted, half of the rows within 2.0
 //! (seven of them have the schedules of today); within 10.4 % of results/h200-x2-nvlink.json, to which it is not, half of them within 6.3 (fifteen of today). Of schedules that were tried and lose
 //! (results/tuning/wide-bands.txt, TP 4) it is within 10 % too: where the peers' shards are one band, the AllGather-GEMM of Llama at m = 4096 takes 0.759 ms and took 0.74 and
 //! 0.77, its own schedule 0.64. One number, what a copy takes besides its bytes, is fitted to those among them that are in slices of k.
@@ -55,7 +58,7 @@ pub enum SimulateError {
         world: u32,
     },
     /// Only some of the ranks reach each other's memory.
-    #[error("the ranks are in several nodes, and only calls over peer memory are simulated: build the programs without nodes")]
+    #[error("the ranks are in several nodes, and only calls of one are simulated: build the programs without nodes")]
     Nodes,
     /// Nothing more happens, and a worker still waits.
     #[error("rank {rank} waits forever: item {item} awaits signal {signal}, which rank {peer} never raises")]
@@ -119,7 +122,7 @@ impl Simulated {
     }
 }
 
-/// Simulates one call of these programs, those of all ranks in rank order, over peer memory.
+/// Simulates one call of these programs, those of all ranks in rank order, over peer memory, or through that of the host where the machine says so.
 ///
 /// # Errors
 /// [`SimulateError`]; programs that pass [`check::verify`](crate::program::check::verify) are never stuck.

@@ -7,11 +7,14 @@ use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 /// One worker a rank. Tiles are of 8x8x8: 1024 operations a step, 128 bytes of bf16.
 const ROUND: Machine = Machine {
     name: "round",
+    gpu: "round",
+    through_host: false,
     multiprocessors: 1,
     ops_per_cycle: 1024,
     clock_mhz: 1,
     memory_bytes_per_us: 1_000_000,
     link_bytes_per_us: 128,
+    both_ways_bytes_per_us: 128,
     signal_ns: 100,
     begin_ns: 1000,
     end_ns: 2000,
@@ -75,7 +78,10 @@ fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
         RankTotals { done: NS(5100), multiplied: NS(3500), multiplying: US(2), waiting: NS(100), adding: US(1), sent: 128, received: 128 };
     assert_eq!(call.ranks, [totals; 2]);
     assert_eq!(call.on_links(&ROUND), US(1));
-    assert_eq!(nanoseconds(&two, Machine { link_bytes_per_us: 32, ..ROUND }), 2500 + 4000 + 100 + 1000 + 500 + 2000);
+    assert_eq!(
+        nanoseconds(&two, Machine { link_bytes_per_us: 32, both_ways_bytes_per_us: 32, ..ROUND }),
+        2500 + 4000 + 100 + 1000 + 500 + 2000
+    );
 }
 
 #[test]
@@ -87,12 +93,21 @@ fn a_chunk_is_announced_when_its_last_tile_is_there() {
 }
 
 #[test]
+fn through_the_host_a_chunk_leaves_when_it_is_whole_and_goes_on_when_it_is_there() {
+    let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
+    let host = Machine { through_host: true, ..ROUND };
+    // The chunk of both leaves at 4, two tiles in 2 us, and is there 2 us later; one by one the first is there at 4.5 and the second at 6, when the first own one has been added.
+    assert_eq!(nanoseconds(&of(Chunk::Shard), host), 8100 + 1000 + 500 + 2500 + 2000);
+    assert_eq!(nanoseconds(&of(Chunk::Tiles(1)), host), 5000 + 1000 + 500 + 2500 + 2000);
+}
+
+#[test]
 fn an_early_partial_tile_takes_half_and_is_added_on_the_way() {
     let of = |early| rs(2, (16, 8, 12 * 16), Schedule { early, ..schedule() });
     assert_eq!(nanoseconds(&of(0), ROUND), 1000 + 12_500 + 12_000 + 1000 + 500 + 2000);
     assert_eq!(nanoseconds(&of(1), ROUND), 1000 + 12_500 + 6000 + 500 + 6000 + 500 + 2000);
     // Sent at 13.5, there at 34.9, when the own tile has waited before its seventh step since 19.5.
-    let slow = simulate(&of(1), &Machine { link_bytes_per_us: 6, ..ROUND }, Pushes::Kernel).unwrap();
+    let slow = simulate(&of(1), &Machine { link_bytes_per_us: 6, both_ways_bytes_per_us: 6, ..ROUND }, Pushes::Kernel).unwrap();
     let come = 13_500 + 21_334 + 100;
     assert_eq!((slow.time, slow.ranks[0].waiting), (NS(come + 500 + 6000 + 500 + 2000), NS(come - 19_500)));
 }

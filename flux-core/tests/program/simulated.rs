@@ -22,6 +22,7 @@ fn machines() -> impl Strategy<Value = Machine> {
         clock_mhz,
         memory_bytes_per_us: memory,
         link_bytes_per_us: link,
+        both_ways_bytes_per_us: link,
         add_bytes_per_us: add,
         signal_ns,
         tile_ns,
@@ -79,9 +80,17 @@ proptest! {
 
     #[test]
     fn with_one_peer_slower_links_never_make_it_faster(call in any_calls(2..=2), machine in machines(), pushes in pushes(), percent in 1..100_u64) {
-        let slower = Machine { link_bytes_per_us: machine.link_bytes_per_us * percent / 100, ..machine };
+        let slower = Machine { link_bytes_per_us: machine.link_bytes_per_us * percent / 100, both_ways_bytes_per_us: machine.both_ways_bytes_per_us * percent / 100, ..machine };
         let [fast, slow] = [machine, slower].map(|machine| simulate(&call.0, &machine, pushes).unwrap().time);
         prop_assert!(slow >= fast, "{slow:?} instead of {fast:?}");
+    }
+
+    #[test]
+    fn with_one_peer_the_way_through_the_host_is_never_faster(call in any_calls(2..=2), machine in machines()) {
+        let host = Machine { through_host: true, ..machine };
+        let [links, host] = [machine, host].map(|machine| simulate(&call.0, &machine, Pushes::Kernel).unwrap());
+        prop_assert!(host.time >= links.time, "{:?} instead of {:?}", host.time, links.time);
+        prop_assert!(host.ranks.iter().all(|rank| (rank.sent, rank.received) == (least_sent(&call), least_sent(&call))));
     }
 
     #[test]
