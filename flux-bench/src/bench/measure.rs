@@ -101,10 +101,10 @@ fn in_time(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<(Times, u32)>
             late.iter_mut().zip(&said).for_each(|(late, &said)| *late |= said != 0);
         }
     }
-    let count = late.iter().filter(|&&late| late).count();
-    let all = 2 * count > mine.len();
+    let (rounds, count) = (u32::try_from(late.len())?, u32::try_from(late.iter().filter(|&&late| late).count())?);
+    let all = Late::kept(rounds, count) == rounds;
     let spans: Vec<Span> = mine.iter().zip(&late).filter(|&(_, &late)| all || !late).map(|(sample, _)| sample.span).collect();
-    Ok((slowest(comm, &spans)?, u32::try_from(count)?))
+    Ok((slowest(comm, &spans)?, count))
 }
 
 /// Rounds in one message: processes take 64 KiB.

@@ -115,6 +115,11 @@ pub struct Late {
 }
 
 impl Late {
+    /// Rounds that are in a contender's times, of `rounds` of which so many were late.
+    pub const fn kept(rounds: u32, late: u32) -> u32 {
+        if late > rounds / 2 { rounds } else { rounds - late }
+    }
+
     fn is_none(&self) -> bool {
         *self == Self::default()
     }

@@ -1,6 +1,6 @@
 //! The table that a person reads: medians, with the spread of the op.
 
-use super::{Report, Row, sustained};
+use super::{Late, Report, Row, sustained};
 use crate::stats::Times;
 use std::fmt::Write as _;
 
@@ -50,7 +50,8 @@ const LEAST_SAMPLES: u32 = 5;
 
 /// Whether what the collective costs in the serial path stands out of the spread of the samples: a ratio to noise is not shown.
 pub(crate) fn resolved(row: &Row) -> bool {
-    stands_out(&row.t_serial_ms, &row.t_gemm_ms, row.samples)
+    let kept = |late| Late::kept(row.samples, late);
+    stands_out(&row.t_serial_ms, &row.t_gemm_ms, kept(row.late.serial).min(kept(row.late.gemm)))
 }
 
 /// Whether the serial path's and the GEMM's medians are further apart than their samples, of which there are enough to say so.

@@ -112,6 +112,11 @@ fn an_efficiency_of_few_samples_is_not_shown() {
         report.rows[0].samples = samples;
         assert_eq!(table(&report).contains("  75.0  "), shown, "{samples}: {}", table(&report));
     }
+    // Of five rounds one is left out, or three are late, and none is.
+    for (late, shown) in [(1, false), (3, true)] {
+        report.rows[0].late = Late { gemm: late, ..Late::default() };
+        assert_eq!(table(&report).contains("  75.0  "), shown, "{late} late: {}", table(&report));
+    }
     let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default() };
     let sustained = |blocks| Sustained::new(1.0, blocks, [flat(1.8), flat(1.6), flat(2.6)], &measured);
     for (blocks, shown) in [(2, false), (5, true)] {

@@ -18,6 +18,8 @@ const CHUNKS: [u64; 8] = [4, 3, 2, 1, 5, 6, 7, 8];
 /// be worked on meanwhile. With shards of 256 two H200 take 14 to 19 % less time so; with 128 they take 9 to 17 % more, bound by reading `w` twice
 /// (results/tuning/few-rows-carried.txt). Not measured with more peers.
 const BAND_ROWS: u32 = 256;
+/// Percent of a tile's time that what groups of workers share of an AllGather-GEMM may take.
+const MOST_SHARED: u64 = 85;
 /// Over a network as many as are worth a message each: whole shards take 9 to 15 % longer there (results/tuning/nccl-sending.txt). The [times](estimate) are not for it.
 const NETWORK_CHUNKS: [u64; 1] = [u64::MAX];
 
@@ -210,7 +212,8 @@ impl<'a> Call<'a> {
     }
 
     /// The same with what whole waves leave shared, where that gains time. Of shards one by one it gains an AllGather-GEMM nothing, and half of what it should a GEMM-ReduceScatter,
-    /// whose own tiles come last (results/tuning/ragged-nccl.txt).
+    /// whose own tiles come last; of shards side by side an AllGather-GEMM gains 10 and 13 % by half a wave, and loses 1 and 6 % by an eighth (results/tuning/ragged-nccl.txt, 1. and 2.,
+    /// h100-x2-ragged-nccl.json; GPT-3 and Llama at 258 and 350 rows).
     fn sharing(self, schedule: Schedule) -> (Self, Schedule) {
         let gathers = self.problem.op() == OpKind::AllGatherGemm;
         if gathers && schedule.band == 1 {
@@ -218,6 +221,9 @@ impl<'a> Call<'a> {
         }
         let schedule = schedule.sharing(self.problem, self.workers);
         let shared = Self::shared(self.problem, &schedule);
+        if gathers && shared.is_some_and(|(_, percent)| percent > MOST_SHARED) {
+            return (self, Schedule { shares: 1, ..schedule });
+        }
         let shared = shared.map(|(tiles, percent)| (tiles, if gathers { percent } else { percent.midpoint(100) }));
         (Self { shared, ..self }, schedule)
     }

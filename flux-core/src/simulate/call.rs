@@ -168,8 +168,8 @@ impl<'a> Call<'a> {
         let bytes = u64::from(transfer.rows) * u64::from(transfer.cols) * program.problem.dtype().bytes() as u64;
         let same =
             |other: &Transfer| (other.row, other.rows, other.col, other.cols) == (transfer.row, transfer.rows, transfer.col, transfer.cols);
-        let left = program.transfers[..index].iter().any(|other| other.dest != rank.get() && same(other));
-        let again = self.machine.through_host && left;
+        let left = || program.transfers[..index].iter().any(|other| other.dest != rank.get() && same(other));
+        let again = self.machine.through_host && left();
         self.send(Message { from: rank, to: Rank::new(transfer.dest), bytes, again, then: Then::Transfer(index) });
     }
 

@@ -37,9 +37,10 @@ pub(super) const CANDIDATES: [Candidate; 12] = [
 /// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much, and those of 128x192 as much: rows that are
 /// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time.
 const BEYOND: u64 = 3;
-/// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM takes 11 and 11 % longer than with tiles of 176x256 (GPT-3 at 1700 rows,
-/// Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.).
+/// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM took 11 % longer than with tiles of 176x256, which were shared, on another
+/// machine (GPT-3 at 1700 rows, Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.). Not measured since.
 const BEYOND_BESIDE_MESSAGES: u64 = 1;
+/// The largest of these.
 const QUICK: u64 = 176 * 128;
 /// Percent that tiles of 128x224 and 128x192 take more than by their steps: of two ranks a GEMM-ReduceScatter of GPT-3 with 350 rows in the first, and with 450 in the second, takes 3
 /// and 10 % more than by this estimate without.

@@ -17,9 +17,9 @@ use crate::{OpKind, Problem, TileShape};
 pub(super) use few_rows::{THIN_ROWS, thin};
 pub(super) use ragged::{SHARING_NS, is_ragged, of_shards, that_span, unless_unsent};
 use tiles::LARGE;
-pub(super) use tiles::READ;
 #[cfg(test)]
 pub(super) use tiles::TILES;
+pub(super) use tiles::{READ, w_bytes};
 
 /// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -65,7 +65,7 @@ impl Schedule {
     /// - Tile: the one of 256x192x64, if `k` is long enough, 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the
     ///   last, take the least time, the first of equals.
     ///   Where rows are no whole tiles of 128, in all or in a shard, also 136x256x64, 160x256x64, 176x256x64, 152x128x64, 176x128x64, 208x128x64 and 240x128x64, of one shard each or spanning
-    ///   shards, as an estimate of the whole call says.
+    ///   shards, as an estimate of the whole call says; but for 224 to 255 rows in all of small shards of a GEMM-ReduceScatter, which have what 256 have.
     /// - Chunk: for AllGather-GEMM the shard, in as many row blocks as 4 MiB have, at least one, where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
     ///   AllGather-GEMM's of a wave of tiles.

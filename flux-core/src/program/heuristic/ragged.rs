@@ -7,7 +7,7 @@ use super::super::MAX_ITEMS;
 use super::super::pushing::COPY_ENGINE_BYTES;
 use super::bands::LINK;
 use super::candidates::{CANDIDATES, Candidate, of_one_shard, percent, percent_beside_messages};
-use super::tiles::{LARGE, READ, TILES, area};
+use super::tiles::{LARGE, READ, TILES, area, w_bytes};
 use super::{MULTIPROCESSORS, OPERATIONS, ROWS, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::tile::TileGrid;
@@ -35,7 +35,7 @@ const MOST_FOLDED: u32 = 8;
 
 /// Rows in all up to which a GEMM-ReduceScatter of small shards is bound by reading `w`, and of those the ones with which tiles of 128 rows are nearly full: with 240 rows two H100 take 0.272 ms
 /// of GPT-3 in tiles of 240x128 and 0.274 of 128x256, shared, and 0.118 and 0.113 of Llama in 240x128 and 128x128; with 256 rows 0.248 and 0.114 in 128x192 and 128x128, whole
-/// (results/tuning/tile-240.txt, halves-tp2.txt). By estimate the first would be faster.
+/// (results/tuning/tile-240.txt, halves-tp2.txt). By estimate, which is 40 us short of the first, that would be faster. Rows of 224 to 255 were not measured with the tiles of 256.
 const NEARLY_WHOLE: std::ops::RangeInclusive<u32> = 2 * ROWS - 32..=2 * ROWS;
 
 /// Whether the rows that tiles would be cut from are no whole tiles of 128, and more than one.
@@ -117,13 +117,12 @@ impl Schedule {
         let beside = if scatters && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
         let sharing = if self.shares > 1 { SHARING_NS } else { 0 };
 
-        let w_bytes = u64::from(problem.n_local()) * u64::from(problem.k_local()) * problem.dtype().bytes() as u64;
         let passes = match problem.op() {
             _ if spans || peers == 0 => u64::from(grid.row_blocks().div_ceil(super::ROW_GROUP)),
             OpKind::AllGatherGemm => u64::from(self.alone) + (world - u64::from(self.alone).min(world)).div_ceil(self.band.into()),
             OpKind::GemmReduceScatter => peers.div_ceil(self.band.into()) + 1,
         };
-        let (tiles_ns, read_ns) = (multiplied.saturating_add(beside + sharing), passes.saturating_mul(w_bytes) / READ);
+        let (tiles_ns, read_ns) = (multiplied.saturating_add(beside + sharing), passes.saturating_mul(w_bytes(problem)) / READ);
         // Neither hides under the other as a whole.
         let tiles_ns = tiles_ns.max(read_ns).saturating_add(tiles_ns.min(read_ns) / 32);
 

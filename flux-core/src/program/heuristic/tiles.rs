@@ -31,6 +31,11 @@ pub(super) const LONG: u64 = 2_000_000_000_000;
 /// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
 pub(in crate::program) const READ: u64 = 2900;
 
+/// Bytes of a rank's part of `w`.
+pub(in crate::program) fn w_bytes(problem: &Problem) -> u64 {
+    u64::from(problem.n_local()) * u64::from(problem.k_local()) * problem.dtype().bytes() as u64
+}
+
 pub(super) fn waves(items: u64) -> u64 {
     items.div_ceil(u64::from(WORKERS))
 }
@@ -50,11 +55,10 @@ pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
         let area = u128::from(waves(tiles(tile)) * area(tile));
         area * u128::from(cost * 2 * u64::from(problem.k_local())) / u128::from(100 * OPERATIONS)
     };
-    let w_bytes = u128::from(problem.n_local()) * u128::from(problem.k_local()) * problem.dtype().bytes() as u128;
     // Nanoseconds in which `w` is read: for the peers' shards and, where these are not in one wave with it, for the own one.
     let read = |tile| {
         let passes = if problem.world().peers() > 0 && tiles(tile) > u64::from(MULTIPROCESSORS) { 2 } else { 1 };
-        passes * w_bytes / u128::from(READ)
+        passes * u128::from(w_bytes(problem)) / u128::from(READ)
     };
     // Nanoseconds of the link for the peers' tiles of the last wave.
     let sent = |tile| {

@@ -3,8 +3,8 @@
 //! Invariant: an estimate depends on the call alone. Times are an H200's, where nothing else is said: only which of two is the less matters.
 
 use super::{Call, Sending};
-use crate::program::heuristic::{READ, ROW_GROUP, SHARING_NS, is_ragged};
-use crate::{OpKind, Problem};
+use crate::OpKind;
+use crate::program::heuristic::{READ, ROW_GROUP, SHARING_NS, is_ragged, w_bytes};
 
 /// What it takes to begin and end a kernel.
 const LAUNCH_NS: u64 = 10_000;
@@ -19,11 +19,6 @@ const GROUP_NS: u64 = 43_000;
 const BEFORE_NS: u64 = 13_000;
 /// What more, if it waits for what a kernel stores and announces in the host's memory.
 const FLAG_NS: u64 = 20_000;
-
-/// Bytes of a rank's part of `w`.
-fn w_bytes(problem: &Problem) -> u64 {
-    u64::from(problem.n_local()) * u64::from(problem.k_local()) * problem.dtype().bytes() as u64
-}
 
 impl Call<'_> {
     /// Nanoseconds after which so many tiles are finished, those that are shared first.
@@ -51,6 +46,7 @@ impl Call<'_> {
         u64::from(peers / together) * group(together) + if rest > 0 { group(rest) } else { 0 }
     }
 
+    /// Nanoseconds of the call.
     pub(super) fn estimate(&self) -> u64 {
         let shards = if self.stacked { 1 } else { u64::from(self.problem.world().get()) };
         let all = self.finished(shards * self.tiles);
