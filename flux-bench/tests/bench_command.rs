@@ -325,6 +325,8 @@ fn what_a_launch_would_do_several_times_or_not_at_all_is_refused() {
         ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --push copy-engine --spread 77", "--push is for GPUs"),
         ("faults --transport host --kills 0 --stops 0 --missing 0", "there is nothing to inject"),
         ("faults --transport mixed --ranks 4", "--transport mixed takes --nodes too"),
+        ("simulate --machine h100-pair-by-host --ms 512", "has two GPUs, and no rate is known of 8 that share the host: take --tp 2"),
+        ("simulate --machine h100-pair-by-host --ms 512 --tp 2 --push kernel", "--push is for links"),
     ] {
         let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
         assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));

@@ -125,6 +125,10 @@ mod tests {
         assert!(table(&alike, &Machine::H200).ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n"));
         assert!(table(&rows[2..], &Machine::H200).ends_with("\nm >= 512: no rows; 1 of another schedule left out\n"));
         assert!(!table(&rows[..1], &Machine::H200).contains("m >= 512"));
+        assert!(
+            table(&rows, &Machine::H100_PAIR_BY_HOST)
+                .starts_with("SIMULATED, not measured: a model of H100 through memory of the host (flux")
+        );
         let known = table(&rows[1..2], &Machine::H800);
         assert!(known.starts_with("SIMULATED, not measured: a model of H800 over NVLink, which nothing measured has confirmed"), "{known}");
         assert!(!known.contains("m < 512"), "{known}");

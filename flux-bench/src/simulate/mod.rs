@@ -65,6 +65,10 @@ fn machine(word: &str) -> Result<Machine, String> {
 /// # Errors
 /// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such report or of another machine.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(
+        !args.machine.through_host || args.push.is_none(),
+        "--push is for links: through memory of the host copy engines carry the shard"
+    );
     let pushes = match args.push.unwrap_or_default() {
         Push::Auto => Pushes::AsByDefault,
         Push::Kernel => Pushes::Kernel,

@@ -7,7 +7,7 @@ use crate::core_gemm::Case;
 use crate::plan::ScheduleArgs;
 use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use flux_core::Problem;
 use flux_core::machine::Machine;
 use flux_core::program::{Schedule, TileProgram};
@@ -46,6 +46,12 @@ impl Simulation {
     }
 
     pub(super) fn of(case: &Case, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
+        let ranks = case.problem.world().get();
+        ensure!(
+            !machine.through_host || ranks <= 2,
+            "{} has two GPUs, and no rate is known of {ranks} that share the host: take --tp 2",
+            machine.name
+        );
         let programs = case.problem.world().ranks().map(|rank| case.program(rank)).collect::<Result<Vec<TileProgram>, _>>()?;
         let op = simulate(&programs, machine, pushes)?;
         let gemm = simulate(&[case.core()?], machine, pushes)?;

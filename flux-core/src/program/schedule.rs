@@ -65,8 +65,8 @@ pub struct Schedule {
     /// For problems with fewer tiles than there are workers. The parts are added in the order of `k`, in fp32: the same bits in every run, but others
     /// than those of another number of splits.
     pub splits: u32,
-    /// Workers whose last wave is to be a whole one, at most [`MAX_SHARES`], or 1: the tiles that whole waves leave come first, or last where rows come in slices of `k`, and are
-    /// shared by groups of these workers so that all are done after the same part of a tile.
+    /// Workers whose last wave is to be a whole one, at most [`MAX_SHARES`], or 1: the tiles that whole waves leave come first, or last where
+    /// rows of an AllGather-GEMM come in slices of `k`, or the first are of several shards, and are shared by groups of these workers so that all are done after the same part of a tile.
     ///
     /// Means nothing where that gains nothing, where `splits` share every tile, where only some ranks share a node, and where tiles of the own shard of a
     /// GEMM-ReduceScatter, which come last, would have to be shared. As with splits, the bits are others than those of another number.

@@ -173,7 +173,7 @@ impl<'a> Call<'a> {
         self.send(Message { from: rank, to: Rank::new(transfer.dest), bytes, again, then: Then::Transfer(index) });
     }
 
-    /// Bytes for another rank. What is for the own rank is there at once: memory is an order faster than a link.
+    /// Bytes that a rank gives to one. What is for the own rank is there at once: memory is an order faster than a link.
     fn send(&mut self, message: Message) {
         let Message { from, to, bytes, .. } = message;
         if from == to {
