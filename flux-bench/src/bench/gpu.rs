@@ -202,7 +202,7 @@ impl<T: Element> Lane for GpuLane<'_, T> {
             took = begun.elapsed();
             Ok(())
         })?;
-        Ok(Sample { span: Span { start: 0.0, end }, late: took > self.spin })
+        Ok(Sample { span: Span { start: 0.0, end }, enqueued: Some(took), late: took > self.spin })
     }
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {

@@ -116,7 +116,7 @@ impl<'a, T: Element> HostLane<'a, T> {
 
 impl<T: Element> Lane for HostLane<'_, T> {
     fn sample(&mut self, contender: Contender, _call: usize) -> anyhow::Result<Sample> {
-        Ok(Sample { span: self.block(contender, 1)?, late: false })
+        Ok(Sample { span: self.block(contender, 1)?, enqueued: None, late: false })
     }
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {

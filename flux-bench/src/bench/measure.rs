@@ -3,11 +3,12 @@
 //! Invariant: the ranks run the same contenders in the same order, each sample starts with all ranks lined up, and every call takes the next operand set of a
 //! rotation, whosever it is: what the call before has left in L2 is no contender's own. Rounds count in which every rank's host was in time: elsewhere its launch is timed.
 
-use crate::report::{Late, Measured};
+use crate::report::{Enqueue, Late, Measured};
 use crate::rest::Rest;
 use crate::stats::{Span, Times};
 use anyhow::Context;
 use flux_transport::Communicator;
+use std::time::Duration;
 
 /// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub(crate) fn in_round<C: Copy>(contenders: [C; 4], round: usize) -> [C; 4] {
 pub struct Sample {
     /// How long it took.
     pub span: Span,
+    /// How long the host took to enqueue it; nothing where the host itself does what is called.
+    pub enqueued: Option<Duration>,
     /// Whether the device may have waited for the host, which had not enqueued all of it by the time that it was to begin.
     pub late: bool,
 }
@@ -88,7 +91,18 @@ pub fn measure(lane: &mut dyn Lane, comm: &Communicator, samples: usize, rest: R
     let [(gemm, late_gemm), (collective, late_comm), (serial, late_serial), (op, late_op)] =
         [times(Contender::Gemm)?, times(Contender::Comm)?, times(Contender::Serial)?, times(Contender::Op)?];
     let late = Late { op: late_op, gemm: late_gemm, comm: late_comm, serial: late_serial };
-    Ok(Measured { gemm, comm: collective, serial, op, late })
+    let host = |contender: Contender| enqueued(comm, &samples_of[contender as usize]);
+    let enqueue = match [host(Contender::Gemm)?, host(Contender::Comm)?, host(Contender::Serial)?, host(Contender::Op)?] {
+        [Some(gemm), Some(comm), Some(serial), Some(op)] => Some(Enqueue { op, gemm, comm, serial }),
+        _ => None,
+    };
+    Ok(Measured { gemm, comm: collective, serial, op, late, enqueue })
+}
+
+/// What the slowest rank's host takes to enqueue a call, of all rounds; nothing where hosts do not only enqueue. Collective.
+fn enqueued(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<Option<Times>> {
+    let took = |sample: &Sample| Some(Span { start: 0.0, end: sample.enqueued?.as_secs_f64() * 1e3 });
+    mine.iter().map(took).collect::<Option<Vec<_>>>().map(|spans| slowest(comm, &spans)).transpose()
 }
 
 /// The slowest rank's time of the rounds in which no rank was late, and how many others there were: these count too where they are more than half, as then being late is what
@@ -129,7 +143,7 @@ mod tests {
     use crate::bench::gpu::SETS;
     use crate::ranks;
     use flux_transport::{Options, Select, World};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     /// Says what it was asked for, and when. A contender's time is its number, and much more in warm-up rounds.
     #[derive(Default)]
@@ -139,7 +153,7 @@ mod tests {
         fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
             let warm_up = if self.0.len() < WARM_UP * Contender::ALL.len() { 100.0 } else { 0.0 };
             self.0.push((contender, call, Instant::now()));
-            Ok(Sample { span: Span { start: 0.0, end: warm_up + f64::from(contender as u8) }, late: false })
+            Ok(Sample { span: Span { start: 0.0, end: warm_up + f64::from(contender as u8) }, enqueued: None, late: false })
         }
 
         fn block(&mut self, _: Contender, _: usize) -> anyhow::Result<Span> {
@@ -203,7 +217,7 @@ mod tests {
 
     impl Lane for Steady {
         fn sample(&mut self, contender: Contender, _: usize) -> anyhow::Result<Sample> {
-            Ok(Sample { span: Span { start: 0.0, end: Self::ms(contender) }, late: false })
+            Ok(Sample { span: Span { start: 0.0, end: Self::ms(contender) }, enqueued: None, late: false })
         }
 
         fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
@@ -235,6 +249,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_slowest_host_counts_and_none_where_hosts_do_the_work_themselves() {
+        let body = |world: &World| {
+            let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
+            let sample = |us: Option<u64>| Sample { span: Span { start: 0.0, end: 1.0 }, enqueued: us.map(Duration::from_micros), late: false };
+            let rank = u64::from(world.rank().get());
+            let taken = [10, 20, 30].map(|us| sample(Some(us + 5 * rank)));
+            Ok((enqueued(&comm, &taken)?, enqueued(&comm, &[sample(None), taken[0]])?))
+        };
+        for (times, none) in ranks::on_threads(World::local(2).unwrap(), body).unwrap() {
+            assert!((times.unwrap().median - 0.025).abs() < 1e-12 && none.is_none());
+        }
+    }
+
     /// Rank 1's host is late in one round of three, and takes a second in it; or in two of three.
     #[test]
     fn rounds_in_which_a_rank_was_late_are_left_out_and_counted_unless_they_are_most() {
@@ -243,7 +271,7 @@ mod tests {
                 let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
                 let sample = |round: usize| {
                     let late = world.rank().get() == 1 && late(round);
-                    Sample { span: Span { start: 0.0, end: if late { 1000.0 } else { 1.0 } }, late }
+                    Sample { span: Span { start: 0.0, end: if late { 1000.0 } else { 1.0 } }, enqueued: None, late }
                 };
                 in_time(&comm, &(0..ROUNDS + 4).map(sample).collect::<Vec<_>>())
             };

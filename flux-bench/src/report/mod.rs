@@ -77,6 +77,9 @@ pub struct Row {
     /// Those of them that were left out; absent where none was.
     #[serde(default, skip_serializing_if = "Late::is_none")]
     pub late: Late,
+    /// What the slowest rank's host takes to enqueue a call, in all rounds; absent where the host itself does what is called, and in records of before it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enqueue_ms: Option<Enqueue>,
     /// Milliseconds without a call before each sample, where they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest_ms: Option<u64>,
@@ -98,6 +101,21 @@ pub struct Measured {
     pub serial: Times,
     /// Rounds that are not among them.
     pub late: Late,
+    /// What hosts take to enqueue them.
+    pub enqueue: Option<Enqueue>,
+}
+
+/// What the host takes to enqueue a call of each contender, in milliseconds: where that is longer than the call takes on the device, calls behind each other take as long as this.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Enqueue {
+    /// The fused op.
+    pub op: Times,
+    /// The GEMM alone.
+    pub gemm: Times,
+    /// The collective alone.
+    pub comm: Times,
+    /// One after the other.
+    pub serial: Times,
 }
 
 /// Rounds that were left out of a contender's times, as a rank's host had not enqueued all of the call by the time that its device was to begin: they say what the host does. Where they are
@@ -152,6 +170,7 @@ impl Row {
             verified: verified.ok,
             samples,
             late: measured.late,
+            enqueue_ms: measured.enqueue,
             rest_ms: None,
             sustained: None,
         }

@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn the_difference_is_that_of_two_efficiencies() {
-        let short = Measured { op: flat(1.1), gemm: flat(1.0), comm: flat(0.5), serial: flat(1.5), late: Late::default() };
+        let short = Measured { op: flat(1.1), gemm: flat(1.0), comm: flat(0.5), serial: flat(1.5), late: Late::default(), enqueue: None };
         let sustained = Sustained::new(20.0, 40, [flat(1.3), flat(1.1), flat(1.6)], &short);
         assert!((sustained.overlap_efficiency.unwrap() - 0.6).abs() < 1e-9, "{sustained:?}");
         assert!((sustained.difference.unwrap() + 0.2).abs() < 1e-9, "{sustained:?}");

@@ -1,10 +1,10 @@
-//! The table that a person reads: medians, with the spread of the op.
+//! The table that a person reads: medians, with the spread of the op and what its host takes to enqueue it.
 
 use super::{Late, Report, Row, sustained};
 use crate::stats::Times;
 use std::fmt::Write as _;
 
-const HEAD: [&str; 13] = ["op", "model", "m", "n", "k", "T_op ms", "p10-p90", "T_gemm", "T_comm", "T_serial", "ECT ms", "E %", "TFLOP/s"];
+const HEAD: [&str; 14] = ["op", "model", "m", "n", "k", "T_op ms", "p10-p90", "enqueue", "T_gemm", "T_comm", "T_serial", "ECT ms", "E %", "TFLOP/s"];
 
 /// The report as text, two lines of what was measured where, then a line a row.
 pub fn table(report: &Report) -> String {
@@ -16,6 +16,7 @@ pub fn table(report: &Report) -> String {
         let figures = [
             ms(r.t_op_ms.median),
             format!("{}-{}", ms(r.t_op_ms.p10), ms(r.t_op_ms.p90)),
+            r.enqueue_ms.map_or_else(|| "-".to_owned(), |host| ms(host.op.median)),
             ms(r.t_gemm_ms.median),
             ms(r.t_comm_ms.median),
             ms(r.t_serial_ms.median),

@@ -7,7 +7,7 @@ fn flat(ms: f64) -> Times {
 
 fn report() -> Report {
     let problem = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, WorldSize::new(8).unwrap()).unwrap();
-    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default() };
+    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default(), enqueue: None };
     let verified = Verified { max_rel_err: 1.5e-3, ok: true };
     Report {
         schema: SCHEMA,
@@ -80,6 +80,18 @@ fn rounds_that_were_left_out_are_told() {
 }
 
 #[test]
+fn what_hosts_take_to_enqueue_is_told_where_it_was_measured() {
+    let mut report = report();
+    let cell = |report: &Report| table(report).lines().last().unwrap().split_whitespace().nth(7).unwrap().to_owned();
+    assert_eq!((cell(&report).as_str(), serde_json::to_value(&report).unwrap()["rows"][0].get("enqueue_ms")), ("-", None));
+    report.rows[0].enqueue_ms = Some(Enqueue { op: flat(0.012), gemm: flat(0.004), comm: flat(0.009), serial: flat(0.013) });
+    assert_eq!(cell(&report), "0.012");
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["rows"][0]["enqueue_ms"]["serial"]["p90"], 0.013);
+    assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+}
+
+#[test]
 fn rounds_with_rests_say_so() {
     let mut report = report();
     assert!(table(&report).contains("medians of 30 rounds, slowest rank"));
@@ -117,7 +129,7 @@ fn an_efficiency_of_few_samples_is_not_shown() {
         report.rows[0].late = Late { gemm: late, ..Late::default() };
         assert_eq!(table(&report).contains("  75.0  "), shown, "{late} late: {}", table(&report));
     }
-    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default() };
+    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default(), enqueue: None };
     let sustained = |blocks| Sustained::new(1.0, blocks, [flat(1.8), flat(1.6), flat(2.6)], &measured);
     for (blocks, shown) in [(2, false), (5, true)] {
         report.rows[0].sustained = Some(sustained(blocks));

@@ -11,7 +11,7 @@ fn flat(ms: f64) -> Times {
 
 fn row(op: OpKind, m: usize, op_ms: f64) -> Row {
     let problem = Problem::new(op, m, 49152, 12288, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
-    let measured = Measured { op: flat(op_ms), gemm: flat(1.0), comm: flat(0.5), serial: flat(1.5), late: Late::default() };
+    let measured = Measured { op: flat(op_ms), gemm: flat(1.0), comm: flat(0.5), serial: flat(1.5), late: Late::default(), enqueue: None };
     Row::new("gpt3", &problem, "a plan".into(), measured, Verified { max_rel_err: 1e-3, ok: true }, 30)
 }
 
