@@ -3,6 +3,7 @@
 //! Invariant: what is shown is a function of the files alone, and only of files whose every row was verified.
 
 mod markdown;
+mod overview;
 pub mod publish;
 mod svg;
 #[cfg(test)]
@@ -38,7 +39,7 @@ pub struct Args {
     /// Show beside the one file that is given what peers took: a file that `flux-bench peers --json` has written
     #[arg(long, value_name = "FILE.json", conflicts_with = "publish")]
     pub peers: Option<PathBuf>,
-    /// Write the results of README.md and the pictures of the repository at ROOT anew, from its `results/*-TRANSPORT.json` and `*-peers.json`
+    /// Write the results of README.md, docs/results.md and the pictures of the repository at ROOT anew, from its `results/*-TRANSPORT.json` and `*-peers.json`
     #[arg(long, value_name = "ROOT", conflicts_with_all = ["files", "markdown", "svg"])]
     pub publish: Option<PathBuf>,
 }

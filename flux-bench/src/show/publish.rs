@@ -1,9 +1,10 @@
-//! The repository's results: README's part and the pictures.
+//! The repository's results: README's part, the document of all records and the pictures.
 //!
 //! Invariant: they hold nothing that is not in `results/*-TRANSPORT.json` and the `*-peers.json` beside those of nvlink. [`render`] is what they must be, and
 //! changes no file.
 
 use super::markdown::{markdown, speed_up};
+use super::overview::overview;
 use super::svg::svg;
 use super::{machine, read, read_peers};
 use crate::peers::PeersReport;
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 
 const BEGIN: &str = "<!-- results:begin -->\n";
 const END: &str = "<!-- results:end -->";
+/// Where all records are shown.
+const ALL: &str = "docs/results.md";
 /// Results with this ending are published with a picture: those of GPUs, named after hardware and transport.
 const SUFFIX: &str = "-nvlink.json";
 /// Of these, the range of the speed-ups.
@@ -48,7 +51,7 @@ impl Named {
     }
 }
 
-/// README.md of the repository at `root` with its results replaced, and a picture of every result.
+/// README.md of the repository at `root` with its results replaced, the document of all results, and a picture of those over nvlink.
 ///
 /// # Errors
 /// Where there are no results, one of them cannot be read, or README.md lacks the marks that its results stand between.
@@ -61,7 +64,8 @@ pub fn render(root: &Path) -> anyhow::Result<Vec<Rendered>> {
     let (_, after) = rest.split_once(END).with_context(marks)?;
     let content = format!("{before}{BEGIN}{}{END}{after}", part(&results));
 
-    let mut files = vec![Rendered { path, content }];
+    let all = overview(results.iter().map(|result| (result.stem.as_str(), &result.report)));
+    let mut files = vec![Rendered { path, content }, Rendered { path: root.join(ALL), content: all }];
     files.extend(
         results.iter().filter(|r| r.pictured).map(|r| Rendered { path: root.join(r.picture()), content: svg(&r.report, r.peers.as_ref()) }),
     );
@@ -97,7 +101,7 @@ fn rank(of: &Named) -> (bool, Reverse<u32>, Option<&str>, &str) {
     (!of.pictured, Reverse(of.report.origin.gpus), dtype, &of.stem)
 }
 
-/// What stands between the marks: the first result whole, of the others the range of their speed-ups.
+/// What stands between the marks: the first result whole, of the others a line each with the range of their speed-ups.
 fn part(results: &[Named]) -> String {
     let [first, others @ ..] = results else { return String::new() };
     let mut text = String::new();
@@ -115,20 +119,19 @@ fn part(results: &[Named]) -> String {
         markdown(&first.report, first.peers.as_ref()),
         first.picture()
     );
+    if !others.is_empty() {
+        let _ = writeln!(text, "The other records, row by row in [{ALL}]({ALL}):\n\n| on | speed-ups | record |\n|---|---|---|");
+    }
     for other in others {
         let speed_ups = || other.report.rows.iter().map(speed_up);
         let (low, high) = (speed_ups().fold(f64::INFINITY, f64::min), speed_ups().fold(f64::NEG_INFINITY, f64::max));
         let (name, stem) = (machine(&other.report), &other.stem);
-        let picture = if other.pictured { format!("[picture]({}), ", other.picture()) } else { String::new() };
-        let _ = writeln!(
-            text,
-            "- {name}: speed-ups of {low:.2} to {high:.2} ({picture}[`results/{stem}.json`](results/{stem}.json): `{}`)",
-            other.report.origin.command
-        );
+        let picture = if other.pictured { format!(", [picture]({})", other.picture()) } else { String::new() };
+        let _ = writeln!(text, "| {name} | {low:.2} to {high:.2} | [{stem}]({ALL}#{stem}){picture} |");
     }
     if !others.is_empty() {
         text.push('\n');
     }
-    text.push_str("`cargo xtask bench --json results/NAME-nvlink.json` records a run; `cargo xtask results` writes this part and the pictures anew.\n");
+    text.push_str("`cargo xtask bench --json results/NAME-nvlink.json` records a run; `cargo xtask results` writes this part, docs/results.md and the pictures anew.\n");
     text
 }

@@ -1,7 +1,7 @@
 mod peers;
 
 use super::*;
-use crate::report::{Late, Measured, Row, Verified};
+use crate::report::{Enqueue, Late, Measured, Row, Verified};
 use crate::stats::Times;
 use flux_core::{DType, OpKind, Problem, WorldSize};
 
@@ -133,15 +133,15 @@ fn results_of_fp16_are_said_to_be_and_stand_behind_those_of_bf16() {
     report(2, vec![row(OpKind::AllGatherGemm, 512, 1.2)]).write(&at("results/a-x2-nvlink.json")).unwrap();
     let files = publish::render(root.path()).unwrap();
     let paths: Vec<_> = files.iter().map(|f| f.path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
-    assert_eq!(paths, ["README.md", "docs/a-x4-nvlink.svg", "docs/a-x4-fp16-nvlink.svg", "docs/a-x2-nvlink.svg"]);
+    assert_eq!(paths, ["README.md", "docs/results.md", "docs/a-x4-nvlink.svg", "docs/a-x4-fp16-nvlink.svg", "docs/a-x2-nvlink.svg"]);
     let readme = &files[0].content;
     assert!(
         readme.contains("Measured on 4 and 2 GPUs because 8 were not available.\n\n4 x A <GPU>, transport nvlink, TP 4, bf16, "),
         "{readme}"
     );
-    assert!(readme.contains("\n- 4 x A <GPU>, transport nvlink, TP 4, fp16: speed-ups of "), "{readme}");
+    assert!(readme.contains("\n| 4 x A <GPU>, transport nvlink, TP 4, fp16 | 1.07 to 1.36 | [a-x4-fp16-nvlink](docs/results.md#a-x4-fp16-nvlink)"), "{readme}");
     let title = |picture: &str, dtype: &str| picture.contains(&format!("<title>4 x A &lt;GPU&gt;, transport nvlink, TP 4, {dtype}: "));
-    assert!(title(&files[1].content, "bf16") && title(&files[2].content, "fp16"));
+    assert!(title(&files[2].content, "bf16") && title(&files[3].content, "fp16"));
 }
 
 #[test]
@@ -158,13 +158,29 @@ fn only_the_readme_between_its_marks_is_replaced() {
 
     let files = publish::render(root.path()).unwrap();
     let paths: Vec<_> = files.iter().map(|f| f.path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
-    assert_eq!(paths, ["README.md", "docs/a-x4-nvlink.svg", "docs/a-x2-nvlink.svg"]);
+    assert_eq!(paths, ["README.md", "docs/results.md", "docs/a-x4-nvlink.svg", "docs/a-x2-nvlink.svg"]);
     let readme = &files[0].content;
     assert!(readme.starts_with("before\n<!-- results:begin -->\nMeasured on 4 and 2 GPUs because 8 were not available.\n"), "{readme}");
     assert!(readme.ends_with("\n<!-- results:end -->\nafter\n") && !readme.contains("old"), "{readme}");
-    assert!(readme.contains("speed-ups of 1.25 to 1.25 ([picture](docs/a-x2-nvlink.svg)"), "{readme}");
-    assert!(readme.contains("speed-ups of 1.25 to 1.25 ([`results/a-x2-pcie.json`]"), "{readme}");
+    let line = |record: &str| format!("\n| 2 x A <GPU>, transport nvlink, TP 4, bf16 | 1.25 to 1.25 | {record} |\n");
+    assert!(readme.contains(&line("[a-x2-nvlink](docs/results.md#a-x2-nvlink), [picture](docs/a-x2-nvlink.svg)")), "{readme}");
+    assert!(readme.contains(&line("[a-x2-pcie](docs/results.md#a-x2-pcie)")), "{readme}");
 
     fs::write(at("README.md"), readme).unwrap();
     assert_eq!(publish::render(root.path()).unwrap(), files, "rendering what was rendered changes nothing");
+}
+
+#[test]
+fn the_document_of_all_records_has_a_cell_for_each_row() {
+    let mut report = both_ops();
+    report.rows[1].enqueue_ms = Some(Enqueue { op: flat(0.0234), gemm: flat(0.004), comm: flat(0.009), serial: flat(0.013) });
+    report.rows[1].late = Late { op: 2, ..Late::default() };
+    report.rows[2].t_serial_ms.p90 += 0.6;
+    let text = overview::overview(std::iter::once(("a-x4-nvlink", &report)));
+    let expected = "\n## a-x4-nvlink\n\n4 x A <GPU>, transport nvlink, TP 4, bf16; 30 rounds on 2026-11-21, commit `0123` ([`results/a-x4-nvlink.json`](../results/a-x4-nvlink.json)).\n\n\
+                    ```sh\nflux-bench bench --tp 4\n```\n\n\
+                    | m | gpt3 ag_gemm | gpt3 gemm_rs |\n|--:|---|---|\n\
+                    | 512 | 1.400 · 1.07 · 20 | 1.100 · 1.36 · - |\n\
+                    | 1024 | 1.200 · 1.25 · 60 · 23 (2 late) | - |\n";
+    assert!(text.ends_with(expected), "{text}");
 }

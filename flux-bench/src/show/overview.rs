@@ -1,0 +1,79 @@
+//! All records as one document: a table each, a line for each number of rows.
+//!
+//! Invariant: every row of every report has a cell, and a cell is of one row.
+
+use super::machine;
+use super::markdown::speed_up;
+use crate::report::{Report, Row, ms, resolved};
+use std::fmt::Write as _;
+
+/// What stands above the tables.
+const ABOVE: &str = "# All records
+
+Written by `cargo xtask results` from `results/*-TRANSPORT.json`: nothing here is typed in. Each cell is one row of the record, medians of the slowest rank:
+
+> **T_op** in ms · **speed-up**, `T_serial / T_op` · **E** in %, `1 - (T_op - T_gemm) / (T_serial - T_gemm)`, `-` where `T_serial - T_gemm` is within the samples' spread · **host** in us, what the host
+> takes to enqueue the call, in records that have it
+
+A row whose host was late in some rounds, which are left out of its times, has their number behind it. What the figures mean, and what disturbed some of them, is in [performance.md](performance.md); how they
+are measured in [results/README.md](../results/README.md).
+";
+
+/// The document, of reports in the order in which they are given, with the names of their files up to the ending.
+pub(super) fn overview<'r>(reports: impl Iterator<Item = (&'r str, &'r Report)>) -> String {
+    let mut text = ABOVE.to_owned();
+    for (stem, report) in reports {
+        let (samples, origin) = (report.rows.first().map_or(0, |row| row.samples), &report.origin);
+        let (date, commit) = (origin.date.split('T').next().unwrap_or_default(), origin.commit.get(..7).unwrap_or(&origin.commit));
+        let _ = write!(
+            text,
+            "\n## {stem}\n\n{}; {samples} rounds on {date}, commit `{commit}` ([`results/{stem}.json`](../results/{stem}.json)).\n\n```sh\n{}\n```\n\n{}",
+            machine(report),
+            origin.command,
+            table(&report.rows)
+        );
+    }
+    text
+}
+
+/// A column for each op of each model, in the order in which they come, and a line for each number of rows.
+fn table(rows: &[Row]) -> String {
+    let (mut columns, mut lines): (Vec<[&str; 2]>, Vec<u32>) = Default::default();
+    for Row { head, .. } in rows {
+        let column = [head.model.as_str(), head.op.as_str()];
+        if !columns.contains(&column) {
+            columns.push(column);
+        }
+        if !lines.contains(&head.m) {
+            lines.push(head.m);
+        }
+    }
+    lines.sort_unstable();
+    let mut text = "| m |".to_owned();
+    columns.iter().for_each(|[model, op]| _ = write!(text, " {model} {op} |"));
+    text.push_str("\n|--:|");
+    columns.iter().for_each(|_| text.push_str("---|"));
+    text.push('\n');
+    for m in lines {
+        let _ = write!(text, "| {m} |");
+        for [model, op] in &columns {
+            let of = rows.iter().filter(|row| (row.head.m, row.head.model.as_str(), row.head.op.as_str()) == (m, *model, *op));
+            let cells: Vec<String> = of.map(cell).collect();
+            let _ = write!(text, " {} |", if cells.is_empty() { "-".to_owned() } else { cells.join("; ") });
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn cell(row: &Row) -> String {
+    let efficiency = row.overlap_efficiency.filter(|_| resolved(row)).map_or_else(|| "-".to_owned(), |e| format!("{:.0}", e * 100.0));
+    let mut text = format!("{} · {:.2} · {efficiency}", ms(row.t_op_ms.median), speed_up(row));
+    if let Some(host) = row.enqueue_ms {
+        let _ = write!(text, " · {:.0}", host.op.median * 1e3);
+    }
+    if row.late.op > 0 {
+        let _ = write!(text, " ({} late)", row.late.op);
+    }
+    text
+}
