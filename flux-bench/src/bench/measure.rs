@@ -253,7 +253,8 @@ mod tests {
     fn the_slowest_host_counts_and_none_where_hosts_do_the_work_themselves() {
         let body = |world: &World| {
             let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
-            let sample = |us: Option<u64>| Sample { span: Span { start: 0.0, end: 1.0 }, enqueued: us.map(Duration::from_micros), late: false };
+            let sample =
+                |us: Option<u64>| Sample { span: Span { start: 0.0, end: 1.0 }, enqueued: us.map(Duration::from_micros), late: false };
             let rank = u64::from(world.rank().get());
             let taken = [10, 20, 30].map(|us| sample(Some(us + 5 * rank)));
             Ok((enqueued(&comm, &taken)?, enqueued(&comm, &[sample(None), taken[0]])?))

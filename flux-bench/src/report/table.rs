@@ -4,7 +4,8 @@ use super::{Late, Report, Row, sustained};
 use crate::stats::Times;
 use std::fmt::Write as _;
 
-const HEAD: [&str; 14] = ["op", "model", "m", "n", "k", "T_op ms", "p10-p90", "enqueue", "T_gemm", "T_comm", "T_serial", "ECT ms", "E %", "TFLOP/s"];
+const HEAD: [&str; 14] =
+    ["op", "model", "m", "n", "k", "T_op ms", "p10-p90", "enqueue", "T_gemm", "T_comm", "T_serial", "ECT ms", "E %", "TFLOP/s"];
 
 /// The report as text, two lines of what was measured where, then a line a row.
 pub fn table(report: &Report) -> String {

@@ -139,7 +139,12 @@ fn results_of_fp16_are_said_to_be_and_stand_behind_those_of_bf16() {
         readme.contains("Measured on 4 and 2 GPUs because 8 were not available.\n\n4 x A <GPU>, transport nvlink, TP 4, bf16, "),
         "{readme}"
     );
-    assert!(readme.contains("\n| 4 x A <GPU>, transport nvlink, TP 4, fp16 | 1.07 to 1.36 | [a-x4-fp16-nvlink](docs/results.md#a-x4-fp16-nvlink)"), "{readme}");
+    assert!(
+        readme.contains(
+            "\n| 4 x A <GPU>, transport nvlink, TP 4, fp16 | 1.07 to 1.36 | [a-x4-fp16-nvlink](docs/results.md#a-x4-fp16-nvlink)"
+        ),
+        "{readme}"
+    );
     let title = |picture: &str, dtype: &str| picture.contains(&format!("<title>4 x A &lt;GPU&gt;, transport nvlink, TP 4, {dtype}: "));
     assert!(title(&files[2].content, "bf16") && title(&files[3].content, "fp16"));
 }

@@ -85,7 +85,7 @@ impl Mixed {
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))
         };
         let (lanes, calls, aside, device) = together(steps, until, make())?;
-        let (link, aside) = join(&device, aside, &members.rail, steps, (options.deadline, until))?;
+        let (link, aside) = join(&device, aside, &members.rail, steps, until)?;
         let wanted = Wanted { size: options.reserve, epoch, captured: false };
         let shared = build(Meeting { steps, deadline: until }, &device, &lanes.mates, &members.mates, wanted);
         let (shared, _) = shared.map_err(|error| members.mates.mig().advised(error).of(Select::Mixed))?;

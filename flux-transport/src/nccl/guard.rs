@@ -63,11 +63,10 @@ impl Watched {
         }
         // Whatever ended the calls without a record has set the abort word.
         until_recorded(|| self.fault.record().is_some() || self.stop.load(Ordering::Acquire));
-        // Before the communicator, which a call may hold that waits in the driver for the stream.
         self.release();
-        if let Some(Err(SendError(given_up))) = self.link.take().map(|messages| aborter.send(messages.give_up())) {
+        if let Some(Err(SendError(given_up))) = self.link.give_up().map(|given_up| aborter.send(given_up)) {
             tracing::error!(rank = self.rank.get(), "the thread that gives up a communicator of NCCL is gone");
-            given_up.end();
+            given_up.end(|| self.link.messages());
         }
         drop(aborter);
         let (began, mut told) = (Instant::now(), false);
@@ -91,13 +90,13 @@ fn until_recorded(mut recorded: impl FnMut() -> bool) {
 /// Starts the thread that gives a communicator up, if it is given one, in the device's context, which it enters now: then the driver might keep it waiting.
 fn aborter(watched: &Watched) -> std::io::Result<SyncSender<GivenUp>> {
     let (send, receive): (_, Receiver<GivenUp>) = sync_channel(1);
-    let (device, rank) = (watched.device.clone(), watched.rank);
+    let (device, rank, link) = (watched.device.clone(), watched.rank, Arc::clone(&watched.link));
     let abort = move || {
         if let Err(error) = device.bind() {
             tracing::error!(%rank, %error, "a thread without the device's context");
         }
         if let Ok(given_up) = receive.recv() {
-            given_up.end();
+            given_up.end(|| link.messages());
         }
     };
     std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort)?;
@@ -141,10 +140,10 @@ impl Guard {
             watched.device.give_up("calls did not end");
         }
         self.end();
-        let Some(messages) = self.watched.link.take() else { return };
+        let link = &self.watched.link;
         if !drained {
-            messages.abort();
-        } else if let Err(error) = messages.leave(Instant::now() + LEAVE.min(self.watched.deadline)) {
+            link.abort();
+        } else if let Err(error) = link.leave(Instant::now() + LEAVE.min(self.watched.deadline)) {
             tracing::warn!(%error, rank, "while leaving an NCCL communicator");
         }
     }

@@ -4,25 +4,26 @@
 
 use super::link::Link;
 use super::members::Members;
-use super::messages::Messages;
+use super::messages;
 use super::proof::prove;
 use super::remains;
 use crate::ConnectError;
 use crate::control::{Collective, together};
 use crate::cuda::{CudaDevice, SideStream};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
-/// Joins the ranks of a rail, each of which then sends every other a message on `stream`, which is given back; calls have `deadline`.
+/// Joins the ranks of a rail, each of which then sends every other a message on `stream`, which is given back.
 pub(crate) fn join(
     device: &CudaDevice,
     stream: SideStream,
     members: &Members,
     steps: Collective<'_>,
-    (deadline, until): (Duration, Instant),
-) -> Result<(Link, SideStream), ConnectError> {
-    let joined = Messages::join(device, members, until);
+    until: Instant,
+) -> Result<(Arc<Link>, SideStream), ConnectError> {
+    let joined = messages::join(device, members, until);
     let joined = joined.map_err(|error| ConnectError::Transport(error.into()));
-    let link = together(steps, until, joined.map(|messages| Link::new(messages, deadline)))?;
+    let link = together(steps, until, joined.map(|both| Arc::new(Link::new(both))))?;
     let proven = prove(device, &stream, &link, members, until);
     match together(steps, until, proven) {
         Ok(()) => Ok((link, stream)),

@@ -117,9 +117,9 @@ const OLDEST: u32 = 21_800;
 const FIRST_CONFIG: usize = 48;
 
 impl Config {
-    /// For a library of `version`: a communicator whose calls return at once, with so many channels, of which a message has so many over a network; before 2.28 as
-    /// many as NCCL likes.
-    pub(super) fn without_blocking(channels: u32, of_a_net_peer: u32, version: u32) -> Self {
+    /// For a library of `version`: a communicator whose calls return at once unless they are `blocking`, with so many channels, of which a message has so many over a network;
+    /// before 2.28 as many as NCCL likes. What is split from it shares what it has, the flag that aborts it among it.
+    pub(super) fn new(blocking: bool, channels: u32, of_a_net_peer: u32, version: u32) -> Self {
         // NCCL's value for what is left to it.
         let undefined = c_int::MIN;
         let says_all = version >= super::sharing::SAYS_NET_CHANNELS;
@@ -127,14 +127,14 @@ impl Config {
             size: if says_all { size_of::<Self>() } else { FIRST_CONFIG },
             magic: 0xcafe_beef,
             version: if says_all { super::sharing::SAYS_NET_CHANNELS } else { OLDEST },
-            blocking: 0,
+            blocking: blocking.into(),
             // Clusters need multiprocessors side by side; those that are left free lie anywhere.
             cga_cluster_size: 0,
             // NCCL would make fewer over a network, and so fewer for a message.
             min_ctas: channels.cast_signed(),
             max_ctas: channels.cast_signed(),
             net_name: std::ptr::null(),
-            split_share: undefined,
+            split_share: 1,
             traffic_class: undefined,
             comm_name: std::ptr::null(),
             collnet_enable: undefined,
@@ -185,6 +185,7 @@ table! {
     nccl_comm_get_async_error = b"ncclCommGetAsyncError\0" (usize, *mut c_int) -> c_int;
     nccl_all_gather = b"ncclAllGather\0" (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
     nccl_reduce_scatter = b"ncclReduceScatter\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+    nccl_comm_split = b"ncclCommSplit\0" (usize, c_int, c_int, *mut usize, *mut Config) -> c_int;
     nccl_comm_init_rank_config = b"ncclCommInitRankConfig\0" (*mut usize, c_int, ncclUniqueId, c_int, *mut Config) -> c_int;
     nccl_comm_finalize = b"ncclCommFinalize\0" (usize) -> c_int;
     nccl_group_start = b"ncclGroupStart\0" () -> c_int;

@@ -1,65 +1,83 @@
 //! The communicator of a rank's calls, which another thread may take away.
 //!
-//! Invariant: whoever uses the communicator holds the lock, and holds it only for calls that wait for nobody; once it was taken, nobody uses it. One that
-//! nobody has taken is given up with the link.
+//! Invariant: whoever uses the messages holds their lock, also while the end of a group waits for a stream that is full; nobody waits for that lock before the family was
+//! given up, which ends that wait. The lock of the family is only held for what waits for nobody; once the family was taken, no group is begun. Both are given up with the link.
 
 use super::library::NcclError;
-use super::messages::{Group, Messages};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use super::messages::{Family, GivenUp, Group, Messages, abort, leave};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// One rank's end of the messages.
 #[derive(Debug)]
 pub(crate) struct Link {
+    family: Mutex<Option<Family>>,
     messages: Mutex<Option<Messages>>,
-    deadline: Duration,
+}
+
+/// What a lock holds: every critical section leaves it usable, or taken.
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Link {
-    /// Whose calls of NCCL have `deadline`.
-    pub(super) fn new(messages: Messages, deadline: Duration) -> Self {
-        Self { messages: Mutex::new(Some(messages)), deadline }
-    }
-
-    fn messages(&self) -> MutexGuard<'_, Option<Messages>> {
-        // Every critical section leaves the communicator usable, or taken.
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn new((family, messages): (Family, Messages)) -> Self {
+        Self { family: Mutex::new(Some(family)), messages: Mutex::new(Some(messages)) }
     }
 
     /// Puts one group of messages on `stream`; returns when it is there.
     pub(super) fn group(&self, stream: usize, fill: impl FnOnce(&Group<'_>) -> Result<(), NcclError>) -> Result<(), NcclError> {
-        let until = Instant::now() + self.deadline;
-        {
-            let messages = self.messages();
-            let group = messages.as_ref().ok_or(NcclError::GivenUp)?.group(stream)?;
-            fill(&group)?;
-            group.end()?;
+        let messages = locked(&self.messages);
+        if locked(&self.family).is_none() {
+            return Err(NcclError::GivenUp);
         }
-        // NCCL puts it there by a thread of its own: tens of microseconds.
-        while !self.is_ready()? {
-            if Instant::now() >= until {
-                return Err(NcclError::Slow { what: "a group of messages" });
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
+        let group = messages.as_ref().ok_or(NcclError::GivenUp)?.group(stream)?;
+        fill(&group)?;
+        group.end()
     }
 
     /// NCCL's error, where something has failed.
-    pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
-        self.messages().as_ref().ok_or(NcclError::GivenUp)?.is_ready()
+    pub(super) fn status(&self) -> Result<(), NcclError> {
+        locked(&self.family).as_ref().ok_or(NcclError::GivenUp)?.is_ready().map(|_| ())
     }
 
-    /// Takes the communicator, to end it.
-    pub(crate) fn take(&self) -> Option<Messages> {
-        self.messages().take()
+    /// Takes the family, to give it up and then the [messages](Self::messages); nothing where that was done.
+    pub(super) fn give_up(&self) -> Option<GivenUp> {
+        let family = locked(&self.family).take();
+        family.map(Family::give_up)
+    }
+
+    /// Takes the messages, when no call uses them any more.
+    pub(super) fn messages(&self) -> Option<Messages> {
+        locked(&self.messages).take()
+    }
+
+    /// Gives both up, on a thread of its own.
+    pub(super) fn abort(self: &Arc<Self>) {
+        let family = locked(&self.family).take();
+        if let Some(family) = family {
+            let link = Arc::clone(self);
+            abort(family, move || link.messages());
+        }
+    }
+
+    /// Leaves in good order, unless it was given up before. No call is under way.
+    pub(super) fn leave(&self, until: Instant) -> Result<(), NcclError> {
+        let family = locked(&self.family).take();
+        // Whoever has taken the family ends the messages, too.
+        match family.and_then(|family| Some((family, self.messages()?))) {
+            Some((family, messages)) => leave(family, messages, until),
+            None => Ok(()),
+        }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Some(messages) = self.take() {
-            messages.abort();
+        let family = locked(&self.family).take();
+        if let Some(family) = family {
+            let messages = self.messages();
+            abort(family, || messages);
         }
     }
 }

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the pieces in which NCCL sends over a network; where ranks differ, what one sends another does not receive.
 const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
+/// Whether communicators that are split from another share what it has: 0 overrides what they are told.
+const SHARE: &str = "NCCL_COMM_SPLIT_SHARE_RESOURCES";
 /// Pieces with which sends over sockets carry about what NCCL's collectives do (docs/transports.md); NCCL's own are a quarter.
 const GOOD_PIECES: u64 = 512 << 10;
 /// What NCCL takes for the name of a process's host. Two ranks of one host it refuses to have on one device.
@@ -168,6 +170,7 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
     let settings = Settings::read();
     let set = |name: &str| number(settings.get(name).as_deref());
+    shared(set(SHARE))?;
     let sharing = Sharing::new(lanes, nodes.count(), hosts(world, options), version, set);
     let pieces = set(PIECES).unwrap_or(0);
     let host = host_digest(settings.get(HOST).as_deref());
@@ -224,6 +227,14 @@ fn lanes(variable: Option<&OsStr>) -> Result<u32, String> {
     let fits = |value: &u32| value.is_power_of_two() && *value <= MOST_LANES;
     let parsed = value.to_str().and_then(|value| value.parse().ok()).filter(fits);
     parsed.ok_or_else(|| format!("FLUX_NCCL_CTAS = {}: it must be a power of two up to {MOST_LANES}", value.display()))
+}
+
+/// Whether communicators that are split from another share its flag for aborts, which they do unless NCCL's variable for that says 0.
+fn shared(variable: Option<u64>) -> Result<(), String> {
+    match variable {
+        Some(0) => Err(format!("{SHARE} = 0: a call that waits for a peer that is gone could not be ended; unset it")),
+        _ => Ok(()),
+    }
 }
 
 fn advice(hosts: u32, pieces: u64) -> String {
@@ -336,6 +347,12 @@ pub(super) mod tests {
         let answers = [vec![0; 128], vec![9; 128], vec![9; 127]];
         assert_eq!(named(Rank::new(1), &answers), Ok(UniqueId::from_bytes([9; 128])));
         assert_eq!(named(Rank::new(2), &answers).unwrap_err(), "rank 2 named its communicator of NCCL in 127 bytes, not 128");
+    }
+
+    #[test]
+    fn a_variable_that_would_keep_messages_from_being_ended_is_an_error() {
+        assert!(shared(None).is_ok() && shared(Some(1)).is_ok());
+        assert!(shared(Some(0)).unwrap_err().starts_with("NCCL_COMM_SPLIT_SHARE_RESOURCES = 0: "));
     }
 
     #[test]

@@ -1,8 +1,11 @@
-//! An NCCL communicator for messages, made and used without blocking.
+//! An NCCL communicator for messages, made, and ended, without blocking.
 //!
-//! Invariant: no call of this module waits for another rank, but for [`Messages::join`] and [`Messages::leave`], which have a deadline. What NCCL does without
-//! one is done on a thread of its own, and [noted](GivingUp) until it is done. What a group enqueues is on the stream when [`Messages::is_ready`] says so, and only
-//! then may the communicator be used again.
+//! It is two. The [family](Family) is of NCCL's mode in which calls return at once; in that each group of messages is put on its stream by a thread that NCCL starts for it, which takes the host
+//! longer than a short call takes (`results/tuning/nccl-host.txt`). So what carries messages is split from it, of the other mode: a group is on its stream when it has been ended,
+//! by the thread that ends it. That waits like any launch where the stream is full, for a peer in the end, and so has the family to let it go: both share NCCL's flag for aborts.
+//!
+//! Invariant: nothing here waits for another rank without a deadline, but for the end of a group where the stream is full, which [`GivenUp::end`] ends. What NCCL does without
+//! one is done on a thread of its own, and [noted](GivingUp) until it is done.
 
 use super::comm::{source, target};
 use super::library::{Config, Library, NcclError, library, version};
@@ -13,7 +16,6 @@ use cudarc::nccl::sys::{ncclDataType_t, ncclUniqueId};
 use std::convert::Infallible;
 use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 /// `ncclInProgress`.
@@ -24,154 +26,198 @@ const LOOK: Duration = Duration::from_millis(1);
 /// use is then freed at once.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// One rank's communicator. Whoever has it ends it by [`leave`](Self::leave) or [`abort`](Self::abort).
-pub(crate) struct Messages {
+/// What one rank's messages are split from. Whoever has it ends it, with them, by [`leave`] or [`give_up`](Self::give_up).
+pub(super) struct Family(Communicator);
+
+/// One rank's communicator for messages.
+pub(super) struct Messages(Communicator);
+
+struct Communicator {
     library: &'static Library,
     device: CudaDevice,
     raw: usize,
 }
 
-impl fmt::Debug for Messages {
+impl fmt::Debug for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messages").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("Family").field("device", &self.0.device).finish_non_exhaustive()
     }
 }
 
-impl Messages {
-    /// Joins the communicator of `members`.
-    pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Result<Self, NcclError> {
-        let began = Instant::now();
-        let library = library()?;
-        let ((place, count), sharing) = (members.place(), members.sharing);
-        let (mut raw, mut config) = (0, Config::without_blocking(sharing.asked, sharing.lanes, version()?));
-        let id = ncclUniqueId { internal: members.id.to_bytes().map(u8::cast_signed) };
-        {
-            let _current = device.enter()?;
-            let init = library.nccl_comm_init_rank_config;
-            // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is read before the call returns.
-            let code = unsafe { init(&raw mut raw, count.cast_signed(), id, place.cast_signed(), &raw mut config) };
-            library.accepted("ncclCommInitRankConfig", code)?;
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Messages").field("device", &self.0.device).finish_non_exhaustive()
+    }
+}
+
+/// Joins the communicator of `members`, and splits that of the messages from it.
+pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Result<(Family, Messages), NcclError> {
+    let began = Instant::now();
+    let library = library()?;
+    let ((place, count), sharing, version) = (members.place(), members.sharing, version()?);
+    let config = |blocking| Config::new(blocking, sharing.asked, sharing.lanes, version);
+    let (mut raw, mut first) = (0, config(false));
+    let id = ncclUniqueId { internal: members.id.to_bytes().map(u8::cast_signed) };
+    let current = device.enter()?;
+    let init = library.nccl_comm_init_rank_config;
+    // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is read before the call returns.
+    let code = unsafe { init(&raw mut raw, count.cast_signed(), id, place.cast_signed(), &raw mut first) };
+    library.accepted("ncclCommInitRankConfig", code)?;
+    let family = Family(Communicator { library, device: device.clone(), raw });
+    // On the heap: NCCL writes it when the split is done, which may be after this has given up.
+    let split = Box::into_raw(Box::new(0_usize));
+    let ready = family.ready_by(until).and_then(|ready| {
+        if !ready {
+            return Ok(false);
         }
-        let this = Self { library, device: device.clone(), raw };
-        loop {
-            match this.is_ready() {
-                Ok(true) => return Ok(this),
-                Ok(false) if Instant::now() < until => std::thread::sleep(LOOK),
-                Ok(false) => {
-                    this.abort();
-                    return Err(members.incomplete(began.elapsed()));
-                }
-                Err(error) => {
-                    this.abort();
-                    return Err(error);
-                }
-            }
+        let mut config = config(true);
+        // SAFETY: the family is ready; `split` is a place for the result until NCCL has written it, and as above.
+        let code = unsafe { (library.nccl_comm_split)(raw, 0, place.cast_signed(), split, &raw mut config) };
+        library.accepted("ncclCommSplit", code)?;
+        family.ready_by(until)
+    });
+    drop(current);
+    match ready {
+        Ok(true) => {
+            // SAFETY: made above, and NCCL is done with it.
+            let raw = *unsafe { Box::from_raw(split) };
+            Ok((family, Messages(Communicator { library, device: device.clone(), raw })))
+        }
+        Ok(false) => {
+            abort(family, || None);
+            Err(members.incomplete(began.elapsed()))
+        }
+        Err(error) => {
+            abort(family, || None);
+            Err(error)
         }
     }
+}
 
-    /// Whether everything that was asked for before is done or on its stream; NCCL's error where something has failed since.
+/// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only: NCCL may go on with that, and what it may use is to be
+/// [left](super::remains::leave) meanwhile. No call is under way.
+pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
+    // Of the messages' own it waits for nothing but their streams, which are past them.
+    let finalised = messages.0.finalize().and_then(|()| {
+        family.0.finalize()?;
+        if family.ready_by(until)? { Ok(()) } else { Err(NcclError::Slow { what: "ncclCommFinalize" }) }
+    });
+    if let Err(error) = finalised {
+        abort(family, || Some(messages));
+        return Err(error);
+    }
+    let note = GivingUp::begin(&family.0.device);
+    let destroy = move || {
+        for communicator in [messages.0, family.0] {
+            if let Err(error) = communicator.destroy() {
+                tracing::warn!(%error, "while leaving an NCCL communicator");
+            }
+        }
+    };
+    let thread = note.apart("flux-nccl-destroy", destroy).map_err(|error| NcclError::Thread { reason: error.to_string() })?;
+    let Ok(_) = done_by(until.min(Instant::now() + TOGETHER), || Ok::<_, Infallible>(thread.is_finished()));
+    Ok(())
+}
+
+/// Gives both up, on a thread of its own, which gets the messages when no call uses them any more.
+pub(super) fn abort(family: Family, messages: impl FnOnce() -> Option<Messages> + Send + 'static) {
+    let (device, given_up) = (family.0.device.clone(), family.give_up());
+    let abort = move || match device.enter() {
+        Ok(_current) => given_up.end(messages),
+        Err(error) => tracing::error!(%error, "no context to give up an NCCL communicator in"),
+    };
+    if let Err(error) = std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort) {
+        tracing::error!(%error, "no thread to give up an NCCL communicator on");
+    }
+}
+
+impl Family {
+    /// Whether everything that was asked of it is done; NCCL's error where something has failed since, of the messages too: the threads that serve them are shared.
     pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
+        let Communicator { library, raw, .. } = &self.0;
         let mut state = 0;
         // SAFETY: `state` is a place for the result; the communicator lives as long as `self`.
-        let code = unsafe { (self.library.nccl_comm_get_async_error)(self.raw, &raw mut state) };
-        self.library.check("ncclCommGetAsyncError", code)?;
-        self.library.accepted("an NCCL communicator", state)?;
+        let code = unsafe { (library.nccl_comm_get_async_error)(*raw, &raw mut state) };
+        library.check("ncclCommGetAsyncError", code)?;
+        library.accepted("an NCCL communicator", state)?;
         Ok(state != IN_PROGRESS)
     }
 
-    /// Begins a group of messages, which all go at once; the communicator is ready, and the thread adds them and ends it.
-    pub(super) fn group(&self, stream: usize) -> Result<Group<'_>, NcclError> {
-        let current = self.device.enter()?;
-        // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
-        self.library.check("ncclGroupStart", unsafe { (self.library.nccl_group_start)() })?;
-        Ok(Group { of: self, stream, open: true, _current: current })
-    }
-
-    /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only: NCCL may go on with that, and what it may use is to be
-    /// [left](super::remains::leave) meanwhile.
-    pub(crate) fn leave(self, until: Instant) -> Result<(), NcclError> {
-        let finalised = self.device.enter().map_err(NcclError::from).and_then(|_current| {
-            // SAFETY: the communicator lives as long as `self`, and is used for nothing more.
-            self.library.accepted("ncclCommFinalize", unsafe { (self.library.nccl_comm_finalize)(self.raw) })
-        });
-        let done = finalised.and_then(|()| {
-            while !self.is_ready()? {
-                if Instant::now() >= until {
-                    return Err(NcclError::Slow { what: "ncclCommFinalize" });
-                }
-                std::thread::sleep(LOOK);
+    /// Waits until it is ready; false where it is not by then.
+    fn ready_by(&self, until: Instant) -> Result<bool, NcclError> {
+        loop {
+            let ready = self.is_ready()?;
+            if ready || Instant::now() >= until {
+                return Ok(ready);
             }
-            Ok(())
-        });
-        if let Err(error) = done {
-            self.abort();
-            return Err(error);
+            std::thread::sleep(LOOK);
         }
-        let note = GivingUp::begin(&self.device);
-        let (library, device, raw) = self.into_parts();
-        let destroy = move || {
-            let destroyed = device.enter().map_err(NcclError::from).and_then(|_current| {
-                // SAFETY: finalised, and destroyed once: `self` is no more.
-                library.accepted("ncclCommDestroy", unsafe { (library.nccl_comm_destroy)(raw) })
-            });
-            if let Err(error) = destroyed {
-                tracing::warn!(%error, "while leaving an NCCL communicator");
-            }
-        };
-        let thread = note.apart("flux-nccl-destroy", destroy).map_err(|error| NcclError::Thread { reason: error.to_string() })?;
-        let Ok(_) = done_by(until.min(Instant::now() + TOGETHER), || Ok::<_, Infallible>(thread.is_finished()));
-        Ok(())
     }
 
     /// Notes that it is given up: what is [left](super::remains::leave) from now on stays until [`GivenUp::end`] has returned.
     pub(super) fn give_up(self) -> GivenUp {
-        let note = GivingUp::begin(&self.device);
-        GivenUp { messages: self, _note: note }
+        let note = GivingUp::begin(&self.0.device);
+        GivenUp { family: self, _note: note }
+    }
+}
+
+impl Communicator {
+    /// Has it deliver what was sent.
+    fn finalize(&self) -> Result<(), NcclError> {
+        let _current = self.device.enter()?;
+        // SAFETY: the communicator lives as long as `self`, and is used for nothing more.
+        self.library.accepted("ncclCommFinalize", unsafe { (self.library.nccl_comm_finalize)(self.raw) })
     }
 
-    /// Gives it up, on a thread of its own.
-    pub(super) fn abort(self) {
-        let (device, given_up) = (self.device.clone(), self.give_up());
-        let abort = move || match device.enter() {
-            Ok(_current) => given_up.end(),
-            Err(error) => tracing::error!(%error, "no context to give up an NCCL communicator in"),
-        };
-        if let Err(error) = std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort) {
-            tracing::error!(%error, "no thread to give up an NCCL communicator on");
+    /// Ends it, once it was finalised.
+    fn destroy(self) -> Result<(), NcclError> {
+        let _current = self.device.enter()?;
+        // SAFETY: destroyed once: `self` is no more.
+        self.library.accepted("ncclCommDestroy", unsafe { (self.library.nccl_comm_destroy)(self.raw) })
+    }
+
+    /// Ends it and what is on its streams. The device's context is current.
+    fn abort(self) {
+        // SAFETY: the only use of the communicator from now on: `self` is no more.
+        if let Err(error) = self.library.accepted("ncclCommAbort", unsafe { (self.library.nccl_comm_abort)(self.raw) }) {
+            tracing::debug!(%error, "while giving up an NCCL communicator");
         }
     }
+}
 
-    fn into_parts(self) -> (&'static Library, CudaDevice, usize) {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so the device's reference is moved out once.
-        (this.library, unsafe { std::ptr::read(&raw const this.device) }, this.raw)
+impl Messages {
+    /// Begins a group of messages, which all go at once; the thread adds them and ends it.
+    pub(super) fn group(&self, stream: usize) -> Result<Group<'_>, NcclError> {
+        let current = self.0.device.enter()?;
+        // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
+        self.0.library.check("ncclGroupStart", unsafe { (self.0.library.nccl_group_start)() })?;
+        Ok(Group { of: &self.0, stream, open: true, _current: current })
     }
 }
 
 /// A communicator that is to be given up, for which what its kernels may use stays.
 #[derive(Debug)]
 pub(super) struct GivenUp {
-    messages: Messages,
+    family: Family,
     _note: GivingUp,
 }
 
 impl GivenUp {
-    /// Ends what is on streams of it, now and later, without regard for the peers. The device's context is current. The flags that end NCCL's kernels are set
-    /// before anything is asked of the driver. Then it may take as long as a peer that is stopped: NCCL waits until processes of this host that have
-    /// reached its memory have closed their connections (2.28), and frees what it has on the device.
-    pub(super) fn end(self) {
-        let Self { messages, _note } = self;
-        let (library, _device, raw) = messages.into_parts();
-        // SAFETY: the only use of the communicator from now on: `messages` is no more.
-        if let Err(error) = library.accepted("ncclCommAbort", unsafe { (library.nccl_comm_abort)(raw) }) {
-            tracing::debug!(%error, "while giving up an NCCL communicator");
+    /// Ends what is on streams of it, now and later, without regard for the peers, and then what `messages` gives, which may wait until a call of NCCL has returned: it does then. The
+    /// device's context is current. The flags that end NCCL's kernels are set before anything is asked of the driver. Then it may take as long as a peer that is stopped: NCCL waits
+    /// until processes of this host that have reached its memory have closed their connections (2.28), and frees what it has on the device.
+    pub(super) fn end(self, messages: impl FnOnce() -> Option<Messages>) {
+        let Self { family, _note } = self;
+        family.0.abort();
+        if let Some(messages) = messages() {
+            messages.0.abort();
         }
     }
 }
 
 /// Messages that go together. Dropped, it ends the group; [`end`](Self::end) says whether that was accepted.
 pub(super) struct Group<'a> {
-    of: &'a Messages,
+    of: &'a Communicator,
     stream: usize,
     open: bool,
     _current: crate::cuda::Current,
@@ -183,7 +229,7 @@ impl Group<'_> {
     /// # Safety
     /// They are memory of the communicator's device, or pinned memory of the host by its address there, until the stream is past the group.
     pub(super) unsafe fn send(&self, from: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
-        let Messages { library, raw, .. } = self.of;
+        let Communicator { library, raw, .. } = self.of;
         // SAFETY: the caller's promise.
         let code = unsafe { (library.nccl_send)(source(from), bytes, BYTES, peer.cast_signed(), *raw, self.stream) };
         library.accepted("ncclSend", code)
@@ -194,7 +240,7 @@ impl Group<'_> {
     /// # Safety
     /// As [`send`](Self::send), and nobody else uses them meanwhile.
     pub(super) unsafe fn receive(&self, to: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
-        let Messages { library, raw, .. } = self.of;
+        let Communicator { library, raw, .. } = self.of;
         // SAFETY: the caller's promise.
         let code = unsafe { (library.nccl_recv)(target(to), bytes, BYTES, peer.cast_signed(), *raw, self.stream) };
         library.accepted("ncclRecv", code)

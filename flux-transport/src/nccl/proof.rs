@@ -1,6 +1,7 @@
 //! A word from every rank to every other, sent as chunks are, and read by its receiver.
 //!
-//! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of its own, which is looked at and not waited for. It also makes NCCL
+//! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of its own, which is looked at and not waited for, and NCCL connects on a thread of its
+//! own. It also makes NCCL
 //! open its connections, all that it has for a pair of ranks, and load its kernel, and the driver whatever it copies a word with, none of which can be done while a
 //! kernel waits for what they are to carry.
 
@@ -14,6 +15,8 @@ use crate::cuda::{
 use crate::nccl::NcclError;
 use crate::{ConnectError, TransportError};
 use flux_core::rank::MAX_WORLD;
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of one message: more than NCCL sends in the way that it has for the smallest.
@@ -29,13 +32,17 @@ fn word(from: u32, to: u32) -> u32 {
 }
 
 /// Sends and receives, and compares. `Err` where a word did not come, or is another; the communicator is given up then.
-pub(super) fn prove(device: &CudaDevice, stream: &SideStream, link: &Link, members: &Members, until: Instant) -> Result<(), ConnectError> {
+pub(super) fn prove(
+    device: &CudaDevice,
+    stream: &SideStream,
+    link: &Arc<Link>,
+    members: &Members,
+    until: Instant,
+) -> Result<(), ConnectError> {
     let buffers = Buffers::new(device)?;
     let proven = exchange(device, stream, link, members, &buffers, until);
     if proven.is_err() {
-        if let Some(messages) = link.take() {
-            messages.abort();
-        }
+        link.abort();
         // What is left is freed when nothing uses it, which this ends.
         if !matches!(done_by(Instant::now() + GONE, || stream.is_idle()), Ok(true)) {
             device.give_up("a message that was given up does not end");
@@ -48,7 +55,7 @@ pub(super) fn prove(device: &CudaDevice, stream: &SideStream, link: &Link, membe
 fn exchange(
     device: &CudaDevice,
     stream: &SideStream,
-    link: &Link,
+    link: &Arc<Link>,
     members: &Members,
     Buffers { sent, received, seen }: &Buffers,
     until: Instant,
@@ -62,17 +69,10 @@ fn exchange(
         // SAFETY: a message's first word, in the buffer, which is freed when nothing uses it.
         unsafe { write_value_async(device, sent.at(peer), word(own, peer), stream.raw()) }?;
     }
-    link.group(stream.raw(), |group| {
-        for peer in peers() {
-            // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
-            unsafe {
-                group.send(sent.at(peer), BYTES, peer)?;
-                group.receive(received.at(peer), BYTES, peer)?;
-            }
-        }
-        Ok(())
-    })
-    .map_err(nccl)?;
+    let places: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
+    if !connected(link, stream.raw(), places, until)? {
+        return Err(nccl(members.silent(began.elapsed())));
+    }
     // SAFETY: the places of this rank's own messages, of which there are none.
     unsafe {
         let (word, pitch) = (size_of::<u32>(), 4 * size_of::<u32>());
@@ -100,6 +100,31 @@ fn exchange(
         }
     }
     Ok(())
+}
+
+/// Puts the messages on `stream`, each from where it is sent to where one is received and a peer, for which NCCL connects: it waits for the peers, and so is left to a thread of its own. False
+/// where they have not come by then: whoever gives the link up ends that.
+fn connected(link: &Arc<Link>, stream: usize, messages: Vec<(u64, u64, u32)>, until: Instant) -> Result<bool, ConnectError> {
+    let link = Arc::clone(link);
+    let connect = move || {
+        link.group(stream, |group| {
+            messages.iter().try_for_each(|&(from, to, peer)| {
+                // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
+                unsafe {
+                    group.send(from, BYTES, peer)?;
+                    group.receive(to, BYTES, peer)
+                }
+            })
+        })
+    };
+    let started = std::thread::Builder::new().name("flux-nccl-connect".to_owned()).spawn(connect);
+    let thread = started.map_err(|source| ConnectError::Io { what: "starting a thread to connect NCCL on", source })?;
+    let Ok(done) = done_by(until, || Ok::<_, Infallible>(thread.is_finished()));
+    if !done {
+        return Ok(false);
+    }
+    let connected = thread.join().unwrap_or_else(|_| Err(NcclError::Thread { reason: "the thread has panicked".to_owned() }));
+    connected.map(|()| true).map_err(|error| ConnectError::Transport(error.into()))
 }
 
 /// What is sent, what is received, and the first word of each message that has come, for the host.

@@ -1,6 +1,6 @@
 //! The NCCL transport of one rank.
 //!
-//! Invariant: between `begin` and `finish` nothing waits for a peer or for the device; the host waits for NCCL's threads to put messages on the stream.
+//! Invariant: between `begin` and `finish` nothing waits for a peer or for the device, but where a stream is full, as any launch does; the guard ends that, too.
 //! The host counts the epochs: no call is captured. The guard ends before the memory and the stream that it lets go of.
 
 use super::carry::{NO_GRAPHS, carry};
@@ -66,7 +66,7 @@ impl NcclTransport {
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
         };
         let (lane, calls, aside, device) = together(steps, until, make())?;
-        let (link, aside) = join(&device, aside, &members, steps, (options.deadline, until))?;
+        let (link, aside) = join(&device, aside, &members, steps, until)?;
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let workspace = Workspace::new(&device, &aside, (rank, size), options.reserve, epoch)?;

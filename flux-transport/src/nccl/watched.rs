@@ -28,7 +28,7 @@ const NEWS: Duration = Duration::from_millis(400);
 /// A rank's communicator, its fault, and how far its side stream is.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    pub(crate) link: Link,
+    pub(super) link: Arc<Link>,
     pub(crate) fault: FaultBlock,
     pub(super) rank: Rank,
     pub(super) deadline: Duration,
@@ -76,7 +76,7 @@ struct Awaited {
 }
 
 impl Watched {
-    pub(crate) fn new(device: &CudaDevice, rank: Rank, link: Link, deadline: Duration) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &CudaDevice, rank: Rank, link: Arc<Link>, deadline: Duration) -> Result<Self, CudaError> {
         Ok(Self {
             link,
             fault: FaultBlock::new(device)?,
@@ -136,7 +136,7 @@ impl Watched {
         if !ask {
             return false;
         }
-        let Err(error) = self.link.is_ready() else { return false };
+        let Err(error) = self.link.status() else { return false };
         match news(NEWS, || self.has_failed(), || self.stop.load(Ordering::Acquire)) {
             News::Fault => {
                 tracing::debug!(rank = self.rank.get(), %error, "NCCL has noticed, too");
