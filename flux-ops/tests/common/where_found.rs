@@ -66,6 +66,7 @@ macro_rules! tests_of_messages {
             rows_with_gaps_are_sent_without_them,
             what_messages_cannot_carry_is_refused_before_anything_is_sent,
             a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group,
+            streams_that_are_full_end_when_a_rank_never_calls,
             a_rank_that_leaves_is_named_at_once,
         );
     };

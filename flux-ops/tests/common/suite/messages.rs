@@ -1,6 +1,6 @@
 //! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps, what cannot be carried, a rank that never comes.
 
-use super::{AnyOp, Case, Machine, call, defaults, layouts, ragged};
+use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, ragged};
 use crate::common::{Meeting, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::program::{Chunk, Schedule};
@@ -150,4 +150,53 @@ fn rank_1_never_calls(machine: Machine, case: &Case<bf16>) {
         }
         assert!(matches!(again, Some(CallError::Transport(TransportError::Broken { .. }))), "{again:?}");
     });
+}
+
+/// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is full, and are let go with all that is on it.
+pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
+    for world in machine.worlds(&[2, 4]) {
+        for op in OPS {
+            let case = Case::<bf16>::new(op, few_rows(machine, op, world), world, Values::Integers, 67);
+            let expected = case.expected_on(machine);
+            // Kernels are loaded, and NCCL too, before anything is measured.
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
+            fill_streams(machine, &case);
+            machine.run(world, defaults, |node| {
+                let op = AnyOp::of(&case, Plan::default(), node);
+                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+            });
+        }
+    }
+}
+
+fn fill_streams(machine: Machine, case: &Case<bf16>) {
+    /// More than a stream takes: 1,024 launches, of which a call has several.
+    const CALLS: usize = 20_000;
+    let world = case.problem.world();
+    let together = Meeting::new(world.index());
+    let deadline = Duration::from_secs(5);
+    machine.run(
+        world.get(),
+        |options: &mut Options| options.deadline = deadline,
+        |node| {
+            let op = AnyOp::of(case, Plan::default(), node);
+            call(&op, case, node).unwrap();
+            together.wait();
+            let began = Instant::now();
+            let tried = (node.rank.get() != 1).then(|| {
+                let (lx, lw, ly) = layouts(case);
+                let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
+                let mut y = node.poisoned(ly.span());
+                let one = |_| op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).err();
+                let refused = (0..CALLS).find_map(one);
+                (refused, began.elapsed(), op.status())
+            });
+            // Before anything is asserted: a rank that panicked would leave the others here.
+            together.wait();
+            let Some((refused, waited, status)) = tried else { return };
+            assert!(refused.is_some(), "a stream took {CALLS} calls");
+            assert!(waited >= deadline && waited < deadline + Duration::from_secs(20), "{waited:?}, {refused:?}");
+            assert!(matches!(status, Err(Fault::Timeout { .. })), "{status:?}");
+        },
+    );
 }
