@@ -29,7 +29,6 @@ static void ready(ncclComm_t c) {
 enum Kind { BLOCKING, NOT_BLOCKING, SPLIT, SHARED };
 static ncclUniqueId id[4];
 static int first = 0, last = 3;
-static void step(int g, const char* what) { if (getenv("STEPS")) { fprintf(stderr, "rank %d: %s\n", g, what); } }
 static void rank(int g) {
     C(cudaSetDevice(g));
     cudaStream_t st; C(cudaStreamCreateWithFlags(&st, cudaStreamNonBlocking));
@@ -41,13 +40,11 @@ static void rank(int g) {
         auto began = Clock::now();
         C(ncclCommInitRankConfig(&c, 2, id[kind], g, &cfg)); ready(c);
         double init = us(began), split = 0;
-        step(g, "made");
         if (kind >= SPLIT) {
             began = Clock::now();
             parent = c; c = nullptr; cfg.blocking = 1;
             C(ncclCommSplit(parent, 0, g, &c, &cfg)); ready(parent);
             split = us(began);
-            step(g, "split");
         }
         auto group = [&] {
             C(ncclGroupStart());
@@ -58,7 +55,6 @@ static void rank(int g) {
         };
         for (int i = 0; i < 20; i++) group();
         C(cudaStreamSynchronize(st));
-        step(g, "warm");
         std::vector<double> one, eight;
         for (int i = 0; i < 300; i++) {
             meet(); auto t = Clock::now(); group(); one.push_back(us(t)); C(cudaStreamSynchronize(st));
@@ -96,13 +92,9 @@ static void rank(int g) {
             ncclResult_t r = ncclCommAbort(c); printf("shared: child aborted (%d) after %.0f us\n", r, us(t)); fflush(stdout);
             return;
         }
-        if (kind == SPLIT) { C(ncclCommFinalize(parent)); ready(parent); step(g, "parent finalized"); C(ncclCommDestroy(parent)); step(g, "parent destroyed"); }
-        for (int i = 0; i < 20; i++) group();
-        C(cudaStreamSynchronize(st));
-        step(g, "to be destroyed");
+        if (kind == SPLIT) { C(ncclCommAbort(parent)); C(ncclCommAbort(c)); continue; }
         if (kind == NOT_BLOCKING) { C(ncclCommFinalize(c)); ready(c); }
         C(ncclCommDestroy(c));
-        step(g, "destroyed");
     }
 }
 int main(int argc, char** argv) {

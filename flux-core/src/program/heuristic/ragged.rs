@@ -10,6 +10,7 @@ use super::candidates::{CANDIDATES, Candidate, of_one_shard, percent, percent_be
 use super::tiles::{LARGE, READ, TILES, area, w_bytes};
 use super::{MULTIPROCESSORS, OPERATIONS, ROWS, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::machine::Machine;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
@@ -28,6 +29,9 @@ const SCATTERING_NS: u64 = 2_000;
 /// Nanoseconds until folds begin, and the bytes that they read in one.
 const FOLD_NS: u64 = 6_000;
 const FOLDED: u64 = 2_500;
+/// Percent that tiles of 128x128 of one shard each take more than by their steps where partial tiles go through the host: GPT-3 at 700 and 900 rows, and Llama
+/// (results/tuning/ragged-pcie.txt).
+const BY_HOST_SMALL: u64 = 38;
 /// Nanoseconds until first rows are there which the kernel pushes.
 const PUSHED_NS: u64 = 5_000;
 /// Ranks of a GEMM-ReduceScatter up to which tiles span shards of a tile and more: of 16 it is up to 13 % slower by simulation.
@@ -51,6 +55,24 @@ pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
     let estimate = |tile: &&Candidate| Schedule::by_shard(problem, tile.tile).estimate_ns(problem);
     let may_be = |tile: &&Candidate| may_be_large || tile.tile != LARGE.0;
     of_one_shard(problem).filter(may_be).min_by_key(estimate).map_or(TILES[0].0, |best| best.tile)
+}
+
+/// The same of a GEMM-ReduceScatter whose partial tiles go through the host.
+pub(super) fn by_host(problem: &Problem, may_be_large: bool) -> TileShape {
+    let may_be = |tile: &&Candidate| may_be_large || tile.tile != LARGE.0;
+    let tiles = of_one_shard(problem).filter(may_be).map(|candidate| candidate.tile);
+    tiles.min_by_key(|&tile| by_host_ns(problem, tile)).unwrap_or(TILES[0].0)
+}
+
+/// Nanoseconds of a call with such tiles: of its waves or, where that is longer, of the first and what the host then carries of the peers' tiles, which come first.
+fn by_host_ns(problem: &Problem, tile: TileShape) -> u64 {
+    let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
+    let (grid, workers) = (TileGrid::of_shard(problem, tile), u64::from(MULTIPROCESSORS));
+    let small = if tile == TILES[3].0 { BY_HOST_SMALL } else { 0 };
+    let steps = u64::from(problem.k_local().div_ceil(tile.k)) + ENDS;
+    let wave = steps * 2 * area(tile) * u64::from(tile.k) * (percent(tile, problem.m_shard()) + small) / (100 * OPERATIONS);
+    let carried = peers * grid.tiles() * slot_bytes(problem, tile) * 1000 / Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us;
+    (wave * (world * grid.tiles()).div_ceil(workers)).max(wave + carried)
 }
 
 /// This tile for tiles of one shard each, or another where these are to be sent as partial tiles, which it has not.
