@@ -15,7 +15,7 @@ const STAGED_BYTES: u64 = 2 << 20;
 /// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take 2 % less time than by copy engines, 2 MiB 17 %, and
 /// 4 MiB, of which one way should overlap the other, 18 % more (results/tuning/few-rows-carried.txt).
 const SCATTERED_BYTES: u64 = 3 << 20;
-/// The same of rows that are no whole tiles of 128, which tiles that span shards fill better: up to 4.0 MiB take 4 to 19 % less time so, and 4.7 as long (results/tuning/ragged-pcie.txt).
+/// The same of rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take up to 19 % less time so, 4.7 MiB 2 % more (results/tuning/ragged-pcie.txt).
 const SCATTERED_RAGGED_BYTES: u64 = 9 << 19;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
