@@ -213,7 +213,7 @@ impl<'a> Call<'a> {
 
     /// The same with what whole waves leave shared, where that gains time. Of shards one by one it gains an AllGather-GEMM nothing, and half of what it should a GEMM-ReduceScatter,
     /// whose own tiles come last; of shards side by side an AllGather-GEMM gains 10 and 13 % by half a wave, and loses 1 and 6 % by an eighth (results/tuning/ragged-nccl.txt, 1. and 2.,
-    /// h100-x2-ragged-nccl.json; GPT-3 and Llama at 258 and 350 rows).
+    /// h100-x2-ragged-nccl.json of af866aa, in the history; GPT-3 and Llama at 258 and 350 rows).
     fn sharing(self, schedule: Schedule) -> (Self, Schedule) {
         let gathers = self.problem.op() == OpKind::AllGatherGemm;
         if gathers && schedule.band == 1 {

@@ -39,7 +39,8 @@ const MOST_FOLDED: u32 = 8;
 
 /// Rows in all up to which a GEMM-ReduceScatter of small shards is bound by reading `w`, and of those the ones with which tiles of 128 rows are nearly full: with 240 rows two H100 take 0.272 ms
 /// of GPT-3 in tiles of 240x128 and 0.274 of 128x256, shared, and 0.118 and 0.113 of Llama in 240x128 and 128x128; with 256 rows 0.248 and 0.114 in 128x192 and 128x128, whole
-/// (results/tuning/tile-240.txt, halves-tp2.txt). By estimate, which is 40 us short of the first, that would be faster. Rows of 224 to 255 were not measured with the tiles of 256.
+/// (results/tuning/tile-240.txt, halves-tp2.txt). By estimate, which is 40 us short of the first, that
+/// would be faster. With the tiles of 256 rows 228, 240 and 250 take 0.247 to 0.249 and 0.114 to 0.117 ms (74b1985, another machine).
 const NEARLY_WHOLE: std::ops::RangeInclusive<u32> = 2 * ROWS - 32..=2 * ROWS;
 
 /// Whether the rows that tiles would be cut from are no whole tiles of 128, and more than one.

@@ -210,21 +210,20 @@ fn few_rows_span_shards_unless_some_ranks_share_a_node() {
     }
 }
 
-/// What the choices took on two H100, whose memory carries two thirds of an H200's: rows, us of GPT-3 and of Llama, and 0 where the choice is another since, or a row was disturbed
-/// (results/h100-x2-ragged-nccl.json).
+/// What the choices took on two H100, whose memory carries two thirds of an H200's: rows, us of GPT-3 and of Llama, and 0 where a row was disturbed (results/h100-x2-ragged-nccl.json).
 type Ragged = (usize, u64, u64);
 #[rustfmt::skip]
 const RAGGED_AG: [Ragged; 17] = [
-    (130, 281, 139), (200, 305, 154), (258, 331, 0), (300, 344, 0), (350, 382, 0), (400, 426, 217), (450, 471, 236), (516, 511, 231), (600, 535, 246),
-    (700, 687, 263), (800, 665, 0), (900, 765, 325), (1040, 843, 408), (1320, 1045, 0), (1700, 0, 599), (2080, 1570, 712), (4000, 3058, 1197),
+    (130, 278, 139), (200, 296, 152), (258, 331, 183), (300, 341, 182), (350, 381, 199), (400, 427, 218), (450, 473, 238), (516, 512, 229), (600, 534, 244),
+    (700, 689, 264), (800, 671, 340), (900, 753, 324), (1040, 853, 412), (1320, 1065, 477), (1700, 1418, 600), (2080, 1671, 717), (4000, 3332, 1258),
 ];
 #[rustfmt::skip]
 const RAGGED_RS: [Ragged; 17] = [
-    (130, 294, 151), (200, 312, 163), (258, 352, 184), (300, 359, 186), (350, 401, 201), (400, 446, 221), (450, 549, 245), (516, 549, 267), (600, 663, 317),
-    (700, 621, 290), (800, 756, 343), (900, 746, 338), (1040, 950, 405), (1320, 1037, 445), (1700, 1362, 554), (2080, 1576, 615), (4000, 3051, 1197),
+    (130, 310, 150), (200, 309, 163), (258, 349, 184), (300, 361, 186), (350, 402, 201), (400, 445, 221), (450, 547, 0), (516, 555, 267), (600, 663, 313),
+    (700, 627, 291), (800, 825, 344), (900, 755, 341), (1040, 963, 405), (1320, 1057, 446), (1700, 1425, 563), (2080, 1709, 618), (4000, 3271, 1223),
 ];
 
-/// Half of them within 5.1 %, and all within 14.6 but AG of GPT-3 at 700 rows, which takes 19 % less by estimate.
+/// Half of them within 3.9 %, and all within 14.7 but AG of GPT-3 at 700 rows, which takes 19 % less by estimate.
 #[test]
 fn rows_that_are_no_whole_tiles_took_about_what_is_estimated() {
     let rows = |op, rows: &'static [Ragged]| rows.iter().flat_map(move |&(m, gpt3, llama)| [(op, m, GPT3, gpt3), (op, m, LLAMA, llama)]);
@@ -238,7 +237,7 @@ fn rows_that_are_no_whole_tiles_took_about_what_is_estimated() {
         off.push(by);
     }
     off.sort_by(f64::total_cmp);
-    assert!(off.len() == 62 && off[31] < 6.0, "{off:?}");
+    assert!(off.len() == 67 && off[33] < 6.0, "{off:?}");
 }
 
 /// Of one shard each, and nothing shared, they took 0.92 ms with 516 rows, and spanning shards, not shared, 0.363 with 258, instead of 0.56 and 0.35 (results/tuning/ragged-rows.txt, 6.).
