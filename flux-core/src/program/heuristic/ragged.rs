@@ -109,6 +109,12 @@ impl Schedule {
         by_shard.chain(spanning).min_by_key(|schedule| schedule.estimate_ns(problem)).unwrap_or(Self::of(TILES[0].0))
     }
 
+    /// The schedule of such rows of a GEMM-ReduceScatter whose tiles all span shards, where any can.
+    pub(super) fn ragged_spanning(problem: &Problem) -> Option<Self> {
+        let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile)).map(|tile| Self::spanning(problem, tile.tile, 1));
+        spanning.min_by_key(|schedule| schedule.estimate_ns(problem))
+    }
+
     /// What whole waves of so many workers leave shared, where it gains as much as that costs.
     pub(in crate::program) fn sharing(self, problem: &Problem, workers: u32) -> Self {
         let sharing = Self { shares: workers, ..self };
