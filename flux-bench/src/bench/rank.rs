@@ -78,7 +78,7 @@ impl Rank<'_> {
         let mut lane = HostLane::new(site, &op, &mut set, workers)?;
         let times = self.times(case, &mut lane)?;
         drop(lane);
-        self.row(case, &op, times, verdict.merge(verify(site, &op, &mut set, self.job.defect)?))
+        self.row(case, &op, &times, verdict.merge(verify(site, &op, &mut set, self.job.defect)?))
     }
 
     fn on_gpu<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
@@ -110,7 +110,7 @@ impl Rank<'_> {
                 out::note(&format!("{}, the baseline: {baseline}", case.problem));
             }
             let verdict = verdict.merge(baseline.of_wrong_elements());
-            rows.push(self.row(case, &op, times, verdict.merge(verify(site, &op, &mut sets[0], job.defect)?))?);
+            rows.push(self.row(case, &op, &times, verdict.merge(verify(site, &op, &mut sets[0], job.defect)?))?);
         }
         Ok(rows)
     }
@@ -123,14 +123,14 @@ impl Rank<'_> {
     }
 
     /// The row, of what all ranks found. Collective.
-    fn row<T: Element>(&self, case: &Case, op: &FusedOp<T>, times: (Measured, Option<Sustained>), mine: Verdict) -> anyhow::Result<Row> {
+    fn row<T: Element>(&self, case: &Case, op: &FusedOp<T>, times: &(Measured, Option<Sustained>), mine: Verdict) -> anyhow::Result<Row> {
         let all = self.site.comm().exchange(&mine.to_bytes())?;
         let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
         let verdict = verdict.context("a rank is of another version of this program")?;
         if !verdict.ok() && self.site.rank().get() == 0 {
             out::note(&format!("{}: {verdict}", case.problem));
         }
-        let (measured, sustained) = times;
+        let &(measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let plan = format!("{}, {}", op.schedule(), op.executor());
         let row = Row::new(&case.model, &case.problem, plan, measured, verified, self.job.samples);

@@ -49,11 +49,8 @@ fn table(rows: &[Row]) -> String {
         }
     }
     lines.sort_unstable();
-    let mut text = "| m |".to_owned();
-    columns.iter().for_each(|[model, op]| _ = write!(text, " {model} {op} |"));
-    text.push_str("\n|--:|");
-    columns.iter().for_each(|_| text.push_str("---|"));
-    text.push('\n');
+    let heads = columns.iter().fold(String::new(), |heads, [model, op]| heads + &format!(" {model} {op} |"));
+    let mut text = format!("| m |{heads}\n|--:|{}\n", "---|".repeat(columns.len()));
     for m in lines {
         let _ = write!(text, "| {m} |");
         for [model, op] in &columns {
