@@ -7,9 +7,9 @@
 //! The transport: no rank reaches another's memory. Each has its own, and messages on a side stream carry chunks between them.
 //!
 //! ```text
-//! connect   identities, then the unique id -> communicator -> a word to and from every peer, read -> memory of each rank, cleared
+//! connect   identities, then the unique id -> communicator, and one split from it for messages -> a word to and from every peer, read -> memory of each rank, cleared
 //! a call    begin | exchange: fork, then group by group of rounds [wait for the chunks' flags] send and receive, raise the own signals | kernel | finish: join
-//! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> communicator aborted
+//! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> both aborted
 //! ```
 
 mod carry;
