@@ -66,14 +66,15 @@ pub(super) fn by_host(problem: &Problem, may_be_large: bool) -> TileShape {
 }
 
 /// Nanoseconds of a call with such tiles: of its waves or, where that is longer, of the first and what the host then carries of the peers' tiles, which come first.
-fn by_host_ns(problem: &Problem, tile: TileShape) -> u64 {
-    let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
-    let (grid, workers) = (TileGrid::of_shard(problem, tile), u64::from(MULTIPROCESSORS));
+fn by_host_ns(problem: &Problem, tile: TileShape) -> u128 {
+    let tiles_of_shard = u128::from(TileGrid::of_shard(problem, tile).tiles());
     let small = if tile == TILES[3].0 { BY_HOST_SMALL } else { 0 };
     let steps = u64::from(problem.k_local().div_ceil(tile.k)) + ENDS;
     let wave = steps * 2 * area(tile) * u64::from(tile.k) * (percent(tile, problem.m_shard()) + small) / (100 * OPERATIONS);
-    let carried = peers * grid.tiles() * slot_bytes(problem, tile) * 1000 / Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us;
-    (wave * (world * grid.tiles()).div_ceil(workers)).max(wave + carried)
+    let waves = (u128::from(problem.world().get()) * tiles_of_shard).div_ceil(MULTIPROCESSORS.into());
+    let bytes = u128::from(problem.world().peers()) * tiles_of_shard * u128::from(slot_bytes(problem, tile));
+    let carried = 1000 * bytes / u128::from(Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us);
+    (u128::from(wave) * waves).max(u128::from(wave) + carried)
 }
 
 /// This tile for tiles of one shard each, or another where these are to be sent as partial tiles, which it has not.
@@ -281,6 +282,8 @@ mod tests {
                 let world = WorldSize::new(world).expect("ranks");
                 let problem = Problem::new(op, m, extent, extent, DType::Bf16, world).expect("a problem");
                 assert!(Schedule::ragged(&problem).estimate_ns(&problem) > 1_000_000, "{problem}");
+                let by_host = by_host(&problem, true);
+                assert!(by_host_ns(&problem, by_host) > 1_000_000 && (op == AG || Schedule::staged(&problem).tile == by_host), "{problem}");
             }
         }
     }
