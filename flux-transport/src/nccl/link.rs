@@ -41,10 +41,14 @@ impl Link {
         locked(&self.family).as_ref().ok_or(NcclError::GivenUp)?.is_ready().map(|_| ())
     }
 
+    /// Takes the family; whoever has it ends it and the [messages](Self::messages).
+    fn family(&self) -> Option<Family> {
+        locked(&self.family).take()
+    }
+
     /// Takes the family, to give it up and then the [messages](Self::messages); nothing where that was done.
     pub(super) fn give_up(&self) -> Option<GivenUp> {
-        let family = locked(&self.family).take();
-        family.map(Family::give_up)
+        self.family().map(Family::give_up)
     }
 
     /// Takes the messages, when no call uses them any more.
@@ -54,8 +58,7 @@ impl Link {
 
     /// Gives both up, on a thread of its own.
     pub(super) fn abort(self: &Arc<Self>) {
-        let family = locked(&self.family).take();
-        if let Some(family) = family {
+        if let Some(family) = self.family() {
             let link = Arc::clone(self);
             abort(family, move || link.messages());
         }
@@ -63,9 +66,7 @@ impl Link {
 
     /// Leaves in good order, unless it was given up before. No call is under way.
     pub(super) fn leave(&self, until: Instant) -> Result<(), NcclError> {
-        let family = locked(&self.family).take();
-        // Whoever has taken the family ends the messages, too.
-        match family.and_then(|family| Some((family, self.messages()?))) {
+        match self.family().and_then(|family| Some((family, self.messages()?))) {
             Some((family, messages)) => leave(family, messages, until),
             None => Ok(()),
         }
@@ -74,8 +75,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let family = locked(&self.family).take();
-        if let Some(family) = family {
+        if let Some(family) = self.family() {
             let messages = self.messages();
             abort(family, || messages);
         }

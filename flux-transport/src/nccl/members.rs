@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the pieces in which NCCL sends over a network; where ranks differ, what one sends another does not receive.
 const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
-/// Whether communicators that are split from another share what it has: 0 overrides what they are told.
+/// Whether communicators that are split from another share what it has, whatever they are told.
 const SHARE: &str = "NCCL_COMM_SPLIT_SHARE_RESOURCES";
 /// Pieces with which sends over sockets carry about what NCCL's collectives do (docs/transports.md); NCCL's own are a quarter.
 const GOOD_PIECES: u64 = 512 << 10;
@@ -170,7 +170,7 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
     let settings = Settings::read();
     let set = |name: &str| number(settings.get(name).as_deref());
-    shared(set(SHARE))?;
+    shared(settings.get(SHARE).as_deref())?;
     let sharing = Sharing::new(lanes, nodes.count(), hosts(world, options), version, set);
     let pieces = set(PIECES).unwrap_or(0);
     let host = host_digest(settings.get(HOST).as_deref());
@@ -229,10 +229,12 @@ fn lanes(variable: Option<&OsStr>) -> Result<u32, String> {
     parsed.ok_or_else(|| format!("FLUX_NCCL_CTAS = {}: it must be a power of two up to {MOST_LANES}", value.display()))
 }
 
-/// Whether communicators that are split from another share its flag for aborts, which they do unless NCCL's variable for that says 0.
-fn shared(variable: Option<u64>) -> Result<(), String> {
-    match variable {
-        Some(0) => Err(format!("{SHARE} = 0: a call that waits for a peer that is gone could not be ended; unset it")),
+/// Whether communicators that are split from another share its flag for aborts, as they are told to: NCCL's variable for that overrides it, and takes all but 1 for 0.
+fn shared(variable: Option<&OsStr>) -> Result<(), String> {
+    match variable.filter(|value| !value.is_empty()) {
+        Some(value) if number(Some(value)) != Some(1) => {
+            Err(format!("{SHARE} = {}: a call that waits for a peer that is gone could not be ended; unset it", value.display()))
+        }
         _ => Ok(()),
     }
 }
@@ -351,8 +353,11 @@ pub(super) mod tests {
 
     #[test]
     fn a_variable_that_would_keep_messages_from_being_ended_is_an_error() {
-        assert!(shared(None).is_ok() && shared(Some(1)).is_ok());
-        assert!(shared(Some(0)).unwrap_err().starts_with("NCCL_COMM_SPLIT_SHARE_RESOURCES = 0: "));
+        let shared = |value: &str| shared(Some(OsStr::new(value)));
+        assert!(super::shared(None).is_ok() && ["", "1", "0x1"].into_iter().all(|value| shared(value).is_ok()));
+        for value in ["0", "2", "-1", "no"] {
+            assert!(shared(value).unwrap_err().starts_with(&format!("NCCL_COMM_SPLIT_SHARE_RESOURCES = {value}: ")));
+        }
     }
 
     #[test]

@@ -77,21 +77,13 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
         family.ready_by(until)
     });
     drop(current);
-    match ready {
-        Ok(true) => {
-            // SAFETY: made above, and NCCL is done with it.
-            let raw = *unsafe { Box::from_raw(split) };
-            Ok((family, Messages(Communicator { library, device: device.clone(), raw })))
-        }
-        Ok(false) => {
-            abort(family, || None);
-            Err(members.incomplete(began.elapsed()))
-        }
-        Err(error) => {
-            abort(family, || None);
-            Err(error)
-        }
+    if let Err(error) = ready.and_then(|ready| if ready { Ok(()) } else { Err(members.incomplete(began.elapsed())) }) {
+        abort(family, || None);
+        return Err(error);
     }
+    // SAFETY: made above, and NCCL is done with it.
+    let raw = *unsafe { Box::from_raw(split) };
+    Ok((family, Messages(Communicator { library, device: device.clone(), raw })))
 }
 
 /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only: NCCL may go on with that, and what it may use is to be

@@ -38,7 +38,7 @@ pub(super) const CANDIDATES: [Candidate; 12] = [
 /// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time.
 const BEYOND: u64 = 3;
 /// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM took 11 % longer than with tiles of 176x256, which were shared, on another
-/// machine (GPT-3 at 1700 rows, Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.). With them since 0.96 and 1.03 of serial (the record of 19ac363).
+/// machine (GPT-3 at 1700 rows, Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.). With these, which they have since, they take 1.01 and 1.03 of serial's time (the record of 19ac363).
 const BEYOND_BESIDE_MESSAGES: u64 = 1;
 /// The largest of these.
 const QUICK: u64 = 176 * 128;

@@ -40,7 +40,7 @@ const MOST_FOLDED: u32 = 8;
 /// Rows in all up to which a GEMM-ReduceScatter of small shards is bound by reading `w`, and of those the ones with which tiles of 128 rows are nearly full: with 240 rows two H100 take 0.272 ms
 /// of GPT-3 in tiles of 240x128 and 0.274 of 128x256, shared, and 0.118 and 0.113 of Llama in 240x128 and 128x128; with 256 rows 0.248 and 0.114 in 128x192 and 128x128, whole
 /// (results/tuning/tile-240.txt, halves-tp2.txt). By estimate, which is 40 us short of the first, that
-/// would be faster. With the tiles of 256 rows 228, 240 and 250 take 0.247 to 0.249 and 0.114 to 0.117 ms (74b1985, another machine).
+/// would be faster. With the tiles of 256 rows 228, 240 and 250 take 0.247 to 0.249 and 0.114 to 0.117 ms (tile-240.txt, at its end).
 const NEARLY_WHOLE: std::ops::RangeInclusive<u32> = 2 * ROWS - 32..=2 * ROWS;
 
 /// Whether the rows that tiles would be cut from are no whole tiles of 128, and more than one.
@@ -53,16 +53,18 @@ pub(in crate::program) fn is_ragged(problem: &Problem) -> bool {
 
 /// The tile of shards that are no whole tiles, of one shard each.
 pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
-    let estimate = |tile: &&Candidate| Schedule::by_shard(problem, tile.tile).estimate_ns(problem);
-    let may_be = |tile: &&Candidate| may_be_large || tile.tile != LARGE.0;
-    of_one_shard(problem).filter(may_be).min_by_key(estimate).map_or(TILES[0].0, |best| best.tile)
+    best_of_one_shard(problem, may_be_large, |tile| Schedule::by_shard(problem, tile).estimate_ns(problem).into())
 }
 
 /// The same of a GEMM-ReduceScatter whose partial tiles go through the host.
 pub(super) fn by_host(problem: &Problem, may_be_large: bool) -> TileShape {
+    best_of_one_shard(problem, may_be_large, |tile| by_host_ns(problem, tile))
+}
+
+fn best_of_one_shard(problem: &Problem, may_be_large: bool, estimate_ns: impl Fn(TileShape) -> u128) -> TileShape {
     let may_be = |tile: &&Candidate| may_be_large || tile.tile != LARGE.0;
     let tiles = of_one_shard(problem).filter(may_be).map(|candidate| candidate.tile);
-    tiles.min_by_key(|&tile| by_host_ns(problem, tile)).unwrap_or(TILES[0].0)
+    tiles.min_by_key(|&tile| estimate_ns(tile)).unwrap_or(TILES[0].0)
 }
 
 /// Nanoseconds of a call with such tiles: of its waves or, where that is longer, of the first and what the host then carries of the peers' tiles, which come first.

@@ -15,7 +15,7 @@ const STAGED_BYTES: u64 = 2 << 20;
 /// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take 2 % less time than by copy engines, 2 MiB 17 %, and
 /// 4 MiB, of which one way should overlap the other, 18 % more (results/tuning/few-rows-carried.txt).
 const SCATTERED_BYTES: u64 = 3 << 20;
-/// The same of rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take up to 19 % less time so, 4.7 as long of GPT-3 and 13 to 17 % less
+/// The same of rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take 19 % less time to 3 more so, 4.7 as long of GPT-3 and 13 to 17 % less
 /// of Llama (results/tuning/ragged-pcie.txt).
 const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
@@ -143,7 +143,7 @@ mod tests {
         assert!(gpt3.iter().all(|&percent| percent >= -1), "{gpt3:?} %");
     }
 
-    /// What took two H100 the least time of what was tried (results/tuning/ragged-pcie.txt), or within 3 % of it.
+    /// What took two H100 the least time of what was tried (results/tuning/ragged-pcie.txt), or within 3 % of it, but at 700 rows of Llama.
     #[test]
     fn shards_of_no_whole_tiles_are_scattered_or_have_the_tile_that_they_fill() {
         let two = WorldSize::new(2).expect("ranks");
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(gpt3(900), (240, 128, false), "with 128x128, 1.10 ms instead of 0.75");
         assert_eq!([258, 400, 450].map(llama), [(136, 256, true), (208, 128, true), (240, 128, true)]);
         assert_eq!([516, 600].map(llama), [(136, 256, true), (152, 128, true)]);
-        assert!(!llama(700).2 && llama(700).0 < 176, "of one wave, all is to be sent when nothing is left to multiply");
+        assert_eq!(llama(700), (128, 192, false), "0.39 ms; 128x128 takes 0.37, and 176x256, of one wave, 0.43");
         assert_eq!([chosen(256, 12288, 49152), chosen(512, 12288, 49152)].map(|(.., stack)| stack), [true, false], "whole tiles as before");
     }
 }

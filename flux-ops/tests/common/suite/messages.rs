@@ -11,6 +11,9 @@ use flux_transport::{Fault, Options, TransportError};
 use half::bf16;
 use std::time::{Duration, Instant};
 
+/// Of calls to which a rank does not come.
+const DEADLINE: Duration = Duration::from_secs(5);
+
 /// A schedule that messages can carry.
 pub fn plain(machine: Machine) -> Schedule {
     Schedule::of(machine.tiles()[0])
@@ -107,14 +110,23 @@ fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
 }
 
 pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: Machine) {
-    for world in machine.worlds(&[2, 3, 4]) {
+    before_a_new_group(machine, &[2, 3, 4], ragged, rank_1_never_calls);
+}
+
+/// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is full, and are let go with all that is on it.
+pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
+    before_a_new_group(machine, &[2, 4], few_rows, rank_1_never_calls_while_streams_are_filled);
+}
+
+/// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices and NCCL still work.
+fn before_a_new_group(machine: Machine, worlds: &[u32], shape: fn(Machine, OpKind, u32) -> [usize; 3], fail: fn(Machine, &Case<bf16>)) {
+    for world in machine.worlds(worlds) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 61);
+            let case = Case::<bf16>::new(op, shape(machine, op, world), world, Values::Integers, 61);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
-            rank_1_never_calls(machine, &case);
-            // The devices and NCCL still work.
+            fail(machine, &case);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, Plan::default(), node);
                 case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
@@ -123,25 +135,41 @@ pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: M
     }
 }
 
-fn rank_1_never_calls(machine: Machine, case: &Case<bf16>) {
+/// One call of all ranks, then what `tried` makes of calls to which rank 1 does not come, on each other rank, and `judge` of what came of that.
+fn without_rank_1<T: Send>(
+    machine: Machine,
+    case: &Case<bf16>,
+    tried: impl Fn(&AnyOp<bf16>, &Node) -> T + Sync,
+    judge: impl Fn(&Node, Duration, T, Result<(), Fault>) + Sync,
+) {
     let world = case.problem.world();
     let together = Meeting::new(world.index());
-    let deadline = Duration::from_secs(5);
-    let short = |options: &mut Options| options.deadline = deadline;
+    let short = |options: &mut Options| options.deadline = DEADLINE;
     machine.run(world.get(), short, |node| {
         let op = AnyOp::of(case, Plan::default(), node);
         call(&op, case, node).unwrap();
         together.wait();
         let began = Instant::now();
-        let tried = (node.rank.get() != 1).then(|| {
-            let returned = call(&op, case, node).is_ok();
-            (returned, began.elapsed(), op.status(), call(&op, case, node).err())
+        let came = (node.rank.get() != 1).then(|| {
+            let tried = tried(&op, node);
+            (began.elapsed(), tried, op.status())
         });
-        // Before anything is asserted: a rank that panicked would leave the others here.
+        // Before anything is judged: a rank that panicked would leave the others here.
         together.wait();
-        let Some((returned, waited, status, again)) = tried else { return };
+        if let Some((waited, tried, status)) = came {
+            judge(node, waited, tried, status);
+        }
+    });
+}
+
+fn rank_1_never_calls(machine: Machine, case: &Case<bf16>) {
+    let one = |op: &AnyOp<bf16>, node: &Node| {
+        let (began, returned) = (Instant::now(), call(op, case, node).is_ok());
+        (returned, began.elapsed(), call(op, case, node).err())
+    };
+    without_rank_1(machine, case, one, |node, _, (returned, waited, again), status| {
         let fault = status.unwrap_err();
-        assert!(returned && waited >= deadline && waited < deadline + Duration::from_secs(2), "{waited:?}, {fault}");
+        assert!(returned && waited >= DEADLINE && waited < DEADLINE + Duration::from_secs(2), "{waited:?}, {fault}");
         match &fault {
             Fault::Timeout { rank, late, .. } => {
                 assert_eq!((*rank, late.as_slice()), (node.rank, [Rank::new(1)].as_slice()), "{fault}");
@@ -152,51 +180,19 @@ fn rank_1_never_calls(machine: Machine, case: &Case<bf16>) {
     });
 }
 
-/// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is full, and are let go with all that is on it.
-pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
-    for world in machine.worlds(&[2, 4]) {
-        for op in OPS {
-            let case = Case::<bf16>::new(op, few_rows(machine, op, world), world, Values::Integers, 67);
-            let expected = case.expected_on(machine);
-            // Kernels are loaded, and NCCL too, before anything is measured.
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
-            fill_streams(machine, &case);
-            machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, Plan::default(), node);
-                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
-            });
-        }
-    }
-}
-
-fn fill_streams(machine: Machine, case: &Case<bf16>) {
+fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf16>) {
     /// More than a stream takes: 1,024 launches, of which a call has several.
     const CALLS: usize = 20_000;
-    let world = case.problem.world();
-    let together = Meeting::new(world.index());
-    let deadline = Duration::from_secs(5);
-    machine.run(
-        world.get(),
-        |options: &mut Options| options.deadline = deadline,
-        |node| {
-            let op = AnyOp::of(case, Plan::default(), node);
-            call(&op, case, node).unwrap();
-            together.wait();
-            let began = Instant::now();
-            let tried = (node.rank.get() != 1).then(|| {
-                let (lx, lw, ly) = layouts(case);
-                let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
-                let mut y = node.poisoned(ly.span());
-                let one = |_| op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).err();
-                let refused = (0..CALLS).find_map(one);
-                (refused, began.elapsed(), op.status())
-            });
-            // Before anything is asserted: a rank that panicked would leave the others here.
-            together.wait();
-            let Some((refused, waited, status)) = tried else { return };
-            assert!(refused.is_some(), "a stream took {CALLS} calls");
-            assert!(waited >= deadline && waited < deadline + Duration::from_secs(20), "{waited:?}, {refused:?}");
-            assert!(matches!(status, Err(Fault::Timeout { .. })), "{status:?}");
-        },
-    );
+    let fill = |op: &AnyOp<bf16>, node: &Node| {
+        let (lx, lw, ly) = layouts(case);
+        let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
+        let mut y = node.poisoned(ly.span());
+        let one = |_| op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).err();
+        (0..CALLS).find_map(one)
+    };
+    without_rank_1(machine, case, fill, |_, waited, refused, status| {
+        assert!(refused.is_some(), "a stream took {CALLS} calls");
+        assert!(waited >= DEADLINE && waited < DEADLINE + Duration::from_secs(20), "{waited:?}, {refused:?}");
+        assert!(matches!(status, Err(Fault::Timeout { .. })), "{status:?}");
+    });
 }
