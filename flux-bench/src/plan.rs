@@ -59,7 +59,7 @@ pub struct Plan {
     /// Who carries the shard of ag_gemm on GPUs: auto, kernel or copy-engine
     #[arg(long, value_parser = push, help_heading = "Plan")]
     pub push: Option<Push>,
-    /// When messages go (nccl): before the kernel, or to so many peers at once beside it: before, all or a number
+    /// When messages go (nccl): before what they bring is read, or to so many peers at once beside the kernel: before, all or a number
     #[arg(long, value_parser = sending, value_name = "PEERS", help_heading = "Plan")]
     pub sending: Option<Sending>,
     /// Percent of the time that there is over which the kernel spreads its traffic
@@ -211,7 +211,7 @@ impl Plan {
     /// Tells a builder what is not left out.
     pub fn apply<Op>(&self, mut builder: Builder<Op>, problem: &Problem, comm: &Communicator) -> Builder<Op> {
         let Self { schedule, push, sending, spread, workers } = *self;
-        let own = own_schedule(comm, problem, sending.unwrap_or_else(|| own_sending(comm, problem)));
+        let own = own_schedule(comm, problem, sending.unwrap_or_else(|| own_sending(comm, problem, None)));
         let schedule = schedule.over(own, problem, comm.nodes());
         if schedule != own {
             builder = builder.schedule(schedule);

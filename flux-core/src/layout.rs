@@ -53,6 +53,8 @@ pub mod control {
     use super::LINE;
     /// The number of the call in progress, or of the next one between calls: advanced when no worker waits for peers any more.
     pub const EPOCH: u64 = 0;
+    /// Behind it, where messages bring which call a rank is in: what its host says of the ops of its calls up to that one. Both words are one message.
+    pub const SAID: u64 = 4;
     /// Workers that wait for peers no more; the last one closes the call.
     pub const TICKET: u64 = LINE;
     /// Non-zero once a wait of this rank has failed: every other wait gives up.

@@ -35,7 +35,7 @@ static_assert(sizeof(Transfer) == 32, "record.rs");
 
 // Private to the rank; each word on a line of its own.
 struct Control {
-    u32 epoch, pad0[31];
+    u32 epoch, said, pad0[30];  // no kernel reads what messages say of the ops
     u32 ticket, pad1[31];
     u32 poison, pad2[31];
     u32 pushed, pad3[31];
@@ -92,6 +92,7 @@ struct Params {
     u64 parts_offset;      // of the part slots in a half
     u64 aside;             // memory of this GPU for the parts of tiles that CTAs lay aside
     u64 bias;              // [n_local], added to every row of the result; 0 for none
+    u64 told;              // by rank, which call each is in and of which op, where messages bring it and all else before what reads it is launched; 0 where pads say it
     u64 scattered;         // where other ranks' scattered rows come: the own data region, or memory of the host
 
     u32 rank, world;
@@ -107,7 +108,9 @@ struct Params {
     u32 early;             // partial tiles that are added along k, of an item that adds any
     u32 early_first;       // the step along k before which the first of them is added
     u32 early_gap;         // steps from one to the next
-    u32 op;                // which op the call is of, as ranks tell each other; 0 where they do not
+    u32 op;                // which op the call is of, as ranks tell each other; 0 where kernels are not told
+    u32 begins;            // whether the launch is the first of its call
+    u32 closes;            // whether it is the last
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

@@ -51,8 +51,10 @@ pub enum BuildError {
         /// What was asked for.
         schedule: Schedule,
     },
-    /// What is sent comes from the kernel, or goes on to mates beside it.
-    #[error("{op} on the {transport} transport cannot have its messages before the kernel: send them beside it")]
+    /// What is sent comes from tiles that await what is received, or goes on to mates beside the kernel.
+    #[error(
+        "{op} on the {transport} transport cannot have its messages before what they bring is read, unless tiles span shards (nccl): send them beside the kernel"
+    )]
     NotBefore {
         /// The op.
         op: OpKind,

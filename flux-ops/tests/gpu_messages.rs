@@ -35,6 +35,21 @@ fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
 }
 
+#[test]
+fn messages_that_go_alone_bring_what_those_beside_kernels_do() {
+    on_gpus(suite::messages_that_go_alone_bring_what_those_beside_kernels_do);
+}
+
+#[test]
+fn rows_with_gaps_are_sent_alone_without_them() {
+    on_gpus(suite::rows_with_gaps_are_sent_alone_without_them);
+}
+
+#[test]
+fn what_is_not_folded_is_not_sent_alone() {
+    on_gpus(suite::what_is_not_folded_is_not_sent_alone);
+}
+
 /// The sum is in one order whoever brings its parts.
 #[test]
 fn messages_give_the_bits_of_peer_memory() {

@@ -58,6 +58,6 @@ pub use flux_core::signal::Epoch;
 pub use flux_core::{Nodes, Rank, WorldSize};
 pub use options::{Options, ParseSelectError, Select};
 pub use transport::{
-    Capabilities, Carry, Exchange, Mover, MoverJob, PeerStores, Source, Transport, TransportError, TransportKind, WorkspaceView,
+    Capabilities, Carry, Exchange, Heard, Mover, MoverJob, PeerStores, Source, Transport, TransportError, TransportKind, WorkspaceView,
 };
 pub use world::{Builder, World, WorldError};

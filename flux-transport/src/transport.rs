@@ -115,6 +115,15 @@ pub struct WorkspaceView {
     pub deadline_ns: u64,
 }
 
+/// Where this rank's executor hears which call each rank is in, where messages bring that before what reads what else they bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// Address of a word for each rank: the call's number, and in the upper half what its host says of the ops of its calls up to that one.
+    pub words: u64,
+    /// What this rank's host says of those of the call in progress.
+    pub said: u32,
+}
+
 /// A mover's work in one call: columns of rows of this rank's shard, each transfer to a gather buffer, with its signal.
 #[derive(Clone, Copy, Debug)]
 pub struct MoverJob<'a> {
@@ -228,7 +237,8 @@ pub trait Transport: Send + Sync + Debug {
 
     /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers
     /// in other nodes are those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries. What is
-    /// sent [before](Sending::Before) the executor's kernel has come when what is enqueued next on `stream` begins, or the call has failed.
+    /// sent [before](Sending::Before) the executor's kernel has come when what is enqueued next on `stream` begins, or the call has failed; what the executor stores is then sent by
+    /// [`exchange_stored`](Self::exchange_stored), and not here.
     ///
     /// Not one method with [`carry`](Self::carry): an exchange is enqueued before the kernel, whose addresses it gives, in rounds that all ranks go through in
     /// one order, and a route after the kernel, each side in its own order; either at the other's time would be a protocol that is neither argued nor proven.
@@ -237,6 +247,20 @@ pub trait Transport: Send + Sync + Debug {
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks hand over the same program's rounds.
     unsafe fn exchange(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
+    }
+
+    /// Has the messages of an exchange that was handed over in this call carry what the executor [has stored](Source::Stored), where it is sent [before](Sending::Before) what comes is
+    /// read: on `stream`, after what stores it, and before what is enqueued next and reads what has come. Once after such an [`exchange`](Self::exchange).
+    ///
+    /// # Safety
+    /// As there, and it is the same exchange.
+    unsafe fn exchange_stored(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<(), TransportError> {
+        Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
+    }
+
+    /// Where the executor of the call in progress hears whether its peers are in it, which it then has to see before it ends the call; nothing where it waits for signals of theirs.
+    fn heard(&self) -> Option<Heard> {
+        None
     }
 
     /// Carries all that the call in progress sends and receives, beside its kernel, which was launched before; returns at once. Once in a call. Where

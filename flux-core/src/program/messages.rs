@@ -3,7 +3,8 @@
 //! Invariant: all of it is a function of the problem, of what the transport says and of the options that the ranks have agreed on: all ranks send and receive in
 //! the same groups, and leave as many multiprocessors as the largest group needs.
 
-use super::Round;
+use super::{Round, Schedule};
+use crate::OpKind;
 use std::fmt;
 
 /// How messages share the multiprocessors that they need, as far as it is known: never less than what they take.
@@ -40,6 +41,16 @@ impl Channels {
         taken.min(self.all)
     }
 
+    /// Multiprocessors that messages take beside a kernel of a call that is sent so, in these rounds: those of the largest group, or, of a GEMM-ReduceScatter whose partial sums all go between
+    /// its launches, of what ranks tell each other beside the first, which waits for nobody, and so for no more than one such message.
+    pub fn beside(&self, sending: Sending, op: OpKind, rounds: &[Round]) -> u32 {
+        match (sending, op) {
+            (Sending::Beside { .. }, _) => self.of(rounds, sending.peers()),
+            (Sending::Before, OpKind::AllGatherGemm) => 0,
+            (Sending::Before, OpKind::GemmReduceScatter) => self.each.min(self.all),
+        }
+    }
+
     /// Multiprocessors that the messages of the largest group take.
     pub fn of(&self, rounds: &[Round], peers: u32) -> u32 {
         let of_group = |group: &[Round]| group.iter().fold(0, |sum: u32, round| sum.saturating_add(self.of_message(round.bytes)));
@@ -55,7 +66,8 @@ pub enum Sending {
         /// Peers to which messages go at once, at least 1; as many as there are, or more, are all.
         peers: u32,
     },
-    /// Before the kernel, to all peers at once; it then has all multiprocessors and waits for no peer (AllGather-GEMM).
+    /// Before what they bring is read, to all peers at once, with all multiprocessors to themselves: before the kernel of an AllGather-GEMM, and between the tiles and the folds
+    /// of a GEMM-ReduceScatter whose tiles span shards, which are a launch each. Neither waits for a peer then, but for what it says of its call.
     Before,
 }
 
@@ -69,6 +81,14 @@ impl Sending {
             Self::Beside { peers: 0 } => 1,
             Self::Beside { peers } => peers,
             Self::Before => u32::MAX,
+        }
+    }
+
+    /// Whether a program of this op and schedule can be sent so: partial sums that are not folded are added to tiles beside which others are made.
+    pub const fn suits(self, op: OpKind, schedule: &Schedule) -> bool {
+        match (self, op) {
+            (Self::Before, OpKind::GemmReduceScatter) => schedule.stack,
+            (Self::Before, OpKind::AllGatherGemm) | (Self::Beside { .. }, _) => true,
         }
     }
 
@@ -93,7 +113,7 @@ impl fmt::Display for Sending {
         match self {
             Self::Beside { peers: u32::MAX } => f.write_str("messages to all peers at once"),
             Self::Beside { peers } => write!(f, "messages to {peers} peers at once"),
-            Self::Before => f.write_str("messages before the kernel"),
+            Self::Before => f.write_str("messages before what they bring is read"),
         }
     }
 }
@@ -119,7 +139,19 @@ pub fn groups(rounds: &[Round], peers: u32) -> impl Iterator<Item = &[Round]> {
 mod tests {
     use super::*;
     use crate::program::{Chunk, Schedule, TileProgram};
-    use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+    use crate::{DType, Problem, Rank, TileShape, WorldSize};
+
+    #[test]
+    fn what_goes_before_takes_nothing_of_a_kernel_that_waits_and_suits_what_is_folded() {
+        let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false };
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        assert_eq!([ag, rs].map(|op| channels.beside(Sending::Before, op, &[])), [0, 4]);
+        assert_eq!([ag, rs].map(|op| Channels::FREE.beside(Sending::Before, op, &[])), [0, 0]);
+        let tiles = Schedule::of(TileShape::new(128, 128, 64));
+        let folded = Schedule { stack: true, ..tiles };
+        assert_eq!([tiles, folded].map(|of| Sending::Before.suits(rs, &of)), [false, true]);
+        assert!([tiles, folded].iter().all(|of| Sending::Before.suits(ag, of) && Sending::ALL.suits(rs, of)));
+    }
 
     #[test]
     fn rows_go_to_the_peers_of_a_group_before_any_go_to_the_next() {

@@ -183,6 +183,21 @@ impl TileProgram {
         ranks.map(Rank::new)
     }
 
+    /// The same items for calls in which all that ranks bring is there before the part of the program begins that reads it: [before](Sending::Before) all, or before the folds. They
+    /// await nothing, and announce nothing, but what this rank's own items lend each other.
+    #[must_use]
+    pub fn signalling_lenders_alone(mut self) -> Self {
+        for item in &mut self.items {
+            (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
+            // Theirs come first.
+            item.late_count = item.parts;
+            if item.sink != sink::LEND {
+                (item.raise, item.counter) = (NONE, NONE);
+            }
+        }
+        self
+    }
+
     /// What `item` awaits before it reads rows of A.
     ///
     /// # Panics

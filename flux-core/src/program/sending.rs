@@ -18,6 +18,10 @@ const CHUNKS: [u64; 8] = [4, 3, 2, 1, 5, 6, 7, 8];
 /// be worked on meanwhile. With shards of 256 two H200 take 14 to 19 % less time so; with 128 they take 9 to 17 % more, bound by reading `w` twice
 /// (results/tuning/few-rows-carried.txt). Not measured with more peers.
 const BAND_ROWS: u32 = 256;
+/// Rows of a shard up to which messages beside a kernel, of one peer, take a call longer than is estimated, which has them as hidden; and percent of the estimate that they take. Two H100 take 10 to 20 %
+/// less time from 512 to 700 rows with all messages before (results/tuning/nccl-alone.txt), as little less with more rows as it is estimated. Not measured with more peers.
+const ALONE_ROWS: u32 = 350;
+const BESIDE_PERCENT: u64 = 115;
 /// Percent of a tile's time that what groups of workers share of an AllGather-GEMM may take.
 const MOST_SHARED: u64 = 85;
 /// Over a network as many as are worth a message each: whole shards take 9 to 15 % longer there (results/tuning/nccl-sending.txt). The [times](estimate) are not for it.
@@ -44,20 +48,25 @@ impl Schedule {
 
 impl Sending {
     /// The sending with which a call takes the least time, of `peers` peers to whom messages go. A heuristic: the more peers at once, the more is carried and the
-    /// fewer multiprocessors are left.
-    pub fn heuristic(problem: &Problem, channels: &Channels, peers: u32) -> Self {
-        let whole = problem.op() == OpKind::AllGatherGemm && peers == problem.world().peers() && !channels.network;
-        let before = whole.then_some(Self::Before);
+    /// fewer multiprocessors are left. Where the call has a `schedule` already, one that [suits](Self::suits) it.
+    pub fn heuristic(problem: &Problem, channels: &Channels, peers: u32, schedule: Option<&Schedule>) -> Self {
+        let suits = schedule.is_none_or(|schedule| Self::Before.suits(problem.op(), schedule));
+        let before = (peers == problem.world().peers() && !channels.network && suits).then_some(Self::Before);
         let beside = (1..=peers.max(1)).map(|peers| Self::Beside { peers });
         let own = Schedule::shard_by_shard(problem);
-        beside.chain(before).min_by_key(|&sending| Call::chosen(problem, channels, (sending, peers), &own).0).unwrap_or(Self::ALL)
+        let few = peers == 1 && problem.m_shard() <= ALONE_ROWS;
+        let time = |&sending: &Self| {
+            let percent = if few && sending != Self::Before { BESIDE_PERCENT } else { 100 };
+            Call::chosen(problem, channels, (sending, peers), &own).0.saturating_mul(percent)
+        };
+        beside.chain(before).min_by_key(time).unwrap_or(Self::ALL)
     }
 }
 
 /// Workers beside messages of so many bytes to these peers. What NCCL may have more is left to it, and not counted on.
-fn workers(channels: &Channels, (sending, peers): (Sending, u32), bytes: u64) -> u32 {
+fn workers(channels: &Channels, op: OpKind, (sending, peers): (Sending, u32), bytes: u64) -> u32 {
     let left = match sending {
-        Sending::Before => 0,
+        Sending::Before => channels.beside(sending, op, &[]),
         Sending::Beside { .. } => channels.of_message(bytes).saturating_mul(sending.peers().min(peers)).min(channels.all),
     };
     MULTIPROCESSORS.saturating_sub(left).max(1)
@@ -101,10 +110,12 @@ impl<'a> Call<'a> {
         if to.1 == 0 {
             return by_shard();
         }
-        // Of an AllGather-GEMM the own rows can be worked on while the others come; and over a network a message for all tiles would be larger than is worth it, but of few rows.
-        let spans = own.stack || problem.op() == OpKind::GemmReduceScatter && is_ragged(problem) && !channels.network;
+        // Of an AllGather-GEMM the own rows can be worked on while the others come; and over a network a message for all tiles would be larger than is worth it, but of few rows. What
+        // goes between tiles and folds is of tiles that span shards, which alone are folded.
+        let (adds, folds) = (problem.op() == OpKind::GemmReduceScatter, to.0 == Sending::Before);
+        let spans = own.stack || adds && (folds || is_ragged(problem) && !channels.network);
         let spanning = if spans { Self::spanning(problem, channels, to) } else { Vec::new() };
-        let by_shard = if own.stack { None } else { Some(by_shard()) };
+        let by_shard = if own.stack || adds && folds { None } else { Some(by_shard()) };
         let ways = spanning.into_iter().map(|(call, schedule)| (call.estimate(), schedule)).chain(by_shard);
         ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own))
     }
@@ -116,7 +127,7 @@ impl<'a> Call<'a> {
             OpKind::AllGatherGemm => gather_place_bytes(problem),
             OpKind::GemmReduceScatter => scatter_place_bytes(problem),
         };
-        let workers = workers(channels, to, place_bytes);
+        let workers = workers(channels, problem.op(), to, place_bytes);
         let few = Schedule::stacked(problem, workers.min(WORKERS));
         let ragged = if is_ragged(problem) { that_span(problem) } else { Vec::new() };
         let costs = |tile| ragged.iter().find(|candidate| candidate.0 == tile).map_or(100, |candidate| candidate.1);
@@ -196,7 +207,7 @@ impl<'a> Call<'a> {
             sending,
             peers,
             lanes: channels.each,
-            workers: workers(channels, (sending, peers), place_bytes.min(together * piece)),
+            workers: workers(channels, problem.op(), (sending, peers), place_bytes.min(together * piece)),
             tile_ns: along_k_ns(problem, tile) * cost / 100 + TILE_NS,
             shared: None,
             tiles: grid.tiles(),

@@ -76,6 +76,8 @@ struct Storer {
 
     // Announces the rows to their owners; where they are of a chunk, once it is complete, to all ranks. By the warp.
     __device__ __forceinline__ void raise_scattered(const WorkItem& item) const {
+        // What nobody awaits.
+        if (item.raise == kNone) return;
         u32 first = item.row / p.m_shard, last = (item.row + item.rows - 1) / p.m_shard;
         if (item.counter != kNone) {
             u32 counted = 0;

@@ -36,6 +36,12 @@ pub enum LaunchError {
         /// The kernel.
         kernel: String,
     },
+    /// A launch of tiles alone, or of folds alone, of a program that does not have both.
+    #[error("a program of {program} has no folds after its tiles, so a call of it is one launch")]
+    NoParts {
+        /// What the program is for.
+        program: String,
+    },
     /// An activation of a sum that other ranks add to.
     #[error("GEMM-ReduceScatter takes no activation, and {activation} was asked for")]
     Activation {

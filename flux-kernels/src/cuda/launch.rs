@@ -5,14 +5,16 @@ use super::module::Module;
 use super::params::Params;
 use super::program::DeviceProgram;
 use super::tensor_map::{BoxCols, Fetch, Stack, encode};
-use super::trace::TraceBuffer;
+use super::trace::{ItemStamps, TraceBuffer};
 use super::warm_up::warm_up;
 use crate::{Activation, Variant};
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUtensorMap};
 use flux_core::layout::gather_place_bytes;
+use flux_core::program::{TileProgram, WorkItem, sink};
 use flux_core::rank::MAX_WORLD;
 use flux_core::{OpKind, WorldSize};
 use std::ffi::CString;
+use std::ops::Range;
 
 /// A loaded variant of the fused kernel.
 #[derive(Debug)]
@@ -79,6 +81,30 @@ impl Pace {
     pub const SENT_BYTES: u32 = 4096;
 }
 
+/// Which items of its program a launch walks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// All: the launch is a call.
+    #[default]
+    Whole,
+    /// Those before the folds, of a program that has any (GEMM-ReduceScatter, tiles that span shards). The call goes on: what is scattered is announced, and not awaited.
+    Tiles,
+    /// The folds, which end the call that a launch of the tiles has begun.
+    Folds,
+}
+
+impl Part {
+    /// Its items in a program; nothing where the program is not in parts.
+    fn of(self, program: &TileProgram) -> Option<Range<usize>> {
+        let items = &program.items;
+        if self == Self::Whole {
+            return Some(0..items.len());
+        }
+        let folds = items.iter().position(|item| item.sink == sink::FOLD).filter(|&folds| folds > 0)?;
+        Some(if self == Self::Tiles { 0..folds } else { folds..items.len() })
+    }
+}
+
 /// The operands, the memory and the place of one launch. Shapes are those of the program's problem.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchArgs<'a> {
@@ -98,6 +124,11 @@ pub struct LaunchArgs<'a> {
     pub pads: &'a [u64],
     /// Where the rows come that other ranks scatter to this one: its data region, but where that is not what they reach.
     pub scattered: u64,
+    /// Where messages bring which call each rank is in, and of which op, before the launch that closes the call: a word for each rank, as [`calling_offset`] has them. 0 where
+    /// ranks say so on pads, or nowhere that a kernel looks.
+    ///
+    /// [`calling_offset`]: flux_core::layout::calling_offset
+    pub told: u64,
     /// This rank's control block.
     pub control: u64,
     /// This rank's fault block, as the device sees it.
@@ -105,7 +136,7 @@ pub struct LaunchArgs<'a> {
     /// Bytes between the halves of a data region.
     pub half_stride: u64,
     /// The number of the op that the call is of, by which ranks find that their calls are of different ones: the same on all ranks, and not that of another op. 0 where
-    /// they do not reach each other's pads, or only through the host: there the transport tells.
+    /// they do not reach each other's pads, or only through the host: there the transport tells. Where messages tell kernels, what this rank has sent in the op's place.
     pub op: u32,
     /// Longest wait for another rank, in nanoseconds.
     pub deadline_ns: u64,
@@ -113,6 +144,8 @@ pub struct LaunchArgs<'a> {
     pub await_pushed: bool,
     /// CTAs.
     pub workers: u32,
+    /// What they walk.
+    pub part: Part,
     /// Whether the kernel itself pushes the caller's shard where its program's transfers say; not where another mover does.
     pub push: bool,
     /// How traffic is spread.
@@ -123,14 +156,14 @@ pub struct LaunchArgs<'a> {
     pub stream: usize,
 }
 
-/// Enqueues one call on the stream. Does not wait for the device and allocates nothing.
+/// Enqueues one call on the stream, or a part of it. Does not wait for the device and allocates nothing.
 ///
 /// # Safety
 /// - The program is one that passes [`check::verify`](flux_core::program::check::verify) together with those of the other ranks, as what
 ///   [`TileProgram::build_across`](flux_core::program::TileProgram::build_across) makes does. Neither this function nor the kernel checks it: the kernel reads and writes
 ///   where its records say. Awaits may be missing where what they announce is there when the kernel begins.
 /// - Every address is valid on the current device for the extents that the program implies, until the launch has completed.
-/// - All ranks of the world enqueue the same call.
+/// - All ranks of the world enqueue the same call. One in parts is a launch of its tiles and then one of its folds, with the same arguments, before anything else that uses the control block.
 ///
 /// # Errors
 /// [`LaunchError`], before anything is enqueued.
@@ -154,15 +187,22 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(p.items.len(), ctas)) {
         return Err(LaunchError::Trace { kernel: variant.to_string(), items: p.items.len(), ctas });
     }
-    let params = encode_params(variant, program, args)?;
+    let items = args.part.of(p).ok_or_else(|| LaunchError::NoParts { program: format!("{} with tiles of {}", p.problem, p.tile) })?;
+    let params = encode_params(variant, program, args, items)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());
     // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
     unsafe { kernel.module.launch(kernel.function, grid, Variant::THREADS, shared, &params, args.stream) }
 }
 
-/// What the kernel reads, with the operands' tensor maps.
-fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Params, LaunchError> {
-    let p = program.program();
+/// The operands' tensor maps.
+struct Maps {
+    a_caller: CUtensorMap,
+    a_gather: CUtensorMap,
+    b: CUtensorMap,
+    y: CUtensorMap,
+}
+
+fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Result<Maps, LaunchError> {
     let problem = &p.problem;
     let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
     let (m_shard, k) = (problem.m_shard(), problem.k_local());
@@ -219,14 +259,24 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
     } else {
         a_caller
     };
+    Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: encode(dtype, &y)? })
+}
+
+/// What the kernel reads, to walk these items.
+fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>, items: Range<usize>) -> Result<Params, LaunchError> {
+    let p = program.program();
+    let problem = &p.problem;
+    let (dtype, world) = (problem.dtype(), problem.world());
+    let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
+    let Maps { a_caller, a_gather, b, y } = encode_maps(variant, p, args)?;
     Ok(Params {
         a_caller,
         a_gather,
-        b: encode(dtype, &w)?,
-        y: encode(dtype, &y)?,
+        b,
+        y,
         data: by_rank(args.data, world),
         pad: by_rank(args.pads, world),
-        items: program.items(),
+        items: program.items() + (items.start * size_of::<WorkItem>()) as u64,
         awaits: program.awaits(),
         transfers: program.transfers(),
         control: args.control,
@@ -242,16 +292,17 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         parts_offset: p.parts_offset(),
         aside: program.aside(),
         bias: args.bias,
+        told: args.told,
         scattered: args.scattered,
         rank: p.rank.get(),
         world: world.get(),
-        item_count: p.items.len() as u32,
+        item_count: items.len() as u32,
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),
         push_gap_ns: args.pace.push_gap_ns,
         send_gap_ns: args.pace.send_gap_ns,
-        m_shard,
+        m_shard: problem.m_shard(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
         push_together: u32::from(args.push && p.stacked && !p.transfers.is_empty()),
@@ -259,7 +310,9 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         early_first: p.early_steps().0,
         early_gap: p.early_steps().1,
         op: args.op,
-        item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
+        begins: u32::from(args.part != Part::Folds),
+        closes: u32::from(args.part != Part::Tiles),
+        item_stamps: args.trace.map_or(0, |trace| trace.item_stamps() + (items.start * size_of::<ItemStamps>()) as u64),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
 }

@@ -59,6 +59,8 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
         control: scratch.address,
         fault: scratch.address + control_bytes,
         world: 1,
+        begins: 1,
+        closes: 1,
         worker_stamps: scratch.address + control_bytes + FAULT_BYTES,
         ..Params::zeroed()
     };

@@ -9,7 +9,7 @@ use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem};
 use flux_kernels::cache;
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Variant};
@@ -208,6 +208,7 @@ impl World {
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
             scattered: self.data[i].0,
+            told: 0,
             control: rank.control.0,
             fault: rank.fault.0,
             half_stride: self.size.half_stride(),
@@ -215,6 +216,7 @@ impl World {
             deadline_ns: self.deadline_ns,
             await_pushed: false,
             workers: self.workers,
+            part: Part::Whole,
             push: true,
             pace: self.pace,
             trace: None,

@@ -12,12 +12,12 @@ use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{Round, Schedule, Sending, TileProgram, sink};
 use flux_kernels::cache::{self, Origin};
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, TraceBuffer, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, TraceBuffer, launch};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Variant};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::route::Route;
-use flux_transport::{Call, Carry, Communicator, Mover, Stream, TransportError, TransportKind};
+use flux_transport::{Call, Carry, Communicator, Exchange, Mover, Source, Stream, TransportError, TransportKind};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -85,14 +85,15 @@ impl CudaExecutor {
         let (rounds, left) = match comm.capabilities().mover {
             Mover::Messages { channels } => {
                 let rows = program.problem.op() == OpKind::AllGatherGemm;
-                if sending == Sending::Before && (!rows || comm.transport() == TransportKind::Mixed) {
+                let suits = sending.suits(program.problem.op(), schedule) || program.problem.world().peers() == 0;
+                if !suits || sending == Sending::Before && comm.transport() == TransportKind::Mixed {
                     return Err(BuildError::NotBefore { op: program.problem.op(), transport: comm.transport() });
                 }
                 let no_messages = || BuildError::NoMessages { transport: comm.transport(), schedule: *schedule };
                 let rounds = program.rounds().ok_or_else(no_messages)?;
                 // Where rows are passed on to mates, in the order in which they come.
                 let rounds = if program.nodes.are_mixed() { rounds } else { sending.ordered(rounds, rows) };
-                let beside = if sending == Sending::Before { 0 } else { channels.of(&rounds, sending.peers()) };
+                let beside = channels.beside(sending, program.problem.op(), &rounds);
                 (Some(rounds), beside)
             }
             _ => (None, 0),
@@ -124,6 +125,8 @@ impl CudaExecutor {
             program.transfers.retain(|transfer| transfer.dest == own);
         }
         let push_by_kernel = match hands.push {
+            // The transport does, beside the messages.
+            _ if rounds.is_some() && sending == Sending::Before => false,
             _ if keeps => !program.transfers.is_empty(),
             _ if rounds.is_some() || scatters => false,
             // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
@@ -133,6 +136,9 @@ impl CudaExecutor {
             Push::CopyEngine => false,
         };
         let trace = hands.trace.then(|| TraceBuffer::new(program.items.len(), workers)).transpose()?;
+        if rounds.is_some() && sending == Sending::Before {
+            program = program.signalling_lenders_alone();
+        }
         let program = ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?);
         Ok(Self {
             comm: comm.clone(),
@@ -186,9 +192,11 @@ impl CudaExecutor {
             route,
             op: self.number,
         });
-        if let Some(rounds) = &self.rounds {
+        let exchange =
+            self.rounds.as_ref().map(|rounds| super::exchange_of::<T>(&operands.x, (program, self.number), rounds, self.sending));
+        if let Some(exchange) = &exchange {
             // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
-            unsafe { call.exchange(&super::exchange_of::<T>(&operands.x, (program, self.number), rounds, self.sending)) }?;
+            unsafe { call.exchange(exchange) }?;
         } else if self.scatters {
             call.scatter(self.number)?;
         } else if carry.is_none() && !by_kernel {
@@ -198,7 +206,9 @@ impl CudaExecutor {
         }
         let matrix = |view: &View| Matrix { address: view.address, row_bytes: view.row_bytes::<T>() };
         let await_pushed = call.pushes();
-        let memory = call.hand_over();
+        let heard = call.heard();
+        call.hand_over();
+        let memory = call.memory();
         let data = self.route.as_ref().map(|route| route.data(memory));
         let args = LaunchArgs {
             x: matrix(&operands.x),
@@ -209,11 +219,14 @@ impl CudaExecutor {
             data: data.as_ref().map_or(&memory.data, |data| &data[..memory.data.len()]),
             pads: &memory.pads,
             scattered: memory.scattered.unwrap_or(memory.data[program.rank.index()]),
+            told: heard.map_or(0, |heard| heard.words),
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
-            // Where no peer's pad is reached, or only through the host, the transport alone tells.
-            op: if self.route.is_some() || self.scatters || (self.rounds.is_some() && !program.nodes.are_mixed()) {
+            // Where no peer's pad is reached, or only through the host, the transport alone tells, or what messages bring.
+            op: if let Some(heard) = heard {
+                heard.said
+            } else if self.route.is_some() || self.scatters || (self.rounds.is_some() && !program.nodes.are_mixed()) {
                 0
             } else {
                 self.number
@@ -221,6 +234,7 @@ impl CudaExecutor {
             deadline_ns: memory.deadline_ns,
             await_pushed,
             workers: self.workers,
+            part: Part::Whole,
             push: by_kernel,
             pace: self.pace,
             trace: self.trace.as_ref(),
@@ -228,13 +242,25 @@ impl CudaExecutor {
         };
         // SAFETY: the operands were checked against the problem and are held as above; the program is as it was built; the workspace is the communicator's, covers this
         // program since the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
-        unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch)?;
+        let launch = |part| unsafe { launch(&self.kernel, &self.program, &LaunchArgs { part, ..args }) }.map_err(CallError::Launch);
+        if let Some(exchange) = exchange.filter(|exchange| self.is_in_parts(exchange)) {
+            launch(Part::Tiles)?;
+            // SAFETY: as above, of the same exchange.
+            unsafe { call.exchange_stored(&exchange) }?;
+            return launch(Part::Folds);
+        }
+        launch(Part::Whole)?;
         // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
         match carry {
             // SAFETY: as for the push above.
             Some(carry) => Ok(unsafe { call.carry(&carry) }?),
             None => Ok(()),
         }
+    }
+
+    /// Whether a call is two launches, between which messages carry what the first has stored.
+    fn is_in_parts(&self, exchange: &Exchange<'_>) -> bool {
+        self.sending == Sending::Before && matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty()
     }
 
     pub(super) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {

@@ -81,12 +81,12 @@ pub(crate) fn exchange_of<'p, T: Element>(
     Exchange { source, place_bytes: program.place_bytes(), rounds, sending, op }
 }
 
-/// The sending that an op on `comm` has where its builder is given none; it means nothing where no messages carry chunks. A heuristic.
-pub fn own_sending(comm: &Communicator, problem: &Problem) -> Sending {
+/// The sending that an op on `comm` has where its builder is given none, but perhaps a schedule; it means nothing where no messages carry chunks. A heuristic.
+pub fn own_sending(comm: &Communicator, problem: &Problem, schedule: Option<&Schedule>) -> Sending {
     match comm.capabilities().mover {
         // What crosses nodes goes on as it comes.
         Mover::Messages { .. } if comm.transport() == TransportKind::Mixed => Sending::ALL,
-        Mover::Messages { channels } => Sending::heuristic(problem, &channels, problem.world().peers()),
+        Mover::Messages { channels } => Sending::heuristic(problem, &channels, problem.world().peers(), schedule),
         _ => Sending::ALL,
     }
 }

@@ -116,7 +116,7 @@ impl<T: Element> FusedOp<T> {
 
     fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
         let problem = request.problem(comm.world_size())?;
-        let sending = request.sending.unwrap_or_else(|| own_sending(comm, &problem));
+        let sending = request.sending.unwrap_or_else(|| own_sending(comm, &problem, request.schedule.as_ref()));
         let schedule = request.schedule.unwrap_or_else(|| own_schedule(comm, &problem, sending));
         let program = TileProgram::build_across(&problem, comm.rank(), &schedule, comm.nodes())?;
         let size = program.workspace();

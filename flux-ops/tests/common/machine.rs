@@ -60,12 +60,22 @@ impl Machine {
     }
 
     /// The schedule that an op chooses itself, but for the size of its messages, which changes no result, and for tiles of fewer workers beside them, which could only where k is
-    /// split: not of the shapes here.
+    /// split: not of the shapes here. Over messages, where they take what they do unless a variable says otherwise.
     pub fn own_schedule(self, problem: &Problem) -> Schedule {
         match self {
             Self::Host | Self::Gpus(_) => Schedule::heuristic(problem),
             Self::Staged(_) => Schedule::staged(problem),
-            Self::Messages(_) | Self::TwoNodes { .. } => {
+            Self::Messages(_) => {
+                let world = problem.world().get();
+                // Ranks that share a device are of a host each, as far as NCCL is told.
+                let shares =
+                    launched().is_some_and(|launch| flux_transport::cuda::device_count().is_ok_and(|devices| launch.ranks > devices));
+                let channels =
+                    Channels { all: 4 * world.next_power_of_two(), each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: shares };
+                let sending = Sending::heuristic(problem, &channels, problem.world().peers(), None);
+                Schedule::in_messages(problem, &channels, sending, self.nodes(world))
+            }
+            Self::TwoNodes { .. } => {
                 let nodes = self.nodes(problem.world().get());
                 Schedule::in_messages(problem, &Channels::FREE, Sending::ALL, nodes)
             }

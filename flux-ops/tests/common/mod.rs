@@ -21,7 +21,7 @@ pub use machine::{Machine, Node};
 pub use meeting::Meeting;
 
 use flux_core::OpKind;
-use flux_core::program::Schedule;
+use flux_core::program::{Schedule, Sending};
 use flux_kernels::Element;
 use flux_ops::{
     Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError,
@@ -41,6 +41,7 @@ pub struct Plan {
     /// AllGather-GEMM only.
     pub activation: Activation,
     pub trace: bool,
+    pub sending: Option<Sending>,
 }
 
 impl Plan {
@@ -50,6 +51,9 @@ impl Plan {
         }
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
+        }
+        if let Some(sending) = self.sending {
+            builder = builder.sending(sending);
         }
         builder.push(self.push).bias(self.bias).trace(self.trace)
     }

@@ -82,6 +82,11 @@ impl<'w> Saying<'w> {
         (epoch.get() as u64 % CALLS as u64) * 8
     }
 
+    /// What was said last of the ops of the calls so far.
+    pub(crate) fn history(self) -> u32 {
+        self.last().history
+    }
+
     fn last(self) -> Said {
         Said::of_word(self.0[CALLS].load(Ordering::Acquire))
     }

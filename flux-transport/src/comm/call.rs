@@ -7,7 +7,7 @@ use super::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
 use crate::fault::reason;
-use crate::{Carry, Exchange, MoverJob, Stream, TransportError, WorkspaceView};
+use crate::{Carry, Exchange, Heard, MoverJob, Stream, TransportError, WorkspaceView};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 
@@ -143,6 +143,24 @@ impl<'c> Call<'c> {
         self.handed |= Self::handed_out(&handed);
         self.view = handed?;
         Ok(())
+    }
+
+    /// Has messages carry what the executor has stored for the [exchange](Self::exchange) of this call, if that is sent [before](flux_core::program::Sending::Before) what comes is read; what
+    /// is enqueued next finds that there.
+    ///
+    /// # Safety
+    /// As [`exchange`](Self::exchange), of the same.
+    ///
+    /// # Errors
+    /// [`TransportError::MoverUnusable`] where no such exchange waits for it; [`TransportError::Nccl`].
+    pub unsafe fn exchange_stored(&self, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+        // SAFETY: this function's caller vouches for the rounds.
+        unsafe { self.comm.inner.health.transport().exchange_stored(self.stream, exchange) }
+    }
+
+    /// Where the executor hears whether its peers are in this call, if all of the [exchange](Self::exchange) comes before it reads any: it waits for no signal then.
+    pub fn heard(&self) -> Option<Heard> {
+        self.comm.inner.health.transport().heard()
     }
 
     /// Whether transfers were handed to the mover, so that the executor must await that they were read.

@@ -1,4 +1,4 @@
-//! The rounds of one call on the side stream: the messages of as many peers at once as the call says.
+//! The rounds of one call beside its kernel, on the side stream: the messages of as many peers at once as the call says.
 //!
 //! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
 //! whole: for what its kernel stores when that has raised the flag, for the caller's rows from the start, unless a call before has failed: its word is the number of the call that
@@ -7,15 +7,18 @@
 //! call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks for it, which is after the call that read the
 //! half before.
 
+use super::messages::Way;
 use super::outbox::Outbox;
 use super::progress::{Place, Step};
 use super::told::SAID;
 use super::watched::Watched;
-use crate::cuda::{CudaDevice, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async};
+use crate::cuda::{
+    CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async,
+};
 use crate::{Exchange, MoverJob, Source, TransportError};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, calling_offset, control, signal_offset};
-use flux_core::program::{Round, Sending, groups};
+use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
 
 /// Bytes of a word.
@@ -53,8 +56,8 @@ pub(crate) unsafe fn carry(
     epoch: Epoch,
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, place_bytes, rounds, sending, op } = exchange;
-    let Memory { data, pad, control, size, rank, outbox } = at;
+    let &Exchange { source, rounds, sending, op, .. } = exchange;
+    let Memory { pad, control, rank, outbox, .. } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
     let place = |step| WordOp::Write { address: watched.progress.address(), value: Place::new(epoch, step).word() };
@@ -62,7 +65,6 @@ pub(crate) unsafe fn carry(
         // SAFETY: a word of pinned memory that outlives the stream's work.
         unsafe { words_async(device, [place(step)], stream) }
     };
-    let alone = sending == Sending::Before;
     // Mates say on each other's pads which op a call is of. Who reaches none of them is compared by the host, and here taken to agree, where nothing waits for the stream
     // meanwhile: each word takes 2 us.
     let far = nodes.world().ranks().filter(|&far| nodes.are_mixed() && !nodes.together(rank, far));
@@ -72,31 +74,16 @@ pub(crate) unsafe fn carry(
     });
     let stored = matches!(source, Source::Stored { .. });
     let (first, last) = if stored { (Some(of_far), None) } else { (None, Some(of_far)) };
-    let begin = place(if alone { Step::Alone } else { Step::Begun });
     // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
-    unsafe { words_async(device, std::iter::once(begin).chain(first.into_iter().flatten()), stream) }?;
+    unsafe { words_async(device, std::iter::once(place(Step::Begun)).chain(first.into_iter().flatten()), stream) }?;
     if !stored {
         let row = |address| Rows { address, pitch: WORD as u64 };
         // Before the call's kernel can close it, which waits for words that this stream brings.
         // SAFETY: the number of the call in the control block, and a word of pinned memory that outlives the stream's work.
         unsafe { copy_out_async(device, (row(outbox.told().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream) }?;
     }
-    let rows = match source {
-        Source::Stored { .. } => None,
-        Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) => {
-            Some(if row_stride == row_bytes || row_bytes == 0 {
-                x
-            } else {
-                // A message is one range of memory. The outbox holds a place for each of the rail, so one for the shard.
-                let (to, count) = (outbox.stored(rank, 0), host_size(place_bytes / row_bytes));
-                let pitches = (host_size(row_bytes), host_size(row_stride));
-                // SAFETY: the caller promised the rows.
-                unsafe { copy_rows_async(device, (to, pitches.0), (x, pitches.1), (count, pitches.0), stream) }?;
-                to
-            })
-        }
-    };
-    let half = data + epoch.half() as u64 * size.half_stride();
+    // SAFETY: the caller promised the rows.
+    let rows = unsafe { rows_of(device, stream, &at, exchange) }?;
     let (mut number, mut seen) = (0, StepsSeen::default());
     for group in groups(rounds, sending.peers()) {
         if stored {
@@ -107,25 +94,20 @@ pub(crate) unsafe fn carry(
             }
             stands(Step::Flag(number + group.len() - 1))?;
         }
-        watched.link.group(stream, |messages| {
-            group.iter().try_for_each(|Round { step, offset, bytes, sent: to, received: from }| {
-                let (chunk, word) = match rows {
-                    Some(rows) => (rows + offset, outbox.told().number()),
-                    None => (outbox.stored(to.peer, place_bytes) + offset, outbox.flag(to.peer, to.signal, epoch)),
-                };
-                let bytes = host_size(*bytes);
-                // A rail has a rank in each node.
-                let (to_node, from_node) = (nodes.node_of(to.peer), nodes.node_of(from.peer));
+        watched.link.group(Way::Beside, stream, |messages| {
+            group.iter().try_for_each(|round| {
+                let Ends { chunk, to, place, from, bytes } = Ends::of(&at, exchange, round, rows, epoch);
+                let word = if stored { outbox.flag(round.sent.peer, round.sent.signal, epoch) } else { outbox.told().number() };
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
-                    if seen.is_first(*step) {
-                        messages.send(outbox.told().own_address(epoch), SAID, to_node)?;
-                        messages.receive(outbox.told().address(from_node), SAID, from_node)?;
+                    if seen.is_first(round.step) {
+                        messages.send(outbox.told().own_address(epoch), SAID, to)?;
+                        messages.receive(outbox.told().address(from), SAID, from)?;
                     }
-                    messages.send(chunk, bytes, to_node)?;
-                    messages.send(word, WORD, to_node)?;
-                    messages.receive(half + u64::from(from.place) * place_bytes + offset, bytes, from_node)?;
-                    messages.receive(outbox.word(from.signal), WORD, from_node)
+                    messages.send(chunk, bytes, to)?;
+                    messages.send(word, WORD, to)?;
+                    messages.receive(place, bytes, from)?;
+                    messages.receive(outbox.word(round.received.signal), WORD, from)
                 }
             })
         })?;
@@ -145,7 +127,7 @@ pub(crate) unsafe fn carry(
         }
         group.iter().try_for_each(&mut arrived)?;
         // Once, after the words: the kernel waits for them, and they would wait for each write before.
-        if number < rounds.len() && !alone {
+        if number < rounds.len() {
             stands(Step::Messages(number - 1))?;
         }
     }
@@ -153,13 +135,62 @@ pub(crate) unsafe fn carry(
     Ok(unsafe { words_async(device, last.into_iter().flatten().chain([place(Step::Ended)]), stream) }?)
 }
 
+/// From where messages take the caller's rows, if they do: where those have gaps, copied without them on `stream` first, as a message is one range of memory.
+///
+/// # Safety
+/// As [`carry`], of the rows.
+pub(super) unsafe fn rows_of(
+    device: &CudaDevice,
+    stream: usize,
+    at: &Memory<'_>,
+    exchange: &Exchange<'_>,
+) -> Result<Option<u64>, CudaError> {
+    let Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) = exchange.source else { return Ok(None) };
+    if row_stride == row_bytes || row_bytes == 0 {
+        return Ok(Some(x));
+    }
+    // The outbox holds a place for each of the rail, so one for the shard.
+    let (to, count) = (at.outbox.stored(at.rank, 0), host_size(exchange.place_bytes / row_bytes));
+    let pitches = (host_size(row_bytes), host_size(row_stride));
+    // SAFETY: the caller's promise.
+    unsafe { copy_rows_async(device, (to, pitches.0), (x, pitches.1), (count, pitches.0), stream) }?;
+    Ok(Some(to))
+}
+
+/// Where a round's chunk is sent from and to which node, where the other's comes and from which, and its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    pub(super) chunk: u64,
+    pub(super) to: u32,
+    pub(super) place: u64,
+    pub(super) from: u32,
+    pub(super) bytes: usize,
+}
+
+impl Ends {
+    /// In call `epoch`, of the caller's rows or of what was stored.
+    pub(super) fn of(at: &Memory<'_>, exchange: &Exchange<'_>, round: &Round, rows: Option<u64>, epoch: Epoch) -> Self {
+        let &Round { offset, bytes, sent, received, .. } = round;
+        let (nodes, place_bytes) = (at.outbox.nodes(), exchange.place_bytes);
+        let half = at.data + epoch.half() as u64 * at.size.half_stride();
+        Self {
+            chunk: rows.unwrap_or_else(|| at.outbox.stored(sent.peer, place_bytes)) + offset,
+            // A rail has a rank in each node.
+            to: nodes.node_of(sent.peer),
+            place: half + u64::from(received.place) * place_bytes + offset,
+            from: nodes.node_of(received.peer),
+            bytes: host_size(bytes),
+        }
+    }
+}
+
 /// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives from another.
 #[derive(Debug, Default)]
-struct StepsSeen(u32);
+pub(super) struct StepsSeen(u32);
 
 impl StepsSeen {
     /// Whether a round is the first of its step, and so to its reader and from its source.
-    const fn is_first(&mut self, step: u32) -> bool {
+    pub(super) const fn is_first(&mut self, step: u32) -> bool {
         let before = self.0;
         self.0 |= 1 << step;
         self.0 != before
@@ -190,7 +221,7 @@ fn words_of(group: &[Round]) -> Vec<Words> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::program::{Chunk, End, Schedule, TileProgram};
+    use flux_core::program::{Chunk, End, Schedule, Sending, TileProgram};
     use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
     use std::collections::BTreeMap;

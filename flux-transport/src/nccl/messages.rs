@@ -1,8 +1,9 @@
 //! An NCCL communicator for messages, made, and ended, without blocking.
 //!
-//! It is two. The [family](Family) is of NCCL's mode in which calls return at once; in that each group of messages is put on its stream by a thread that NCCL starts for it, which takes the host
+//! It is two or three. The [family](Family) is of NCCL's mode in which calls return at once; in that each group of messages is put on its stream by a thread that NCCL starts for it, which takes the host
 //! longer than a short call takes (`results/tuning/nccl-host.txt`). So what carries messages is split from it, of the other mode: a group is on its stream when it has been ended,
-//! by the thread that ends it. That waits like any launch where the stream is full, for a peer in the end, and so has the family to let it go: both share NCCL's flag for aborts.
+//! by the thread that ends it. That waits like any launch where the stream is full, for a peer in the end, and so has the family to let it go: both share NCCL's flag for aborts. Messages that
+//! go beside a kernel have few channels, as each takes a multiprocessor of it; NCCL gives a message all that its communicator has for a pair of ranks, so those that go alone have another.
 //!
 //! Invariant: nothing here waits for another rank without a deadline, but for the end of a group where the stream is full, which [`GivenUp::end`] ends. What NCCL does without
 //! one is done on a thread of its own, and [noted](GivingUp) until it is done.
@@ -29,8 +30,20 @@ const TOGETHER: Duration = Duration::from_secs(1);
 /// What one rank's messages are split from. Whoever has it ends it, with them, by [`leave`] or [`give_up`](Self::give_up).
 pub(super) struct Family(Communicator);
 
-/// One rank's communicator for messages.
-pub(super) struct Messages(Communicator);
+/// One rank's communicators for messages, by [how they go](Way): one for all where none go alone.
+pub(super) struct Messages {
+    beside: Communicator,
+    alone: Option<Communicator>,
+}
+
+/// How messages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Beside a kernel, which leaves them the channels that they are said to have.
+    Beside,
+    /// With no kernel of their call beside them, on all channels that NCCL makes for so few ranks.
+    Alone,
+}
 
 struct Communicator {
     library: &'static Library,
@@ -46,7 +59,7 @@ impl fmt::Debug for Family {
 
 impl fmt::Debug for Messages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messages").field("device", &self.0.device).finish_non_exhaustive()
+        f.debug_struct("Messages").field("device", &self.beside.device).field("alone", &self.alone.is_some()).finish_non_exhaustive()
     }
 }
 
@@ -55,8 +68,9 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
     let began = Instant::now();
     let library = library()?;
     let ((place, count), sharing, version) = (members.place(), members.sharing, version()?);
-    let config = |blocking| Config::new(blocking, sharing.asked, sharing.lanes, version);
-    let (mut raw, mut first) = (0, config(false));
+    // What is split from it has no more channels.
+    let all = members.alone().unwrap_or(sharing.asked);
+    let (mut raw, mut first) = (0, Config::new(false, all, sharing.lanes, version));
     let id = ncclUniqueId { internal: members.id.to_bytes().map(u8::cast_signed) };
     let current = device.enter()?;
     let init = library.nccl_comm_init_rank_config;
@@ -64,33 +78,33 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
     let code = unsafe { init(&raw mut raw, count.cast_signed(), id, place.cast_signed(), &raw mut first) };
     library.accepted("ncclCommInitRankConfig", code)?;
     let family = Family(Communicator { library, device: device.clone(), raw });
-    // On the heap: NCCL writes it when the split is done, which may be after this has given up.
-    let split = Box::into_raw(Box::new(0_usize));
-    let ready = family.ready_by(until).and_then(|ready| {
-        if !ready {
-            return Ok(false);
-        }
-        let mut config = config(true);
-        // SAFETY: the family is ready; `split` is a place for the result until NCCL has written it, and as above.
-        let code = unsafe { (library.nccl_comm_split)(raw, 0, place.cast_signed(), split, &raw mut config) };
-        library.accepted("ncclCommSplit", code)?;
-        family.ready_by(until)
-    });
+    let split = |channels| match family.split(place, Config::new(true, channels, sharing.lanes, version), until) {
+        Ok(Some(communicator)) => Ok(communicator),
+        Ok(None) => Err(members.incomplete(began.elapsed())),
+        Err(error) => Err(error),
+    };
+    let made = match split(sharing.asked) {
+        Ok(beside) => match members.alone().map(split).transpose() {
+            Ok(alone) => Ok(Messages { beside, alone }),
+            Err(error) => Err((error, Some(Messages { beside, alone: None }))),
+        },
+        Err(error) => Err((error, None)),
+    };
     drop(current);
-    if let Err(error) = ready.and_then(|ready| if ready { Ok(()) } else { Err(members.incomplete(began.elapsed())) }) {
-        abort(family, || None);
-        return Err(error);
+    match made {
+        Ok(messages) => Ok((family, messages)),
+        Err((error, messages)) => {
+            abort(family, || messages);
+            Err(error)
+        }
     }
-    // SAFETY: made above, and NCCL is done with it.
-    let raw = *unsafe { Box::from_raw(split) };
-    Ok((family, Messages(Communicator { library, device: device.clone(), raw })))
 }
 
 /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only: NCCL may go on with that, and what it may use is to be
 /// [left](super::remains::leave) meanwhile. No call is under way.
 pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
     // Of the messages' own it waits for nothing but their streams, which are past them.
-    let finalised = messages.0.finalize().and_then(|()| {
+    let finalised = messages.all().try_for_each(Communicator::finalize).and_then(|()| {
         family.0.finalize()?;
         if family.ready_by(until)? { Ok(()) } else { Err(NcclError::Slow { what: "ncclCommFinalize" }) }
     });
@@ -100,7 +114,7 @@ pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Resul
     }
     let note = GivingUp::begin(&family.0.device);
     let destroy = move || {
-        for communicator in [messages.0, family.0] {
+        for communicator in messages.into_all().chain([family.0]) {
             if let Err(error) = communicator.destroy() {
                 tracing::warn!(%error, "while leaving an NCCL communicator");
             }
@@ -146,6 +160,25 @@ impl Family {
         }
     }
 
+    /// Splits a communicator of the same ranks from it, if that is done by then, in which this rank has the number `place`. The device's context is current.
+    fn split(&self, place: u32, mut config: Config, until: Instant) -> Result<Option<Communicator>, NcclError> {
+        let Communicator { library, device, raw } = &self.0;
+        if !self.ready_by(until)? {
+            return Ok(None);
+        }
+        // On the heap: NCCL writes it when the split is done, which may be after this has given up.
+        let split = Box::into_raw(Box::new(0_usize));
+        // SAFETY: the family is ready; `split` is a place for the result until NCCL has written it; the configuration is of the size that it says and is read before the call returns.
+        let code = unsafe { (library.nccl_comm_split)(*raw, 0, place.cast_signed(), split, &raw mut config) };
+        library.accepted("ncclCommSplit", code)?;
+        if !self.ready_by(until)? {
+            return Ok(None);
+        }
+        // SAFETY: made above, and NCCL is done with it.
+        let raw = *unsafe { Box::from_raw(split) };
+        Ok(Some(Communicator { library, device: device.clone(), raw }))
+    }
+
     /// Notes that it is given up: what is [left](super::remains::leave) from now on stays until [`GivenUp::end`] has returned.
     pub(super) fn give_up(self) -> GivenUp {
         let note = GivingUp::begin(&self.0.device);
@@ -179,11 +212,23 @@ impl Communicator {
 
 impl Messages {
     /// Begins a group of messages, which all go at once; the thread adds them and ends it.
-    pub(super) fn group(&self, stream: usize) -> Result<Group<'_>, NcclError> {
-        let current = self.0.device.enter()?;
+    pub(super) fn group(&self, way: Way, stream: usize) -> Result<Group<'_>, NcclError> {
+        let of = match way {
+            Way::Beside => &self.beside,
+            Way::Alone => self.alone.as_ref().unwrap_or(&self.beside),
+        };
+        let current = of.device.enter()?;
         // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
-        self.0.library.check("ncclGroupStart", unsafe { (self.0.library.nccl_group_start)() })?;
-        Ok(Group { of: &self.0, stream, open: true, _current: current })
+        of.library.check("ncclGroupStart", unsafe { (of.library.nccl_group_start)() })?;
+        Ok(Group { of, stream, open: true, _current: current })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Communicator> {
+        std::iter::once(&self.beside).chain(&self.alone)
+    }
+
+    fn into_all(self) -> impl Iterator<Item = Communicator> {
+        std::iter::once(self.beside).chain(self.alone)
     }
 }
 
@@ -202,7 +247,7 @@ impl GivenUp {
         let Self { family, _note } = self;
         family.0.abort();
         if let Some(messages) = messages() {
-            messages.0.abort();
+            messages.into_all().for_each(Communicator::abort);
         }
     }
 }

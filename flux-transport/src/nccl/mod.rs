@@ -9,9 +9,11 @@
 //! ```text
 //! connect   identities, then the unique id -> communicator, and one split from it for messages -> a word to and from every peer, read -> memory of each rank, cleared
 //! a call    begin | exchange: fork, then group by group of rounds [wait for the chunks' flags] send and receive, raise the own signals | kernel | finish: join
+//!           begin | exchange: send and receive all rows | kernel | finish, or begin | exchange | tiles | exchange_stored: send and receive all | folds | finish
 //! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> both aborted
 //! ```
 
+mod alone;
 mod carry;
 mod comm;
 mod flags;

@@ -18,7 +18,7 @@ const ALLOWED: u32 = 2;
 pub(super) enum Step {
     /// The caller's stream has come to the call.
     Begun,
-    /// The same of a call whose kernel comes after all messages.
+    /// The caller's stream has come to the messages of a call, beside which no kernel works.
     Alone,
     /// The kernel has stored and announced what this round sends, and those that it goes with.
     Flag(usize),
@@ -58,7 +58,7 @@ impl Place {
         self.0 & 0xffff == Self::ENDED
     }
 
-    /// Whether its call's kernel is still to come.
+    /// Whether no kernel works beside its messages.
     pub(super) const fn is_alone(self) -> bool {
         self.0 & 0xffff == Self::ALONE
     }
@@ -76,7 +76,7 @@ impl fmt::Display for Place {
         match step {
             Self::ENDED => write!(f, "the side stream is past all of call {call}"),
             0 => write!(f, "the side stream has begun call {call} and is past nothing of it"),
-            Self::ALONE => write!(f, "the side stream has begun call {call}, whose kernel comes after its messages, and is not past them"),
+            Self::ALONE => write!(f, "the stream has come to the messages of call {call}, which go alone, and is not past them"),
             _ if step % 2 == 1 => {
                 write!(f, "the side stream is past the kernel's flag of round {round} of call {call}, not past its messages")
             }
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(text(Step::Begun), "the side stream has begun call 49 and is past nothing of it");
         assert_eq!(text(Step::Flag(0)), "the side stream is past the kernel's flag of round 0 of call 49, not past its messages");
         assert_eq!(text(Step::Messages(2)), "the side stream is past round 2 of call 49, not past the next");
-        assert_eq!(text(Step::Alone), "the side stream has begun call 49, whose kernel comes after its messages, and is not past them");
+        assert_eq!(text(Step::Alone), "the stream has come to the messages of call 49, which go alone, and is not past them");
         assert_eq!(text(Step::Ended), "the side stream is past all of call 49");
     }
 

@@ -7,6 +7,7 @@
 
 use super::link::Link;
 use super::members::Members;
+use super::messages::Way;
 use super::remains;
 use crate::cuda::{
     CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async, copy_rows_async, done_by,
@@ -69,9 +70,11 @@ fn exchange(
         // SAFETY: a message's first word, in the buffer, which is freed when nothing uses it.
         unsafe { write_value_async(device, sent.at(peer), word(own, peer), stream.raw()) }?;
     }
-    let places: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
-    if !connected(link, stream.raw(), places, until)? {
-        return Err(nccl(members.silent(began.elapsed())));
+    for way in [Way::Alone, Way::Beside].into_iter().filter(|&way| way == Way::Beside || members.alone().is_some()) {
+        let places: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
+        if !connected(link, (way, stream.raw()), places, until)? {
+            return Err(nccl(members.silent(began.elapsed())));
+        }
     }
     // SAFETY: the places of this rank's own messages, of which there are none.
     unsafe {
@@ -104,10 +107,10 @@ fn exchange(
 
 /// Puts the messages on `stream`, each from where it is sent to where one is received and a peer, for which NCCL connects: it waits for the peers, and so is left to a thread of its own. False
 /// where they have not come by then: whoever gives the link up ends that.
-fn connected(link: &Arc<Link>, stream: usize, messages: Vec<(u64, u64, u32)>, until: Instant) -> Result<bool, ConnectError> {
+fn connected(link: &Arc<Link>, (way, stream): (Way, usize), messages: Vec<(u64, u64, u32)>, until: Instant) -> Result<bool, ConnectError> {
     let link = Arc::clone(link);
     let connect = move || {
-        link.group(stream, |group| {
+        link.group(way, stream, |group| {
             messages.iter().try_for_each(|&(from, to, peer)| {
                 // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
                 unsafe {

@@ -29,7 +29,16 @@ const SMALLER: [(&str, u64); 3] = [("NCCL_P2P_NVL_CHUNKSIZE", 1), ("NCCL_P2P_PCI
 /// What has it use more channels for a message over a network.
 const NET: &str = "NCCL_NCHANNELS_PER_NET_PEER";
 
-/// The same on all ranks of a communicator.
+/// Channels that a communicator has at most, which messages that go alone have unless a variable says otherwise: one of 1.5 MiB between two ranks takes 25 us, with 8 channels 39, and with as many
+/// as NCCL makes itself 26 (results/tuning/nccl-alone.txt).
+pub(super) const MOST: u32 = 64;
+
+/// The same of NCCL's `version`.
+pub(super) const fn most(version: u32) -> u32 {
+    if version < MORE_CHANNELS { MOST / 2 } else { MOST }
+}
+
+/// Those of messages beside a kernel. The same on all ranks of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sharing {
     /// Channels that a message is to have.
@@ -46,7 +55,7 @@ pub(crate) struct Sharing {
 impl Sharing {
     /// Of `ranks` ranks of a communicator that want `lanes` for a message, with NCCL's `version` and what its variables are.
     pub(super) fn new(lanes: u32, ranks: u32, hosts: u32, version: u32, variable: impl Fn(&str) -> Option<u64>) -> Self {
-        let most = if version < MORE_CHANNELS { 32 } else { 64 };
+        let most = most(version);
         let set = |name: &str| variable(name).and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
         let shares = ranks.max(1).next_power_of_two();
         let asked = lanes.saturating_mul(shares).min(most);

@@ -1,6 +1,7 @@
 //! What the ranks of a rail say of their calls: the own host of its own, from where messages take it, and messages of the peers', which bring it to pinned host memory too.
 //!
-//! Invariant: what a rank says goes ahead of all that it sends in a call, so whoever has that has been told.
+//! Invariant: what a rank says goes ahead of all that it sends in a call, so whoever has that has been told. Where messages go [alone](super::alone) the call's
+//! number in it is the device's, and whoever ends the call has been told.
 
 use crate::calls::{Said, Saying};
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
@@ -42,6 +43,11 @@ impl Told {
     /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches a peer; by whoever has the call.
     pub(super) fn say(&self, epoch: Epoch, op: u32) {
         Saying::new(self.own()).say(epoch, op);
+    }
+
+    /// What this rank has said last of the ops of its calls so far.
+    pub(super) fn history(&self) -> u32 {
+        Saying::new(self.own()).history()
     }
 
     fn own(&self) -> &[AtomicU64] {

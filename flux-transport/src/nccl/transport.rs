@@ -3,6 +3,7 @@
 //! Invariant: between `begin` and `finish` nothing waits for a peer or for the device, but where a stream is full, as any launch does; the guard ends that, too.
 //! The host counts the epochs: no call is captured. The guard ends before the memory and the stream that it lets go of.
 
+use super::alone::{Alone, Streams};
 use super::carry::{NO_GRAPHS, carry};
 use super::generation::Generation;
 use super::guard::Guard;
@@ -17,7 +18,8 @@ use crate::cuda::{CudaDevice, SideStream};
 use crate::nvlink::Lane;
 use crate::transport::same_epoch;
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Stream, Transport, TransportError, TransportKind, WorkspaceView, World,
+    Capabilities, ConnectError, Device, Exchange, Heard, MoverJob, Options, Source, Stream, Transport, TransportError, TransportKind,
+    WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::program::Sending;
@@ -49,6 +51,8 @@ struct State {
     // For what is not part of a call.
     aside: SideStream,
     generation: Generation<Workspace>,
+    // The last call whose messages went alone, or are to.
+    alone: Option<Alone>,
 }
 
 impl NcclTransport {
@@ -77,7 +81,7 @@ impl NcclTransport {
         };
         let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation }));
+        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation, alone: None }));
         Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
     }
 
@@ -146,23 +150,51 @@ impl Transport for NcclTransport {
     }
 
     unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
-        let State { lane, calls, generation, .. } = &mut *locked(&self.state);
+        let State { lane, calls, generation, alone, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
         if exchange.rounds.is_empty() {
             return Ok(generation.plain());
         }
         let _current = self.device.enter()?;
-        generation.open(calls, (caller, exchange.op), &self.watched, |caller| lane.fork(caller))?;
-        let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
-        // SAFETY: checked and forked above; the caller promises the rows.
-        let carried = unsafe { carry(&self.device, lane.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) };
+        let before = exchange.sending == Sending::Before;
+        generation.open(calls, (caller, exchange.op), &self.watched, |caller| if before { Ok(()) } else { lane.fork(caller) })?;
+        let (at, epoch) = (generation.workspace.memory(), calls.epoch());
+        let carried = if before {
+            let on = Streams { device: &self.device, caller, lane, watched: &self.watched, at };
+            Alone::begin(&on, exchange, epoch).and_then(|begun| match (alone.insert(begun), &exchange.source) {
+                (_, Source::Stored { .. }) => Ok(()),
+                // SAFETY: checked above; the caller promises the rows.
+                (begun, Source::Rows(_)) => unsafe { begun.send(&on, &generation.plain(), exchange) },
+            })
+        } else {
+            // SAFETY: checked and forked above; the caller promises the rows.
+            unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) }
+        };
         carried.inspect_err(|error| self.watched.refused(error))?;
-        if exchange.sending == Sending::Before {
-            lane.join(caller)?;
+        if before {
+            // What the side stream does besides concerns nobody who comes next.
             calls.joined();
         }
         Ok(generation.view_of(exchange, epoch))
+    }
+
+    unsafe fn exchange_stored(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+        let State { lane, calls, generation, alone, .. } = &mut *locked(&self.state);
+        let epoch = calls.epoch();
+        let (Some(caller), Some(begun)) = (stream.raw(), alone.as_mut().filter(|begun| begun.is_to_be_sent(epoch))) else {
+            return Err(TransportError::MoverUnusable { why: "nothing of this call waits to be sent" });
+        };
+        exchange.check(self.world.get(), generation.workspace.size())?;
+        let on = Streams { device: &self.device, caller, lane, watched: &self.watched, at: generation.workspace.memory() };
+        // SAFETY: checked; the caller promises that it is the call's exchange, whose chunks are stored where its stream has come.
+        let sent = unsafe { begun.send(&on, &generation.plain(), exchange) };
+        sent.inspect_err(|error| self.watched.refused(error))
+    }
+
+    fn heard(&self) -> Option<Heard> {
+        let State { calls, alone, .. } = &*locked(&self.state);
+        alone.as_ref()?.heard(calls.epoch())
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {

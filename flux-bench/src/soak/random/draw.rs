@@ -122,13 +122,14 @@ impl RandomCase {
         let calls = 4 + u64::from(draw.below(13));
         let finishes: Vec<Finish> = std::iter::once(Finish::default()).chain(Finish::with_bias(op)).collect();
         let finish = Finish { bias: draw.below(2) > 0, ..draw.of(&finishes) };
-        let last = if op == OpKind::AllGatherGemm { Sending::Before } else { Sending::ALL };
+        // Partial sums that are folded can, of the plans that say whether they are.
+        let last = if op == OpKind::AllGatherGemm || shared.stack { Sending::Before } else { Sending::ALL };
         let sending = draw.of(&[None, Some(Sending::Beside { peers: 1 }), Some(Sending::Beside { peers: 2 }), Some(last)]);
         Ok(Self { number, problem, finish, shared, sending, calls, seed: data::seed(seed, 2, number) })
     }
 
     /// The same with a plan for messages: no slices, and tiles that span shards with one signal for all. Where messages go on to `mates`, no tile spans shards; where they
-    /// `may_come_first` they may all go before the kernel.
+    /// `may_come_first` they may all go before what they bring is read.
     #[must_use]
     pub(super) fn in_whole_chunks(self, mates: bool, may_come_first: bool) -> Self {
         let sending = self.sending.filter(|&sending| may_come_first || sending != Sending::Before);

@@ -17,6 +17,10 @@ const SENT: u64 = 240;
 const GROUP_NS: u64 = 43_000;
 /// What less, if it goes before a kernel.
 const BEFORE_NS: u64 = 13_000;
+/// What a group takes besides that goes alone, before what reads what it brings, fitted to two H100 (results/tuning/nccl-alone.txt).
+const ALONE_NS: u64 = 20_000;
+/// What folds take that are a launch of their own.
+const FOLDS_NS: u64 = 5_000;
 /// What more, if it waits for what a kernel stores and announces in the host's memory.
 const FLAG_NS: u64 = 20_000;
 
@@ -26,6 +30,11 @@ impl Call<'_> {
         let (shared, percent) = self.shared.unwrap_or((0, 0));
         let first = if shared > 0 && tiles > 0 { self.tile_ns * percent / 100 + SHARING_NS } else { 0 };
         first + tiles.saturating_sub(shared).div_ceil(self.workers.into()) * self.tile_ns
+    }
+
+    /// Nanoseconds of messages to all peers that go alone, on all channels.
+    fn alone(&self) -> u64 {
+        ALONE_NS + u64::from(self.peers) * self.place_bytes / SENT
     }
 
     /// Nanoseconds of a group of messages to so many peers.
@@ -54,7 +63,8 @@ impl Call<'_> {
         let all = if self.stacked && is_ragged(self.problem) { all.max(w_bytes(self.problem) / READ) } else { all };
         LAUNCH_NS
             + match (self.sending, self.problem.op()) {
-                (Sending::Before, _) => self.group(self.peers) - BEFORE_NS + all,
+                (Sending::Before, OpKind::AllGatherGemm) => self.alone() + all,
+                (Sending::Before, OpKind::GemmReduceScatter) => all + self.alone() + FOLDS_NS,
                 (_, OpKind::AllGatherGemm) if self.stacked => self.in_groups(self.peers, |peers| self.group(peers)) - BEFORE_NS + all,
                 (_, OpKind::GemmReduceScatter) if self.stacked => all + self.groups(self.peers),
                 (_, OpKind::AllGatherGemm) => self.gathering(),

@@ -3,7 +3,7 @@
 use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, ragged};
 use crate::common::{Meeting, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flux_core::program::{Chunk, Schedule};
+use flux_core::program::{Chunk, Schedule, Sending};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Rank};
 use flux_ops::{BuildError, CallError, Layout};
@@ -38,13 +38,67 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
     }
 }
 
+/// Calls whose messages go before what they bring is read, and others, on one workspace and over the wrap of epochs. Their tiles span shards, or, of an AllGather-GEMM, do not.
+pub fn messages_that_go_alone_bring_what_those_beside_kernels_do(machine: Machine) {
+    for world in machine.worlds(&[2, 3, 4, 8]) {
+        let spanning = Schedule { stack: true, chunk: Chunk::Shard, ..plain(machine) };
+        let alone = |schedule| Plan { schedule, sending: Some(Sending::Before), ..Plan::default() };
+        let made = |op, shape, plan| (Case::<bf16>::new(op, shape, world, Values::Integers, 67), plan);
+        let of = |op: OpKind| {
+            let (few, many) = (few_rows(machine, op, world), ragged(machine, op, world));
+            let own = made(op, many, if op == OpKind::AllGatherGemm { alone(Some(plain(machine))) } else { Plan::default() });
+            [made(op, few, alone(None)), own, made(op, many, alone(Some(spanning)))]
+        };
+        let cases: Vec<_> = OPS.into_iter().flat_map(of).collect();
+        let expected: Vec<_> = cases.iter().map(|(case, _)| case.expected_on(machine)).collect();
+        let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
+        machine.run(world, wrap, |node| {
+            let ops: Vec<_> = cases.iter().map(|(case, plan)| AnyOp::of(case, *plan, node)).collect();
+            for i in 0..96 {
+                // Each op in both halves, and behind each other one.
+                let at = (i * i / 3 + i) % ops.len();
+                if i % 7 == node.rank.index() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                let (case, op) = (&cases[at].0, &ops[at]);
+                case.assert_equal(&expected[at], node.rank, &call(op, case, node).unwrap(), &op.explain());
+            }
+        });
+    }
+}
+
+/// Partial tiles that others add to their own have no launch between which and the next they could be sent.
+pub fn what_is_not_folded_is_not_sent_alone(machine: Machine) {
+    for world in machine.worlds(&[2]) {
+        let case = Case::<bf16>::new(OPS[1], ragged(machine, OPS[1], world), world, Values::Integers, 71);
+        let expected = case.expected_on(machine);
+        machine.run(world, defaults, |node| {
+            let p = &case.problem;
+            let shape = [p.m() as usize, p.n() as usize, p.k() as usize];
+            let plan = Plan { schedule: Some(plain(machine)), sending: Some(Sending::Before), ..Plan::default() };
+            let refused = AnyOp::<bf16>::build(OPS[1], shape, plan, &node.comm).unwrap_err();
+            assert!(matches!(refused, BuildError::NotBefore { .. }), "{refused}");
+            let op = AnyOp::of(&case, Plan::default(), node);
+            case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+        });
+    }
+}
+
 pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
+    rows_with_gaps(machine, None);
+}
+
+pub fn rows_with_gaps_are_sent_alone_without_them(machine: Machine) {
+    rows_with_gaps(machine, Some(Sending::Before));
+}
+
+fn rows_with_gaps(machine: Machine, sending: Option<Sending>) {
     for world in machine.worlds(&[2, 4]) {
         let op = OpKind::AllGatherGemm;
         let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, Plan::default(), node);
+            let op = AnyOp::of(&case, Plan { sending, ..Plan::default() }, node);
             let (lx, lw, ly) = layouts(&case);
             let wide = Layout { row_stride: lx.cols + 24, ..lx };
             let mut spread = vec![bf16::NAN; wide.span()];
