@@ -4,10 +4,11 @@
 
 use super::super::schedule::{Chunk, Schedule};
 use super::ragged::by_host;
-use super::tiles::{self, LONG};
-use super::{MULTIPROCESSORS, OPERATIONS, is_ragged, unless_unsent};
+use super::tiles::{self, LARGE, LONG, TILES};
+use super::{MULTIPROCESSORS, OPERATIONS, is_ragged, that_span, unless_unsent};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::machine::Machine;
+use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
 /// What one signal announces where a chunk is staged.
@@ -21,6 +22,13 @@ const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
+/// Rows of an AllGather-GEMM up to which its tiles span shards where one row block has all rows, or one wave all tiles, so that `w` is read once: two H100 take 7 to 24 % less time so than with
+/// rows that are worked on as they come, and with 400 rows of two waves 4 % more (results/tuning/slices-pcie.txt).
+const SPANNING_ROWS: u32 = 352;
+/// What such tiles wait for in slices of `k`: bytes of a shard, and elements of a row, that are worth one. More slices take the host more time, and narrow ones copies more
+/// (results/tuning/slices-pcie.txt).
+const SLICE_BYTES: u64 = 256 << 10;
+const SLICE_COLUMNS: u32 = 2048;
 /// Rows of an AllGather-GEMM that are worked on as they come, whose tiles share a pass over `w`: each of its bytes serves an operation for each row, so that with fewer than 280 the card's
 /// 811 TFLOP/s would have to read more than the 2.9 TB/s that an H100's memory gives. Where rows come faster than they are multiplied, more make fewer passes.
 const AS_THEY_COME: u32 = 256;
@@ -44,7 +52,7 @@ fn blocks_that_come(problem: &Problem, tile: TileShape) -> u32 {
 impl Schedule {
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
     /// a signal announces about 2 MiB. Shards are single bands, as they come one after another; peers' shards of an AllGather-GEMM are worked on chunk by chunk, of at least 256
-    /// rows, while the next come. Tiles of few rows span shards, which for GEMM-ReduceScatter kernels then scatter through the host themselves, up to 3 MiB of a rank, and 4.75 MiB where rows are no
+    /// rows, while the next come. Tiles of few rows span shards, which for AllGather-GEMM begin with the first slice of `k`, and for GEMM-ReduceScatter kernels then scatter through the host themselves, up to 3 MiB of a rank, and 4.75 MiB where rows are no
     /// whole tiles of 128.
     ///
     /// ```
@@ -57,6 +65,9 @@ impl Schedule {
     /// ```
     pub fn staged(problem: &Problem) -> Self {
         let usual = Self::shard_by_shard(problem);
+        if let Some(sliced) = Self::sliced_by_host(problem, &usual) {
+            return sliced;
+        }
         let ragged = is_ragged(problem);
         let may_scatter = scattered(problem) <= if ragged { SCATTERED_RAGGED_BYTES } else { SCATTERED_BYTES };
         if usual.stack && (problem.op() == OpKind::AllGatherGemm || may_scatter) {
@@ -92,6 +103,26 @@ impl Schedule {
         let tiles = u32::try_from(announced / unit.max(1)).unwrap_or(u32::MAX).max(least);
         Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, by_chunk, ..Self::of(tile) }
     }
+
+    /// Of few rows of an AllGather-GEMM: tiles that span shards and read `w` once, the usual ones if they do, in slices of `k`; nothing where none do.
+    fn sliced_by_host(problem: &Problem, usual: &Self) -> Option<Self> {
+        if problem.op() != OpKind::AllGatherGemm || problem.world().peers() == 0 || problem.m() > SPANNING_ROWS {
+            return None;
+        }
+        let tiles = |tile| TileGrid::new(problem.m(), problem.n_local(), tile);
+        let waves = |tile| tiles(tile).tiles().div_ceil(MULTIPROCESSORS.into());
+        let reads_once = |tile: TileShape| tiles(tile).row_blocks() == 1 || waves(tile) == 1;
+        let candidates = if is_ragged(problem) { that_span(problem) } else { TILES.into_iter().chain([LARGE]).collect() };
+        let time = |&(tile, cost): &(TileShape, u64)| waves(tile) * u64::from(tile.m) * u64::from(tile.n) * cost;
+        let spanning = if usual.stack && reads_once(usual.tile) {
+            *usual
+        } else {
+            let fastest = candidates.into_iter().filter(|&(tile, _)| reads_once(tile)).min_by_key(time);
+            fastest.map(|(tile, _)| Self::spanning(problem, tile, 1))?
+        };
+        let worth = (gather_place_bytes(problem) / SLICE_BYTES).min((problem.k_local() / SLICE_COLUMNS).into());
+        Some(Self { k_chunks: u32::try_from(worth).unwrap_or(u32::MAX).max(1), ..spanning })
+    }
 }
 
 #[cfg(test)]
@@ -121,6 +152,24 @@ mod tests {
         let rs =
             Problem::new(OpKind::GemmReduceScatter, 4096, 8192, 28672, DType::Bf16, WorldSize::new(2).expect("ranks")).expect("a problem");
         assert_eq!(Schedule::staged(&rs).by_chunk, 0);
+    }
+
+    /// What took two H100 the least time of what was tried, or within 5 % of it (results/tuning/slices-pcie.txt).
+    #[test]
+    fn few_rows_are_worked_on_by_slices_where_w_is_read_once() {
+        let chosen = |m, n, k| {
+            let problem = Problem::new(OpKind::AllGatherGemm, m, n, k, DType::Bf16, WorldSize::new(2).expect("ranks")).expect("a problem");
+            let schedule = Schedule::staged(&problem);
+            (schedule.tile.m, schedule.tile.n, schedule.stack, schedule.k_chunks)
+        };
+        let gpt3 = [64, 128, 200, 256, 258].map(|m| chosen(m, 49152, 12288));
+        assert_eq!(gpt3, [(64, 192, true, 3), (128, 192, true, 6), (208, 128, true, 6), (256, 192, true, 6), (136, 256, false, 1)]);
+        let llama = [64, 128, 200, 256, 300, 350].map(|m| chosen(m, 28672, 8192));
+        assert_eq!(
+            llama,
+            [(64, 128, true, 2), (128, 128, true, 4), (208, 128, true, 4), (128, 224, true, 4), (160, 256, true, 4), (176, 256, true, 4)]
+        );
+        assert!(!chosen(400, 28672, 8192).2, "two waves");
     }
 
     /// By simulation of two H100, which meets what they took from 1024 rows on within 8.5 % (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).
