@@ -235,13 +235,13 @@ pub trait Transport: Send + Sync + Debug {
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError>;
 
-    /// Has messages carry `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers
+    /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers
     /// in other nodes are those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries. What is
-    /// sent [before](Sending::Before) the executor's kernel has come when what is enqueued next on `stream` begins, or the call has failed; what the executor stores is then sent by
-    /// [`exchange_stored`](Self::exchange_stored), and not here.
+    /// sent [before](Sending::Before) the executor's kernel has come when what is enqueued next on `stream` begins, or the call has failed. What the executor [stores](Source::Stored) is
+    /// sent by [`exchange_stored`](Self::exchange_stored).
     ///
-    /// Not one method with [`carry`](Self::carry): an exchange is enqueued before the kernel, whose addresses it gives, in rounds that all ranks go through in
-    /// one order, and a route after the kernel, each side in its own order; either at the other's time would be a protocol that is neither argued nor proven.
+    /// Not one method with [`carry`](Self::carry): an exchange is in rounds that all ranks go through in one order, and a route has each side in its own order; either in the other's
+    /// place would be a protocol that is neither argued nor proven.
     ///
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks hand over the same program's rounds.
@@ -249,8 +249,9 @@ pub trait Transport: Send + Sync + Debug {
         Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
     }
 
-    /// Has the messages of an exchange that was handed over in this call carry what the executor [has stored](Source::Stored), where it is sent [before](Sending::Before) what comes is
-    /// read: on `stream`, after what stores it, and before what is enqueued next and reads what has come. Once after such an [`exchange`](Self::exchange).
+    /// Has the messages of an exchange that was handed over in this call carry what the executor [stores](Source::Stored). After its launch: messages await what it stores, and the host
+    /// waits for these where a stream is full. Where they go [before](Sending::Before) what they bring is read, on `stream`, after what stores it and before what is enqueued next. Once after
+    /// such an [`exchange`](Self::exchange).
     ///
     /// # Safety
     /// As there, and it is the same exchange.
@@ -304,6 +305,9 @@ pub trait Transport: Send + Sync + Debug {
     /// longer, and what has failed not much longer. What they use cannot be freed then.
     fn drain(&self) -> Result<(), TransportError>;
 }
+
+/// The error of a [`Transport::exchange_stored`] that no exchange waits for.
+pub(crate) const NOTHING_STORED: TransportError = TransportError::MoverUnusable { why: "nothing of this call waits to be stored and sent" };
 
 /// Why a transport could not do what it was asked.
 #[derive(Debug, thiserror::Error)]

@@ -243,11 +243,12 @@ impl CudaExecutor {
         // SAFETY: the operands were checked against the problem and are held as above; the program is as it was built; the workspace is the communicator's, covers this
         // program since the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
         let launch = |part| unsafe { launch(&self.kernel, &self.program, &LaunchArgs { part, ..args }) }.map_err(CallError::Launch);
-        if let Some(exchange) = exchange.filter(|exchange| self.is_in_parts(exchange)) {
-            launch(Part::Tiles)?;
+        if let Some(exchange) = exchange.filter(is_stored) {
+            let in_parts = self.sending == Sending::Before;
+            launch(if in_parts { Part::Tiles } else { Part::Whole })?;
             // SAFETY: as above, of the same exchange.
             unsafe { call.exchange_stored(&exchange) }?;
-            return launch(Part::Folds);
+            return if in_parts { launch(Part::Folds) } else { Ok(()) };
         }
         launch(Part::Whole)?;
         // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
@@ -256,11 +257,6 @@ impl CudaExecutor {
             Some(carry) => Ok(unsafe { call.carry(&carry) }?),
             None => Ok(()),
         }
-    }
-
-    /// Whether a call is two launches, between which messages carry what the first has stored.
-    fn is_in_parts(&self, exchange: &Exchange<'_>) -> bool {
-        self.sending == Sending::Before && matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty()
     }
 
     pub(super) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
@@ -316,6 +312,11 @@ impl CudaExecutor {
         let (kernel, device) = (self.kernel.variant(), &self.device.info().name);
         format!("kernel {kernel} on {device}, {} worker CTAs{mover}, gaps of {gaps} ns", self.workers)
     }
+}
+
+/// Whether messages carry what a launch stores.
+fn is_stored(exchange: &Exchange<'_>) -> bool {
+    matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty()
 }
 
 /// CTAs of a program's launches, on a device of so many multiprocessors, and the gaps in their traffic, where a builder says nothing. A heuristic.

@@ -145,8 +145,8 @@ impl<'c> Call<'c> {
         Ok(())
     }
 
-    /// Has messages carry what the executor has stored for the [exchange](Self::exchange) of this call, if that is sent [before](flux_core::program::Sending::Before) what comes is read; what
-    /// is enqueued next finds that there.
+    /// Has messages carry what the executor stores, which was launched, for the [exchange](Self::exchange) of this call; where that is sent
+    /// [before](flux_core::program::Sending::Before) what comes is read, what is enqueued next finds it there.
     ///
     /// # Safety
     /// As [`exchange`](Self::exchange), of the same.

@@ -11,11 +11,13 @@ use crate::control::{Collective, together};
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
 use crate::nvlink::{Lane, Meeting, Wanted, build};
+use crate::transport::NOTHING_STORED;
 use crate::{
     Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Select, Source, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::program::Round;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
 use std::mem::ManuallyDrop;
@@ -43,6 +45,8 @@ struct State {
     // For what is not part of a call.
     aside: SideStream,
     generation: Generation<Workspace>,
+    // The call whose executor stores what is sent, and of which that was not enqueued yet.
+    to_be_sent: Option<Epoch>,
 }
 
 /// The side streams.
@@ -99,7 +103,7 @@ impl Mixed {
         };
         let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, aside, generation }));
+        let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, aside, generation, to_be_sent: None }));
         Ok(Self { guard, state, watched, members, rank, deadline: options.deadline, device, place })
     }
 
@@ -154,7 +158,7 @@ impl Transport for Mixed {
     fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, until: Instant) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
         let drained = self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch(&self.device)?));
-        let State { lanes, calls, aside, generation } = state;
+        let State { lanes, calls, aside, generation, .. } = state;
         // After this step no rank's kernel, copy or message touches any rank's workspace.
         let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
@@ -189,7 +193,7 @@ impl Transport for Mixed {
     }
 
     unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
-        let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
+        let State { lanes, calls, generation, to_be_sent, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
         if let Some(why) = fault(exchange, self.rank, self.members.nodes) {
@@ -197,21 +201,34 @@ impl Transport for Mixed {
         }
         let _current = self.device.enter()?;
         generation.open(calls, (caller, exchange.op), &self.watched, |caller| lanes.fork(caller))?;
-        let (workspace, epoch, Lanes { rail, mates, arrived }) = (&generation.workspace, calls.epoch(), lanes);
-        let mut passing = match &exchange.source {
+        let epoch = calls.epoch();
+        if let Source::Rows(push) = &exchange.source {
+            let Lanes { rail, mates, arrived } = lanes;
             // SAFETY: checked and forked above; the caller promises the rows.
-            Source::Rows(push) => Some(unsafe { Passing::begin(&self.device, mates, workspace, push, epoch) }?),
-            Source::Stored { .. } => None,
-        };
-        // SAFETY: as above.
-        let carried = unsafe {
-            carry(&self.device, rail.raw(), &self.watched, workspace.memory(), exchange, epoch, |round| match &mut passing {
-                Some(passing) => passing.arrived(round, rail, arrived),
-                None => Ok(()),
-            })
-        };
-        carried.inspect_err(|error| self.watched.refused(error))?;
+            let mut passing = unsafe { Passing::begin(&self.device, mates, &generation.workspace, push, epoch) }?;
+            // SAFETY: as above.
+            let carried = unsafe {
+                let arrived = |round: &Round| passing.arrived(round, rail, arrived);
+                carry(&self.device, rail.raw(), &self.watched, generation.workspace.memory(), exchange, epoch, arrived)
+            };
+            carried.inspect_err(|error| self.watched.refused(error))?;
+        } else {
+            *to_be_sent = Some(epoch);
+        }
         Ok(generation.view_of(exchange, epoch))
+    }
+
+    unsafe fn exchange_stored(&self, _stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+        let State { lanes, calls, generation, to_be_sent, .. } = &mut *locked(&self.state);
+        let epoch = calls.epoch();
+        if to_be_sent.take() != Some(epoch) {
+            return Err(NOTHING_STORED);
+        }
+        exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
+        let memory = generation.workspace.memory();
+        // SAFETY: checked, and forked by `exchange`.
+        let carried = unsafe { carry(&self.device, lanes.rail.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) };
+        carried.inspect_err(|error| self.watched.refused(error))
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {

@@ -26,8 +26,6 @@ const _: () = assert!(SAID == 8 && control::SAID == control::EPOCH + 4, "one mes
 pub(super) struct Alone {
     epoch: Epoch,
     heard: Heard,
-    /// Whether its chunks are still to be stored.
-    stores: bool,
 }
 
 /// The streams and the memory of such a call.
@@ -67,9 +65,9 @@ impl Alone {
     /// Begins call `epoch`: has the side stream write which ops this rank's calls were of, and, where the executor is still to store what is sent, tell the peers beside that.
     pub(super) fn begin(on: &Streams<'_>, exchange: &Exchange<'_>, epoch: Epoch) -> Result<Self, TransportError> {
         let told = on.at.outbox.told();
-        let (said, stores) = (told.history(), matches!(exchange.source, Source::Stored { .. }));
+        let said = told.history();
         on.write(on.at.control + control::SAID, said)?;
-        if stores {
+        if matches!(exchange.source, Source::Stored { .. }) {
             // Behind the call before, which advances the number.
             on.lane.fork(on.caller)?;
             on.stands(epoch, Step::Alone)?;
@@ -78,12 +76,7 @@ impl Alone {
                 exchange.rounds.iter().filter(|round| seen.is_first(round.step)).try_for_each(|round| on.tell(messages, round))
             })?;
         }
-        Ok(Self { epoch, heard: Heard { words: told.address(0), said }, stores })
-    }
-
-    /// Whether it is call `epoch`, and what it sends is still to be stored.
-    pub(super) fn is_to_be_sent(&self, epoch: Epoch) -> bool {
-        self.epoch == epoch && self.stores
+        Ok(Self { epoch, heard: Heard { words: told.address(0), said } })
     }
 
     /// Where the executor of call `epoch` hears its peers, if it is that.
@@ -96,10 +89,10 @@ impl Alone {
     /// # Safety
     /// The exchange is the one that the call was begun with, and was checked against the workspace; what is sent is there, and the call before has ended, where the caller's stream has come; rows
     /// stay until it is past what is enqueued here.
-    pub(super) unsafe fn send(&mut self, on: &Streams<'_>, own: &WorkspaceView, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+    pub(super) unsafe fn send(&self, on: &Streams<'_>, own: &WorkspaceView, exchange: &Exchange<'_>) -> Result<(), TransportError> {
         let &Streams { device, caller, lane, watched, at } = on;
         let Self { epoch, .. } = *self;
-        let tells = !std::mem::take(&mut self.stores);
+        let tells = matches!(exchange.source, Source::Rows(_));
         let _current = device.enter()?;
         // Behind what the side stream has written and told.
         lane.join(caller)?;

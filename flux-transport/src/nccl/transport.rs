@@ -16,7 +16,7 @@ use crate::calls::{Calls, Captures, locked};
 use crate::control::{Collective, agree, together};
 use crate::cuda::{CudaDevice, SideStream};
 use crate::nvlink::Lane;
-use crate::transport::same_epoch;
+use crate::transport::{NOTHING_STORED, same_epoch};
 use crate::{
     Capabilities, ConnectError, Device, Exchange, Heard, MoverJob, Options, Source, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
@@ -53,6 +53,8 @@ struct State {
     generation: Generation<Workspace>,
     // The last call whose messages went alone, or are to.
     alone: Option<Alone>,
+    // The call whose executor stores what is sent, and of which that was not enqueued yet.
+    to_be_sent: Option<Epoch>,
 }
 
 impl NcclTransport {
@@ -81,7 +83,7 @@ impl NcclTransport {
         };
         let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation, alone: None }));
+        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation, alone: None, to_be_sent: None }));
         Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
     }
 
@@ -150,7 +152,7 @@ impl Transport for NcclTransport {
     }
 
     unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
-        let State { lane, calls, generation, alone, .. } = &mut *locked(&self.state);
+        let State { lane, calls, generation, alone, to_be_sent, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
         if exchange.rounds.is_empty() {
@@ -160,13 +162,16 @@ impl Transport for NcclTransport {
         let before = exchange.sending == Sending::Before;
         generation.open(calls, (caller, exchange.op), &self.watched, |caller| if before { Ok(()) } else { lane.fork(caller) })?;
         let (at, epoch) = (generation.workspace.memory(), calls.epoch());
+        let stored = matches!(exchange.source, Source::Stored { .. });
         let carried = if before {
             let on = Streams { device: &self.device, caller, lane, watched: &self.watched, at };
-            Alone::begin(&on, exchange, epoch).and_then(|begun| match (alone.insert(begun), &exchange.source) {
-                (_, Source::Stored { .. }) => Ok(()),
+            Alone::begin(&on, exchange, epoch).and_then(|begun| {
+                *alone = Some(begun);
                 // SAFETY: checked above; the caller promises the rows.
-                (begun, Source::Rows(_)) => unsafe { begun.send(&on, &generation.plain(), exchange) },
+                if stored { Ok(()) } else { unsafe { begun.send(&on, &generation.plain(), exchange) } }
             })
+        } else if stored {
+            Ok(())
         } else {
             // SAFETY: checked and forked above; the caller promises the rows.
             unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) }
@@ -176,19 +181,27 @@ impl Transport for NcclTransport {
             // What the side stream does besides concerns nobody who comes next.
             calls.joined();
         }
+        *to_be_sent = stored.then_some(epoch);
         Ok(generation.view_of(exchange, epoch))
     }
 
     unsafe fn exchange_stored(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
-        let State { lane, calls, generation, alone, .. } = &mut *locked(&self.state);
+        let State { lane, calls, generation, alone, to_be_sent, .. } = &mut *locked(&self.state);
         let epoch = calls.epoch();
-        let (Some(caller), Some(begun)) = (stream.raw(), alone.as_mut().filter(|begun| begun.is_to_be_sent(epoch))) else {
-            return Err(TransportError::MoverUnusable { why: "nothing of this call waits to be sent" });
+        let (Some(caller), true) = (stream.raw(), to_be_sent.take() == Some(epoch)) else {
+            return Err(NOTHING_STORED);
         };
         exchange.check(self.world.get(), generation.workspace.size())?;
-        let on = Streams { device: &self.device, caller, lane, watched: &self.watched, at: generation.workspace.memory() };
-        // SAFETY: checked; the caller promises that it is the call's exchange, whose chunks are stored where its stream has come.
-        let sent = unsafe { begun.send(&on, &generation.plain(), exchange) };
+        let at = generation.workspace.memory();
+        let sent = match alone.filter(|begun| begun.heard(epoch).is_some()) {
+            Some(begun) => {
+                let on = Streams { device: &self.device, caller, lane, watched: &self.watched, at };
+                // SAFETY: checked; the caller promises that it is the call's exchange, whose chunks are stored where its stream has come.
+                unsafe { begun.send(&on, &generation.plain(), exchange) }
+            }
+            // SAFETY: as above, and forked by `exchange`.
+            None => unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) },
+        };
         sent.inspect_err(|error| self.watched.refused(error))
     }
 

@@ -225,16 +225,16 @@ fn all_messages_of_few_rows_go_before_what_they_bring_is_read() {
 type Ragged = (usize, u64, u64);
 #[rustfmt::skip]
 const RAGGED_AG: [Ragged; 17] = [
-    (130, 278, 139), (200, 296, 152), (258, 331, 183), (300, 341, 182), (350, 381, 199), (400, 427, 218), (450, 473, 238), (516, 512, 229), (600, 534, 244),
-    (700, 689, 264), (800, 671, 340), (900, 753, 324), (1040, 853, 412), (1320, 1065, 477), (1700, 1418, 600), (2080, 1671, 717), (4000, 3332, 1258),
+    (130, 250, 116), (200, 261, 123), (258, 292, 138), (300, 302, 148), (350, 332, 159), (400, 376, 176), (450, 416, 192), (516, 465, 217), (600, 528, 232),
+    (700, 582, 264), (800, 681, 339), (900, 811, 325), (1040, 879, 413), (1320, 1096, 482), (1700, 1433, 607), (2080, 1676, 716), (4000, 3302, 1230),
 ];
 #[rustfmt::skip]
 const RAGGED_RS: [Ragged; 17] = [
-    (130, 310, 150), (200, 309, 163), (258, 349, 184), (300, 361, 186), (350, 402, 201), (400, 445, 221), (450, 547, 0), (516, 555, 267), (600, 663, 313),
-    (700, 627, 291), (800, 825, 344), (900, 755, 341), (1040, 963, 405), (1320, 1057, 446), (1700, 1425, 563), (2080, 1709, 618), (4000, 3271, 1223),
+    (130, 257, 121), (200, 267, 129), (258, 303, 144), (300, 312, 145), (350, 350, 159), (400, 389, 174), (450, 487, 197), (516, 488, 213), (600, 0, 239),
+    (700, 639, 269), (800, 726, 306), (900, 758, 341), (1040, 926, 387), (1320, 1068, 444), (1700, 1448, 565), (2080, 1619, 623), (4000, 3400, 1230),
 ];
 
-/// Half of them within 3.9 %, and all within 14.7 but AG of GPT-3 at 700 rows, which takes 19 % less by estimate.
+/// Half of them within 4.5 %, and all within 12.
 #[test]
 fn rows_that_are_no_whole_tiles_took_about_what_is_estimated() {
     let rows = |op, rows: &'static [Ragged]| rows.iter().flat_map(move |&(m, gpt3, llama)| [(op, m, GPT3, gpt3), (op, m, LLAMA, llama)]);
@@ -243,12 +243,11 @@ fn rows_that_are_no_whole_tiles_took_about_what_is_estimated() {
     for (op, m, model, us) in measured {
         let (ns, sending) = chosen(&problem(2, op, model, m), 4);
         let by = (ns as f64 / 1e3 / us as f64 - 1.0).abs() * 100.0;
-        let most = if (op, m, model) == (AG, 700, GPT3) { 20.0 } else { 15.0 };
-        assert!(by < most, "{op} {model:?} m={m}, {sending}: off by {by:.1} %");
+        assert!(by < 15.0, "{op} {model:?} m={m}, {sending}: off by {by:.1} %");
         off.push(by);
     }
     off.sort_by(f64::total_cmp);
-    assert!(off.len() == 67 && off[33] < 6.0, "{off:?}");
+    assert!(off.len() > 60 && off[off.len() / 2] < 6.0, "{off:?}");
 }
 
 /// Of one shard each, and nothing shared, they took 0.92 ms with 516 rows, and spanning shards, not shared, 0.363 with 258, instead of 0.56 and 0.35 (results/tuning/ragged-rows.txt, 6.).
