@@ -18,9 +18,9 @@ const CHUNKS: [u64; 8] = [4, 3, 2, 1, 5, 6, 7, 8];
 /// be worked on meanwhile. With shards of 256 two H200 take 14 to 19 % less time so; with 128 they take 9 to 17 % more, bound by reading `w` twice
 /// (results/tuning/few-rows-carried.txt). Not measured with more peers.
 const BAND_ROWS: u32 = 256;
-/// Rows of a shard up to which messages beside a kernel, of one peer, take a call longer than is estimated, which has them as hidden; and percent of the estimate that they take. Two H100 take 10 to 20 %
-/// less time from 512 to 700 rows with all messages before (results/tuning/nccl-alone.txt), as little less with more rows as it is estimated. Not measured with more peers.
-const ALONE_ROWS: u32 = 350;
+/// Rows of a shard up to which messages beside a kernel, of one peer, take a call longer than is estimated, which has them as hidden; and percent of the estimate that they take. Two H100 take up to 25 %
+/// less time with all messages before from 512 to 800 rows, and 1 to 2 % more of three calls; with more rows about what is estimated (results/tuning/nccl-alone.txt). Not measured with more peers.
+const ALONE_ROWS: u32 = 400;
 const BESIDE_PERCENT: u64 = 115;
 /// Percent of a tile's time that what groups of workers share of an AllGather-GEMM may take.
 const MOST_SHARED: u64 = 85;

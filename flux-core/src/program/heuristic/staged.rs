@@ -22,7 +22,7 @@ const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
-/// Rows of an AllGather-GEMM up to which its tiles span shards where one row block has all rows, or one wave all tiles, so that `w` is read once: two H100 take 7 to 24 % less time so than with
+/// Rows of an AllGather-GEMM up to which its tiles span shards where one row block has all rows, or one wave all tiles, so that `w` is read once: two H100 take 9 to 29 % less time so than with
 /// rows that are worked on as they come, and with 400 rows of two waves 4 % more (results/tuning/slices-pcie.txt).
 const SPANNING_ROWS: u32 = 352;
 /// What such tiles wait for in slices of `k`: bytes of a shard, and elements of a row, that are worth one. More slices take the host more time, and narrow ones copies more
