@@ -41,8 +41,8 @@ impl Channels {
         taken.min(self.all)
     }
 
-    /// Multiprocessors that messages take beside a kernel of a call that is sent so, in these rounds: those of the largest group, or, of a GEMM-ReduceScatter whose partial sums all go between
-    /// its launches, of what ranks tell each other beside the first, which waits for nobody, and so for no more than one such message.
+    /// Multiprocessors that messages take beside a kernel of a call that is sent so, in these rounds: those of the largest group. Of a GEMM-ReduceScatter whose partial sums all go between its
+    /// launches it is one message, of what ranks say of the call beside the first launch; that waits for nobody, so more of them only take turns.
     pub fn beside(&self, sending: Sending, op: OpKind, rounds: &[Round]) -> u32 {
         match (sending, op) {
             (Sending::Beside { .. }, _) => self.of(rounds, sending.peers()),

@@ -50,6 +50,23 @@ proptest! {
     }
 
     #[test]
+    fn where_all_that_ranks_bring_comes_before_items_signal_the_own_lenders_alone(call in any_calls(1..=16)) {
+        for program in call.0 {
+            let (whole, alone) = (program.clone(), program.signalling_lenders_alone());
+            let lent: BTreeSet<u32> = alone.items.iter().filter(|item| item.sink == sink::LEND).map(|item| item.raise).collect();
+            let raised: BTreeSet<u32> = alone.items.iter().map(|item| item.raise).filter(|&raise| raise != NONE).collect();
+            let awaits = |item| [alone.awaits_of(item), alone.late_awaits_of(item)].concat();
+            let awaited: BTreeSet<u32> = alone.items.iter().flat_map(awaits).map(|entry| entry.signal).collect();
+            prop_assert!(raised == lent && awaited == lent, "{raised:?}, {awaited:?}, {lent:?}: {whole}");
+            // Nothing of what they compute, or where it goes, is another.
+            for (item, was) in alone.items.iter().zip(&whole.items) {
+                let place = |item: &WorkItem| (item.row, item.col, item.sink, item.dest, item.slot, item.part, item.parts, item.k_first, item.k_steps);
+                prop_assert_eq!(place(item), place(was));
+            }
+        }
+    }
+
+    #[test]
     fn the_order_within_a_shard_is_the_same_on_every_rank_and_for_every_shard(call in plain_calls(1..=8)) {
         let tiles = |p: &TileProgram, shard: u32| -> Vec<_> {
             p.items.iter().filter(|item| shard_of(p, item) == shard).map(|item| (item.row, item.col)).collect()

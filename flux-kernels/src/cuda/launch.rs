@@ -323,3 +323,27 @@ fn by_rank(addresses: &[u64], world: WorldSize) -> [u64; MAX_WORLD] {
     all[..world.index()].copy_from_slice(&addresses[..world.index()]);
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::program::{Chunk, Schedule};
+    use flux_core::{DType, Problem, Rank, TileShape};
+
+    #[test]
+    fn the_parts_of_a_call_are_its_tiles_and_then_its_folds() {
+        let program = |op, stack| {
+            let problem = Problem::new(op, 64, 1024, 256, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+            let schedule = Schedule { stack, chunk: Chunk::Shard, ..Schedule::of(TileShape::new(64, 128, 64)) };
+            TileProgram::build(&problem, Rank::new(1), &schedule).unwrap()
+        };
+        let folded = program(OpKind::GemmReduceScatter, true);
+        let parts = [Part::Whole, Part::Tiles, Part::Folds].map(|part| part.of(&folded).unwrap());
+        assert!(parts[0] == (0..folded.items.len()) && parts[1] == (0..parts[2].start) && parts[2].end == folded.items.len(), "{parts:?}");
+        assert!(folded.items[parts[1].clone()].iter().all(|item| item.sink != sink::FOLD) && !parts[1].is_empty());
+        assert!(folded.items[parts[2].clone()].iter().all(|item| item.sink == sink::FOLD) && !parts[2].is_empty());
+        for other in [program(OpKind::GemmReduceScatter, false), program(OpKind::AllGatherGemm, true)] {
+            assert_eq!([Part::Whole, Part::Tiles, Part::Folds].map(|part| part.of(&other).is_some()), [true, false, false]);
+        }
+    }
+}

@@ -132,6 +132,11 @@ impl Members {
         library::words(self.version)
     }
 
+    /// How messages that go alone go, for people; nothing, or a clause.
+    pub(crate) fn alone_in_words(&self) -> String {
+        self.alone().map_or_else(String::new, |alone| format!("; messages that go alone share {alone}"))
+    }
+
     /// What may be worth a try, for people; nothing, or a clause.
     pub(crate) fn advice(&self) -> String {
         advice(self.hosts, self.pieces)

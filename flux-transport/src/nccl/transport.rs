@@ -108,11 +108,12 @@ impl Transport for NcclTransport {
 
     fn explain(&self) -> String {
         format!(
-            "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
+            "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {}{}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             self.world,
             self.members.version(),
             self.device(),
             self.members.sharing,
+            self.members.alone_in_words(),
             locked(&self.state).generation.workspace.bytes(),
             self.members.advice(),
         )
