@@ -7,10 +7,11 @@
 //! The transport: no rank reaches another's memory. Each has its own, and messages on a side stream carry chunks between them.
 //!
 //! ```text
-//! connect   identities, then the unique id -> communicator, and one split from it for messages -> a word to and from every peer, read -> memory of each rank, cleared
-//! a call    begin | exchange: fork, then group by group of rounds [wait for the chunks' flags] send and receive, raise the own signals | kernel | finish: join
-//!           begin | exchange: send and receive all rows | kernel | finish, or begin | exchange | tiles | exchange_stored: send and receive all | folds | finish
-//! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> both aborted
+//! connect   identities, then the unique id -> communicator, and one or two split from it for messages -> a word to and from every peer, read -> memory of each rank, cleared
+//! a call    rows:    begin | exchange: fork, then group by group of rounds send and receive, raise the own signals | kernel | finish: join
+//!           stored:  begin | exchange: fork | kernel | exchange_stored: group by group [wait for the chunks' flags] send and receive, raise the own signals | finish: join
+//!           alone:   begin | exchange: send and receive all rows | kernel | finish; begin | exchange | tiles | exchange_stored: send and receive all | folds | finish
+//! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> all aborted
 //! ```
 
 mod alone;
