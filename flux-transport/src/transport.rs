@@ -306,9 +306,6 @@ pub trait Transport: Send + Sync + Debug {
     fn drain(&self) -> Result<(), TransportError>;
 }
 
-/// The error of a [`Transport::exchange_stored`] that no exchange waits for.
-pub(crate) const NOTHING_STORED: TransportError = TransportError::MoverUnusable { why: "nothing of this call waits to be stored and sent" };
-
 /// Why a transport could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -4,7 +4,7 @@
 
 use crate::plan::ScheduleArgs;
 use crate::shapes::{self, Layer};
-use flux_core::program::{Chunk, Schedule, ScheduleError, TileProgram, sink};
+use flux_core::program::{Chunk, Schedule, ScheduleError, TileProgram};
 use flux_core::{Nodes, Problem, Rank};
 
 /// The rank whose part is measured.
@@ -49,18 +49,6 @@ impl Case {
 
     /// Rank 0's program without its waits for peers, whose data are to be there.
     pub(super) fn order(&self) -> Result<TileProgram, ScheduleError> {
-        self.program(FIRST).map(without_waits)
+        self.program(FIRST).map(TileProgram::awaiting_no_rank)
     }
-}
-
-/// The same items in the same order, which await only what this rank's own items raise. Folds wait for all sources as one, the own among them, and still do.
-fn without_waits(mut program: TileProgram) -> TileProgram {
-    for item in &mut program.items {
-        (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
-        if item.sink != sink::FOLD {
-            // The own lenders' signals come first.
-            item.late_count = item.parts;
-        }
-    }
-    program
 }

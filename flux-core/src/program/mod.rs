@@ -183,19 +183,32 @@ impl TileProgram {
         ranks.map(Rank::new)
     }
 
-    /// The same items for calls in which all that ranks bring is there before the part of the program begins that reads it: [before](Sending::Before) all, or before the folds. They
-    /// await nothing, and announce nothing, but what this rank's own items lend each other.
+    /// The same items for calls in which rows and partial tiles of other ranks are there before: they await what this rank's own lend, and folds all sources as one, the own among them.
     #[must_use]
-    pub fn signalling_lenders_alone(mut self) -> Self {
+    pub fn awaiting_no_rank(mut self) -> Self {
         for item in &mut self.items {
             (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
-            // Theirs come first.
-            item.late_count = item.parts;
-            if item.sink != sink::LEND {
-                (item.raise, item.counter) = (NONE, NONE);
+            if item.sink != sink::FOLD {
+                // The own lenders' signals come first.
+                item.late_count = item.parts;
             }
         }
         self
+    }
+
+    /// The same items for calls in which all that ranks bring is there before the part of the program begins that reads it: [before](Sending::Before) all, or before the folds. They
+    /// await nothing, and announce nothing, but what this rank's own items lend each other.
+    #[must_use]
+    pub fn signalling_lenders_alone(self) -> Self {
+        let mut this = self.awaiting_no_rank();
+        for item in &mut this.items {
+            match item.sink {
+                sink::FOLD => item.late_count = 0,
+                sink::LEND => {}
+                _ => (item.raise, item.counter) = (NONE, NONE),
+            }
+        }
+        this
     }
 
     /// What `item` awaits before it reads rows of A.

@@ -42,6 +42,8 @@ struct InCall {
     carried: bool,
     /// Whether the caller's stream is ordered after all of their part.
     joined: bool,
+    /// Whether what its executor stores is still to be sent.
+    stores: bool,
 }
 
 impl InCall {
@@ -106,7 +108,7 @@ impl Calls {
         let turn = self.order.begin(caller)?;
         self.captures.note(turn)?;
         fork(caller)?;
-        self.call = Some(InCall { turn, carried: false, joined: false });
+        self.call = Some(InCall { turn, carried: false, joined: false, stores: false });
         Ok(())
     }
 
@@ -130,6 +132,23 @@ impl Calls {
     pub(crate) const fn carried(&mut self) {
         if let Some(call) = &mut self.call {
             call.carried = true;
+        }
+    }
+
+    /// What the executor of the call in progress stores is to be sent when it was launched.
+    pub(crate) const fn stores(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.stores = true;
+        }
+    }
+
+    /// The caller's stream, if what the executor of the call in progress [stores](Self::stores) is still to be sent: once.
+    pub(crate) fn stored(&mut self, stream: Stream) -> Result<usize, TransportError> {
+        let caller = self.raw(stream)?;
+        if self.call.as_mut().is_some_and(|call| std::mem::take(&mut call.stores)) {
+            Ok(caller)
+        } else {
+            Err(TransportError::MoverUnusable { why: "nothing that this call stores waits to be sent" })
         }
     }
 

@@ -11,7 +11,6 @@ use crate::control::{Collective, together};
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
 use crate::nvlink::{Lane, Meeting, Wanted, build};
-use crate::transport::NOTHING_STORED;
 use crate::{
     Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Select, Source, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
@@ -45,8 +44,6 @@ struct State {
     // For what is not part of a call.
     aside: SideStream,
     generation: Generation<Workspace>,
-    // The call whose executor stores what is sent, and of which that was not enqueued yet.
-    to_be_sent: Option<Epoch>,
 }
 
 /// The side streams.
@@ -103,7 +100,7 @@ impl Mixed {
         };
         let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, aside, generation, to_be_sent: None }));
+        let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, aside, generation }));
         Ok(Self { guard, state, watched, members, rank, deadline: options.deadline, device, place })
     }
 
@@ -158,7 +155,7 @@ impl Transport for Mixed {
     fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, until: Instant) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
         let drained = self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch(&self.device)?));
-        let State { lanes, calls, aside, generation, .. } = state;
+        let State { lanes, calls, aside, generation } = state;
         // After this step no rank's kernel, copy or message touches any rank's workspace.
         let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
@@ -193,7 +190,7 @@ impl Transport for Mixed {
     }
 
     unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
-        let State { lanes, calls, generation, to_be_sent, .. } = &mut *locked(&self.state);
+        let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
         if let Some(why) = fault(exchange, self.rank, self.members.nodes) {
@@ -213,17 +210,15 @@ impl Transport for Mixed {
             };
             carried.inspect_err(|error| self.watched.refused(error))?;
         } else {
-            *to_be_sent = Some(epoch);
+            calls.stores();
         }
         Ok(generation.view_of(exchange, epoch))
     }
 
-    unsafe fn exchange_stored(&self, _stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
-        let State { lanes, calls, generation, to_be_sent, .. } = &mut *locked(&self.state);
+    unsafe fn exchange_stored(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+        let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
+        calls.stored(stream)?;
         let epoch = calls.epoch();
-        if to_be_sent.take() != Some(epoch) {
-            return Err(NOTHING_STORED);
-        }
         exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
         let memory = generation.workspace.memory();
         // SAFETY: checked, and forked by `exchange`.

@@ -16,7 +16,7 @@ use crate::calls::{Calls, Captures, locked};
 use crate::control::{Collective, agree, together};
 use crate::cuda::{CudaDevice, SideStream};
 use crate::nvlink::Lane;
-use crate::transport::{NOTHING_STORED, same_epoch};
+use crate::transport::same_epoch;
 use crate::{
     Capabilities, ConnectError, Device, Exchange, Heard, MoverJob, Options, Source, Stream, Transport, TransportError, TransportKind,
     WorkspaceView, World,
@@ -53,8 +53,6 @@ struct State {
     generation: Generation<Workspace>,
     // The last call whose messages went alone, or are to.
     alone: Option<Alone>,
-    // The call whose executor stores what is sent, and of which that was not enqueued yet.
-    to_be_sent: Option<Epoch>,
 }
 
 impl NcclTransport {
@@ -83,7 +81,7 @@ impl NcclTransport {
         };
         let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation, alone: None, to_be_sent: None }));
+        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation, alone: None }));
         Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
     }
 
@@ -153,7 +151,7 @@ impl Transport for NcclTransport {
     }
 
     unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
-        let State { lane, calls, generation, alone, to_be_sent, .. } = &mut *locked(&self.state);
+        let State { lane, calls, generation, alone, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
         if exchange.rounds.is_empty() {
@@ -182,16 +180,15 @@ impl Transport for NcclTransport {
             // What the side stream does besides concerns nobody who comes next.
             calls.joined();
         }
-        *to_be_sent = stored.then_some(epoch);
+        if stored {
+            calls.stores();
+        }
         Ok(generation.view_of(exchange, epoch))
     }
 
     unsafe fn exchange_stored(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
-        let State { lane, calls, generation, alone, to_be_sent, .. } = &mut *locked(&self.state);
-        let epoch = calls.epoch();
-        let (Some(caller), true) = (stream.raw(), to_be_sent.take() == Some(epoch)) else {
-            return Err(NOTHING_STORED);
-        };
+        let State { lane, calls, generation, alone, .. } = &mut *locked(&self.state);
+        let (caller, epoch) = (calls.stored(stream)?, calls.epoch());
         exchange.check(self.world.get(), generation.workspace.size())?;
         let at = generation.workspace.memory();
         let sent = match alone.filter(|begun| begun.heard(epoch).is_some()) {

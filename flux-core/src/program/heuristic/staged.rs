@@ -23,7 +23,8 @@ const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
 /// Rows of an AllGather-GEMM up to which its tiles span shards where one row block has all rows, or one wave all tiles, so that `w` is read once: two H100 take 9 to 29 % less time so than with
-/// rows that are worked on as they come, and with 400 rows of two waves 4 % more (results/tuning/slices-pcie.txt).
+/// rows that are worked on as they come, and with 400 rows of two waves 4 % more (results/tuning/slices-pcie.txt). Of more
+/// ranks nothing was measured.
 const SPANNING_ROWS: u32 = 352;
 /// What such tiles wait for in slices of `k`: bytes of a shard, and elements of a row, that are worth one. More slices take the host more time, and narrow ones copies more
 /// (results/tuning/slices-pcie.txt).
@@ -172,7 +173,7 @@ mod tests {
         assert!(!chosen(400, 28672, 8192).2, "two waves");
     }
 
-    /// By simulation of two H100, which meets what they took from 1024 rows on within 8.5 % (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).
+    /// By simulation of two H100, which meets what they took from 1024 rows on within 8.8 %, but one row of 16 within 16 (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).
     #[test]
     fn what_is_worked_on_as_it_comes_is_done_sooner_where_the_host_bounds_it() {
         let gained = |m, n, k| {

@@ -19,7 +19,7 @@ const GROUP_NS: u64 = 43_000;
 const BEFORE_NS: u64 = 13_000;
 /// What a group takes besides that goes alone, before what reads what it brings, fitted to two H100 (results/tuning/nccl-alone.txt).
 const ALONE_NS: u64 = 20_000;
-/// What folds take that are a launch of their own.
+/// What folds take that are a launch of their own, fitted alike.
 const FOLDS_NS: u64 = 5_000;
 /// What more, if it waits for what a kernel stores and announces in the host's memory.
 const FLAG_NS: u64 = 20_000;

@@ -57,9 +57,9 @@ pub fn messages_that_go_alone_bring_what_those_beside_kernels_do(machine: Machin
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
             let ops: Vec<_> = cases.iter().map(|(case, plan)| AnyOp::of(case, *plan, node)).collect();
-            for i in 0..96 {
-                // Each op in both halves, and behind each other one.
-                let at = (i * i / 3 + i) % ops.len();
+            // Each op behind each one, so in both halves.
+            let pairs = (0..ops.len()).flat_map(|first| (0..ops.len()).flat_map(move |second| [first, second]));
+            for (i, at) in pairs.enumerate() {
                 if i % 7 == node.rank.index() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
