@@ -27,9 +27,10 @@ const WORD: u64 = 4;
 /// For what was given up.
 const GONE: Duration = Duration::from_secs(2);
 
-/// What `from` sends to `to`: not the same for any two pairs.
-fn word(from: u32, to: u32) -> u32 {
-    (from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635
+/// What `from` sends to `to` this way: not the same for any two pairs, nor for the ways of one.
+fn word(way: Way, from: u32, to: u32) -> u32 {
+    let way = u32::from(way == Way::Alone);
+    (way << 31 | from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635
 }
 
 /// Sends and receives, and compares. `Err` where a word did not come, or is another; the communicator is given up then.
@@ -41,7 +42,8 @@ pub(super) fn prove(
     until: Instant,
 ) -> Result<(), ConnectError> {
     let buffers = Buffers::new(device)?;
-    let proven = exchange(device, stream, link, members, &buffers, until);
+    let mut ways = members.alone().map(|_| Way::Alone).into_iter().chain([Way::Beside]);
+    let proven = ways.try_for_each(|way| exchange(device, (link, way, stream), members, &buffers, until));
     if proven.is_err() {
         link.abort();
         // What is left is freed when nothing uses it, which this ends.
@@ -55,8 +57,7 @@ pub(super) fn prove(
 
 fn exchange(
     device: &CudaDevice,
-    stream: &SideStream,
-    link: &Arc<Link>,
+    (link, way, stream): (&Arc<Link>, Way, &SideStream),
     members: &Members,
     Buffers { sent, received, seen }: &Buffers,
     until: Instant,
@@ -68,13 +69,11 @@ fn exchange(
     let _current = device.enter()?;
     for peer in peers() {
         // SAFETY: a message's first word, in the buffer, which is freed when nothing uses it.
-        unsafe { write_value_async(device, sent.at(peer), word(own, peer), stream.raw()) }?;
+        unsafe { write_value_async(device, sent.at(peer), word(way, own, peer), stream.raw()) }?;
     }
-    for way in [Way::Alone, Way::Beside].into_iter().filter(|&way| way == Way::Beside || members.alone().is_some()) {
-        let places: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
-        if !connected(link, (way, stream.raw()), places, until)? {
-            return Err(nccl(members.silent(began.elapsed())));
-        }
+    let places: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
+    if !connected(link, (way, stream.raw()), places, until)? {
+        return Err(nccl(members.silent(began.elapsed())));
     }
     // SAFETY: the places of this rank's own messages, of which there are none.
     unsafe {
@@ -97,7 +96,7 @@ fn exchange(
     }
     for peer in peers() {
         // SAFETY: the stream has written it, and is past that.
-        let (seen, expected) = (unsafe { place(seen, peer).read_volatile() }, word(peer, own));
+        let (seen, expected) = (unsafe { place(seen, peer).read_volatile() }, word(way, peer, own));
         if seen != expected {
             return Err(members.not_proven(peer, expected, seen));
         }
@@ -169,12 +168,14 @@ impl Buffer {
 
 #[cfg(test)]
 mod tests {
-    use super::word;
+    use super::{Way, word};
     use std::collections::BTreeSet;
 
     #[test]
-    fn no_two_pairs_share_a_word() {
-        let words: BTreeSet<u32> = (0..16).flat_map(|from| (0..16).map(move |to| word(from, to))).collect();
-        assert_eq!(words.len(), 256);
+    fn no_two_pairs_share_a_word_nor_do_the_ways_of_one() {
+        let pairs = || (0..16).flat_map(|from| (0..16).map(move |to| (from, to)));
+        let words: BTreeSet<u32> =
+            [Way::Beside, Way::Alone].into_iter().flat_map(|way| pairs().map(move |(from, to)| word(way, from, to))).collect();
+        assert_eq!(words.len(), 512);
     }
 }
