@@ -22,8 +22,9 @@ use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind};
 use flux_kernels::Variant;
-use flux_kernels::cuda::Kernel;
+use flux_kernels::cuda::{Kernel, loaded};
 use flux_transport::cuda::DeviceBlock;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The contenders that run the kernel.
@@ -39,7 +40,7 @@ fn among_ours(contender: Contender) -> Option<usize> {
 pub(super) struct Lane<'a> {
     gpu: &'a Gpu,
     case: &'a Case,
-    kernel: Kernel,
+    kernel: Arc<Kernel>,
     gemm: Gemm,
     sets: Vec<Set>,
     /// In the order of [`OURS`].
@@ -58,9 +59,8 @@ impl<'a> Lane<'a> {
     pub(super) fn new(gpu: &'a Gpu, case: &'a Case) -> anyhow::Result<Self> {
         let (problem, device) = (&case.problem, gpu.device());
         let variant = Variant::of(&case.program(FIRST)?)?;
-        let cubin = kernels::fused(device, variant)?;
         device.bind()?;
-        let kernel = Kernel::load(variant, &cubin)?;
+        let kernel = loaded(variant, || kernels::fused(device, variant))?;
         let gemm = Gemm::new(device, (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
         let sets = (0..SETS).map(|_| Set::new(gpu, &case.alone)).collect::<anyhow::Result<_>>()?;
         let region = |program: &TileProgram| gpu.alloc(program.workspace().data_bytes().max(16) as usize);

@@ -32,7 +32,7 @@ unsafe impl Sync for Kernel {}
 
 impl Kernel {
     /// Loads a compiled variant into the current context, and launches it once without work: the first call is then like any other. Waits for the
-    /// device, as loading does.
+    /// device, as loading does. Who loads again and again what was loaded before asks for the one [that is](super::loaded()).
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks the entry point.
@@ -48,6 +48,11 @@ impl Kernel {
     /// Which variant this is.
     pub fn variant(&self) -> Variant {
         self.variant
+    }
+
+    /// Where it is loaded.
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.module.context()
     }
 
     /// Multiprocessors of the device: the CTAs of this kernel that run at once.

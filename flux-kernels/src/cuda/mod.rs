@@ -6,6 +6,7 @@
 mod call;
 mod error;
 mod launch;
+mod loaded;
 pub(crate) mod module;
 mod params;
 mod program;
@@ -15,5 +16,6 @@ mod warm_up;
 
 pub use error::LaunchError;
 pub use launch::{Kernel, LaunchArgs, Matrix, Pace, Part, launch};
+pub use loaded::loaded;
 pub use program::DeviceProgram;
 pub use trace::{ItemStamps, Stamps, TraceBuffer, WorkerStamps};

@@ -65,7 +65,7 @@ pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
     Some(context)
 }
 
-fn cubin(source: &flux_kernels::sources::Source) -> Vec<u8> {
+pub(crate) fn cubin(source: &flux_kernels::sources::Source) -> Vec<u8> {
     cache::cubin(source, Arch::Sm90a).expect("a cubin").image
 }
 

@@ -12,14 +12,14 @@ use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{Round, Schedule, Sending, TileProgram, sink};
 use flux_kernels::cache::{self, Origin};
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, TraceBuffer, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Variant};
 use flux_transport::cuda::CudaDevice;
 use flux_transport::route::Route;
 use flux_transport::{Call, Carry, Communicator, Exchange, Mover, Source, Stream, TransportError, TransportKind};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// How much of the time that there is a paced transfer may take.
 const SPREAD_PERCENT: u32 = 40;
@@ -27,16 +27,13 @@ const SPREAD_PERCENT: u32 = 40;
 /// The compute capability that the kernels are compiled for.
 const COMPUTE: (u32, u32) = (9, 0);
 
-/// Kernels in use, by device: a model's many ops of one shape load one.
-static KERNELS: Mutex<Vec<(u32, Weak<Kernel>)>> = Mutex::new(Vec::new());
-
 /// A kernel with a program on the device.
 #[derive(Debug)]
 pub(crate) struct CudaExecutor {
     comm: Communicator,
     device: CudaDevice,
+    kernel: Arc<Kernel>,
     // Freed only where the device can be waited for.
-    kernel: ManuallyDrop<Arc<Kernel>>,
     program: ManuallyDrop<DeviceProgram>,
     trace: ManuallyDrop<Option<TraceBuffer>>,
     push_by_kernel: bool,
@@ -68,7 +65,6 @@ impl Drop for CudaExecutor {
         unsafe {
             ManuallyDrop::drop(&mut self.trace);
             ManuallyDrop::drop(&mut self.program);
-            ManuallyDrop::drop(&mut self.kernel);
         }
     }
 }
@@ -105,7 +101,7 @@ impl CudaExecutor {
         }
         let _current = device.enter()?;
         let variant = Variant::of(&program)?;
-        let kernel = kernel(ordinal, if hands.trace { variant.traced() } else { variant })?;
+        let kernel = kernel(if hands.trace { variant.traced() } else { variant })?;
         // What brings the chunks needs its own while the CTAs wait for them.
         let sms = kernel.multiprocessors().saturating_sub(if program.problem.world().peers() > 0 { left } else { 0 }).max(1);
         if let Some(value) = hands.workers.filter(|value| !(1..=sms).contains(value)) {
@@ -142,7 +138,7 @@ impl CudaExecutor {
         let program = ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?);
         Ok(Self {
             comm: comm.clone(),
-            kernel: ManuallyDrop::new(kernel),
+            kernel,
             program,
             trace: ManuallyDrop::new(trace),
             push_by_kernel,
@@ -353,19 +349,13 @@ fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     }
 }
 
-/// The variant, loaded into the current context, which is the primary one of device `ordinal`.
-fn kernel(ordinal: u32, variant: Variant) -> Result<Arc<Kernel>, BuildError> {
-    let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
-    kernels.retain(|(_, kernel)| kernel.strong_count() > 0);
-    let loaded = kernels.iter().filter(|(device, _)| *device == ordinal).filter_map(|(_, kernel)| kernel.upgrade());
-    if let Some(kernel) = loaded.into_iter().find(|kernel| kernel.variant() == variant) {
-        return Ok(kernel);
-    }
-    let cubin = cache::cubin(&variant.source(), Arch::Sm90a)?;
-    if cubin.origin == Origin::Compiled {
-        tracing::info!(kernel = %variant, "compiled; the next process finds it in the cache");
-    }
-    let kernel = Arc::new(Kernel::load(variant, &cubin.image)?);
-    kernels.push((ordinal, Arc::downgrade(&kernel)));
-    Ok(kernel)
+/// The variant in the current context: as an op before has loaded it, or loaded now.
+fn kernel(variant: Variant) -> Result<Arc<Kernel>, BuildError> {
+    loaded(variant, || {
+        let cubin = cache::cubin(&variant.source(), Arch::Sm90a)?;
+        if cubin.origin == Origin::Compiled {
+            tracing::info!(kernel = %variant, "compiled; the next process finds it in the cache");
+        }
+        Ok(cubin.image)
+    })
 }
