@@ -34,8 +34,19 @@ pub(super) const CANDIDATES: [Candidate; 12] = [
     candidate(LARGE.0.m, LARGE.0.n, false, true),
 ];
 
-/// Percent of the rows of tiles that are beyond the last row from which on turned ones of 128 columns take longer for it, twice as much, and those of 128x192 as much: rows that are
-/// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time.
+/// What carries what ranks have for each other. Costs of tiles were measured over each apart, and differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::program) enum Carrier {
+    /// The kernel, or copy engines, to peers' memory.
+    Peers,
+    /// Copy engines, through memory of the host.
+    Host,
+    /// Messages beside the kernel.
+    Messages,
+}
+
+/// Percent of the rows of tiles that are beyond the last row from which on those of 128 columns take longer for it, twice as much, and those of 128x192 as much: rows that are
+/// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time, or most of it.
 const BEYOND: u64 = 3;
 /// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM took 11 % longer than with tiles of 176x256, which were shared, on another
 /// machine (GPT-3 at 1700 rows, Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.). With these, which they have since, they take 1.01 and 1.03 of serial's time (the record of 19ac363).
@@ -45,6 +56,8 @@ const QUICK: u64 = 176 * 128;
 /// Percent that tiles of 128x224 and 128x192 take more than by their steps: of two ranks a GEMM-ReduceScatter of GPT-3 with 350 rows in the first, and with 450 in the second, takes 3
 /// and 10 % more than by this estimate without.
 const NARROWER: u64 = 4;
+/// The same over peers' memory of 128x224 and of 128x192 (results/tuning/plans-of-rows.txt).
+const NARROWER_TO_PEERS: [u64; 2] = [8, 3];
 /// Percent that tiles of 256x192 take less, which move less through L2 (results/tuning/back-to-back.txt).
 const SPARED: u64 = 2;
 
@@ -56,26 +69,26 @@ pub(super) fn of_one_shard(problem: &Problem) -> impl Iterator<Item = &'static C
 }
 
 /// The time of a step of such tiles of so many rows relative to its operations, in percent.
-pub(super) fn percent(tile: TileShape, rows: u32) -> u64 {
-    percent_beyond(tile, rows, BEYOND)
-}
-
-/// The same beside messages.
-pub(super) fn percent_beside_messages(tile: TileShape, rows: u32) -> u64 {
-    percent_beyond(tile, rows, if area(tile) <= QUICK { BEYOND_BESIDE_MESSAGES } else { BEYOND })
-}
-
-/// The same with so many percent of rows beyond the last that cost nothing.
-fn percent_beyond(tile: TileShape, rows: u32, free: u64) -> u64 {
+pub(super) fn percent(tile: TileShape, rows: u32, carrier: Carrier) -> u64 {
+    let to_peers = carrier == Carrier::Peers;
+    let free = if carrier == Carrier::Messages && area(tile) <= QUICK { BEYOND_BESIDE_MESSAGES } else { BEYOND };
     let covered = u64::from(rows.next_multiple_of(tile.m));
     let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(free);
     let beyond = match tile.n {
-        128 if tile.is_turned() => 2 * beyond,
-        192 if tile != LARGE.0 => beyond,
+        _ if tile == LARGE.0 => 0,
+        128 if tile.is_turned() || to_peers => 2 * beyond,
+        192 => beyond,
+        256 if !tile.is_turned() && to_peers => beyond / 3,
         _ => 0,
     };
-    let more = if !tile.is_turned() && 128 < tile.n && tile.n < 256 && tile != LARGE.0 { NARROWER } else { 0 };
+    let narrower = match tile.n {
+        _ if tile == LARGE.0 || tile.is_turned() => 0,
+        192 | 224 if !to_peers => NARROWER,
+        224 => NARROWER_TO_PEERS[0],
+        192 => NARROWER_TO_PEERS[1],
+        _ => 0,
+    };
     // At the card's power limit, and in long calls.
     let spared = if tile == LARGE.0 { SPARED } else { 0 };
-    (tile.step_percent() + more - spared) * (100 + beyond) / 100
+    (tile.step_percent() + narrower - spared) * (100 + beyond) / 100
 }

@@ -15,6 +15,7 @@ use crate::layout::gather_place_bytes;
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
 pub(super) use few_rows::{THIN_ROWS, thin};
+use ragged::leaves_half_a_tile;
 pub(super) use ragged::{SHARING_NS, is_ragged, of_shards, that_span, unless_unsent};
 use tiles::LARGE;
 #[cfg(test)]
@@ -64,7 +65,7 @@ impl Schedule {
     ///
     /// - Tile: the one of 256x192x64, if `k` is long enough, 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the
     ///   last, take the least time, the first of equals.
-    ///   Where rows are no whole tiles of 128, in all or in a shard, also 136x256x64, 160x256x64, 176x256x64, 152x128x64, 176x128x64, 208x128x64 and 240x128x64, of one shard each or spanning
+    ///   Where rows are no whole tiles of 128, in all or in a shard, or shards leave half of a tile of 256, also 136x256x64, 160x256x64, 176x256x64, 152x128x64, 176x128x64, 208x128x64 and 240x128x64, of one shard each or spanning
     ///   shards, as an estimate of the whole call says; but for 224 to 255 rows in all of small shards of a GEMM-ReduceScatter, which have what 256 have.
     /// - Chunk: for AllGather-GEMM the shard, in as many row blocks as 4 MiB have, at least one, where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
@@ -86,7 +87,7 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn heuristic(problem: &Problem) -> Self {
-        if is_ragged(problem) {
+        if is_ragged(problem) || leaves_half_a_tile(problem) {
             return Self::ragged(problem);
         }
         let schedule = Self::shard_by_shard(problem).in_splits(problem);
@@ -195,7 +196,7 @@ mod tests {
                     let tiles = program.items.iter().filter(|item| item.sink == sink::STORE).count();
                     let first_lender = program.items.iter().position(|item| item.sink == sink::LEND);
                     assert_eq!(first_lender, Some(tiles / 132 * 132), "{problem}: {schedule}");
-                    assert!(!shard.is_multiple_of(128), "{problem}: what whole shards have was compared on GPUs");
+                    assert!(!shard.is_multiple_of(256), "{problem}: what whole shards have was compared on GPUs");
                     last += 1;
                 }
             }

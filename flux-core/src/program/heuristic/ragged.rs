@@ -1,12 +1,12 @@
-//! Rows that are no whole tiles of 128: the tile that they fill best, and whether it spans shards.
+//! Rows that are no whole tiles of 128, and such that leave half of one of 256: the tile that they fill best, whether it spans shards, and whether what whole waves leave is shared.
 //!
-//! Invariant: of the candidates it is the one whose estimate is the least. The estimates were fitted to two H100 (results/tuning/ragged-rows.txt), and
+//! Invariant: of the candidates it is the one whose estimate is the least. The estimates were fitted to two H100 (results/tuning/ragged-rows.txt, plans-of-rows.txt), and
 //! compared with simulations of four and eight ranks.
 
 use super::super::MAX_ITEMS;
 use super::super::pushing::COPY_ENGINE_BYTES;
 use super::bands::LINK;
-use super::candidates::{CANDIDATES, Candidate, of_one_shard, percent, percent_beside_messages};
+use super::candidates::{CANDIDATES, Candidate, Carrier, of_one_shard, percent};
 use super::tiles::{LARGE, READ, TILES, area, w_bytes};
 use super::{MULTIPROCESSORS, OPERATIONS, ROWS, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
@@ -21,8 +21,16 @@ const ENDS: u64 = 4;
 const UNEVEN: u64 = 30;
 /// Nanoseconds until the parts of a tile that is shared are added.
 pub(in crate::program) const SHARING_NS: u64 = 5_000;
+/// Bytes of an element of a part; and of parts that all workers lay aside at once, and fetch, in a nanosecond: without whole waves behind them nothing hides it. AllGather-GEMM of Llama at
+/// 258 and 320 rows took 0.136 and 0.143 ms so, and takes 0.122 and 0.132 in whole tiles on 112 of 132 multiprocessors (results/tuning/plans-of-rows.txt).
+const PART_BYTES: u64 = 4;
+const LENT: u64 = 1_400;
+/// Bytes of `w` in a nanosecond that an H200 reads, where [`READ`] is nearly what an H100 does. A schedule is for both.
+const READ_FASTER: u64 = 4_200;
+/// Percent that reads of `w` take longer where nearly all multiprocessors have nothing to do in the last wave.
+const IDLE: u64 = 10;
 /// Percent that tiles of 128 columns take more beside rows that are scattered, and where they are one wave and a half at most: so narrow, their loads leave no room for them.
-const BESIDE: u64 = 12;
+const BESIDE: u64 = 7;
 const BESIDE_FEW: u64 = 2;
 /// Nanoseconds of a wave of tiles whose rows are scattered, which consumers do.
 const SCATTERING_NS: u64 = 2_000;
@@ -51,6 +59,18 @@ pub(in crate::program) fn is_ragged(problem: &Problem) -> bool {
     rows > ROWS && !rows.is_multiple_of(ROWS) && !nearly_whole
 }
 
+/// Whether shards are whole tiles of 128 rows, more than two, that leave half of one of 256.
+pub(super) fn leaves_half_a_tile(problem: &Problem) -> bool {
+    problem.m_shard() > 2 * ROWS && !problem.m_shard().is_multiple_of(2 * ROWS)
+}
+
+/// What takes so long by itself, side by side: neither hides under the other as a whole, and the less the nearer they are.
+fn side_by_side(a: u64, b: u64) -> u64 {
+    let (longer, shorter) = (u128::from(a.max(b)).max(1), u128::from(a.min(b)));
+    let percent = 100 * shorter / longer;
+    u64::try_from(longer + shorter * percent.pow(4) / (8 * 100_u128.pow(4))).unwrap_or(u64::MAX)
+}
+
 /// The tile of shards that are no whole tiles, of one shard each.
 pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
     best_of_one_shard(problem, may_be_large, |tile| Schedule::by_shard(problem, tile).estimate_ns(problem).into())
@@ -72,7 +92,7 @@ fn by_host_ns(problem: &Problem, tile: TileShape) -> u128 {
     let tiles_of_shard = u128::from(TileGrid::of_shard(problem, tile).tiles());
     let small = if tile == TILES[3].0 { BY_HOST_SMALL } else { 0 };
     let steps = u64::from(problem.k_local().div_ceil(tile.k)) + ENDS;
-    let wave = steps * 2 * area(tile) * u64::from(tile.k) * (percent(tile, problem.m_shard()) + small) / (100 * OPERATIONS);
+    let wave = steps * 2 * area(tile) * u64::from(tile.k) * (percent(tile, problem.m_shard(), Carrier::Host) + small) / (100 * OPERATIONS);
     let waves = (u128::from(problem.world().get()) * tiles_of_shard).div_ceil(MULTIPROCESSORS.into());
     let bytes = u128::from(problem.world().peers()) * tiles_of_shard * u128::from(slot_bytes(problem, tile));
     let carried = 1000 * bytes / u128::from(Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us);
@@ -91,24 +111,29 @@ pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> 
         return TILES.to_vec();
     }
     let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
-    tiles.map(|tile| (tile.tile, percent_beside_messages(tile.tile, problem.m_shard()))).collect()
+    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard(), Carrier::Messages))).collect()
 }
 
 /// Tiles that span shards, with what they cost.
 pub(in crate::program) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
     let tiles = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
-    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m()))).collect()
+    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m(), Carrier::Host))).collect()
 }
 
 impl Schedule {
     /// The schedule of such rows over peer memory.
     pub(super) fn ragged(problem: &Problem) -> Self {
         let by_shard = of_one_shard(problem).filter(|_| problem.m_shard() >= ROWS);
-        let by_shard = by_shard.map(|tile| {
-            Self::by_shard(problem, tile.tile).sharing(problem, MULTIPROCESSORS).in_wider_bands(problem).sharing(problem, MULTIPROCESSORS)
+        let by_shard = by_shard.flat_map(|tile| {
+            let whole = Self::by_shard(problem, tile.tile);
+            let shared = whole.sharing(problem, MULTIPROCESSORS).in_wider_bands(problem).sharing(problem, MULTIPROCESSORS);
+            [shared, whole.in_wider_bands(problem)]
         });
         let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
-        let spanning = spanning.map(|tile| Self::spanning(problem, tile.tile, 1).in_slices(problem).sharing(problem, MULTIPROCESSORS));
+        let spanning = spanning.flat_map(|tile| {
+            let whole = Self::spanning(problem, tile.tile, 1).in_slices(problem);
+            [whole.sharing(problem, MULTIPROCESSORS), whole]
+        });
         by_shard.chain(spanning).min_by_key(|schedule| schedule.estimate_ns(problem)).unwrap_or(Self::of(TILES[0].0))
     }
 
@@ -141,22 +166,25 @@ impl Schedule {
             Some(shares) => tiles / workers * whole + shares.time() + ENDS,
             None => tiles.div_ceil(workers) * whole,
         };
-        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows));
+        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows, Carrier::Peers));
         let multiplied = u128::from(in_steps) * step / u128::from(100 * OPERATIONS);
         let multiplied = u64::try_from(multiplied).unwrap_or(u64::MAX);
         let scatters = spans && problem.op() == OpKind::GemmReduceScatter;
         let beside = if 2 * tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
         let beside = if scatters && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
-        let sharing = if self.shares > 1 { SHARING_NS } else { 0 };
+        let lent = if tiles < workers { workers * area(self.tile) * PART_BYTES / LENT } else { 0 };
+        let sharing = if self.shares > 1 { SHARING_NS + lent } else { 0 };
 
         let passes = match problem.op() {
             _ if spans || peers == 0 => u64::from(grid.row_blocks().div_ceil(super::ROW_GROUP)),
             OpKind::AllGatherGemm => u64::from(self.alone) + (world - u64::from(self.alone).min(world)).div_ceil(self.band.into()),
             OpKind::GemmReduceScatter => peers.div_ceil(self.band.into()) + 1,
         };
-        let (tiles_ns, read_ns) = (multiplied.saturating_add(beside + sharing), passes.saturating_mul(w_bytes(problem)) / READ);
-        // Neither hides under the other as a whole.
-        let tiles_ns = tiles_ns.max(read_ns).saturating_add(tiles_ns.min(read_ns) / 32);
+        let slots = tiles.div_ceil(workers) * workers;
+        let idle = if self.shares > 1 { 0 } else { (slots - tiles) * IDLE / slots };
+        let multiplied = multiplied.saturating_add(beside);
+        let beside_reads = |rate| side_by_side(multiplied, passes.saturating_mul(w_bytes(problem)) / rate * (100 + idle) / 100);
+        let tiles_ns = beside_reads(READ).midpoint(beside_reads(READ_FASTER)).saturating_add(sharing);
 
         // Behind tiles that are shared come whole waves.
         let last_wave = if self.shares > 1 { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
@@ -194,109 +222,4 @@ fn may_span(problem: &Problem, tile: &Candidate) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::tests::{chosen, own, simulated};
-    use super::*;
-    use crate::problem::MAX_EXTENT;
-    use crate::{DType, WorldSize};
-
-    const AG: OpKind = OpKind::AllGatherGemm;
-    const RS: OpKind = OpKind::GemmReduceScatter;
-    const MODELS: [(usize, usize); 2] = [(49152, 12288), (28672, 8192)];
-
-    fn problem(world: u32, op: OpKind, m: usize, (wide, narrow): (usize, usize)) -> Problem {
-        let (n, k) = if op == AG { (wide, narrow) } else { (narrow, wide) };
-        Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem")
-    }
-
-    /// What ran fastest of all tiles on one H100 as a rank of 2, with every signal raised before, or within 3 % of it (results/tuning/ragged-rows.txt).
-    #[test]
-    fn rows_have_tiles_that_they_fill() {
-        let tile = |op, m, model: (usize, usize)| {
-            let schedule = Schedule::heuristic(&problem(2, op, m, model));
-            (schedule.tile.m, schedule.tile.n)
-        };
-        for model in MODELS {
-            assert_eq!([258, 1040].map(|m| tile(AG, m, model)), [(136, 256), (176, 256)], "AG {model:?}");
-            assert_eq!([258, 300, 516].map(|m| tile(RS, m, model)), [(136, 256), (152, 128), (136, 256)], "RS {model:?}");
-            assert_eq!([1040, 2080].map(|m| tile(RS, m, model)), [(176, 256); 2], "RS {model:?}");
-        }
-    }
-
-    /// By simulation, which knows of the tiles' steps, of links and of folds, and nothing of rows beyond the end.
-    #[test]
-    fn no_rows_take_longer_than_with_tiles_of_128_rows() {
-        let mut gained = 0;
-        for world in [2, 4] {
-            for (op, model) in [(AG, MODELS[0]), (AG, MODELS[1]), (RS, MODELS[0]), (RS, MODELS[1])] {
-                for m in [516, 600, 800, 1040, 1320, 2080, 4000] {
-                    let problem = problem(world, op, m, model);
-                    let schedule = Schedule::heuristic(&problem);
-                    let of_128_rows = Schedule::by_shard(&problem, TILES[0].0).in_wider_bands(&problem);
-                    let [ours, theirs] = [schedule, of_128_rows].map(|schedule| simulated(&problem, &schedule));
-                    assert!(ours <= theirs, "{problem}: {ours:?} instead of {theirs:?}, {schedule}");
-                    gained += u32::from(ours * 10 < theirs * 9);
-                }
-            }
-        }
-        assert!(gained > 28, "{gained} of 56 take a tenth less");
-    }
-
-    #[test]
-    fn whole_tiles_are_not_ragged() {
-        let ragged = |world, m| is_ragged(&problem(world, RS, m, MODELS[0]));
-        assert_eq!([128, 256, 512, 1024, 64, 126].map(|m| ragged(2, m)), [false; 6]);
-        assert_eq!([384, 258, 130, 640, 1032].map(|m| ragged(2, m)), [true; 5]);
-        assert_eq!(
-            [512, 640, 1024, 648, 1032].map(|m| ragged(8, m)),
-            [false, false, false, true, true],
-            "640 rows are five tiles, of 80 a shard"
-        );
-        assert_eq!([222, 224, 240, 258].map(|m| ragged(2, m)), [true, false, false, true], "two tiles of 128 that are nearly full");
-        assert!(is_ragged(&problem(2, AG, 240, MODELS[0])), "whose rows are not scattered");
-        assert_eq!(MODELS.map(|model| own(2, RS, 240, model.1, model.0).tile.n), [192, 128], "as with 256 rows");
-        for (m, model) in [(256, MODELS[0]), (1024, MODELS[1])] {
-            assert!(!own(2, AG, m, model.0, model.1).tile.is_turned(), "{m}");
-        }
-    }
-
-    /// Half of the tiles' rows would be idle in shards of 129 rows.
-    #[test]
-    fn tiles_span_shards_that_end_in_the_midst_of_them() {
-        assert!(chosen(2, RS, 258, 12288, 49152).3 && chosen(8, RS, 1032, 12288, 49152).3);
-        assert!(!chosen(1, AG, 129, 49152, 12288).3, "one shard ends where all do");
-        assert!(!chosen(2, AG, 256, 4096, 4096).3, "few tiles, but whole ones");
-        assert!(!chosen(16, RS, 16 * 129, 12288, 49152).3, "16 ranks' rows to fold");
-        assert!(!chosen(8, RS, 1032, 1 << 24, 512).3, "more signals than there may be");
-        for (world, m, model) in [(4, 516, MODELS[0]), (8, 1032, MODELS[1])] {
-            let problem = problem(world, RS, m, model);
-            let of_128_rows = Schedule::by_shard(&problem, TILES[0].0).in_wider_bands(&problem);
-            let [ours, theirs] = [Schedule::heuristic(&problem), of_128_rows].map(|schedule| simulated(&problem, &schedule));
-            assert!(ours * 10 < theirs * 9, "{problem}: {ours:?} instead of {theirs:?}");
-        }
-    }
-
-    #[test]
-    fn the_largest_rows_have_an_estimate() {
-        let extent = MAX_EXTENT as usize / 16 * 16;
-        for (op, world) in [(AG, 1), (AG, 16), (RS, 1), (RS, 16)] {
-            for m in [extent, 16 * 129] {
-                let world = WorldSize::new(world).expect("ranks");
-                let problem = Problem::new(op, m, extent, extent, DType::Bf16, world).expect("a problem");
-                assert!(Schedule::ragged(&problem).estimate_ns(&problem) > 1_000_000, "{problem}");
-                let by_host = by_host(&problem, true);
-                assert!(by_host_ns(&problem, by_host) > 1_000_000 && (op == AG || Schedule::staged(&problem).tile == by_host), "{problem}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_has_no_partial_tiles_is_replaced_where_they_are_sent() {
-        let rs = problem(2, RS, 800, MODELS[0]);
-        for turned in CANDIDATES.iter().filter(|tile| tile.tile.is_turned()) {
-            let kept = unless_unsent(&rs, turned.tile) == turned.tile;
-            assert_eq!(kept, turned.sent, "{}", turned.tile);
-            assert_eq!(unless_unsent(&problem(2, AG, 800, MODELS[0]), turned.tile), turned.tile, "rows are sent, not tiles");
-        }
-    }
-}
+mod tests;
