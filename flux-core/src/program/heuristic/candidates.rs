@@ -57,7 +57,7 @@ const QUICK: u64 = 176 * 128;
 /// and 10 % more than by this estimate without.
 const NARROWER: u64 = 4;
 /// The same over peers' memory of 128x224 and of 128x192 (results/tuning/plans-of-rows.txt).
-const NARROWER_TO_PEERS: [u64; 2] = [8, 3];
+const NARROWER_TO_PEERS: [u64; 2] = [9, 3];
 /// Percent that tiles of 256x192 take less, which move less through L2 (results/tuning/back-to-back.txt).
 const SPARED: u64 = 2;
 
@@ -78,7 +78,7 @@ pub(super) fn percent(tile: TileShape, rows: u32, carrier: Carrier) -> u64 {
         _ if tile == LARGE.0 => 0,
         128 if tile.is_turned() || to_peers => 2 * beyond,
         192 => beyond,
-        256 if !tile.is_turned() && to_peers => beyond / 3,
+        256 if !tile.is_turned() && to_peers => beyond / 2,
         _ => 0,
     };
     let narrower = match tile.n {

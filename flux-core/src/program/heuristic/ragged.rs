@@ -183,7 +183,14 @@ impl Schedule {
         let slots = tiles.div_ceil(workers) * workers;
         let idle = if self.shares > 1 { 0 } else { (slots - tiles) * IDLE / slots };
         let multiplied = multiplied.saturating_add(beside);
-        let beside_reads = |rate| side_by_side(multiplied, passes.saturating_mul(w_bytes(problem)) / rate * (100 + idle) / 100);
+        // Of row blocks that are taken together the last may be few, with as much of `w` to read.
+        let (blocks, last) = (u64::from(grid.row_blocks()), u64::from((grid.row_blocks() - 1) % super::ROW_GROUP + 1));
+        let of_last = multiplied / blocks * last;
+        let beside_reads = |rate: u64| {
+            let read = w_bytes(problem) / rate * (100 + idle) / 100;
+            let waits = if blocks > last { read.saturating_sub(of_last) } else { 0 };
+            side_by_side(multiplied, passes.saturating_mul(read)).saturating_add(waits)
+        };
         let tiles_ns = beside_reads(READ).midpoint(beside_reads(READ_FASTER)).saturating_add(sharing);
 
         // Behind tiles that are shared come whole waves.

@@ -31,7 +31,7 @@ type Choice = (OpKind, (usize, usize), usize, (u32, u32), bool, bool);
 const GPT3: (usize, usize) = MODELS[0];
 const LLAMA: (usize, usize) = MODELS[1];
 #[rustfmt::skip]
-const CHOICES: [Choice; 57] = [
+const CHOICES: [Choice; 58] = [
     (AG, GPT3, 130, (136, 256), true, false), (AG, GPT3, 144, (152, 128), true, true),
     (AG, GPT3, 192, (208, 128), true, true), (AG, GPT3, 224, (240, 128), true, true),
     (AG, GPT3, 258, (136, 256), false, true), (AG, GPT3, 320, (160, 256), false, true),
@@ -48,11 +48,11 @@ const CHOICES: [Choice; 57] = [
     (AG, LLAMA, 1152, (160, 256), false, true), (AG, LLAMA, 1280, (128, 256), false, true),
     (RS, GPT3, 130, (136, 256), true, true), (RS, GPT3, 144, (152, 128), true, true),
     (RS, GPT3, 192, (208, 128), true, true), (RS, GPT3, 224, (128, 192), true, false),
-    (RS, GPT3, 258, (136, 256), true, true), (RS, GPT3, 350, (176, 128), true, true),
+    (RS, GPT3, 258, (136, 256), true, true), (RS, GPT3, 320, (176, 128), true, true), (RS, GPT3, 350, (176, 128), true, true),
     (RS, GPT3, 384, (128, 192), true, true), (RS, GPT3, 448, (152, 128), true, true),
-    (RS, GPT3, 576, (128, 256), true, true), (RS, GPT3, 640, (128, 256), true, true),
+    (RS, GPT3, 576, (160, 256), false, true), (RS, GPT3, 640, (128, 256), true, true),
     (RS, GPT3, 768, (128, 256), false, true), (RS, GPT3, 896, (128, 256), true, true),
-    (RS, GPT3, 1152, (128, 256), true, true), (RS, GPT3, 1280, (128, 256), false, true),
+    (RS, GPT3, 1152, (160, 256), false, false), (RS, GPT3, 1280, (128, 256), false, true),
     (RS, LLAMA, 130, (152, 128), true, true), (RS, LLAMA, 144, (152, 128), true, true),
     (RS, LLAMA, 192, (208, 128), true, true), (RS, LLAMA, 224, (128, 128), true, false),
     (RS, LLAMA, 258, (136, 256), true, true), (RS, LLAMA, 320, (176, 128), true, false),
