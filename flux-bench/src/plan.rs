@@ -12,6 +12,9 @@ use flux_transport::Communicator;
 /// How a problem is cut and in which order; what is `None` is left to the op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct ScheduleArgs {
+    /// In place of the op's own schedule the N-th that the heuristic compares over peers' memory, from 0, the fastest by its estimate first; the op's own where there are fewer
+    #[arg(long, value_name = "N", help_heading = "Plan")]
+    pub candidate: Option<usize>,
     /// Rows and columns of a tile, as in 128x192, in place of the heuristic's choice
     #[arg(long, value_name = "MxN", value_parser = tile, help_heading = "Plan")]
     pub tile: Option<TileShape>,
@@ -134,10 +137,12 @@ impl ScheduleArgs {
 
     /// The op's own schedule with what is not left out, as far as it is [in effect](Schedule::in_effect): with options for both ops, an op leaves out those of the other.
     pub fn over(&self, own: Schedule, problem: &Problem, nodes: Nodes) -> Schedule {
+        let candidate = self.candidate.and_then(|number| Schedule::candidates(problem).get(number).copied());
+        let own = candidate.unwrap_or(own);
         // Not every tile has a kernel where tiles do not span shards.
         let own = if self.no_stack && self.tile.is_none() { own.unstacked(problem) } else { own };
         let asked = self.asked(own);
-        let Self { tile: _, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
+        let Self { candidate: _, tile: _, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
         let ran = asked.in_effect(problem, nodes);
         let shards = if band.or(alone).or(by_chunk).is_some() { ran } else { asked };
         let given = |given: bool| if given { ran } else { asked };
@@ -159,7 +164,7 @@ impl ScheduleArgs {
 
     /// The op's own schedule with every word that is given.
     fn asked(&self, own: Schedule) -> Schedule {
-        let Self { tile, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
+        let Self { candidate: _, tile, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
             tile: tile.unwrap_or(own.tile),
@@ -245,6 +250,18 @@ mod tests {
         assert_eq!(over(ScheduleArgs::default()), own);
         let args = ScheduleArgs { splits: Some(2), no_stack: true, ..ScheduleArgs::default() };
         assert_eq!(over(args), Schedule { splits: 2, stack: false, ..own });
+    }
+
+    #[test]
+    fn a_candidate_stands_in_the_place_of_the_ops_own() {
+        let problem = Problem::new(OpKind::AllGatherGemm, 258, 28672, 8192, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let own = Schedule::heuristic(&problem);
+        let over = |args: ScheduleArgs| args.over(own, &problem, Nodes::apart(problem.world()));
+        let candidate = |number| ScheduleArgs { candidate: Some(number), ..ScheduleArgs::default() };
+        let all = Schedule::candidates(&problem);
+        assert!(own == all[0] && over(candidate(0)) == own && over(candidate(3)) == all[3] && all[3] != own);
+        assert_eq!(over(candidate(all.len())), own);
+        assert_eq!(over(ScheduleArgs { k_chunks: Some(1), ..candidate(3) }), Schedule { k_chunks: 1, ..all[3] });
     }
 
     /// There is no kernel for the op's own tile then.

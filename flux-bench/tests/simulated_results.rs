@@ -83,6 +83,7 @@ const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 14] = [
 ];
 
 const OWN: ScheduleArgs = ScheduleArgs {
+    candidate: None,
     tile: None,
     chunk: None,
     group: None,

@@ -94,6 +94,21 @@ impl Schedule {
         schedule.in_whole_waves(problem).in_wider_bands(problem).in_slices(problem)
     }
 
+    /// Schedules to compare with the [heuristic](Self::heuristic)'s over peers' memory by measurement: each tile that there is for the problem, of one shard each and spanning shards, in
+    /// one piece and with what whole waves leave shared, the fastest by estimate first. Of rows that are no whole tiles of 128, or leave half of one of 256, the first is the heuristic's.
+    ///
+    /// ```
+    /// use flux_core::program::Schedule;
+    /// use flux_core::{DType, OpKind, Problem, WorldSize};
+    /// let p = Problem::new(OpKind::AllGatherGemm, 258, 28672, 8192, DType::Bf16, WorldSize::new(2).unwrap())?;
+    /// let candidates = Schedule::candidates(&p);
+    /// assert!(candidates.len() > 10 && candidates[0] == Schedule::heuristic(&p));
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    pub fn candidates(problem: &Problem) -> Vec<Self> {
+        Self::by_estimate(problem)
+    }
+
     /// This schedule with tiles of one shard each: of a GEMM-ReduceScatter, which then sends partial tiles, with another tile in place of one that has none.
     ///
     /// ```

@@ -123,6 +123,23 @@ pub(in crate::program) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> 
 impl Schedule {
     /// The schedule of such rows over peer memory.
     pub(super) fn ragged(problem: &Problem) -> Self {
+        Self::compared(problem).min_by_key(|schedule| schedule.estimate_ns(problem)).unwrap_or(Self::of(TILES[0].0))
+    }
+
+    /// All that are compared, the fastest by estimate first, each once.
+    pub(super) fn by_estimate(problem: &Problem) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for schedule in Self::compared(problem) {
+            if !all.contains(&schedule) {
+                all.push(schedule);
+            }
+        }
+        all.sort_by_cached_key(|schedule| schedule.estimate_ns(problem));
+        all
+    }
+
+    /// Each tile that there is for the problem, of one shard each and spanning shards; with what whole waves leave shared, where that may gain, and without.
+    fn compared(problem: &Problem) -> impl Iterator<Item = Self> {
         let by_shard = of_one_shard(problem).filter(|_| problem.m_shard() >= ROWS);
         let by_shard = by_shard.flat_map(|tile| {
             let whole = Self::by_shard(problem, tile.tile);
@@ -134,7 +151,7 @@ impl Schedule {
             let whole = Self::spanning(problem, tile.tile, 1).in_slices(problem);
             [whole.sharing(problem, MULTIPROCESSORS), whole]
         });
-        by_shard.chain(spanning).min_by_key(|schedule| schedule.estimate_ns(problem)).unwrap_or(Self::of(TILES[0].0))
+        by_shard.chain(spanning)
     }
 
     /// The schedule of such rows of a GEMM-ReduceScatter whose tiles all span shards, where any can.

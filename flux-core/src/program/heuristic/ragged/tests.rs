@@ -1,7 +1,8 @@
 use super::super::tests::{chosen, own, simulated};
 use super::*;
 use crate::problem::MAX_EXTENT;
-use crate::{DType, WorldSize};
+use crate::program::TileProgram;
+use crate::{DType, Rank, WorldSize};
 
 const AG: OpKind = OpKind::AllGatherGemm;
 const RS: OpKind = OpKind::GemmReduceScatter;
@@ -147,4 +148,21 @@ fn what_has_no_partial_tiles_is_replaced_where_they_are_sent() {
         assert_eq!(kept, turned.sent, "{}", turned.tile);
         assert_eq!(unless_unsent(&problem(2, AG, 800, MODELS[0]), turned.tile), turned.tile, "rows are sent, not tiles");
     }
+}
+
+/// Each has a program that is right, and a kernel for its tile (`flux-kernels` has all of the candidates).
+#[test]
+fn candidates_are_the_heuristics_choice_and_what_it_was_compared_with() {
+    for (world, op, m) in [(2, AG, 258), (2, RS, 320), (4, RS, 516), (8, AG, 1032), (2, AG, 768), (2, RS, 130)] {
+        let problem = problem(world, op, m, MODELS[1]);
+        let all = Schedule::candidates(&problem);
+        assert_eq!(all.first(), Some(&Schedule::heuristic(&problem)), "{problem}");
+        assert!(all.iter().enumerate().all(|(at, schedule)| !all[..at].contains(schedule)), "{problem}: one stands twice");
+        assert!(all.len() > 6 && all.is_sorted_by_key(|schedule| schedule.estimate_ns(&problem)));
+        for schedule in all {
+            TileProgram::build(&problem, Rank::new(world - 1), &schedule).unwrap_or_else(|why| panic!("{problem}, {schedule}: {why}"));
+        }
+    }
+    // Whole tiles have been chosen for by other estimates; what they are compared with is there as well.
+    assert!(Schedule::candidates(&problem(2, AG, 512, MODELS[0])).len() > 6);
 }
