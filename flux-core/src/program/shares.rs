@@ -92,6 +92,11 @@ impl Shares {
         self.steps
     }
 
+    /// Workers of a tile, where each has a range of one tile alone; nothing where ranges go from one tile to the next.
+    pub(super) fn workers_of_one_tile(&self) -> Option<u64> {
+        (self.tiles == 1).then_some(self.workers)
+    }
+
     /// The wave that a tile of the program is in: what is shared is one by itself.
     pub(super) const fn wave(&self, tile: u64, workers: u64) -> u64 {
         if self.has(tile) {

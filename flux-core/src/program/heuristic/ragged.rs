@@ -5,6 +5,7 @@
 
 use super::super::MAX_ITEMS;
 use super::super::pushing::COPY_ENGINE_BYTES;
+use super::super::shares::Shares;
 use super::bands::LINK;
 use super::candidates::{CANDIDATES, Candidate, Carrier, of_one_shard, percent};
 use super::tiles::{LARGE, READ, TILES, area, w_bytes};
@@ -21,10 +22,12 @@ const ENDS: u64 = 4;
 const UNEVEN: u64 = 30;
 /// Nanoseconds until the parts of a tile that is shared are added.
 pub(in crate::program) const SHARING_NS: u64 = 5_000;
-/// Bytes of an element of a part; and of parts that all workers lay aside at once, and fetch, in a nanosecond: without whole waves behind them nothing hides it. AllGather-GEMM of Llama at
-/// 258 and 320 rows took 0.136 and 0.143 ms so, and takes 0.122 and 0.132 in whole tiles on 112 of 132 multiprocessors (results/tuning/plans-of-rows.txt).
+/// Bytes of an element of a part, and those of parts that a worker fetches and adds in a nanosecond. Behind whole waves nobody waits for that.
 const PART_BYTES: u64 = 4;
-const LENT: u64 = 1_400;
+const ADDED: u64 = 60;
+/// Of a tile's time, the part that it takes longer where ranges of workers go from one tile to the next, and no whole waves follow: AllGather-GEMM of Llama at 258 and 320 rows took 0.136
+/// and 0.143 ms so, and takes 0.122 and 0.132 in whole tiles on 112 of 132 multiprocessors (results/tuning/plans-of-rows.txt).
+const TWO_TILES: u64 = 10;
 /// Bytes of `w` in a nanosecond that an H200 reads, where [`READ`] is nearly what an H100 does. A schedule is for both.
 const READ_FASTER: u64 = 4_200;
 /// Percent that reads of `w` take longer where nearly all multiprocessors have nothing to do in the last wave.
@@ -169,63 +172,80 @@ impl Schedule {
         if gains { sharing } else { Self { shares: 1, ..self } }
     }
 
-    /// Nanoseconds of a call: of its waves or, where that is longer, its reads of `w`; and of what there is to do before and after them.
+    /// Nanoseconds of a call: of its waves, beside its reads of `w`, and of what there is to do before and after them.
     fn estimate_ns(&self, problem: &Problem) -> u64 {
-        let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
-        let spans = self.stack && peers > 0;
-        let (shards, rows) = if spans { (1, problem.m()) } else { (world, problem.m_shard()) };
+        let (shards, rows) = if self.spans(problem) { (1, problem.m()) } else { (u64::from(problem.world().get()), problem.m_shard()) };
         let grid = TileGrid::new(rows, problem.n_local(), self.tile);
-        let (tiles, workers) = (shards * grid.tiles(), u64::from(MULTIPROCESSORS));
-        let steps = u64::from(problem.k_local().div_ceil(self.tile.k));
+        let (tiles, workers, shares) = (shards * grid.tiles(), u64::from(MULTIPROCESSORS), self.shared_tiles(problem));
 
-        let whole = steps + ENDS;
-        let in_steps = match self.shared_tiles(problem) {
+        let whole = u64::from(problem.k_local().div_ceil(self.tile.k)) + ENDS;
+        let in_steps = match shares {
             Some(shares) => tiles / workers * whole + shares.time() + ENDS,
             None => tiles.div_ceil(workers) * whole,
         };
         let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows, Carrier::Peers));
         let multiplied = u128::from(in_steps) * step / u128::from(100 * OPERATIONS);
         let multiplied = u64::try_from(multiplied).unwrap_or(u64::MAX);
-        let scatters = spans && problem.op() == OpKind::GemmReduceScatter;
         let beside = if 2 * tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
-        let beside = if scatters && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
-        let lent = if tiles < workers { workers * area(self.tile) * PART_BYTES / LENT } else { 0 };
-        let sharing = if self.shares > 1 { SHARING_NS + lent } else { 0 };
+        let beside = if self.scatters(problem) && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
+        let multiplied = multiplied.saturating_add(beside);
 
+        let slots = tiles.div_ceil(workers) * workers;
+        let idle = if shares.is_some() { 0 } else { (slots - tiles) * IDLE / slots };
+        let beside_reads = |rate| self.beside_reads(problem, &grid, multiplied, w_bytes(problem) / rate * (100 + idle) / 100);
+        let both = beside_reads(READ).midpoint(beside_reads(READ_FASTER));
+        // Behind tiles that are shared come whole waves.
+        let last_wave = if shares.is_some() { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
+        let sharing = shares.map_or(0, |shares| if tiles < workers { self.sharing_alone_ns(&shares, multiplied) } else { SHARING_NS });
+        both.saturating_add(sharing).saturating_add(self.ends_ns(problem, &grid, (tiles.div_ceil(workers), last_wave)))
+    }
+
+    /// Whether tiles span shards of several ranks.
+    fn spans(&self, problem: &Problem) -> bool {
+        self.stack && problem.world().peers() > 0
+    }
+
+    fn scatters(&self, problem: &Problem) -> bool {
+        self.spans(problem) && problem.op() == OpKind::GemmReduceScatter
+    }
+
+    /// Nanoseconds of so many of products, beside reads of `w`, each of `read` nanoseconds.
+    fn beside_reads(&self, problem: &Problem, grid: &TileGrid, multiplied: u64, read: u64) -> u64 {
+        let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
         let passes = match problem.op() {
-            _ if spans || peers == 0 => u64::from(grid.row_blocks().div_ceil(super::ROW_GROUP)),
+            _ if self.spans(problem) || peers == 0 => u64::from(grid.row_blocks().div_ceil(super::ROW_GROUP)),
             OpKind::AllGatherGemm => u64::from(self.alone) + (world - u64::from(self.alone).min(world)).div_ceil(self.band.into()),
             OpKind::GemmReduceScatter => peers.div_ceil(self.band.into()) + 1,
         };
-        let slots = tiles.div_ceil(workers) * workers;
-        let idle = if self.shares > 1 { 0 } else { (slots - tiles) * IDLE / slots };
-        let multiplied = multiplied.saturating_add(beside);
         // Of row blocks that are taken together the last may be few, with as much of `w` to read.
         let (blocks, last) = (u64::from(grid.row_blocks()), u64::from((grid.row_blocks() - 1) % super::ROW_GROUP + 1));
-        let of_last = multiplied / blocks * last;
-        let beside_reads = |rate: u64| {
-            let read = w_bytes(problem) / rate * (100 + idle) / 100;
-            let waits = if blocks > last { read.saturating_sub(of_last) } else { 0 };
-            side_by_side(multiplied, passes.saturating_mul(read)).saturating_add(waits)
-        };
-        let tiles_ns = beside_reads(READ).midpoint(beside_reads(READ_FASTER)).saturating_add(sharing);
+        let waits = if blocks > last { read.saturating_sub(multiplied / blocks * last) } else { 0 };
+        side_by_side(multiplied, passes.saturating_mul(read)).saturating_add(waits)
+    }
 
-        // Behind tiles that are shared come whole waves.
-        let last_wave = if self.shares > 1 { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
+    /// Nanoseconds that sharing costs where all tiles are shared, of products that take `multiplied`: no whole waves hide the way of the parts.
+    fn sharing_alone_ns(&self, shares: &Shares, multiplied: u64) -> u64 {
+        let part_ns = area(self.tile) * PART_BYTES / ADDED;
+        let adding = shares.workers_of_one_tile().map_or(part_ns + multiplied / TWO_TILES, |workers| (workers - 1) * part_ns);
+        SHARING_NS.saturating_add(adding)
+    }
+
+    /// Nanoseconds before the first tile and after the last, of which there are so many waves, and so many in the last.
+    fn ends_ns(&self, problem: &Problem, grid: &TileGrid, (waves, last_wave): (u64, u64)) -> u64 {
+        let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
         let place = gather_place_bytes(problem);
-        let ends = match problem.op() {
+        match problem.op() {
             _ if peers == 0 => 0,
             // In slices it begins when the first is there.
             OpKind::AllGatherGemm if self.k_chunks > 1 => PUSHED_NS,
-            OpKind::AllGatherGemm if spans => PUSHED_NS + place * peers / LINK,
+            OpKind::AllGatherGemm if self.spans(problem) => PUSHED_NS + place * peers / LINK,
             OpKind::AllGatherGemm => place * u64::from(self.band - 1) / LINK,
-            OpKind::GemmReduceScatter if scatters => {
+            OpKind::GemmReduceScatter if self.scatters(problem) => {
                 let folded = FOLD_NS + scatter_place_bytes(problem) * world / FOLDED;
-                folded + tiles.div_ceil(workers) * SCATTERING_NS + last_wave * slot_bytes(problem, self.tile) * peers / world / LINK
+                folded + waves * SCATTERING_NS + last_wave * slot_bytes(problem, self.tile) * peers / world / LINK
             }
             OpKind::GemmReduceScatter => last_wave.saturating_sub(grid.tiles()) * slot_bytes(problem, self.tile) / LINK,
-        };
-        tiles_ns.saturating_add(ends)
+        }
     }
 }
 
