@@ -34,15 +34,15 @@ pub(super) const CANDIDATES: [Candidate; 12] = [
     candidate(LARGE.0.m, LARGE.0.n, false, true),
 ];
 
-/// What carries what ranks have for each other. Costs of tiles were measured over each apart, and differ.
+/// How what ranks have for each other comes. Costs of tiles were measured with each apart, and differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::program) enum Carrier {
-    /// The kernel, or copy engines, to peers' memory.
-    Peers,
-    /// Copy engines, through memory of the host.
-    Host,
-    /// Messages beside the kernel.
-    Messages,
+pub(in crate::program) enum Comes {
+    /// Stored by kernels, or copied, to peers' memory.
+    ToPeers,
+    /// Carried through memory of the host, or as messages.
+    Carried,
+    /// As messages while kernels multiply tiles of one shard each.
+    BesideKernels,
 }
 
 /// Percent of the rows of tiles that are beyond the last row from which on those of 128 columns take longer for it, twice as much, and those of 128x192 as much: rows that are
@@ -69,9 +69,9 @@ pub(super) fn of_one_shard(problem: &Problem) -> impl Iterator<Item = &'static C
 }
 
 /// The time of a step of such tiles of so many rows relative to its operations, in percent.
-pub(super) fn percent(tile: TileShape, rows: u32, carrier: Carrier) -> u64 {
-    let to_peers = carrier == Carrier::Peers;
-    let free = if carrier == Carrier::Messages && area(tile) <= QUICK { BEYOND_BESIDE_MESSAGES } else { BEYOND };
+pub(super) fn percent(tile: TileShape, rows: u32, comes: Comes) -> u64 {
+    let to_peers = comes == Comes::ToPeers;
+    let free = if comes == Comes::BesideKernels && area(tile) <= QUICK { BEYOND_BESIDE_MESSAGES } else { BEYOND };
     let covered = u64::from(rows.next_multiple_of(tile.m));
     let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(free);
     let beyond = match tile.n {

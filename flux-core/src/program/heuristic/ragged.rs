@@ -7,7 +7,7 @@ use super::super::MAX_ITEMS;
 use super::super::pushing::COPY_ENGINE_BYTES;
 use super::super::shares::Shares;
 use super::bands::LINK;
-use super::candidates::{CANDIDATES, Candidate, Carrier, of_one_shard, percent};
+use super::candidates::{CANDIDATES, Candidate, Comes, of_one_shard, percent};
 use super::tiles::{LARGE, READ, TILES, area, w_bytes};
 use super::{MULTIPROCESSORS, OPERATIONS, ROWS, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
@@ -25,7 +25,7 @@ pub(in crate::program) const SHARING_NS: u64 = 5_000;
 /// Bytes of an element of a part, and those of parts that a worker fetches and adds in a nanosecond. Behind whole waves nobody waits for that.
 const PART_BYTES: u64 = 4;
 const ADDED: u64 = 60;
-/// Of a tile's time, the part that it takes longer where ranges of workers go from one tile to the next, and no whole waves follow: AllGather-GEMM of Llama at 258 and 320 rows took 0.136
+/// Nanoseconds of products of which they take one more where ranges of workers go from one tile to the next, and no whole waves follow: AllGather-GEMM of Llama at 258 and 320 rows took 0.136
 /// and 0.143 ms so, and takes 0.122 and 0.132 in whole tiles on 112 of 132 multiprocessors (results/tuning/plans-of-rows.txt).
 const TWO_TILES: u64 = 10;
 /// Bytes of `w` in a nanosecond that an H200 reads, where [`READ`] is nearly what an H100 does. A schedule is for both.
@@ -95,7 +95,7 @@ fn by_host_ns(problem: &Problem, tile: TileShape) -> u128 {
     let tiles_of_shard = u128::from(TileGrid::of_shard(problem, tile).tiles());
     let small = if tile == TILES[3].0 { BY_HOST_SMALL } else { 0 };
     let steps = u64::from(problem.k_local().div_ceil(tile.k)) + ENDS;
-    let wave = steps * 2 * area(tile) * u64::from(tile.k) * (percent(tile, problem.m_shard(), Carrier::Host) + small) / (100 * OPERATIONS);
+    let wave = steps * 2 * area(tile) * u64::from(tile.k) * (percent(tile, problem.m_shard(), Comes::Carried) + small) / (100 * OPERATIONS);
     let waves = (u128::from(problem.world().get()) * tiles_of_shard).div_ceil(MULTIPROCESSORS.into());
     let bytes = u128::from(problem.world().peers()) * tiles_of_shard * u128::from(slot_bytes(problem, tile));
     let carried = 1000 * bytes / u128::from(Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us);
@@ -114,13 +114,13 @@ pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> 
         return TILES.to_vec();
     }
     let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
-    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard(), Carrier::Messages))).collect()
+    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard(), Comes::BesideKernels))).collect()
 }
 
 /// Tiles that span shards, with what they cost.
 pub(in crate::program) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
     let tiles = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
-    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m(), Carrier::Host))).collect()
+    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m(), Comes::Carried))).collect()
 }
 
 impl Schedule {
@@ -183,7 +183,7 @@ impl Schedule {
             Some(shares) => tiles / workers * whole + shares.time() + ENDS,
             None => tiles.div_ceil(workers) * whole,
         };
-        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows, Carrier::Peers));
+        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows, Comes::ToPeers));
         let multiplied = u128::from(in_steps) * step / u128::from(100 * OPERATIONS);
         let multiplied = u64::try_from(multiplied).unwrap_or(u64::MAX);
         let beside = if 2 * tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
