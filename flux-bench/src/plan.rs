@@ -264,6 +264,21 @@ mod tests {
         assert_eq!(over(ScheduleArgs { k_chunks: Some(1), ..candidate(3) }), Schedule { k_chunks: 1, ..all[3] });
     }
 
+    #[test]
+    fn there_is_a_kernel_for_each_candidate() {
+        for world in [2, 4, 8].map(|world| WorldSize::new(world).unwrap()) {
+            for (op, n, k) in [(OpKind::AllGatherGemm, 49152, 12288), (OpKind::GemmReduceScatter, 8192, 28672)] {
+                for m in [136, 320, 768, 1152, 4096] {
+                    let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
+                    for schedule in Schedule::candidates(&problem) {
+                        let program = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap();
+                        Variant::of(&program).unwrap_or_else(|why| panic!("{problem}, {schedule}: {why}"));
+                    }
+                }
+            }
+        }
+    }
+
     /// There is no kernel for the op's own tile then.
     #[test]
     fn tiles_of_one_shard_each_are_tiles_that_there_is_a_kernel_for() {

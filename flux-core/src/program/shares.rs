@@ -211,6 +211,18 @@ mod tests {
     }
 
     #[test]
+    fn ranges_are_of_one_tile_or_go_from_one_to_the_next() {
+        let workers = |tiles, shares| {
+            let program = program(OpKind::AllGatherGemm, tiles, 30, shares);
+            let schedule = Schedule { shares, ..Schedule::of(TILE) };
+            schedule.shared_tiles(&program.problem).map(|shares| shares.workers_of_one_tile())
+        };
+        assert_eq!(workers(1, 6), Some(Some(3)), "two tiles, of three workers each");
+        assert_eq!(workers(2, 6), Some(None), "four, two and two of which three workers have");
+        assert_eq!(workers(3, 6), None, "a whole wave");
+    }
+
+    #[test]
     fn tiles_that_are_split_are_not_shared() {
         let problem = program(OpKind::AllGatherGemm, 4, 30, 1).problem;
         let of = |schedule| TileProgram::build(&problem, Rank::new(1), &schedule);

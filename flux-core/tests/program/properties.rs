@@ -107,6 +107,34 @@ proptest! {
     }
 }
 
+/// Shapes of any size that a rank may have, in steps of 8 columns, with a number of candidates of theirs.
+fn problems() -> impl Strategy<Value = (Problem, usize)> {
+    (any::<bool>(), 2_u32..=8, 1_usize..=700, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(
+        |(gather, world, m_shard, n, k, number)| {
+            let world = WorldSize::new(world).unwrap();
+            let (op, n, k) = match gather {
+                true => (OpKind::AllGatherGemm, 8 * n * world.index(), 8 * k),
+                false => (OpKind::GemmReduceScatter, 8 * n, 8 * k * world.index()),
+            };
+            (Problem::new(op, m_shard * world.index(), n, k, DType::Bf16, world).unwrap(), number)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn every_rule_holds_of_what_the_heuristic_chooses_and_compares((problem, number) in problems()) {
+        let candidates = Schedule::candidates(&problem);
+        for schedule in [Schedule::heuristic(&problem), candidates[number % candidates.len()]] {
+            if let Err(violation) = check::verify(&build(&problem, &schedule).0) {
+                prop_assert!(false, "{problem}, {schedule}: {violation}");
+            }
+        }
+    }
+}
+
 /// The shapes of the issue, and the ragged ones that a user is likely to have.
 #[test]
 fn the_reference_shapes_satisfy_every_rule_with_the_default_schedule() {
