@@ -112,9 +112,10 @@ fn problems() -> impl Strategy<Value = (Problem, usize)> {
     (any::<bool>(), 2_u32..=8, 1_usize..=700, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(
         |(gather, world, m_shard, n, k, number)| {
             let world = WorldSize::new(world).unwrap();
-            let (op, n, k) = match gather {
-                true => (OpKind::AllGatherGemm, 8 * n * world.index(), 8 * k),
-                false => (OpKind::GemmReduceScatter, 8 * n, 8 * k * world.index()),
+            let (op, n, k) = if gather {
+                (OpKind::AllGatherGemm, 8 * n * world.index(), 8 * k)
+            } else {
+                (OpKind::GemmReduceScatter, 8 * n, 8 * k * world.index())
             };
             (Problem::new(op, m_shard * world.index(), n, k, DType::Bf16, world).unwrap(), number)
         },
