@@ -74,9 +74,9 @@ fn side_by_side(a: u64, b: u64) -> u64 {
     u64::try_from(longer + shorter * percent.pow(4) / (8 * 100_u128.pow(4))).unwrap_or(u64::MAX)
 }
 
-/// The tile of shards that are no whole tiles, of one shard each.
+/// The tile of shards that are no whole tiles, of one shard each, for what is carried.
 pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
-    best_of_one_shard(problem, may_be_large, |tile| Schedule::by_shard(problem, tile).estimate_ns(problem).into())
+    best_of_one_shard(problem, may_be_large, |tile| Schedule::by_shard(problem, tile).estimate_as(problem, Comes::Carried).into())
 }
 
 /// The same of a GEMM-ReduceScatter whose partial tiles go through the host.
@@ -172,8 +172,13 @@ impl Schedule {
         if gains { sharing } else { Self { shares: 1, ..self } }
     }
 
-    /// Nanoseconds of a call: of its waves, beside its reads of `w`, and of what there is to do before and after them.
+    /// Nanoseconds of a call over peers' memory: of its waves, beside its reads of `w`, and of what there is to do before and after them.
     fn estimate_ns(&self, problem: &Problem) -> u64 {
+        self.estimate_as(problem, Comes::ToPeers)
+    }
+
+    /// The same as if what ranks have for each other came so. For what is carried it is as it was before it was corrected by plans over peers' memory.
+    fn estimate_as(&self, problem: &Problem, comes: Comes) -> u64 {
         let (shards, rows) = if self.spans(problem) { (1, problem.m()) } else { (u64::from(problem.world().get()), problem.m_shard()) };
         let grid = TileGrid::new(rows, problem.n_local(), self.tile);
         let (tiles, workers, shares) = (shards * grid.tiles(), u64::from(MULTIPROCESSORS), self.shared_tiles(problem));
@@ -183,17 +188,22 @@ impl Schedule {
             Some(shares) => tiles / workers * whole + shares.time() + ENDS,
             None => tiles.div_ceil(workers) * whole,
         };
-        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows, Comes::ToPeers));
+        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows, comes));
         let multiplied = u128::from(in_steps) * step / u128::from(100 * OPERATIONS);
         let multiplied = u64::try_from(multiplied).unwrap_or(u64::MAX);
         let beside = if 2 * tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
         let beside = if self.scatters(problem) && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
         let multiplied = multiplied.saturating_add(beside);
 
-        let slots = tiles.div_ceil(workers) * workers;
-        let idle = if shares.is_some() { 0 } else { (slots - tiles) * IDLE / slots };
-        let beside_reads = |rate| self.beside_reads(problem, &grid, multiplied, w_bytes(problem) / rate * (100 + idle) / 100);
-        let both = beside_reads(READ).midpoint(beside_reads(READ_FASTER));
+        let both = if comes == Comes::ToPeers {
+            let slots = tiles.div_ceil(workers) * workers;
+            let idle = if shares.is_some() { 0 } else { (slots - tiles) * IDLE / slots };
+            let beside_reads = |rate| self.beside_reads(problem, &grid, multiplied, w_bytes(problem) / rate * (100 + idle) / 100);
+            beside_reads(READ).midpoint(beside_reads(READ_FASTER))
+        } else {
+            let reads = self.passes(problem, &grid).saturating_mul(w_bytes(problem)) / READ;
+            multiplied.max(reads).saturating_add(multiplied.min(reads) / 32)
+        };
         // Behind tiles that are shared come whole waves.
         let last_wave = if shares.is_some() { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
         let sharing = shares.map_or(0, |shares| if tiles < workers { self.sharing_alone_ns(&shares, multiplied) } else { SHARING_NS });
@@ -209,18 +219,22 @@ impl Schedule {
         self.spans(problem) && problem.op() == OpKind::GemmReduceScatter
     }
 
-    /// Nanoseconds of so many of products, beside reads of `w`, each of `read` nanoseconds.
-    fn beside_reads(&self, problem: &Problem, grid: &TileGrid, multiplied: u64, read: u64) -> u64 {
+    /// Reads of `w`.
+    fn passes(&self, problem: &Problem, grid: &TileGrid) -> u64 {
         let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
-        let passes = match problem.op() {
+        match problem.op() {
             _ if self.spans(problem) || peers == 0 => u64::from(grid.row_blocks().div_ceil(super::ROW_GROUP)),
             OpKind::AllGatherGemm => u64::from(self.alone) + (world - u64::from(self.alone).min(world)).div_ceil(self.band.into()),
             OpKind::GemmReduceScatter => peers.div_ceil(self.band.into()) + 1,
-        };
+        }
+    }
+
+    /// Nanoseconds of so many of products, beside reads of `w`, each of `read` nanoseconds.
+    fn beside_reads(&self, problem: &Problem, grid: &TileGrid, multiplied: u64, read: u64) -> u64 {
         // Of row blocks that are taken together the last may be few, with as much of `w` to read.
         let (blocks, last) = (u64::from(grid.row_blocks()), u64::from((grid.row_blocks() - 1) % super::ROW_GROUP + 1));
         let waits = if blocks > last { read.saturating_sub(multiplied / blocks * last) } else { 0 };
-        side_by_side(multiplied, passes.saturating_mul(read)).saturating_add(waits)
+        side_by_side(multiplied, self.passes(problem, grid).saturating_mul(read)).saturating_add(waits)
     }
 
     /// Nanoseconds that sharing costs where all tiles are shared, of products that take `multiplied`: no whole waves hide the way of the parts.
