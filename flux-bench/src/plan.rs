@@ -12,7 +12,7 @@ use flux_transport::Communicator;
 /// How a problem is cut and in which order; what is `None` is left to the op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct ScheduleArgs {
-    /// In place of the op's own schedule the N-th that the heuristic compares over peers' memory, from 0, the fastest by its estimate first; the op's own where there are fewer
+    /// The N-th schedule to compare over peers' memory, in place of the op's own: 0 is the heuristic's there, then the fastest by estimate first
     #[arg(long, value_name = "N", help_heading = "Plan")]
     pub candidate: Option<usize>,
     /// Rows and columns of a tile, as in 128x192, in place of the heuristic's choice
@@ -131,6 +131,19 @@ impl ScheduleArgs {
             if let Some(given) = given.filter(|&given| given > limit) {
                 bail!("{option} {given}: there are {limit} {shards}, so more than {limit} changes nothing: give less");
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses a candidate that there is not.
+    ///
+    /// # Errors
+    /// Says how many there are.
+    pub fn check_candidate(&self, problem: &Problem) -> anyhow::Result<()> {
+        let Some(number) = self.candidate else { return Ok(()) };
+        let count = Schedule::candidates(problem).len();
+        if number >= count {
+            bail!("--candidate {number}: {problem} has {count}, so {} is the last", count - 1);
         }
         Ok(())
     }
@@ -260,7 +273,9 @@ mod tests {
         let candidate = |number| ScheduleArgs { candidate: Some(number), ..ScheduleArgs::default() };
         let all = Schedule::candidates(&problem);
         assert!(own == all[0] && over(candidate(0)) == own && over(candidate(3)) == all[3] && all[3] != own);
-        assert_eq!(over(candidate(all.len())), own);
+        assert!(candidate(all.len() - 1).check_candidate(&problem).is_ok() && ScheduleArgs::default().check_candidate(&problem).is_ok());
+        let refused = candidate(all.len()).check_candidate(&problem).unwrap_err().to_string();
+        assert_eq!(refused, format!("--candidate {0}: {problem} has {0}, so {1} is the last", all.len(), all.len() - 1));
         assert_eq!(over(ScheduleArgs { k_chunks: Some(1), ..candidate(3) }), Schedule { k_chunks: 1, ..all[3] });
     }
 

@@ -172,6 +172,7 @@ impl Job {
             args.plan.check_host()?;
         }
         args.plan.check(&args.ops, world)?;
+        cases.iter().try_for_each(|case| args.plan.schedule.check_candidate(&case.problem))?;
         let Args { dtype, rest, plan, transport, defect, .. } = *args;
         Ok(Self { on_gpus, world, dtype, cases, samples, rest, plan, transport, defect })
     }

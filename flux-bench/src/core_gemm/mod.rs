@@ -123,5 +123,6 @@ fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
     args.schedule.check(&args.ops, world)?;
     let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, args.dtype, world)?;
     ensure!(!layers.is_empty(), "there is nothing to measure");
+    layers.iter().try_for_each(|layer| args.schedule.check_candidate(&layer.problem))?;
     layers.iter().map(|layer| Case::new(layer, args.schedule)).collect()
 }

@@ -54,7 +54,10 @@ impl Compared {
 pub(super) fn check(report: &Report, plan: &Plan) -> anyhow::Result<()> {
     let problems = report.rows.iter().map(|row| row.head.problem()).collect::<anyhow::Result<Vec<_>>>()?;
     let ops: Vec<OpKind> = problems.iter().map(Problem::op).collect();
-    problems.iter().try_for_each(|problem| plan.check(&ops, problem.world()))
+    problems.iter().try_for_each(|problem| {
+        plan.check(&ops, problem.world())?;
+        plan.schedule.check_candidate(problem)
+    })
 }
 
 /// Simulates every row of `report`.

@@ -86,6 +86,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     plan.check(&args.ops, world)?;
     let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, DType::Bf16, world)?;
     ensure!(!layers.is_empty(), "there is nothing to simulate");
+    layers.iter().try_for_each(|layer| args.schedule.check_candidate(&layer.problem))?;
     let simulated = |layer| Simulation::of_layer(layer, args.schedule, pushes, &args.machine);
     let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
     out::print(&table(&rows, &args.machine));

@@ -112,7 +112,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
     let (world, (n, k)) = (shapes::world(tp)?, args.shapes.extents(args.ops));
     args.plan.check(&[args.ops], world)?;
-    Ok(Problem::new(args.ops, args.ms, n, k, args.dtype, world)?)
+    let problem = Problem::new(args.ops, args.ms, n, k, args.dtype, world)?;
+    args.plan.schedule.check_candidate(&problem)?;
+    Ok(problem)
 }
 
 fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {

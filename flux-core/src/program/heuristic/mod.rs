@@ -94,8 +94,8 @@ impl Schedule {
         schedule.in_whole_waves(problem).in_wider_bands(problem).in_slices(problem)
     }
 
-    /// Schedules to compare with the [heuristic](Self::heuristic)'s over peers' memory by measurement: each tile that there is for the problem, of one shard each and spanning shards, in
-    /// one piece and with what whole waves leave shared, the fastest by estimate first. Of rows that are no whole tiles of 128, or leave half of one of 256, the first is the heuristic's.
+    /// The [heuristic](Self::heuristic)'s schedule, and what to compare it with over peers' memory by measurement, each once: every tile of 128 rows and more that there is for the problem, of one
+    /// shard each and spanning shards, in one piece and with what whole waves leave shared, the fastest by estimate first.
     ///
     /// ```
     /// use flux_core::program::Schedule;
@@ -106,7 +106,13 @@ impl Schedule {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub fn candidates(problem: &Problem) -> Vec<Self> {
-        Self::by_estimate(problem)
+        let mut all = vec![Self::heuristic(problem)];
+        for schedule in Self::by_estimate(problem) {
+            if !all.contains(&schedule) {
+                all.push(schedule);
+            }
+        }
+        all
     }
 
     /// This schedule with tiles of one shard each: of a GEMM-ReduceScatter, which then sends partial tiles, with another tile in place of one that has none.

@@ -25,7 +25,7 @@ pub(in crate::program) const SHARING_NS: u64 = 5_000;
 /// Bytes of an element of a part, and those of parts that a worker fetches and adds in a nanosecond. Behind whole waves nobody waits for that.
 const PART_BYTES: u64 = 4;
 const ADDED: u64 = 60;
-/// Nanoseconds of products of which they take one more where ranges of workers go from one tile to the next, and no whole waves follow: AllGather-GEMM of Llama at 258 and 320 rows took 0.136
+/// Of so many nanoseconds of products they take one more where ranges of workers go from one tile to the next, and no whole waves follow: AllGather-GEMM of Llama at 258 and 320 rows took 0.136
 /// and 0.143 ms so, and takes 0.122 and 0.132 in whole tiles on 112 of 132 multiprocessors (results/tuning/plans-of-rows.txt).
 const TWO_TILES: u64 = 10;
 /// Bytes of `w` in a nanosecond that an H200 reads, where [`READ`] is nearly what an H100 does. A schedule is for both.
@@ -76,7 +76,7 @@ fn side_by_side(a: u64, b: u64) -> u64 {
 
 /// The tile of shards that are no whole tiles, of one shard each, for what is carried.
 pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
-    best_of_one_shard(problem, may_be_large, |tile| Schedule::by_shard(problem, tile).estimate_as(problem, Comes::Carried).into())
+    best_of_one_shard(problem, may_be_large, |tile| Schedule::by_shard(problem, tile).carried_ns(problem).into())
 }
 
 /// The same of a GEMM-ReduceScatter whose partial tiles go through the host.
@@ -123,20 +123,26 @@ pub(in crate::program) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> 
     tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m(), Comes::Carried))).collect()
 }
 
+/// What there is to multiply.
+struct Work {
+    /// Rows that tiles are cut from: all, or a shard's.
+    rows: u32,
+    /// Tiles of these.
+    grid: TileGrid,
+    /// Tiles in all.
+    tiles: u64,
+    shares: Option<Shares>,
+}
+
 impl Schedule {
     /// The schedule of such rows over peer memory.
     pub(super) fn ragged(problem: &Problem) -> Self {
         Self::compared(problem).min_by_key(|schedule| schedule.estimate_ns(problem)).unwrap_or(Self::of(TILES[0].0))
     }
 
-    /// All that are compared, the fastest by estimate first, each once.
+    /// All that are compared, the fastest by estimate first.
     pub(super) fn by_estimate(problem: &Problem) -> Vec<Self> {
-        let mut all: Vec<Self> = Vec::new();
-        for schedule in Self::compared(problem) {
-            if !all.contains(&schedule) {
-                all.push(schedule);
-            }
-        }
+        let mut all: Vec<Self> = Self::compared(problem).collect();
         all.sort_by_cached_key(|schedule| schedule.estimate_ns(problem));
         all
     }
@@ -174,40 +180,49 @@ impl Schedule {
 
     /// Nanoseconds of a call over peers' memory: of its waves, beside its reads of `w`, and of what there is to do before and after them.
     fn estimate_ns(&self, problem: &Problem) -> u64 {
-        self.estimate_as(problem, Comes::ToPeers)
-    }
-
-    /// The same as if what ranks have for each other came so. For what is carried it is as it was before it was corrected by plans over peers' memory.
-    fn estimate_as(&self, problem: &Problem, comes: Comes) -> u64 {
-        let (shards, rows) = if self.spans(problem) { (1, problem.m()) } else { (u64::from(problem.world().get()), problem.m_shard()) };
-        let grid = TileGrid::new(rows, problem.n_local(), self.tile);
-        let (tiles, workers, shares) = (shards * grid.tiles(), u64::from(MULTIPROCESSORS), self.shared_tiles(problem));
-
-        let whole = u64::from(problem.k_local().div_ceil(self.tile.k)) + ENDS;
-        let in_steps = match shares {
-            Some(shares) => tiles / workers * whole + shares.time() + ENDS,
-            None => tiles.div_ceil(workers) * whole,
-        };
-        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, rows, comes));
-        let multiplied = u128::from(in_steps) * step / u128::from(100 * OPERATIONS);
-        let multiplied = u64::try_from(multiplied).unwrap_or(u64::MAX);
-        let beside = if 2 * tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
+        let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
+        let multiplied = self.multiplied_ns(problem, &work, Comes::ToPeers);
+        let beside = if 2 * work.tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
         let beside = if self.scatters(problem) && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
         let multiplied = multiplied.saturating_add(beside);
 
-        let both = if comes == Comes::ToPeers {
-            let slots = tiles.div_ceil(workers) * workers;
-            let idle = if shares.is_some() { 0 } else { (slots - tiles) * IDLE / slots };
-            let beside_reads = |rate| self.beside_reads(problem, &grid, multiplied, w_bytes(problem) / rate * (100 + idle) / 100);
-            beside_reads(READ).midpoint(beside_reads(READ_FASTER))
-        } else {
-            let reads = self.passes(problem, &grid).saturating_mul(w_bytes(problem)) / READ;
-            multiplied.max(reads).saturating_add(multiplied.min(reads) / 32)
+        let slots = work.tiles.div_ceil(workers) * workers;
+        let idle = if work.shares.is_some() { 0 } else { (slots - work.tiles) * IDLE / slots };
+        let beside_reads = |rate| self.beside_reads(problem, &work, multiplied, w_bytes(problem) / rate * (100 + idle) / 100);
+        let both = beside_reads(READ).midpoint(beside_reads(READ_FASTER));
+        let sharing = match &work.shares {
+            None => 0,
+            Some(shares) if work.tiles < workers => self.sharing_alone_ns(shares, multiplied),
+            Some(_) => SHARING_NS,
         };
-        // Behind tiles that are shared come whole waves.
-        let last_wave = if shares.is_some() { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
-        let sharing = shares.map_or(0, |shares| if tiles < workers { self.sharing_alone_ns(&shares, multiplied) } else { SHARING_NS });
-        both.saturating_add(sharing).saturating_add(self.ends_ns(problem, &grid, (tiles.div_ceil(workers), last_wave)))
+        both.saturating_add(sharing).saturating_add(self.ends_ns(problem, &work))
+    }
+
+    /// The same of tiles of one shard each, in one piece, whose rows or partial sums are carried. What plans over peers' memory have shown is not in it: it was not held against what is carried.
+    fn carried_ns(&self, problem: &Problem) -> u64 {
+        let work = self.work(problem);
+        let multiplied = self.multiplied_ns(problem, &work, Comes::Carried);
+        let reads = self.passes(problem, &work.grid).saturating_mul(w_bytes(problem)) / READ;
+        // Neither hides under the other as a whole.
+        multiplied.max(reads).saturating_add(multiplied.min(reads) / 32).saturating_add(self.ends_ns(problem, &work))
+    }
+
+    fn work(&self, problem: &Problem) -> Work {
+        let (shards, rows) = if self.spans(problem) { (1, problem.m()) } else { (u64::from(problem.world().get()), problem.m_shard()) };
+        let grid = TileGrid::new(rows, problem.n_local(), self.tile);
+        Work { rows, tiles: shards * grid.tiles(), grid, shares: self.shared_tiles(problem) }
+    }
+
+    /// Nanoseconds of the products of all tiles.
+    fn multiplied_ns(&self, problem: &Problem, work: &Work, comes: Comes) -> u64 {
+        let workers = u64::from(MULTIPROCESSORS);
+        let whole = u64::from(problem.k_local().div_ceil(self.tile.k)) + ENDS;
+        let in_steps = match work.shares {
+            Some(shares) => work.tiles / workers * whole + shares.time() + ENDS,
+            None => work.tiles.div_ceil(workers) * whole,
+        };
+        let step = u128::from(2 * area(self.tile) * u64::from(self.tile.k) * percent(self.tile, work.rows, comes));
+        u64::try_from(u128::from(in_steps) * step / u128::from(100 * OPERATIONS)).unwrap_or(u64::MAX)
     }
 
     /// Whether tiles span shards of several ranks.
@@ -230,11 +245,12 @@ impl Schedule {
     }
 
     /// Nanoseconds of so many of products, beside reads of `w`, each of `read` nanoseconds.
-    fn beside_reads(&self, problem: &Problem, grid: &TileGrid, multiplied: u64, read: u64) -> u64 {
-        // Of row blocks that are taken together the last may be few, with as much of `w` to read.
-        let (blocks, last) = (u64::from(grid.row_blocks()), u64::from((grid.row_blocks() - 1) % super::ROW_GROUP + 1));
-        let waits = if blocks > last { read.saturating_sub(multiplied / blocks * last) } else { 0 };
-        side_by_side(multiplied, self.passes(problem, grid).saturating_mul(read)).saturating_add(waits)
+    fn beside_reads(&self, problem: &Problem, work: &Work, multiplied: u64, read: u64) -> u64 {
+        // Of row blocks that are taken together the last may be few, with as much of `w` to read: once, or once a shard.
+        let (blocks, last) = (u64::from(work.grid.row_blocks()), u64::from((work.grid.row_blocks() - 1) % super::ROW_GROUP + 1));
+        let times = if self.spans(problem) { 1 } else { u64::from(problem.world().get()) };
+        let waits = if blocks > last { times * read.saturating_sub(multiplied / (times * blocks) * last) } else { 0 };
+        side_by_side(multiplied, self.passes(problem, &work.grid).saturating_mul(read)).saturating_add(waits)
     }
 
     /// Nanoseconds that sharing costs where all tiles are shared, of products that take `multiplied`: no whole waves hide the way of the parts.
@@ -244,8 +260,11 @@ impl Schedule {
         SHARING_NS.saturating_add(adding)
     }
 
-    /// Nanoseconds before the first tile and after the last, of which there are so many waves, and so many in the last.
-    fn ends_ns(&self, problem: &Problem, grid: &TileGrid, (waves, last_wave): (u64, u64)) -> u64 {
+    /// Nanoseconds before the first tile and after the last.
+    fn ends_ns(&self, problem: &Problem, work: &Work) -> u64 {
+        let (tiles, workers) = (work.tiles, u64::from(MULTIPROCESSORS));
+        // Behind tiles that are shared come whole waves.
+        let last_wave = if work.shares.is_some() { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
         let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
         let place = gather_place_bytes(problem);
         match problem.op() {
@@ -256,9 +275,9 @@ impl Schedule {
             OpKind::AllGatherGemm => place * u64::from(self.band - 1) / LINK,
             OpKind::GemmReduceScatter if self.scatters(problem) => {
                 let folded = FOLD_NS + scatter_place_bytes(problem) * world / FOLDED;
-                folded + waves * SCATTERING_NS + last_wave * slot_bytes(problem, self.tile) * peers / world / LINK
+                folded + tiles.div_ceil(workers) * SCATTERING_NS + last_wave * slot_bytes(problem, self.tile) * peers / world / LINK
             }
-            OpKind::GemmReduceScatter => last_wave.saturating_sub(grid.tiles()) * slot_bytes(problem, self.tile) / LINK,
+            OpKind::GemmReduceScatter => last_wave.saturating_sub(work.grid.tiles()) * slot_bytes(problem, self.tile) / LINK,
         }
     }
 }

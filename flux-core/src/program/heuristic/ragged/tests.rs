@@ -1,8 +1,7 @@
 use super::super::tests::{chosen, own, simulated};
 use super::*;
 use crate::problem::MAX_EXTENT;
-use crate::program::TileProgram;
-use crate::{DType, Rank, WorldSize};
+use crate::{DType, WorldSize};
 
 const AG: OpKind = OpKind::AllGatherGemm;
 const RS: OpKind = OpKind::GemmReduceScatter;
@@ -150,19 +149,39 @@ fn what_has_no_partial_tiles_is_replaced_where_they_are_sent() {
     }
 }
 
-/// Each has a program that is right, and a kernel for its tile (`flux-kernels` has all of the candidates).
+/// Of few rows and whole tiles too, which have been chosen for by other estimates.
 #[test]
-fn candidates_are_the_heuristics_choice_and_what_it_was_compared_with() {
-    for (world, op, m) in [(2, AG, 258), (2, RS, 320), (4, RS, 516), (8, AG, 1032), (2, AG, 768), (2, RS, 130)] {
+fn candidates_are_the_heuristics_choice_and_what_to_compare_it_with() {
+    for (world, op, m) in [(2, AG, 258), (2, RS, 320), (4, RS, 516), (8, AG, 1032), (2, AG, 768), (2, RS, 130), (2, AG, 512), (4, RS, 64)] {
         let problem = problem(world, op, m, MODELS[1]);
         let all = Schedule::candidates(&problem);
         assert_eq!(all.first(), Some(&Schedule::heuristic(&problem)), "{problem}");
         assert!(all.iter().enumerate().all(|(at, schedule)| !all[..at].contains(schedule)), "{problem}: one stands twice");
-        assert!(all.len() > 6 && all.is_sorted_by_key(|schedule| schedule.estimate_ns(&problem)));
-        for schedule in all {
-            TileProgram::build(&problem, Rank::new(world - 1), &schedule).unwrap_or_else(|why| panic!("{problem}, {schedule}: {why}"));
-        }
+        let by_estimate = |all: &[Schedule]| all.is_sorted_by_key(|schedule| schedule.estimate_ns(&problem));
+        assert!(all.len() > 6 && by_estimate(&all[1..]) && (by_estimate(&all) || !is_ragged(&problem)), "{problem}");
     }
-    // Whole tiles have been chosen for by other estimates; what they are compared with is there as well.
-    assert!(Schedule::candidates(&problem(2, AG, 512, MODELS[0])).len() > 6);
+    assert_eq!(Schedule::candidates(&problem(1, AG, 8, MODELS[0])).len(), 1, "nobody to span shards with, and less than a tile");
+}
+
+/// By simulation of an H200, which has plans of two ranks right within a tenth or so (results/tuning/plans-simulated.txt).
+#[test]
+fn choices_of_more_ranks_are_near_the_fastest_candidate() {
+    for (world, mean, most) in [(4, 1.5, 10.0), (8, 3.0, 20.0)] {
+        let mut over = Vec::new();
+        for (op, model) in [(AG, MODELS[0]), (AG, MODELS[1]), (RS, MODELS[0]), (RS, MODELS[1])] {
+            for m in [160, 200, 320, 448, 576, 800, 1152, 1536] {
+                let problem = problem(world, op, m, model);
+                if !is_ragged(&problem) && !leaves_half_a_tile(&problem) {
+                    continue;
+                }
+                let times: Vec<f64> =
+                    Schedule::candidates(&problem).iter().take(16).map(|schedule| simulated(&problem, schedule).as_secs_f64()).collect();
+                let fastest = times.iter().copied().fold(f64::INFINITY, f64::min);
+                over.push((times[0] / fastest - 1.0) * 100.0);
+            }
+        }
+        let (average, worst) = (over.iter().sum::<f64>() / over.len() as f64, over.iter().copied().fold(0.0, f64::max));
+        println!("{world} ranks, {} shapes: {average:.2} % in the mean, {worst:.1} % at most", over.len());
+        assert!(average < mean && worst < most, "{world} ranks: {average:.2} and {worst:.1} %, {over:.1?}");
+    }
 }
