@@ -1,6 +1,6 @@
 //! The program of AllGather-GEMM whose tiles span shards: all rows as one matrix, which the gather buffer holds in rank order.
 //!
-//! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the gather buffer alone.
+//! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the gather buffer alone. Row blocks that are taken together await each other's rows.
 
 use super::along_k::AlongK;
 use super::arrivals::Arrivals;
@@ -11,7 +11,7 @@ use crate::{Nodes, Problem, Rank};
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
-    let (m, tile_m) = (problem.m(), schedule.tile.m);
+    let m = problem.m();
     let arrivals = Arrivals::new(problem, schedule);
     let slices = arrivals.slices();
     let grid = TileGrid::new(m, problem.n_local(), schedule.tile);
@@ -24,10 +24,11 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     )
     .shared(schedule.shared_tiles(problem));
 
-    // by row block: the first entry of its await list, and entries for each slice
+    // by rows that are awaited together: the first entry of their await list, and entries for each slice
+    let together = rows_awaited_together(schedule, &grid);
     let mut awaited = Vec::new();
-    for first_row in (0..m).step_by(tile_m as usize) {
-        let rows = first_row..first_row.saturating_add(tile_m).min(m);
+    for first_row in (0..m).step_by(together as usize) {
+        let rows = first_row..first_row.saturating_add(together).min(m);
         // in the order in which shards arrive
         let pieces = || {
             (0..world.get()).map(|step| rank.after(step, world)).flat_map(|shard| {
@@ -43,7 +44,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         }
     }
     for tile in grid.order(schedule.raster) {
-        let (first, per_slice) = awaited[(tile.row / tile_m) as usize];
+        let (first, per_slice) = awaited[(tile.row / together) as usize];
         let item = WorkItem {
             a_source: source::GATHER,
             row: tile.row,
@@ -74,13 +75,26 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
 }
 
-/// Entries of the await list that announce rows: of every slice, the chunks that each row block reads.
+/// Rows whose tiles await the same: those of a group of the raster, which read the same of `w`. A row block that began before the others, as it has all of its rows, would
+/// read it from memory, and they once more.
+fn rows_awaited_together(schedule: &Schedule, grid: &TileGrid) -> u32 {
+    schedule.tile.m.saturating_mul(schedule.raster.group(grid.row_blocks()))
+}
+
+/// Entries of the await list that announce rows: of every slice, the chunks that each of the rows that are awaited together is in.
 pub(super) fn awaits(problem: &Problem, schedule: &Schedule, arrivals: &Arrivals) -> u64 {
-    let tile_m = schedule.tile.m;
-    // A row block reads one chunk, and one more for each that begins within it. Chunks are whole row blocks of their shard: all of them begin at borders of tiles, or none.
-    let begins_within = |shard: &Rank| !problem.shard_rows(*shard).start.is_multiple_of(tile_m);
-    let shards = problem.world().ranks().filter(begins_within).count() as u64;
-    (u64::from(problem.m().div_ceil(tile_m)) + shards * u64::from(arrivals.chunks())) * u64::from(arrivals.slices())
+    let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
+    let together = rows_awaited_together(schedule, &grid);
+    // They read one chunk, and one more for each that begins within them. Chunks are whole row blocks of their shard.
+    let chunk_rows = u64::from(arrivals.chunk_rows());
+    let begins_within = |shard: Rank| {
+        let first = problem.shard_rows(shard).start;
+        (0..arrivals.chunks())
+            .filter(move |chunk| !(u64::from(first) + u64::from(*chunk) * chunk_rows).is_multiple_of(together.into()))
+            .count() as u64
+    };
+    let within: u64 = problem.world().ranks().map(begins_within).sum();
+    (u64::from(problem.m().div_ceil(together)) + within) * u64::from(arrivals.slices())
 }
 
 /// The own shard to every rank, the own one first: every reader's first steps along `k` need the first slice of all shards.
@@ -99,15 +113,34 @@ fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank) -> Vec<Transfer
 mod tests {
     use super::*;
     use crate::program::Chunk;
+    use crate::tile::Raster;
     use crate::{DType, OpKind, TileShape, WorldSize};
     use proptest::prelude::*;
 
+    /// Of 258 rows in blocks of 136, rank 1 has all of the second.
+    #[test]
+    fn row_blocks_that_are_taken_together_await_the_same() {
+        let two = WorldSize::new(2).expect("ranks");
+        let problem = Problem::new(OpKind::AllGatherGemm, 258, 512, 512, DType::Bf16, two).expect("a valid problem");
+        let awaited = |group| {
+            let schedule =
+                Schedule { raster: Raster::RowGroups(group), k_chunks: 2, stack: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
+            let program = TileProgram::build(&problem, Rank::new(1), &schedule).expect("a valid schedule");
+            let mut peers: Vec<Vec<u32>> =
+                program.items.iter().map(|item| program.awaits_of(item).iter().map(|entry| entry.peer).collect()).collect();
+            peers.dedup();
+            peers
+        };
+        assert_eq!(awaited(2), [[1, 0, 1, 0]], "both shards, slice by slice");
+        assert_eq!(awaited(1), [vec![1, 0, 1, 0], vec![1, 1]]);
+    }
+
     proptest! {
         #[test]
-        fn awaits_of_rows_are_counted(world in 2..=8_u32, m_shard in 1..=60_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_chunks in 1..=6_u32) {
+        fn awaits_of_rows_are_counted(world in 2..=8_u32, m_shard in 1..=60_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_chunks in 1..=6_u32, group in 1..=5_u32) {
             let world = WorldSize::new(world).expect("a world size");
             let problem = Problem::new(OpKind::AllGatherGemm, m_shard * world.index(), 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
-            let schedule = Schedule { chunk: Chunk::Tiles(chunk), k_chunks, stack: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
+            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster: Raster::RowGroups(group), k_chunks, stack: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
             let counted = awaits(&problem, &schedule, &Arrivals::new(&problem, &schedule));
             for rank in world.ranks() {
                 let program = TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");

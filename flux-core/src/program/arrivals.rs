@@ -32,6 +32,11 @@ impl Arrivals {
         self.m_shard.div_ceil(self.chunk_rows)
     }
 
+    /// Rows of a chunk, but for the last.
+    pub(super) const fn chunk_rows(&self) -> u32 {
+        self.chunk_rows
+    }
+
     /// Slices of a shard.
     pub(super) fn slices(&self) -> u32 {
         self.slices.len() as u32

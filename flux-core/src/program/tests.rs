@@ -108,12 +108,12 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
 #[test]
 fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
     let p = problem(OpKind::AllGatherGemm, 3, 100); // 3 row blocks of 128 rows over 3 shards
-    let schedule = Schedule { stack: true, ..Schedule::of(TILE) };
+    let schedule = Schedule { stack: true, raster: Raster::RowGroups(1), ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
-    let item = program.items[1];
+    let item = program.items.iter().find(|item| item.row == 128).expect("a second row block");
     assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (source::GATHER, 0, 128, 128, 0));
     let entry = |rank| Await { signal: rank, peer: rank, k_step: 0 };
-    assert_eq!(program.awaits_of(&item), [entry(1), entry(2)], "rows 128 to 256 are those of shards 1 and 2, the own one first");
+    assert_eq!(program.awaits_of(item), [entry(1), entry(2)], "rows 128 to 256 are those of shards 1 and 2, the own one first");
     let moves: Vec<_> = program.transfers.iter().map(|t| (t.step, t.dest, t.place, t.raise)).collect();
     assert_eq!(moves, [(0, 1, 1, 1), (1, 0, 1, 1), (2, 2, 1, 1)]);
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 300 * 192 * 2, signals: 3, counters: 3 });
@@ -199,7 +199,7 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
     // Few signals, of which each row block awaits all of its shard.
-    let schedule = Schedule { chunk: Chunk::Shard, k_chunks: u32::MAX, stack: true, ..schedule };
+    let schedule = Schedule { chunk: Chunk::Shard, raster: Raster::RowGroups(1), k_chunks: u32::MAX, stack: true, ..schedule };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManyAwaits { tile: schedule.tile, awaits: 1 << 24 });
 

@@ -23,7 +23,7 @@ impl Raster {
     }
 
     /// Row blocks in a group, of a shard that has `row_blocks`.
-    pub(super) fn group(self, row_blocks: u32) -> u32 {
+    pub(crate) fn group(self, row_blocks: u32) -> u32 {
         match self {
             Self::RowsFastest => row_blocks.max(1),
             Self::ColumnsFastest => 1,

@@ -4,9 +4,11 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
 use flux_core::OpKind::{self, AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Record, Violation, verify};
-use flux_core::program::{Await, NONE, WorkItem, sink, source};
+use flux_core::program::{Await, NONE, TileProgram, WorkItem, sink, source};
 use proptest::prelude::*;
 use proptest::sample::Index;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Calls of either operation whose tiles are several items each.
 fn split_calls() -> impl Strategy<Value = Call> {
@@ -310,6 +312,7 @@ proptest! {
     #[test]
     fn slices_that_are_awaited_late(call in sliced_calls(true), rank: Index, item: Index, kind in 0..2) {
         let mut call = call;
+        let announced = announced(&call);
         let p = pick(&mut call, rank);
         if kind == 0 {
             // an item of its own range of the await list, without its last entry, which the others still await
@@ -319,7 +322,11 @@ proptest! {
                 a == b
             });
             prop_assume!(shared.count() > 1);
+            // the item's own rows: those that it awaits with others of its group it need not have
             let item = &mut p.items[index];
+            let last = p.awaits[(item.await_first + item.await_count - 1) as usize].signal;
+            let rows = announced.get(&(p.rank.get(), last)).cloned().unwrap_or(0..0);
+            prop_assume!(rows.start < item.row + item.rows && item.row < rows.end);
             item.await_count -= 1;
             item.await_group = item.await_group.min(item.await_count);
         } else {
@@ -335,6 +342,15 @@ proptest! {
         // where nothing else is multiplied from that step on, the step is none of the item's
         assert_violates!(call, Violation::Unguarded { what: "gather row", .. } | Violation::Form { .. });
     }
+}
+
+/// Of each rank and signal, the rows of all that it announces.
+fn announced(call: &Call) -> BTreeMap<(u32, u32), Range<u32>> {
+    let of_rank = |program: &TileProgram| {
+        let first = program.problem.shard_rows(program.rank).start;
+        program.transfers.iter().map(|t| ((t.dest, t.raise), first + t.row..first + t.row + t.rows)).collect::<Vec<_>>()
+    };
+    call.0.iter().flat_map(of_rank).collect()
 }
 
 /// One of the records that are `wanted`.
