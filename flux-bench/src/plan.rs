@@ -306,7 +306,7 @@ mod tests {
             Variant::of(&program).unwrap();
             schedule.tile.m
         };
-        assert_eq!([false, true].map(tile_rows), [136, 160]);
+        assert_eq!([false, true].map(tile_rows), [136, 144]);
     }
 
     /// Of 4 shards of 4 by 4 tiles, with 16 steps along k.

@@ -22,14 +22,19 @@ pub struct Variant {
 
 /// Tiles that there are kernels for, with the stages that fit beside a room for each consumer's part in 227 KiB of shared memory, and beside one in which they take
 /// turns: where there are enough of the first, and where the second makes room for one more.
-const TILES: [(TileShape, Option<u32>, Option<u32>); 20] = [
+const TILES: [(TileShape, Option<u32>, Option<u32>); 25] = [
     (TileShape::new(256, 192, 64), None, Some(3)),
+    (TileShape::new(192, 256, 64), None, Some(3)),
     (TileShape::new(128, 256, 64), Some(3), Some(4)),
     (TileShape::new(256, 128, 64), Some(3), None),
     (TileShape::new(128, 224, 64), Some(3), Some(4)),
     (TileShape::new(128, 192, 64), Some(4), None),
+    (TileShape::new(184, 256, 64), None, Some(3)),
     (TileShape::new(176, 256, 64), None, Some(3)),
+    (TileShape::new(168, 256, 64), None, Some(3)),
     (TileShape::new(160, 256, 64), None, Some(3)),
+    (TileShape::new(152, 256, 64), None, Some(3)),
+    (TileShape::new(144, 256, 64), None, Some(3)),
     (TileShape::new(136, 256, 64), Some(3), None),
     (TileShape::new(240, 128, 64), Some(3), Some(4)),
     (TileShape::new(208, 128, 64), Some(4), None),
@@ -48,7 +53,7 @@ const TILES: [(TileShape, Option<u32>, Option<u32>); 20] = [
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no kernel for tiles of {tile}: use 256x128x64, 240x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; for gemm_rs of several ranks only where tiles span shards 208x128x64, 176x128x64, 152x128x64 and 136x256x64, and only where they do not 256x192x64, 176x256x64 and 160x256x64; all with 64 along k"
+    "there is no kernel for tiles of {tile}: use 256x128x64, 240x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; for gemm_rs of several ranks only where tiles span shards 208x128x64, 176x128x64, 152x128x64 and 136x256x64, and only where they do not 256x192x64, and 256 columns and 192, 184, 176, 168, 160, 152 or 144 rows; all with 64 along k"
 )]
 pub struct NoSuchTile {
     /// What was asked for.

@@ -16,7 +16,7 @@ use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
-const TILES: [TileShape; 20] = [
+const TILES: [TileShape; 25] = [
     TileShape::new(128, 256, 64),
     TileShape::new(256, 128, 64),
     TileShape::new(128, 224, 64),
@@ -37,6 +37,11 @@ const TILES: [TileShape; 20] = [
     TileShape::new(136, 256, 64),
     TileShape::new(160, 256, 64),
     TileShape::new(176, 256, 64),
+    TileShape::new(144, 256, 64),
+    TileShape::new(152, 256, 64),
+    TileShape::new(168, 256, 64),
+    TileShape::new(184, 256, 64),
+    TileShape::new(192, 256, 64),
 ];
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
@@ -93,7 +98,7 @@ fn is_refused(program: &TileProgram) -> bool {
 
 /// Whether there is no room for its rows as a whole.
 fn is_not_scattered(tile: TileShape) -> bool {
-    [(256, 192), (176, 256), (160, 256)].contains(&(tile.m, tile.n))
+    (tile.m, tile.n) == (256, 192) || tile.n == 256 && (144..=192).contains(&tile.m)
 }
 
 /// Whether it has no partial tiles.

@@ -18,7 +18,7 @@ use std::process::Command;
 /// Where Linux has NVIDIA's GPUs, on a machine of its own and under Windows.
 const DEVICES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
 /// What may be carried to a GPU host at once.
-const LIMIT_MIB: u64 = 60;
+const LIMIT_MIB: u64 = 64;
 
 const RUNNER: &str = r#"#!/bin/sh
 # Doctor, GPU tests, soak and a quick bench, with one summary and gpu-ci.json beside this file.

@@ -15,14 +15,16 @@ const SHARED: u64 = 128;
 const SEEN: u64 = 50;
 
 impl TileShape {
-    /// Whether columns take the place of rows in its multiplication: rows come in blocks of 64 there, of which these are no whole number.
+    /// Whether columns take the place of rows in its multiplication: rows come in blocks of 64 there, of which two consumers cannot have as many each. A single block they share
+    /// by columns.
     ///
     /// ```
     /// use flux_core::TileShape;
-    /// assert!(TileShape::new(136, 256, 64).is_turned() && !TileShape::new(64, 96, 64).is_turned());
+    /// let turned = |m| TileShape::new(m, 256, 64).is_turned();
+    /// assert_eq!([64, 128, 256, 136, 192].map(turned), [false, false, false, true, true]);
     /// ```
     pub const fn is_turned(self) -> bool {
-        !self.m.is_multiple_of(BLOCK as u32)
+        self.m != BLOCK as u32 && !self.m.is_multiple_of(2 * BLOCK as u32)
     }
 
     /// The time of a step relative to its operations, in percent: more than 100 where shared memory bounds it, which is read by every product of 64 rows and all columns, and

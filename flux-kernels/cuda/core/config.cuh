@@ -7,12 +7,7 @@ namespace flux {
 
 constexpr u32 least(u32 a, u32 b) { return a < b ? a : b; }
 
-// The fewest equal pieces of so many vectors, each of so many at most.
-constexpr u32 fewest_pieces(u32 vectors, u32 most) {
-    u32 pieces = 1;
-    while (vectors % pieces != 0 || vectors / pieces > most) ++pieces;
-    return pieces;
-}
+constexpr u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
 
 template <u32 TileM, u32 TileN, u32 Rooms, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
 struct Config {
@@ -28,9 +23,9 @@ struct Config {
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
     static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer, mover and watcher
-    // Rows of A are wgmma's m, of which there are 64 or a multiple, and columns its n, of which any multiple of 8 will do; or, where a tile's rows are no multiple of
-    // 64, it is multiplied turned: rows of B are m, and rows of A n. The accumulators hold its transpose then, which is turned back on the way to the output buffer.
-    static constexpr bool kTurned = TileM % 64 != 0;
+    // Rows of A are wgmma's m, of which each consumer has a multiple of 64, or both the same 64, and columns its n, of which any multiple of 8 will do; or, where a tile's rows are
+    // neither, it is multiplied turned: rows of B are m, and rows of A n. The accumulators hold its transpose then, which is turned back on the way to the output buffer.
+    static constexpr bool kTurned = TileM != 64 && TileM % (64 * kConsumers) != 0;
     // Consumers share a tile by rows, or by columns where it has but 64 rows or is turned.
     static constexpr bool kSplitColumns = TileM == 64 || kTurned;
     static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
@@ -76,13 +71,16 @@ struct Config {
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
     static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kRooms * kRoomBytes;
 
-    // A partial tile travels through the operand ring in this many pieces; each holds the same vectors of both consumers, no more than there are registers for.
+    // A partial tile travels through the operand ring in this many pieces, of which the last may be shorter; each holds the same vectors of both consumers, no more than there
+    // are registers for, and of a turned tile no more than a room has place for.
     static constexpr u32 kPieces = !kSlotted ? 1
-                                   : kTurned ? fewest_pieces(kVectors, least(16, kStageBytes / (kConsumers * 128 * 16)))
+                                   : kTurned ? ceil_div(kVectors, least(16, least(kStageBytes, kOutBytesPerConsumer) / (kConsumers * 128 * 16)))
                                              : kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
-    static constexpr u32 kPieceVectors = kVectors / kPieces;
-    static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;
-    static_assert(!kSlotted || (kAccumulators % 8 == 0 && kVectors % kPieces == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
+    static constexpr u32 kPieceVectors = ceil_div(kVectors, kPieces);
+    static constexpr __device__ u32 piece_vectors(u32 piece) { return least(kPieceVectors, kVectors - piece * kPieceVectors); }
+    static constexpr __device__ u32 piece_bytes_per_consumer(u32 piece) { return piece_vectors(piece) * 128 * 16; }
+    static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;  // of the longest
+    static_assert(!kSlotted || (kAccumulators % 2 == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
     // Pieces of one that is added during the multiplication come into the rooms, which are idle then: as many as they hold, two at most.
     static constexpr u32 kEarlyPieces = kSlotted && kRooms * kRoomBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
     static_assert(!kSlotted || kRooms * kRoomBytes >= kConsumers * kPieceBytesPerConsumer, "early pieces");
@@ -90,10 +88,10 @@ struct Config {
     // Through the ring go the fp32 accumulators of another range of k, too, in more of them, of which the last may be shorter.
     static constexpr u32 kPartVectors = kBlocks * kBreadth / 8;
     static constexpr u32 kPartPieceVectors = kTurned ? least(8, kPartVectors) : kPartVectors / (2 * kPieces);
-    static constexpr u32 kPartPieces = (kPartVectors + kPartPieceVectors - 1) / kPartPieceVectors;
+    static constexpr u32 kPartPieces = ceil_div(kPartVectors, kPartPieceVectors);
     static constexpr u32 kPartBytes = kPartVectors * 128 * 16 * kConsumers;  // of a part slot
     static constexpr __device__ u32 part_piece_vectors(u32 piece) { return least(kPartPieceVectors, kPartVectors - piece * kPartPieceVectors); }
-    static_assert(kPartBytes == TileM * TileN * 4 && kPartPieceVectors * 128 * 16 * kConsumers <= kStageBytes, "part pieces");
+    static_assert(kPartBytes == TileM * TileN * 4 && kAccumulators % 4 == 0 && kPartPieceVectors * 128 * 16 * kConsumers <= kStageBytes, "part pieces");
 
     // What goes to a peer at once, where it goes in pieces.
     static constexpr u32 kPieceBytes = 4096;

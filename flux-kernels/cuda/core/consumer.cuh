@@ -123,7 +123,7 @@ struct Consumer {
     // Adds a piece of another rank's partial tile, each element in the place where this thread's own accumulator has it.
     __device__ __forceinline__ void add_piece(u32 from, u32 piece, float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
-        for (u32 v = 0; v < C::kPieceVectors; ++v) {
+        for (u32 v = 0; v < C::piece_vectors(piece); ++v) {
             const uint4 four = ptx::load_shared_16(from + v * 128 * 16 + thread * 16);
             const u32 pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -205,10 +205,9 @@ struct Consumer {
     __device__ __forceinline__ void write_slot(const float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
         for (u32 v = 0; v < C::kVectors; ++v) {
-            const u32 at = v * 8;
-            const float* d = &acc[at / kAccumulators][at % kAccumulators];
-            const uint4 four = {ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]), ptx::pack_2<C::kBf16>(d[4], d[5]),
-                                ptx::pack_2<C::kBf16>(d[6], d[7])};
+            // A vector may be of two blocks, a pair is of one.
+            const auto pair = [&](u32 at) { return ptx::pack_2<C::kBf16>(acc[at / kAccumulators][at % kAccumulators], acc[at / kAccumulators][at % kAccumulators + 1]); };
+            const uint4 four = {pair(v * 8), pair(v * 8 + 2), pair(v * 8 + 4), pair(v * 8 + 6)};
             ptx::store_shared_16(smem.out(index) + (v * 128 + thread) * 16, four);
         }
     }

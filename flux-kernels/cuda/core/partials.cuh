@@ -11,11 +11,12 @@ __device__ __forceinline__ u64 partial_slot(const Params& p, u64 half, const Wor
     return half + static_cast<u64>(item.partial_slot + source * p.slots_per_source) * C::kOutBytes;
 }
 
-// A piece of the tile in a slot, each consumer's part `stride` bytes behind the one before; the barrier expects kConsumers * kPieceBytesPerConsumer bytes.
+// A piece of the tile in a slot, each consumer's part kPieceBytesPerConsumer bytes behind the one before; the barrier expects both.
 template <class C>
-__device__ __forceinline__ void load_piece(u64 slot, u32 piece, u32 to, u32 stride, u32 barrier) {
+__device__ __forceinline__ void load_piece(u64 slot, u32 piece, u32 to, u32 barrier) {
     for (u32 c = 0; c < C::kConsumers; ++c) {
-        ptx::bulk_load(to + c * stride, slot + c * C::kOutBytesPerConsumer + piece * C::kPieceBytesPerConsumer, C::kPieceBytesPerConsumer, barrier);
+        const u64 from = slot + c * C::kOutBytesPerConsumer + piece * C::kPieceBytesPerConsumer;
+        ptx::bulk_load(to + c * C::kPieceBytesPerConsumer, from, C::piece_bytes_per_consumer(piece), barrier);
     }
 }
 

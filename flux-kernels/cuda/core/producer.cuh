@@ -151,8 +151,8 @@ struct Producer {
 
     __device__ __forceinline__ void load_partial(u64 slot) {
         for (u32 piece = 0; piece < C::kPieces; ++piece) {
-            open_stage(C::kConsumers * C::kPieceBytesPerConsumer);
-            load_piece<C>(slot, piece, smem.a(ring.stage), C::kPieceBytesPerConsumer, smem.full(ring.stage));
+            open_stage(C::kConsumers * C::piece_bytes_per_consumer(piece));
+            load_piece<C>(slot, piece, smem.a(ring.stage), smem.full(ring.stage));
             ring.advance();
         }
     }

@@ -158,8 +158,8 @@ struct Storer {
             const u64 slot = partial_slot<C>(p, half, item, source);
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 ptx::mbarrier_wait(smem.early_empty(early.stage), early.phase ^ 1);
-                ptx::mbarrier_arrive_expect_tx(smem.early_full(early.stage), C::kConsumers * C::kPieceBytesPerConsumer);
-                load_piece<C>(slot, piece, smem.early(early.stage, 0), C::kPieceBytesPerConsumer, smem.early_full(early.stage));
+                ptx::mbarrier_arrive_expect_tx(smem.early_full(early.stage), C::kConsumers * C::piece_bytes_per_consumer(piece));
+                load_piece<C>(slot, piece, smem.early(early.stage, 0), smem.early_full(early.stage));
                 early.advance();
             }
         }

@@ -60,15 +60,24 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_PLACES_68 \
     FLUX_PLACES_64 \
     ", %64, %65, %66, %67"
+#define FLUX_PLACES_72 \
+    FLUX_PLACES_64 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define FLUX_PLACES_76 \
     FLUX_PLACES_64 \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
 #define FLUX_PLACES_80 \
     FLUX_PLACES_64 \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define FLUX_PLACES_84 \
+    FLUX_PLACES_80 \
+    ", %80, %81, %82, %83"
 #define FLUX_PLACES_88 \
     FLUX_PLACES_80 \
     ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define FLUX_PLACES_92 \
+    FLUX_PLACES_88 \
+    ", %88, %89, %90, %91"
 #define FLUX_PLACES_96 \
     FLUX_PLACES_88 \
     ", %88, %89, %90, %91, %92, %93, %94, %95"
@@ -93,9 +102,12 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_SUMS_48 FLUX_SUMS_32, FLUX_EIGHT(32), FLUX_EIGHT(40)
 #define FLUX_SUMS_64 FLUX_SUMS_48, FLUX_EIGHT(48), FLUX_EIGHT(56)
 #define FLUX_SUMS_68 FLUX_SUMS_64, FLUX_FOUR(64)
+#define FLUX_SUMS_72 FLUX_SUMS_64, FLUX_EIGHT(64)
 #define FLUX_SUMS_76 FLUX_SUMS_64, FLUX_EIGHT(64), FLUX_FOUR(72)
 #define FLUX_SUMS_80 FLUX_SUMS_64, FLUX_EIGHT(64), FLUX_EIGHT(72)
+#define FLUX_SUMS_84 FLUX_SUMS_80, FLUX_FOUR(80)
 #define FLUX_SUMS_88 FLUX_SUMS_80, FLUX_EIGHT(80)
+#define FLUX_SUMS_92 FLUX_SUMS_88, FLUX_FOUR(88)
 #define FLUX_SUMS_96 FLUX_SUMS_88, FLUX_EIGHT(88)
 #define FLUX_SUMS_104 FLUX_SUMS_96, FLUX_EIGHT(96)
 #define FLUX_SUMS_112 FLUX_SUMS_104, FLUX_EIGHT(104)
@@ -128,9 +140,12 @@ FLUX_WGMMA(64, 32, 32, 33, 34)
 FLUX_WGMMA(96, 48, 48, 49, 50)
 FLUX_WGMMA(128, 64, 64, 65, 66)
 FLUX_WGMMA(136, 68, 68, 69, 70)
+FLUX_WGMMA(144, 72, 72, 73, 74)
 FLUX_WGMMA(152, 76, 76, 77, 78)
 FLUX_WGMMA(160, 80, 80, 81, 82)
+FLUX_WGMMA(168, 84, 84, 85, 86)
 FLUX_WGMMA(176, 88, 88, 89, 90)
+FLUX_WGMMA(184, 92, 92, 93, 94)
 FLUX_WGMMA(192, 96, 96, 97, 98)
 FLUX_WGMMA(208, 104, 104, 105, 106)
 FLUX_WGMMA(224, 112, 112, 113, 114)
@@ -154,12 +169,18 @@ FLUX_WGMMA(256, 128, 128, 129, 130)
 #undef FLUX_SUMS_64
 #undef FLUX_PLACES_68
 #undef FLUX_SUMS_68
+#undef FLUX_PLACES_72
+#undef FLUX_SUMS_72
 #undef FLUX_PLACES_76
 #undef FLUX_SUMS_76
 #undef FLUX_PLACES_80
 #undef FLUX_SUMS_80
+#undef FLUX_PLACES_84
+#undef FLUX_SUMS_84
 #undef FLUX_PLACES_88
 #undef FLUX_SUMS_88
+#undef FLUX_PLACES_92
+#undef FLUX_SUMS_92
 #undef FLUX_PLACES_96
 #undef FLUX_SUMS_96
 #undef FLUX_PLACES_104

@@ -19,13 +19,18 @@ const fn candidate(m: u32, n: u32, scattered: bool, sent: bool) -> Candidate {
 }
 
 /// Those of whole shards, and tiles whose columns take the place of rows in their multiplication, so that they have any multiple of eight rows.
-pub(super) const CANDIDATES: [Candidate; 12] = [
+pub(super) const CANDIDATES: [Candidate; 17] = [
     candidate(128, 256, true, true),
     candidate(128, 224, true, true),
     candidate(128, 192, true, true),
     candidate(128, 128, true, true),
+    candidate(192, 256, false, true),
+    candidate(184, 256, false, true),
     candidate(176, 256, false, true),
+    candidate(168, 256, false, true),
     candidate(160, 256, false, true),
+    candidate(152, 256, false, true),
+    candidate(144, 256, false, true),
     candidate(136, 256, true, false),
     candidate(240, 128, true, true),
     candidate(208, 128, true, false),
@@ -45,7 +50,8 @@ pub(in crate::program) enum Comes {
     BesideKernels,
 }
 
-/// Percent of the rows of tiles that are beyond the last row from which on those of 128 columns take longer for it, twice as much, and those of 128x192 as much: rows that are
+/// Percent of the rows of tiles that are beyond the last row from which on those of 128 columns take longer for it, twice as much, turned ones over peers' memory half as much again, and
+/// those of 128x192 as much: rows that are
 /// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time, or most of it.
 const BEYOND: u64 = 3;
 /// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM took 11 % longer than with tiles of 176x256, which were shared, on another
@@ -58,7 +64,7 @@ const QUICK: u64 = 176 * 128;
 const NARROWER: u64 = 4;
 /// The same over peers' memory of 128x224 and of 128x192 (results/tuning/plans-of-rows.txt).
 const NARROWER_TO_PEERS: [u64; 2] = [9, 3];
-/// Percent that tiles of 256x192 take less, which move less through L2 (results/tuning/back-to-back.txt).
+/// Percent that tiles of 256x192 and 192x256 take less, which move less through L2 (results/tuning/back-to-back.txt, tile-192.txt).
 const SPARED: u64 = 2;
 
 /// Those that tiles of one shard each may have.
@@ -76,6 +82,7 @@ pub(super) fn percent(tile: TileShape, rows: u32, comes: Comes) -> u64 {
     let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(free);
     let beyond = match tile.n {
         _ if tile == LARGE.0 => 0,
+        128 if tile.is_turned() && to_peers => 3 * beyond / 2,
         128 if tile.is_turned() || to_peers => 2 * beyond,
         192 => beyond,
         256 if !tile.is_turned() && to_peers => beyond / 2,
@@ -89,6 +96,6 @@ pub(super) fn percent(tile: TileShape, rows: u32, comes: Comes) -> u64 {
         _ => 0,
     };
     // At the card's power limit, and in long calls.
-    let spared = if tile == LARGE.0 { SPARED } else { 0 };
+    let spared = if area(tile) == area(LARGE.0) { SPARED } else { 0 };
     (tile.step_percent() + narrower - spared) * (100 + beyond) / 100
 }

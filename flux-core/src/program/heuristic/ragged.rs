@@ -207,6 +207,20 @@ impl Schedule {
         multiplied.max(reads).saturating_add(multiplied.min(reads) / 32).saturating_add(self.ends_ns(problem, &work))
     }
 
+    /// The same of an AllGather-GEMM's tiles that span shards, whose rows are carried in slices of `k`: what is multiplied first waits until all have come.
+    pub(super) fn sliced_ns(&self, problem: &Problem) -> u64 {
+        let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
+        let all = self.multiplied_ns(problem, &work, Comes::Carried).max(w_bytes(problem) / READ);
+        let (waves, sharing) = match work.shares {
+            Some(_) => (work.tiles, SHARING_NS),
+            None => (work.tiles.next_multiple_of(workers), 0),
+        };
+        let first = u64::try_from(u128::from(all) * u128::from(workers.min(waves)) / u128::from(waves)).unwrap_or(all);
+        let bytes = gather_place_bytes(problem).saturating_mul(problem.world().peers().into());
+        let comes = bytes.saturating_mul(1000) / Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us;
+        first.max(comes).saturating_add(all - first).saturating_add(sharing)
+    }
+
     fn work(&self, problem: &Problem) -> Work {
         let (shards, rows) = if self.spans(problem) { (1, problem.m()) } else { (u64::from(problem.world().get()), problem.m_shard()) };
         let grid = TileGrid::new(rows, problem.n_local(), self.tile);

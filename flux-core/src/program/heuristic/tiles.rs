@@ -113,7 +113,7 @@ mod tests {
         };
         assert_eq!([staged(1024).tile.m, staged(4096).tile.m], [128, 256], "0.6 T operations, and 2.5");
         assert_eq!(tile(2, ag, 8192, 28672, 8192), (128, 256), "14336 columns are 56 times 256, and 75 times 192 not quite");
-        assert_eq!(tile(4, ag, 4 * 2000, 49152, 12288), (256, 192), "2000 rows are as many of 256 as 2048");
-        assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288).0, 176, "2100 rows are 12 blocks of 176 almost, and not 8.5 of 256");
+        assert_eq!(tile(4, ag, 4 * 2000, 49152, 12288), (184, 256), "2000 rows are 11 blocks of 184 almost, and as many of 256 as 2048");
+        assert_eq!(tile(4, ag, 4 * 2100, 49152, 12288), (192, 256), "2100 rows are 11 blocks of 192 almost, and not 8.5 of 256");
     }
 }

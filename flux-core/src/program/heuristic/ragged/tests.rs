@@ -31,39 +31,38 @@ type Choice = (OpKind, (usize, usize), usize, (u32, u32), bool, bool);
 const GPT3: (usize, usize) = MODELS[0];
 const LLAMA: (usize, usize) = MODELS[1];
 #[rustfmt::skip]
-const CHOICES: [Choice; 58] = [
-    (AG, GPT3, 130, (136, 256), true, false), (AG, GPT3, 144, (152, 128), true, true),
-    (AG, GPT3, 192, (208, 128), true, true), (AG, GPT3, 224, (240, 128), true, true),
-    (AG, GPT3, 258, (136, 256), false, true), (AG, GPT3, 320, (160, 256), false, true),
-    (AG, GPT3, 350, (176, 128), false, false), (AG, GPT3, 384, (128, 256), true, true),
-    (AG, GPT3, 448, (256, 192), false, false), (AG, GPT3, 576, (160, 256), false, false),
-    (AG, GPT3, 640, (160, 256), false, false), (AG, GPT3, 768, (128, 256), false, true),
-    (AG, GPT3, 896, (160, 256), false, true), (AG, GPT3, 1152, (160, 256), false, true),
-    (AG, GPT3, 1280, (128, 256), false, true), (AG, LLAMA, 130, (152, 128), true, false),
-    (AG, LLAMA, 192, (208, 128), true, false), (AG, LLAMA, 224, (128, 224), true, false),
-    (AG, LLAMA, 258, (136, 256), false, false), (AG, LLAMA, 320, (160, 256), false, false),
-    (AG, LLAMA, 350, (176, 128), false, true), (AG, LLAMA, 384, (128, 256), true, true),
-    (AG, LLAMA, 448, (240, 128), false, true), (AG, LLAMA, 640, (160, 256), false, true),
-    (AG, LLAMA, 768, (128, 256), false, true), (AG, LLAMA, 896, (160, 256), false, true),
-    (AG, LLAMA, 1152, (160, 256), false, true), (AG, LLAMA, 1280, (128, 256), false, true),
-    (RS, GPT3, 130, (136, 256), true, true), (RS, GPT3, 144, (152, 128), true, true),
-    (RS, GPT3, 192, (208, 128), true, true), (RS, GPT3, 224, (128, 192), true, false),
-    (RS, GPT3, 258, (136, 256), true, true), (RS, GPT3, 320, (176, 128), true, true), (RS, GPT3, 350, (176, 128), true, true),
-    (RS, GPT3, 384, (128, 192), true, true), (RS, GPT3, 448, (152, 128), true, true),
-    (RS, GPT3, 576, (160, 256), false, true), (RS, GPT3, 640, (128, 256), true, true),
-    (RS, GPT3, 768, (128, 256), false, true), (RS, GPT3, 896, (128, 256), true, true),
-    (RS, GPT3, 1152, (160, 256), false, false), (RS, GPT3, 1280, (128, 256), false, true),
-    (RS, LLAMA, 130, (152, 128), true, true), (RS, LLAMA, 144, (152, 128), true, true),
-    (RS, LLAMA, 192, (208, 128), true, true), (RS, LLAMA, 224, (128, 128), true, false),
-    (RS, LLAMA, 258, (136, 256), true, true), (RS, LLAMA, 320, (176, 128), true, false),
-    (RS, LLAMA, 350, (176, 128), true, false), (RS, LLAMA, 384, (128, 192), true, false),
-    (RS, LLAMA, 448, (240, 128), false, false), (RS, LLAMA, 576, (160, 256), false, false),
-    (RS, LLAMA, 640, (160, 256), false, false), (RS, LLAMA, 768, (128, 192), false, false),
-    (RS, LLAMA, 896, (240, 128), false, false), (RS, LLAMA, 1152, (160, 256), false, false),
-    (RS, LLAMA, 1280, (160, 256), false, false),
+const CHOICES: [Choice; 83] = [
+    (AG, GPT3, 130, (136, 256), true, false), (AG, GPT3, 144, (152, 128), true, true), (AG, GPT3, 258, (136, 256), false, true),
+    (AG, GPT3, 300, (152, 256), false, true), (AG, GPT3, 320, (160, 256), false, true), (AG, GPT3, 384, (192, 256), false, true),
+    (AG, GPT3, 448, (240, 128), false, false), (AG, GPT3, 450, (240, 128), false, false), (AG, GPT3, 516, (136, 256), false, false),
+    (AG, GPT3, 576, (144, 256), false, false), (AG, GPT3, 600, (152, 256), false, false), (AG, GPT3, 768, (192, 256), false, false),
+    (AG, GPT3, 900, (152, 256), false, true), (AG, GPT3, 1000, (256, 192), false, false), (AG, GPT3, 1040, (176, 256), false, true),
+    (AG, GPT3, 1152, (192, 256), false, true), (AG, GPT3, 1320, (168, 256), false, true), (AG, GPT3, 1700, (176, 256), false, true),
+    (AG, GPT3, 2100, (176, 256), false, true), (AG, GPT3, 4000, (184, 256), false, false), (AG, LLAMA, 130, (152, 128), true, false),
+    (AG, LLAMA, 144, (152, 128), true, false), (AG, LLAMA, 160, (176, 128), true, false), (AG, LLAMA, 258, (136, 256), false, false),
+    (AG, LLAMA, 300, (152, 256), false, false), (AG, LLAMA, 320, (160, 256), false, false), (AG, LLAMA, 350, (176, 128), false, true),
+    (AG, LLAMA, 384, (192, 256), false, false), (AG, LLAMA, 448, (240, 128), false, true), (AG, LLAMA, 450, (240, 128), false, true),
+    (AG, LLAMA, 516, (176, 128), true, true), (AG, LLAMA, 576, (192, 256), true, true), (AG, LLAMA, 600, (208, 128), true, true),
+    (AG, LLAMA, 640, (160, 256), false, true), (AG, LLAMA, 768, (128, 256), false, true), (AG, LLAMA, 900, (152, 256), false, true),
+    (AG, LLAMA, 1000, (128, 256), false, true), (AG, LLAMA, 1040, (176, 256), false, true), (AG, LLAMA, 1152, (192, 256), false, true),
+    (AG, LLAMA, 1320, (168, 256), false, true), (AG, LLAMA, 1700, (128, 256), false, false), (AG, LLAMA, 4000, (184, 256), false, true),
+    (RS, GPT3, 130, (136, 256), true, true), (RS, GPT3, 258, (136, 256), true, true), (RS, GPT3, 300, (152, 128), true, true),
+    (RS, GPT3, 320, (176, 128), true, true), (RS, GPT3, 384, (128, 192), true, true), (RS, GPT3, 448, (240, 128), true, true),
+    (RS, GPT3, 450, (240, 128), true, true), (RS, GPT3, 516, (136, 256), true, true), (RS, GPT3, 576, (144, 256), false, true),
+    (RS, GPT3, 600, (152, 256), false, true), (RS, GPT3, 640, (128, 256), true, true), (RS, GPT3, 768, (128, 256), false, true),
+    (RS, GPT3, 896, (128, 256), true, true), (RS, GPT3, 900, (152, 256), false, true), (RS, GPT3, 1000, (256, 192), false, false),
+    (RS, GPT3, 1040, (176, 256), false, true), (RS, GPT3, 1152, (192, 256), false, true), (RS, GPT3, 1320, (168, 256), false, false),
+    (RS, GPT3, 1700, (176, 256), false, true), (RS, GPT3, 2100, (176, 256), false, true), (RS, GPT3, 4000, (184, 256), false, false),
+    (RS, LLAMA, 130, (152, 128), true, true), (RS, LLAMA, 258, (136, 256), true, true), (RS, LLAMA, 300, (152, 128), true, false),
+    (RS, LLAMA, 320, (176, 128), true, false), (RS, LLAMA, 350, (176, 128), true, false), (RS, LLAMA, 384, (128, 192), true, false),
+    (RS, LLAMA, 448, (240, 128), false, false), (RS, LLAMA, 450, (240, 128), false, false), (RS, LLAMA, 516, (136, 256), true, false),
+    (RS, LLAMA, 576, (144, 256), false, false), (RS, LLAMA, 600, (152, 256), false, false), (RS, LLAMA, 768, (192, 256), false, false),
+    (RS, LLAMA, 896, (240, 128), false, false), (RS, LLAMA, 900, (240, 128), false, false), (RS, LLAMA, 1000, (128, 256), false, false),
+    (RS, LLAMA, 1040, (176, 256), false, true), (RS, LLAMA, 1320, (168, 256), false, false), (RS, LLAMA, 1700, (144, 256), false, false),
+    (RS, LLAMA, 2100, (176, 256), false, false), (RS, LLAMA, 4000, (184, 256), false, true),
 ];
 
-/// What ran fastest of up to sixteen plans on two H100, or within 4 % of it (results/tuning/plans-of-rows.txt).
+/// What ran fastest of five plans and more on two H100, or within 5 % of it (results/tuning/plans-of-rows.txt, tile-rows.txt).
 #[test]
 fn choices_are_near_what_ran_fastest() {
     for choice @ (op, model, m, ..) in CHOICES {
@@ -112,7 +111,7 @@ fn whole_tiles_are_not_ragged() {
 /// Half of the tiles' rows would be idle in shards of 129 rows.
 #[test]
 fn tiles_span_shards_that_end_in_the_midst_of_them() {
-    assert!(chosen(2, RS, 258, 12288, 49152).3 && chosen(8, RS, 1032, 12288, 49152).3);
+    assert!(chosen(2, RS, 258, 12288, 49152).3 && chosen(4, RS, 516, 12288, 49152).3);
     assert!(!chosen(1, AG, 129, 49152, 12288).3, "one shard ends where all do");
     assert!(!chosen(2, AG, 256, 4096, 4096).3, "few tiles, but whole ones");
     assert!(!chosen(16, RS, 16 * 129, 12288, 49152).3, "16 ranks' rows to fold");
@@ -134,7 +133,11 @@ fn the_largest_rows_have_an_estimate() {
             let problem = Problem::new(op, m, extent, extent, DType::Bf16, world).expect("a problem");
             assert!(Schedule::ragged(&problem).estimate_ns(&problem) > 1_000_000, "{problem}");
             let by_host = by_host(&problem, true);
-            assert!(by_host_ns(&problem, by_host) > 1_000_000 && (op == AG || Schedule::staged(&problem).tile == by_host), "{problem}");
+            assert!(
+                by_host_ns(&problem, by_host) > 1_000_000
+                    && (op == AG || !is_ragged(&problem) || Schedule::staged(&problem).tile == by_host),
+                "{problem}"
+            );
         }
     }
 }
@@ -166,7 +169,7 @@ fn candidates_are_the_heuristics_choice_and_what_to_compare_it_with() {
 /// By simulation of an H200, which has plans of two ranks right within a tenth or so (results/tuning/plans-simulated.txt).
 #[test]
 fn choices_of_more_ranks_are_near_the_fastest_candidate() {
-    for (world, mean, most) in [(4, 1.5, 10.0), (8, 3.0, 20.0)] {
+    for (world, mean, most) in [(4, 1.8, 10.0), (8, 3.0, 20.0)] {
         let mut over = Vec::new();
         for (op, model) in [(AG, MODELS[0]), (AG, MODELS[1]), (RS, MODELS[0]), (RS, MODELS[1])] {
             for m in [160, 200, 320, 448, 576, 800, 1152, 1536] {
