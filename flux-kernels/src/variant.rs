@@ -22,7 +22,7 @@ pub struct Variant {
 
 /// Tiles that there are kernels for, with the stages that fit beside a room for each consumer's part in 227 KiB of shared memory, and beside one in which they take
 /// turns: where there are enough of the first, and where the second makes room for one more.
-const TILES: [(TileShape, Option<u32>, Option<u32>); 25] = [
+const TILES: [(TileShape, Option<u32>, Option<u32>); 27] = [
     (TileShape::new(256, 192, 64), None, Some(3)),
     (TileShape::new(192, 256, 64), None, Some(3)),
     (TileShape::new(128, 256, 64), Some(3), Some(4)),
@@ -36,6 +36,8 @@ const TILES: [(TileShape, Option<u32>, Option<u32>); 25] = [
     (TileShape::new(152, 256, 64), None, Some(3)),
     (TileShape::new(144, 256, 64), None, Some(3)),
     (TileShape::new(136, 256, 64), Some(3), None),
+    (TileShape::new(160, 192, 64), Some(3), Some(4)),
+    (TileShape::new(144, 192, 64), Some(4), Some(4)),
     (TileShape::new(240, 128, 64), Some(3), Some(4)),
     (TileShape::new(208, 128, 64), Some(4), None),
     (TileShape::new(176, 128, 64), Some(4), None),
@@ -50,10 +52,15 @@ const TILES: [(TileShape, Option<u32>, Option<u32>); 25] = [
     (TileShape::new(64, 64, 64), Some(12), None),
 ];
 
+/// Whether partial tiles of a kernel whose consumers share a room can be sent: `kSlotted` of config.cuh, as a thread's rounded accumulators are whole vectors.
+const fn is_sent(tile: TileShape) -> bool {
+    !tile.is_turned() || (tile.m * tile.n).is_multiple_of(8 * 128 * Variant::CONSUMERS)
+}
+
 /// There is no kernel for a tile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no kernel for tiles of {tile}: use 256x128x64, 240x128x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; for gemm_rs of several ranks only where tiles span shards 208x128x64, 176x128x64, 152x128x64 and 136x256x64, and only where they do not 256x192x64, and 256 columns and 192, 184, 176, 168, 160, 152 or 144 rows; all with 64 along k"
+    "there is no kernel for tiles of {tile}: use 256x128x64, 240x128x64, 160x192x64, 128 rows and 256, 224, 192, 128, 96 or 64 columns, or 64 and 256, 192, 128, 96 or 64; for gemm_rs of several ranks only where tiles span shards 208x128x64, 176x128x64, 152x128x64, 144x192x64 and 136x256x64, and only where they do not 256x192x64, and 256 columns and 192, 184, 176, 168, 160, 152 or 144 rows; all with 64 along k"
 )]
 pub struct NoSuchTile {
     /// What was asked for.
@@ -80,7 +87,10 @@ impl Variant {
     fn with_tile(op: OpKind, dtype: DType, (tile, two, one): (TileShape, Option<u32>, Option<u32>)) -> impl Iterator<Item = Self> {
         let variant = move |rooms, stages| Self { op, dtype, tile, rooms, stages, traced: false };
         // Rows that are scattered need room for the whole tile; without them a stage more is better.
-        let two = if op == OpKind::GemmReduceScatter { two } else { two.filter(|_| one.is_none()) };
+        let (two, one) = match op {
+            OpKind::AllGatherGemm => (two.filter(|_| one.is_none()), one),
+            OpKind::GemmReduceScatter => (two, one.filter(|_| is_sent(tile))),
+        };
         [two.map(|stages| variant(2, stages)), one.map(|stages| variant(1, stages))].into_iter().flatten()
     }
 
@@ -148,10 +158,14 @@ impl Variant {
         self.stages >= 6 && self.stages.is_multiple_of(2)
     }
 
+    /// Whether consumers share a tile by columns, and not by rows: `kSplitColumns` of config.cuh.
+    const fn splits_columns(&self) -> bool {
+        self.tile.m == 64 || self.tile.is_turned() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
+    }
+
     /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One consumer's columns are whole boxes.
     pub(crate) const fn box_cols(&self) -> u32 {
-        // Consumers share a tile by rows, or by columns where it has but 64 rows or is turned.
-        let cols = if self.tile.m == 64 || self.tile.is_turned() { self.tile.n / Self::CONSUMERS } else { self.tile.n };
+        let cols = if self.splits_columns() { self.tile.n / Self::CONSUMERS } else { self.tile.n };
         if cols.is_multiple_of(64) {
             64
         } else if cols.is_multiple_of(32) {
@@ -163,7 +177,11 @@ impl Variant {
 
     /// Rows of these boxes: `kBoxRows` of config.cuh, whose `kTurned` is [`TileShape::is_turned`].
     pub(crate) const fn box_rows(&self) -> u32 {
-        if self.tile.is_turned() { self.tile.m } else { 64 }
+        match self.tile.is_turned() {
+            false => 64,
+            true if self.splits_columns() => self.tile.m,
+            true => self.tile.m / Self::CONSUMERS,
+        }
     }
 
     /// Device memory that each CTA of a launch needs to itself, in bytes: where the first consumer's part of a partial tile waits until the

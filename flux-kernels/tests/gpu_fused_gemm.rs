@@ -16,7 +16,7 @@ use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
-const TILES: [TileShape; 25] = [
+const TILES: [TileShape; 27] = [
     TileShape::new(128, 256, 64),
     TileShape::new(256, 128, 64),
     TileShape::new(128, 224, 64),
@@ -42,6 +42,8 @@ const TILES: [TileShape; 25] = [
     TileShape::new(168, 256, 64),
     TileShape::new(184, 256, 64),
     TileShape::new(192, 256, 64),
+    TileShape::new(144, 192, 64),
+    TileShape::new(160, 192, 64),
 ];
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
@@ -103,7 +105,7 @@ fn is_not_scattered(tile: TileShape) -> bool {
 
 /// Whether it has no partial tiles.
 fn is_not_sent(tile: TileShape) -> bool {
-    [(136, 256), (208, 128), (176, 128), (152, 128)].contains(&(tile.m, tile.n))
+    [(136, 256), (208, 128), (176, 128), (152, 128), (144, 192)].contains(&(tile.m, tile.n))
 }
 
 /// Every variant on every case.

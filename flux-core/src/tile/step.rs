@@ -35,6 +35,7 @@ impl TileShape {
     /// let percent = |m, n| TileShape::new(m, n, 64).step_percent();
     /// assert_eq!([percent(128, 256), percent(256, 192), percent(176, 256)], [100, 100, 100]);
     /// assert_eq!([percent(128, 192), percent(128, 128), percent(136, 128), percent(104, 256)], [104, 112, 111, 112]);
+    /// assert_eq!(percent(160, 192), 113);
     /// ```
     pub const fn step_percent(self) -> u64 {
         let (m, n) = (self.m as u64, self.n as u64);
@@ -42,8 +43,9 @@ impl TileShape {
         if self.k == 0 || blocked == 0 || !blocked.is_multiple_of(BLOCK) {
             return 100;
         }
-        // Of one block two consumers have half of the other side each.
-        let products = if blocked == BLOCK { 2 * (BLOCK + other / 2) } else { blocked / BLOCK * (BLOCK + other) };
+        // Of one block, and of three, two consumers have half of the other side each.
+        let blocks = blocked / BLOCK;
+        let products = if blocks % 2 == 1 { 2 * blocks * (BLOCK + other / 2) } else { blocks * (BLOCK + other) };
         // Both in bytes of a step of one element along k, of 16 bits.
         let (moved, free) = ((products + m + n) * 2, 2 * m * n * SHARED / OPERATIONS);
         let longer = if moved > free { (moved - free) * SEEN / free } else { 0 };

@@ -26,8 +26,8 @@ struct Config {
     // Rows of A are wgmma's m, of which each consumer has a multiple of 64, or both the same 64, and columns its n, of which any multiple of 8 will do; or, where a tile's rows are
     // neither, it is multiplied turned: rows of B are m, and rows of A n. The accumulators hold its transpose then, which is turned back on the way to the output buffer.
     static constexpr bool kTurned = TileM != 64 && TileM % (64 * kConsumers) != 0;
-    // Consumers share a tile by rows, or by columns where it has but 64 rows or is turned.
-    static constexpr bool kSplitColumns = TileM == 64 || kTurned;
+    // Consumers share a tile by rows, or by columns where it has but 64 rows, or is turned and its columns are two whole blocks or four.
+    static constexpr bool kSplitColumns = TileM == 64 || (kTurned && TileN % (64 * kConsumers) == 0);
     static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
     static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
     static constexpr u32 kBlocks = (kTurned ? kCols : kRows) / 64;               // m64 blocks of one consumer
@@ -35,8 +35,9 @@ struct Config {
     static constexpr u32 kAccumulators = kBreadth / 2;                           // of one block, in one thread
     static_assert(kBlocks * 64 == (kTurned ? kCols : kRows) && kBreadth % (kTurned ? 8 : 16) == 0 && kBreadth <= 256, "tile");
     static_assert(kBlocks * kBreadth <= 384, "accumulators");
-    // Whether partial tiles are sent to slots and added from them: of turned tiles those whose consumers share a room, the others' rows are scattered.
-    static constexpr bool kSlotted = !kTurned || Rooms == 1;
+    // Whether partial tiles are sent to slots and added from them: of turned tiles those whose consumers share a room, the others' rows are scattered, and whose rounded
+    // accumulators are whole vectors of 16 bytes in every thread.
+    static constexpr bool kSlotted = !kTurned || (Rooms == 1 && kBlocks * kBreadth % 16 == 0);
     static constexpr bool kSlots = ReduceScatter && kSlotted;
     static constexpr u32 kVectors = kBlocks * kBreadth / 16;                     // 16-byte vectors of rounded accumulators of one thread
 

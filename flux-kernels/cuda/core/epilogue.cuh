@@ -63,12 +63,12 @@ __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, 
 template <class C>
 __device__ __forceinline__ void add_bias_turned(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                                 float (&acc)[C::kBlocks][C::kAccumulators]) {
-    const u32 within = thread % 32 / 4;
+    const u32 first = C::kSplitColumns ? consumer * C::kCols : 0, within = thread % 32 / 4;
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
-            const u32 eight = consumer * C::kCols + block * 64 + thread / 32 * 16 + half * 8;
+            const u32 eight = first + block * 64 + thread / 32 * 16 + half * 8;
             if (eight >= item.cols) continue;
             const float2 pair = bias_pair<C::kBf16>(p, item.col + eight + within / 2 * 2);
             const float bias = within % 2 == 0 ? pair.x : pair.y;

@@ -44,7 +44,9 @@ __device__ __forceinline__ void write_boxes_turned(const Shared<C>& smem, u32 co
 // Into dense rows of the whole tile, for owners who take but some of them.
 template <class C>
 __device__ __forceinline__ void write_rows_turned(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
-    write_turned<C>(thread, acc, [&](u32 row, u32 col) { return smem.out_row(row) + (consumer * C::kCols + col) * 2; });
+    const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
+    const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
+    write_turned<C>(thread, acc, [&](u32 row, u32 col) { return smem.out_row(first_row + row) + (first_col + col) * 2; });
 }
 
 }  // namespace flux

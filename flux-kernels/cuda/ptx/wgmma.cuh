@@ -51,6 +51,12 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_PLACES_32 \
     FLUX_PLACES_24 \
     ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define FLUX_PLACES_36 \
+    FLUX_PLACES_32 \
+    ", %32, %33, %34, %35"
+#define FLUX_PLACES_40 \
+    FLUX_PLACES_32 \
+    ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define FLUX_PLACES_48 \
     FLUX_PLACES_32 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -99,6 +105,8 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_SUMS_16 FLUX_EIGHT(0), FLUX_EIGHT(8)
 #define FLUX_SUMS_24 FLUX_SUMS_16, FLUX_EIGHT(16)
 #define FLUX_SUMS_32 FLUX_SUMS_24, FLUX_EIGHT(24)
+#define FLUX_SUMS_36 FLUX_SUMS_32, FLUX_FOUR(32)
+#define FLUX_SUMS_40 FLUX_SUMS_32, FLUX_EIGHT(32)
 #define FLUX_SUMS_48 FLUX_SUMS_32, FLUX_EIGHT(32), FLUX_EIGHT(40)
 #define FLUX_SUMS_64 FLUX_SUMS_48, FLUX_EIGHT(48), FLUX_EIGHT(56)
 #define FLUX_SUMS_68 FLUX_SUMS_64, FLUX_FOUR(64)
@@ -137,6 +145,8 @@ struct Wgmma;
 FLUX_WGMMA(32, 16, 16, 17, 18)
 FLUX_WGMMA(48, 24, 24, 25, 26)
 FLUX_WGMMA(64, 32, 32, 33, 34)
+FLUX_WGMMA(72, 36, 36, 37, 38)
+FLUX_WGMMA(80, 40, 40, 41, 42)
 FLUX_WGMMA(96, 48, 48, 49, 50)
 FLUX_WGMMA(128, 64, 64, 65, 66)
 FLUX_WGMMA(136, 68, 68, 69, 70)
@@ -163,6 +173,10 @@ FLUX_WGMMA(256, 128, 128, 129, 130)
 #undef FLUX_SUMS_24
 #undef FLUX_PLACES_32
 #undef FLUX_SUMS_32
+#undef FLUX_PLACES_36
+#undef FLUX_SUMS_36
+#undef FLUX_PLACES_40
+#undef FLUX_SUMS_40
 #undef FLUX_PLACES_48
 #undef FLUX_SUMS_48
 #undef FLUX_PLACES_64

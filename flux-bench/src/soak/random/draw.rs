@@ -46,7 +46,7 @@ pub(super) struct RandomCase {
 }
 
 /// Tiles that there are kernels for.
-const TILES: [(u32, u32); 25] = [
+const TILES: [(u32, u32); 27] = [
     (256, 192),
     (128, 256),
     (256, 128),
@@ -72,12 +72,14 @@ const TILES: [(u32, u32); 25] = [
     (168, 256),
     (184, 256),
     (192, 256),
+    (144, 192),
+    (160, 192),
 ];
 
 /// Those whose rows are not scattered.
 const UNSCATTERED: [(u32, u32); 8] = [(256, 192), (144, 256), (152, 256), (160, 256), (168, 256), (176, 256), (184, 256), (192, 256)];
 /// Those that have no partial tiles.
-const UNSENT: [(u32, u32); 4] = [(152, 128), (176, 128), (208, 128), (136, 256)];
+const UNSENT: [(u32, u32); 5] = [(152, 128), (176, 128), (208, 128), (136, 256), (144, 192)];
 
 impl RandomCase {
     /// Case `number` of `seed`.

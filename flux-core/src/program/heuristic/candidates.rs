@@ -19,7 +19,7 @@ const fn candidate(m: u32, n: u32, scattered: bool, sent: bool) -> Candidate {
 }
 
 /// Those of whole shards, and tiles whose columns take the place of rows in their multiplication, so that they have any multiple of eight rows.
-pub(super) const CANDIDATES: [Candidate; 17] = [
+pub(super) const CANDIDATES: [Candidate; 19] = [
     candidate(128, 256, true, true),
     candidate(128, 224, true, true),
     candidate(128, 192, true, true),
@@ -32,6 +32,8 @@ pub(super) const CANDIDATES: [Candidate; 17] = [
     candidate(152, 256, false, true),
     candidate(144, 256, false, true),
     candidate(136, 256, true, false),
+    candidate(160, 192, true, true),
+    candidate(144, 192, true, false),
     candidate(240, 128, true, true),
     candidate(208, 128, true, false),
     candidate(176, 128, true, false),
@@ -84,7 +86,7 @@ pub(super) fn percent(tile: TileShape, rows: u32, comes: Comes) -> u64 {
         _ if tile == LARGE.0 => 0,
         128 if tile.is_turned() && to_peers => 3 * beyond / 2,
         128 if tile.is_turned() || to_peers => 2 * beyond,
-        192 => beyond,
+        192 if !tile.is_turned() => beyond,
         256 if !tile.is_turned() && to_peers => beyond / 2,
         _ => 0,
     };

@@ -76,17 +76,18 @@ fn side_by_side(a: u64, b: u64) -> u64 {
 
 /// The tile of shards that are no whole tiles, of one shard each, for what is carried.
 pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
-    best_of_one_shard(problem, may_be_large, |tile| Schedule::by_shard(problem, tile).carried_ns(problem).into())
+    let may_be = |tile| may_be_large || tile != LARGE.0;
+    best_of_one_shard(problem, may_be, |tile| Schedule::by_shard(problem, tile).carried_ns(problem).into())
 }
 
-/// The same of a GEMM-ReduceScatter whose partial tiles go through the host.
+/// The same of a GEMM-ReduceScatter whose partial tiles go through the host, where turned tiles of 192 columns were not measured.
 pub(super) fn by_host(problem: &Problem, may_be_large: bool) -> TileShape {
-    best_of_one_shard(problem, may_be_large, |tile| by_host_ns(problem, tile))
+    let may_be = |tile: TileShape| (may_be_large || tile != LARGE.0) && !(tile.is_turned() && tile.n == 192);
+    best_of_one_shard(problem, may_be, |tile| by_host_ns(problem, tile))
 }
 
-fn best_of_one_shard(problem: &Problem, may_be_large: bool, estimate_ns: impl Fn(TileShape) -> u128) -> TileShape {
-    let may_be = |tile: &&Candidate| may_be_large || tile.tile != LARGE.0;
-    let tiles = of_one_shard(problem).filter(may_be).map(|candidate| candidate.tile);
+fn best_of_one_shard(problem: &Problem, may_be: impl Fn(TileShape) -> bool, estimate_ns: impl Fn(TileShape) -> u128) -> TileShape {
+    let tiles = of_one_shard(problem).map(|candidate| candidate.tile).filter(|&tile| may_be(tile));
     tiles.min_by_key(|&tile| estimate_ns(tile)).unwrap_or(TILES[0].0)
 }
 

@@ -207,7 +207,7 @@ mod tests {
         };
         let gpt3 = |m| chosen(m, 12288, 49152);
         let llama = |m| chosen(m, 8192, 28672);
-        assert_eq!([258, 300, 350, 400].map(gpt3), [(136, 256, true), (152, 128, true), (176, 128, true), (208, 128, true)]);
+        assert_eq!([258, 300, 350, 400].map(gpt3), [(144, 192, true), (160, 192, true), (176, 128, true), (208, 128, true)]);
         assert_eq!(
             [516, 600].map(gpt3),
             [(144, 256, false), (152, 256, false)],

@@ -259,7 +259,7 @@ fn partial_sums_of_rows_that_are_no_whole_tiles_are_of_all_shards_and_shared_by_
         let schedule = Schedule::in_messages(&problem, &channels(2, 4), Sending::ALL, Nodes::apart(problem.world()));
         (schedule.tile.is_turned(), schedule.stack, schedule.shares)
     };
-    assert_eq!([258, 516].map(|m| plan(RS, GPT3, m)), [(true, true, 128); 2]);
+    assert_eq!([258, 516].map(|m| plan(RS, GPT3, m)), [(true, true, 128), (true, false, 1)], "258 rows are two tiles of 144");
     assert_eq!([258, 600, 1040].map(|m| plan(AG, GPT3, m).1), [false; 3], "own rows can be worked on while others come");
     assert_eq!([GPT3, LLAMA].map(|model| plan(AG, model, 258).2), [128, 1], "a wave and a half, and seven eighths of one");
     assert!(!plan(RS, GPT3, 1040).1 && !plan(RS, LLAMA, 4000).1, "most of what is sent goes beside tiles");
