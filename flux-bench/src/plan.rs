@@ -299,14 +299,14 @@ mod tests {
     fn tiles_of_one_shard_each_are_tiles_that_there_is_a_kernel_for() {
         let (rs, world) = (OpKind::GemmReduceScatter, WorldSize::new(2).unwrap());
         let problem = Problem::new(rs, 258, 12288, 49152, DType::Bf16, world).unwrap();
-        let tile_rows = |no_stack| {
+        let tile = |no_stack| {
             let args = ScheduleArgs { no_stack, ..ScheduleArgs::default() };
             let schedule = args.over(Schedule::heuristic(&problem), &problem, Nodes::apart(world));
             let program = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap();
             Variant::of(&program).unwrap();
-            schedule.tile.m
+            (schedule.tile.m, schedule.tile.n)
         };
-        assert_eq!([false, true].map(tile_rows), [136, 144]);
+        assert_eq!([false, true].map(tile), [(144, 192), (144, 256)]);
     }
 
     /// Of 4 shards of 4 by 4 tiles, with 16 steps along k.

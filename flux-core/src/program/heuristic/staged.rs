@@ -24,7 +24,7 @@ const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
 /// Rows of an AllGather-GEMM of two ranks up to which its tiles span shards and wait for slices of `k`, so that `w` is read once, by row blocks side by side: two H100 take 31 % less time so than
-/// with rows that are worked on as they come with 258 rows, 10 with 576 and 4 with 700 (results/tuning/slices-pcie.txt, 3.). The other number is of more ranks, of which nothing was measured.
+/// with rows that are worked on as they come with 258 rows, 10 with 576 and 4 with 700 (results/tuning/slices-pcie.txt, third and fourth machine). The other number is of more ranks, of which nothing was measured.
 const SPANNING_ROWS: [u32; 2] = [704, 352];
 /// What such tiles wait for in slices of `k`: bytes of a shard, and elements of a row, that are worth one. More slices take the host more time, and narrow ones copies more
 /// (results/tuning/slices-pcie.txt).
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!([450, 516, 600, 700].map(llama), [152, 176, 152, 176].map(|rows| (rows, 256, true, 4)));
     }
 
-    /// By simulation of two H100, which meets what they took from 1024 rows on within 8.8 %, but one row of 16 within 16 (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).
+    /// By simulation of two H100, which meets what they took from 1024 rows on within 9.8 %, but one row of 16 within 15 (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).
     #[test]
     fn what_is_worked_on_as_it_comes_is_done_sooner_where_the_host_bounds_it() {
         let gained = |m, n, k| {
