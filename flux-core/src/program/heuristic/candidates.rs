@@ -66,7 +66,7 @@ const QUICK: u64 = 176 * 128;
 const NARROWER: u64 = 4;
 /// The same over peers' memory of 128x224 and of 128x192 (results/tuning/plans-of-rows.txt).
 const NARROWER_TO_PEERS: [u64; 2] = [9, 3];
-/// Percent that tiles of 256x192 and 192x256 take less, which move less through L2 (results/tuning/back-to-back.txt, tile-192.txt).
+/// Percent that tiles of 256x192 and 192x256 take less, which move less through L2 (results/tuning/back-to-back.txt, tile-rows.txt).
 const SPARED: u64 = 2;
 
 /// Those that tiles of one shard each may have.

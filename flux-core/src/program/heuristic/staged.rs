@@ -24,8 +24,10 @@ const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
 /// Rows of an AllGather-GEMM of two ranks up to which its tiles span shards and wait for slices of `k`, so that `w` is read once, by row blocks side by side: two H100 take 31 % less time so than
-/// with rows that are worked on as they come with 258 rows, 10 with 576 and 4 with 700 (results/tuning/slices-pcie.txt, third and fourth machine). The other number is of more ranks, of which nothing was measured.
-const SPANNING_ROWS: [u32; 2] = [704, 352];
+/// with rows that are worked on as they come with 258 rows, 10 with 576 and 4 with 700 (results/tuning/slices-pcie.txt, third and fourth machine).
+const SPANNING_ROWS_OF_TWO: u32 = 704;
+/// The same of more ranks, of which nothing was measured.
+const SPANNING_ROWS: u32 = 352;
 /// What such tiles wait for in slices of `k`: bytes of a shard, and elements of a row, that are worth one. More slices take the host more time, and narrow ones copies more
 /// (results/tuning/slices-pcie.txt).
 const SLICE_BYTES: u64 = 256 << 10;
@@ -105,9 +107,9 @@ impl Schedule {
         Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, by_chunk, ..Self::of(tile) }
     }
 
-    /// Of few rows of an AllGather-GEMM: tiles that span shards, the usual ones if they do, in slices of `k`; nothing where none do.
+    /// Of few rows of an AllGather-GEMM: tiles that span shards, the usual ones if they do, in slices of `k`.
     fn sliced_by_host(problem: &Problem, usual: &Self) -> Option<Self> {
-        let most = SPANNING_ROWS[usize::from(problem.world().get() > 2)];
+        let most = if problem.world().get() == 2 { SPANNING_ROWS_OF_TWO } else { SPANNING_ROWS };
         if problem.op() != OpKind::AllGatherGemm || problem.world().peers() == 0 || problem.m() > most {
             return None;
         }
