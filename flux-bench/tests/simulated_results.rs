@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use flux_bench::plan::ScheduleArgs;
-use flux_bench::report::Row;
+use flux_bench::report::{Head, Row};
 use flux_bench::shapes::{self, parse_op};
 use flux_bench::show;
 use flux_bench::simulate::{Compared, LEAST_ROWS, Simulation, compare, schedules, table};
@@ -17,8 +17,8 @@ use std::path::Path;
 /// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in
 /// the history), and calls that are long enough to slow the clock down by more than calls of a tenth of their length.
 const AT_MOST: f64 = 10.0;
-/// One row of those through the host is off by more, up to this.
-const APART: f64 = 16.0;
+/// Llama's AllGather-GEMM at 1024 rows takes longer through the host than the model says, in both records that there were: by 15 and 16 %.
+const APART: (&str, &str, u32, f64) = ("ag_gemm", "llama70b", 1024, 16.0);
 /// So much of that may be another machine's clocks: the median of its rows' deviations.
 const CLOCKS: f64 = 7.0;
 /// Half of the rows of the record that the machine was fitted to are met better than that.
@@ -35,7 +35,10 @@ fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
     let steady = |row: &Row| !machine.through_host || row.t_op_ms.p90 < 1.2 * row.t_op_ms.p10;
     let rows = compared.iter().zip(&report.rows).filter(|(_, row)| steady(row)).map(|(compared, _)| compared);
     let same = rows.filter(|row| row.head.m >= least_rows && row.same_schedule);
-    let mut off: Vec<f64> = same.map(Compared::off).collect();
+    let is_apart = |head: &Head| machine.through_host && (head.op.as_str(), head.model.as_str(), head.m) == (APART.0, APART.1, APART.2);
+    let (apart, others): (Vec<&Compared>, Vec<&Compared>) = same.partition(|row| is_apart(&row.head));
+    assert!(apart.iter().all(|row| row.off().abs() <= APART.3), "{name}: {apart:?}");
+    let mut off: Vec<f64> = others.into_iter().map(Compared::off).collect();
     assert!(off.len() >= least, "{name}: only {} rows are of today's schedules", off.len());
     off.sort_by(f64::total_cmp);
     off
@@ -62,12 +65,7 @@ fn so_are_those_of_two_h100_over_links_and_through_the_host() {
     {
         let mut off: Vec<f64> = deviations(name, &machine, least).into_iter().map(f64::abs).collect();
         off.sort_by(f64::total_cmp);
-        // Through the host the AllGather-GEMM of Llama at 1024 rows takes longer than that, in two records.
-        let apart = if machine.through_host { off.pop() } else { None };
-        assert!(
-            apart.is_none_or(|off| off <= APART) && off.iter().all(|&off| off <= AT_MOST) && off[off.len() / 2] <= half,
-            "{name}: {off:?}, {apart:?}"
-        );
+        assert!(off.iter().all(|&off| off <= AT_MOST) && off[off.len() / 2] <= half, "{name}: {off:?}");
     }
 }
 

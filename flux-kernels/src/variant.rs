@@ -52,9 +52,24 @@ const TILES: [(TileShape, Option<u32>, Option<u32>); 27] = [
     (TileShape::new(64, 64, 64), Some(12), None),
 ];
 
-/// Whether partial tiles of a kernel whose consumers share a room can be sent: `kSlotted` of config.cuh, as a thread's rounded accumulators are whole vectors.
-const fn is_sent(tile: TileShape) -> bool {
-    !tile.is_turned() || (tile.m * tile.n).is_multiple_of(8 * 128 * Variant::CONSUMERS)
+/// Every tile that there is a kernel for.
+pub fn tiles() -> impl Iterator<Item = TileShape> {
+    TILES.iter().map(|(tile, ..)| *tile)
+}
+
+/// Whether a GEMM-ReduceScatter of several ranks has a kernel for such tiles where they span shards: rows that are scattered leave from room for the whole tile.
+pub fn is_scattered(tile: TileShape) -> bool {
+    TILES.iter().any(|(t, two, _)| *t == tile && two.is_some())
+}
+
+/// Whether it has one where they do not, and are sent as partial tiles: turned ones if their consumers take turns in a room, `kSlotted` of config.cuh.
+pub fn is_sent(tile: TileShape) -> bool {
+    TILES.iter().any(|(t, _, one)| *t == tile && (!tile.is_turned() || one.is_some() && are_vectors(tile)))
+}
+
+/// Whether a thread's rounded accumulators are whole vectors.
+const fn are_vectors(tile: TileShape) -> bool {
+    (tile.m * tile.n).is_multiple_of(8 * 128 * Variant::CONSUMERS)
 }
 
 /// There is no kernel for a tile.
@@ -89,7 +104,7 @@ impl Variant {
         // Rows that are scattered need room for the whole tile; without them a stage more is better.
         let (two, one) = match op {
             OpKind::AllGatherGemm => (two.filter(|_| one.is_none()), one),
-            OpKind::GemmReduceScatter => (two, one.filter(|_| is_sent(tile))),
+            OpKind::GemmReduceScatter => (two, one.filter(|_| !tile.is_turned() || are_vectors(tile))),
         };
         [two.map(|stages| variant(2, stages)), one.map(|stages| variant(1, stages))].into_iter().flatten()
     }
@@ -253,6 +268,21 @@ mod tests {
         let [_, in_turns] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, false)).unwrap()[..] else { unreachable!() };
         assert!(!in_turns.fits(&program(OpKind::GemmReduceScatter, 512, true)), "a launch refuses it");
         assert!(!in_turns.fits(&program(OpKind::AllGatherGemm, 512, false)), "of another op");
+    }
+
+    /// As a launch finds them: a program of each tile, spanning shards and not.
+    #[test]
+    fn tiles_are_scattered_and_sent_that_have_kernels_for_it() {
+        let counted = tiles().map(|tile| {
+            let problem = Problem::new(OpKind::GemmReduceScatter, 1024, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+            let has_kernel = |stack| {
+                let program = TileProgram::build(&problem, Rank::new(0), &Schedule { stack, ..Schedule::of(tile) }).unwrap();
+                Variant::of(&program).is_ok()
+            };
+            assert_eq!([is_scattered(tile), is_sent(tile)], [true, false].map(has_kernel), "{tile}");
+            assert!(is_scattered(tile) || is_sent(tile), "{tile}");
+        });
+        assert_eq!(counted.count(), TILES.len());
     }
 
     #[test]

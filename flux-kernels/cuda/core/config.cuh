@@ -35,8 +35,8 @@ struct Config {
     static constexpr u32 kAccumulators = kBreadth / 2;                           // of one block, in one thread
     static_assert(kBlocks * 64 == (kTurned ? kCols : kRows) && kBreadth % (kTurned ? 8 : 16) == 0 && kBreadth <= 256, "tile");
     static_assert(kBlocks * kBreadth <= 384, "accumulators");
-    // Whether partial tiles are sent to slots and added from them: of turned tiles those whose consumers share a room, the others' rows are scattered, and whose rounded
-    // accumulators are whole vectors of 16 bytes in every thread.
+    // Whether partial tiles are sent to slots and added from them: of turned tiles those whose consumers share a room, if a thread's rounded accumulators are whole vectors of
+    // 16 bytes. The others' rows are scattered.
     static constexpr bool kSlotted = !kTurned || (Rooms == 1 && kBlocks * kBreadth % 16 == 0);
     static constexpr bool kSlots = ReduceScatter && kSlotted;
     static constexpr u32 kVectors = kBlocks * kBreadth / 16;                     // 16-byte vectors of rounded accumulators of one thread

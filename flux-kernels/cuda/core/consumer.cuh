@@ -206,7 +206,10 @@ struct Consumer {
 #pragma unroll
         for (u32 v = 0; v < C::kVectors; ++v) {
             // A vector may be of two blocks, a pair is of one.
-            const auto pair = [&](u32 at) { return ptx::pack_2<C::kBf16>(acc[at / kAccumulators][at % kAccumulators], acc[at / kAccumulators][at % kAccumulators + 1]); };
+            const auto pair = [&](u32 at) {
+                const float* d = &acc[at / kAccumulators][at % kAccumulators];
+                return ptx::pack_2<C::kBf16>(d[0], d[1]);
+            };
             const uint4 four = {pair(v * 8), pair(v * 8 + 2), pair(v * 8 + 4), pair(v * 8 + 6)};
             ptx::store_shared_16(smem.out(index) + (v * 128 + thread) * 16, four);
         }

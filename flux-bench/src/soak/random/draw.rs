@@ -8,6 +8,7 @@ use crate::finish::Finish;
 use crate::plan::{Plan, ScheduleArgs};
 use flux_core::program::Sending;
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
+use flux_kernels::variant;
 use flux_ops::Push;
 use std::fmt;
 
@@ -45,42 +46,6 @@ pub(super) struct RandomCase {
     pub(super) seed: u64,
 }
 
-/// Tiles that there are kernels for.
-const TILES: [(u32, u32); 27] = [
-    (256, 192),
-    (128, 256),
-    (256, 128),
-    (128, 224),
-    (128, 192),
-    (128, 128),
-    (128, 96),
-    (128, 64),
-    (64, 256),
-    (64, 192),
-    (64, 128),
-    (64, 96),
-    (64, 64),
-    (152, 128),
-    (176, 128),
-    (208, 128),
-    (240, 128),
-    (136, 256),
-    (160, 256),
-    (176, 256),
-    (144, 256),
-    (152, 256),
-    (168, 256),
-    (184, 256),
-    (192, 256),
-    (144, 192),
-    (160, 192),
-];
-
-/// Those whose rows are not scattered.
-const UNSCATTERED: [(u32, u32); 8] = [(256, 192), (144, 256), (152, 256), (160, 256), (168, 256), (176, 256), (184, 256), (192, 256)];
-/// Those that have no partial tiles.
-const UNSENT: [(u32, u32); 5] = [(152, 128), (176, 128), (208, 128), (136, 256), (144, 192)];
-
 impl RandomCase {
     /// Case `number` of `seed`.
     ///
@@ -105,11 +70,11 @@ impl RandomCase {
         let mut shared = ScheduleArgs::default();
         // In one of four cases the op chooses.
         if draw.below(4) > 0 {
-            let (rows, cols) = match place {
-                Place::Host => (1 + draw.below(48), 8 * (1 + draw.below(12))),
-                Place::Gpu { .. } => draw.of(&TILES),
+            let tile = match place {
+                Place::Host => TileShape::new(1 + draw.below(48), 8 * (1 + draw.below(12)), 64),
+                Place::Gpu { .. } => draw.of(&variant::tiles().collect::<Vec<_>>()),
             };
-            shared.tile = Some(TileShape::new(rows, cols, 64));
+            shared.tile = Some(tile);
             // 0 is the whole shard.
             shared.chunk = Some(draw.below(6));
             shared.group = Some(draw.of(&[1, 2, 3, 8, 1 << 20]));
@@ -121,9 +86,9 @@ impl RandomCase {
             let any = 2 + draw.below(140);
             shared.shares = Some(draw.of(&[1, any, 132]));
             shared.early = Some(draw.below(world.get() + 1));
-            let scatters = op == OpKind::GemmReduceScatter;
-            let is_of = |tiles: &[(u32, u32)]| scatters && matches!(place, Place::Gpu { .. }) && tiles.contains(&(rows, cols));
-            shared.stack = draw.below(2) > 0 && !is_of(&UNSCATTERED) || is_of(&UNSENT);
+            // On the host every tile is either.
+            let any = op == OpKind::AllGatherGemm || matches!(place, Place::Host);
+            shared.stack = draw.below(2) > 0 && (any || variant::is_scattered(tile)) || !(any || variant::is_sent(tile));
             shared.no_stack = !shared.stack;
         }
         let calls = 4 + u64::from(draw.below(13));
@@ -146,7 +111,7 @@ impl RandomCase {
         let no_stack = self.shared.no_stack || self.shared.stack && mates;
         // The ops' own in place of a kernel's that has no partial tiles.
         let sends = mates && self.problem.op() == OpKind::GemmReduceScatter;
-        let tile = self.shared.tile.filter(|tile| !(sends && UNSENT.contains(&(tile.m, tile.n))));
+        let tile = self.shared.tile.filter(|&tile| !sends || variant::is_sent(tile) || !variant::is_scattered(tile));
         Self {
             shared: ScheduleArgs { tile, k_chunks: self.shared.k_chunks.and(Some(1)), chunk, stack, no_stack, ..self.shared },
             sending,

@@ -53,8 +53,7 @@ pub(in crate::program) enum Comes {
 }
 
 /// Percent of the rows of tiles that are beyond the last row from which on those of 128 columns take longer for it, twice as much, turned ones over peers' memory half as much again, and
-/// those of 128x192 as much: rows that are
-/// not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time, or most of it.
+/// those of 128x192 as much: rows that are not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time, or most of it.
 const BEYOND: u64 = 3;
 /// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM took 11 % longer than with tiles of 176x256, which were shared, on another
 /// machine (GPT-3 at 1700 rows, Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.). With these, which they have since, they take 1.01 and 1.03 of serial's time (the record of 19ac363).

@@ -191,12 +191,7 @@ impl Schedule {
         let idle = if work.shares.is_some() { 0 } else { (slots - work.tiles) * IDLE / slots };
         let beside_reads = |rate| self.beside_reads(problem, &work, multiplied, w_bytes(problem) / rate * (100 + idle) / 100);
         let both = beside_reads(READ).midpoint(beside_reads(READ_FASTER));
-        let sharing = match &work.shares {
-            None => 0,
-            Some(shares) if work.tiles < workers => self.sharing_alone_ns(shares, multiplied),
-            Some(_) => SHARING_NS,
-        };
-        both.saturating_add(sharing).saturating_add(self.ends_ns(problem, &work))
+        both.saturating_add(self.sharing_ns(&work, multiplied)).saturating_add(self.ends_ns(problem, &work))
     }
 
     /// The same of tiles of one shard each, in one piece, whose rows or partial sums are carried. What plans over peers' memory have shown is not in it: it was not held against what is carried.
@@ -212,14 +207,11 @@ impl Schedule {
     pub(super) fn sliced_ns(&self, problem: &Problem) -> u64 {
         let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
         let all = self.multiplied_ns(problem, &work, Comes::Carried).max(w_bytes(problem) / READ);
-        let (waves, sharing) = match work.shares {
-            Some(_) => (work.tiles, SHARING_NS),
-            None => (work.tiles.next_multiple_of(workers), 0),
-        };
-        let first = u64::try_from(u128::from(all) * u128::from(workers.min(waves)) / u128::from(waves)).unwrap_or(all);
+        let slots = if work.shares.is_some() { work.tiles } else { work.tiles.next_multiple_of(workers) };
+        let first = u64::try_from(u128::from(all) * u128::from(workers.min(slots)) / u128::from(slots)).unwrap_or(all);
         let bytes = gather_place_bytes(problem).saturating_mul(problem.world().peers().into());
         let comes = bytes.saturating_mul(1000) / Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us;
-        first.max(comes).saturating_add(all - first).saturating_add(sharing)
+        first.max(comes).saturating_add(all - first).saturating_add(self.sharing_ns(&work, all))
     }
 
     fn work(&self, problem: &Problem) -> Work {
@@ -266,6 +258,15 @@ impl Schedule {
         let times = if self.spans(problem) { 1 } else { u64::from(problem.world().get()) };
         let waits = if blocks > last { times * read.saturating_sub(multiplied / (times * blocks) * last) } else { 0 };
         side_by_side(multiplied, self.passes(problem, &work.grid).saturating_mul(read)).saturating_add(waits)
+    }
+
+    /// Nanoseconds that sharing costs, if anything is shared.
+    fn sharing_ns(&self, work: &Work, multiplied: u64) -> u64 {
+        match &work.shares {
+            None => 0,
+            Some(shares) if work.tiles < u64::from(MULTIPROCESSORS) => self.sharing_alone_ns(shares, multiplied),
+            Some(_) => SHARING_NS,
+        }
     }
 
     /// Nanoseconds that sharing costs where all tiles are shared, of products that take `multiplied`: no whole waves hide the way of the parts.

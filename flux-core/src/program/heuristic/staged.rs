@@ -9,7 +9,6 @@ use super::tiles::{self, LONG};
 use super::{MULTIPROCESSORS, OPERATIONS, is_ragged, unless_unsent};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::machine::Machine;
-use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
 /// What one signal announces where a chunk is staged.
@@ -120,10 +119,9 @@ impl Schedule {
         }
         let ways = CANDIDATES.iter().flat_map(|candidate| {
             let whole = Self { k_chunks, ..Self::spanning(problem, candidate.tile, 1) };
-            let more = TileGrid::new(problem.m(), problem.n_local(), candidate.tile).tiles() > MULTIPROCESSORS.into();
-            [Some(whole), more.then(|| whole.sharing(problem, MULTIPROCESSORS))]
+            [whole, whole.sharing(problem, MULTIPROCESSORS)]
         });
-        ways.flatten().min_by_key(|schedule| schedule.sliced_ns(problem))
+        ways.min_by_key(|schedule| schedule.sliced_ns(problem))
     }
 }
 

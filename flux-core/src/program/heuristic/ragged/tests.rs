@@ -27,53 +27,6 @@ fn rows_have_tiles_that_they_fill() {
     assert_eq!(MODELS.map(|model| tile(RS, 258, model)), [(144, 192), (136, 256)], "12288 columns are 64 times 192");
 }
 
-/// Op, model, rows, tile, whether tiles span shards, and whether what whole waves leave is shared.
-type Choice = (OpKind, (usize, usize), usize, (u32, u32), bool, bool);
-const GPT3: (usize, usize) = MODELS[0];
-const LLAMA: (usize, usize) = MODELS[1];
-#[rustfmt::skip]
-const CHOICES: [Choice; 88] = [
-    (AG, GPT3, 130, (144, 192), true, false), (AG, GPT3, 144, (144, 192), true, false), (AG, GPT3, 160, (160, 192), true, false),
-    (AG, GPT3, 258, (136, 256), false, true), (AG, GPT3, 280, (144, 256), false, true), (AG, GPT3, 300, (152, 256), false, true),
-    (AG, GPT3, 320, (160, 256), false, true), (AG, GPT3, 384, (192, 256), false, true), (AG, GPT3, 448, (240, 128), false, false),
-    (AG, GPT3, 450, (240, 128), false, false), (AG, GPT3, 516, (136, 256), false, false), (AG, GPT3, 576, (144, 256), false, false),
-    (AG, GPT3, 600, (152, 256), false, false), (AG, GPT3, 768, (192, 256), false, false), (AG, GPT3, 900, (152, 256), false, true),
-    (AG, GPT3, 1000, (256, 192), false, false), (AG, GPT3, 1040, (176, 256), false, true), (AG, GPT3, 1152, (192, 256), false, true),
-    (AG, GPT3, 1320, (168, 256), false, true), (AG, GPT3, 1700, (176, 256), false, true), (AG, GPT3, 2100, (176, 256), false, true),
-    (AG, GPT3, 4000, (184, 256), false, false), (AG, LLAMA, 130, (152, 128), true, false), (AG, LLAMA, 144, (152, 128), true, false),
-    (AG, LLAMA, 160, (176, 128), true, false), (AG, LLAMA, 258, (136, 256), false, false), (AG, LLAMA, 300, (152, 256), false, false),
-    (AG, LLAMA, 320, (160, 256), false, false), (AG, LLAMA, 350, (176, 128), false, true), (AG, LLAMA, 384, (192, 256), false, false),
-    (AG, LLAMA, 448, (240, 128), false, true), (AG, LLAMA, 450, (240, 128), false, true), (AG, LLAMA, 516, (176, 128), true, true),
-    (AG, LLAMA, 576, (192, 256), true, true), (AG, LLAMA, 600, (208, 128), true, true), (AG, LLAMA, 640, (160, 256), false, true),
-    (AG, LLAMA, 768, (128, 256), false, true), (AG, LLAMA, 900, (152, 256), false, true), (AG, LLAMA, 1000, (128, 256), false, true),
-    (AG, LLAMA, 1040, (176, 256), false, true), (AG, LLAMA, 1152, (192, 256), false, true), (AG, LLAMA, 1320, (168, 256), false, true),
-    (AG, LLAMA, 1700, (128, 256), false, false), (AG, LLAMA, 4000, (184, 256), false, true), (RS, GPT3, 130, (144, 192), true, true),
-    (RS, GPT3, 144, (144, 192), true, true), (RS, GPT3, 160, (160, 192), true, true), (RS, GPT3, 258, (144, 192), true, false),
-    (RS, GPT3, 280, (144, 192), true, false), (RS, GPT3, 300, (152, 128), true, true), (RS, GPT3, 320, (160, 192), true, false),
-    (RS, GPT3, 384, (128, 192), true, true), (RS, GPT3, 448, (240, 128), true, true), (RS, GPT3, 450, (240, 128), true, true),
-    (RS, GPT3, 516, (136, 256), true, true), (RS, GPT3, 576, (144, 256), false, true), (RS, GPT3, 600, (152, 256), false, true),
-    (RS, GPT3, 640, (128, 256), true, true), (RS, GPT3, 768, (128, 256), false, true), (RS, GPT3, 896, (128, 256), true, true),
-    (RS, GPT3, 900, (152, 256), false, true), (RS, GPT3, 1000, (256, 192), false, false), (RS, GPT3, 1040, (176, 256), false, true),
-    (RS, GPT3, 1152, (192, 256), false, true), (RS, GPT3, 1320, (168, 256), false, false), (RS, GPT3, 1700, (176, 256), false, true),
-    (RS, GPT3, 2100, (176, 256), false, true), (RS, GPT3, 4000, (184, 256), false, false), (RS, LLAMA, 130, (152, 128), true, true),
-    (RS, LLAMA, 258, (136, 256), true, true), (RS, LLAMA, 300, (152, 128), true, false), (RS, LLAMA, 320, (176, 128), true, false),
-    (RS, LLAMA, 350, (176, 128), true, false), (RS, LLAMA, 384, (128, 192), true, false), (RS, LLAMA, 448, (240, 128), false, false),
-    (RS, LLAMA, 450, (240, 128), false, false), (RS, LLAMA, 516, (136, 256), true, false), (RS, LLAMA, 576, (144, 256), false, false),
-    (RS, LLAMA, 600, (152, 256), false, false), (RS, LLAMA, 768, (192, 256), false, false), (RS, LLAMA, 896, (240, 128), false, false),
-    (RS, LLAMA, 900, (240, 128), false, false), (RS, LLAMA, 1000, (128, 256), false, false), (RS, LLAMA, 1040, (176, 256), false, true),
-    (RS, LLAMA, 1320, (168, 256), false, false), (RS, LLAMA, 1700, (144, 256), false, false), (RS, LLAMA, 2100, (176, 256), false, false),
-    (RS, LLAMA, 4000, (184, 256), false, true),
-];
-
-/// What ran fastest of five plans and more on two H100 or two H200, or within 5 % of it (results/tuning/plans-of-rows.txt, tile-rows.txt).
-#[test]
-fn choices_are_near_what_ran_fastest() {
-    for choice @ (op, model, m, ..) in CHOICES {
-        let s = Schedule::heuristic(&problem(2, op, m, model));
-        assert_eq!((op, model, m, (s.tile.m, s.tile.n), s.stack, s.shares > 1), choice);
-    }
-}
-
 /// By simulation, which knows of the tiles' steps, of links and of folds, and nothing of rows beyond the end.
 #[test]
 fn no_rows_take_longer_than_with_tiles_of_128_rows() {
