@@ -21,8 +21,8 @@ const AT_MOST: f64 = 10.0;
 const APART: (&str, &str, u32, f64) = ("ag_gemm", "llama70b", 1024, 16.0);
 /// So much of that may be another machine's clocks: the median of its rows' deviations.
 const CLOCKS: f64 = 7.0;
-/// Half of the rows of the record that the machine was fitted to are met better than that.
-const HALF: f64 = 3.0;
+/// Half of the rows of four GPUs are met better than that. The machine was fitted to the record of 668cd2b, in the history, half of which are within 3.
+const HALF: f64 = 4.0;
 
 /// The deviations of the medians, in percent and in ascending order, where the model is meant to hold, of rows that were measured with the schedule that the op has today, at least so
 /// many.
@@ -46,8 +46,7 @@ fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
 
 #[test]
 fn committed_rows_are_met_within_the_tolerance() {
-    // Before thirteen of its twenty rows got other schedules.
-    let mut fitted: Vec<f64> = deviations("h200-x4-nvlink.json", &Machine::H200, 7).into_iter().map(f64::abs).collect();
+    let mut fitted: Vec<f64> = deviations("h200-x4-nvlink.json", &Machine::H200, 15).into_iter().map(f64::abs).collect();
     fitted.sort_by(f64::total_cmp);
     assert!(fitted.iter().all(|&off| off <= AT_MOST) && fitted[fitted.len() / 2] <= HALF, "{fitted:?}");
     // Another machine, whose clocks are its own: what they are off by all rows have in common. Around that the rows of six records are within 7.6 to 9.8 % (8be58e2, a1d4c84, 837d258,
@@ -59,10 +58,12 @@ fn committed_rows_are_met_within_the_tolerance() {
 }
 
 #[test]
-fn so_are_those_of_two_h100_over_links_and_through_the_host() {
-    for (name, machine, least, half) in
-        [("h100-x2-nvlink.json", Machine::H100, 20, 4.0), ("h100-x2-pcie.json", Machine::H100_PAIR_BY_HOST, 12, 3.0)]
-    {
+fn so_are_those_of_h100_over_links_and_through_the_host() {
+    for (name, machine, least, half) in [
+        ("h100-x4-nvlink.json", Machine::H100, 15, HALF),
+        ("h100-x2-nvlink.json", Machine::H100, 20, 4.0),
+        ("h100-x2-pcie.json", Machine::H100_PAIR_BY_HOST, 12, 3.0),
+    ] {
         let mut off: Vec<f64> = deviations(name, &machine, least).into_iter().map(f64::abs).collect();
         off.sort_by(f64::total_cmp);
         assert!(off.iter().all(|&off| off <= AT_MOST) && off[off.len() / 2] <= half, "{name}: {off:?}");

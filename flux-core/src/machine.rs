@@ -40,6 +40,9 @@ pub struct Machine {
     pub add_bytes_per_us: u64,
     /// Nanoseconds from the begin of a call until the kernel pushes its first rows.
     pub push_begins_ns: u64,
+    /// Nanoseconds that a piece of a shard takes besides its bytes which the kernel pushes to all who await it together: each CTA loads its share, stores it, and orders it before it
+    /// is counted, and goes on to the next.
+    pub push_ns: u64,
     /// Nanoseconds from the begin of a call until a copy engine does.
     pub copy_begins_ns: u64,
     /// Nanoseconds that each copy of a copy engine takes besides its bytes.
@@ -56,7 +59,8 @@ impl Machine {
     /// | `signal_ns` | the same: half of a round trip |
     /// | `copy_ns` | fitted to AllGather-GEMM in slices of k, which is many copies, in results/tuning/wide-bands.txt; 64 KiB to 4 MiB by themselves take 5 us besides their bytes |
     /// | `push_begins_ns`, `copy_begins_ns` | docs/experiments.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
-    /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json |
+    /// | `push_ns` | fitted to AllGather-GEMM of Llama-2 70B at TP 4 and 1280 rows in 20 such pieces and in 8 (results/tuning/slices-tp4.txt) |
+    /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json of 668cd2b, in the history |
     pub const H200: Self = Self {
         name: "H200",
         gpu: "H200",
@@ -73,6 +77,7 @@ impl Machine {
         tile_ns: 2000,
         add_bytes_per_us: 80_000,
         push_begins_ns: 6000,
+        push_ns: 8000,
         copy_begins_ns: 15_000,
         copy_ns: 4400,
     };
@@ -88,7 +93,7 @@ impl Machine {
         ..Self::H200
     };
 
-    /// H100 (SXM) on one switch: an H200 whose memory gives 2.97 TB/s, as an [`H800`](Self::H800)'s. Held against results/h100-x2-nvlink.json.
+    /// H100 (SXM) on one switch: an H200 whose memory gives 2.97 TB/s, as an [`H800`](Self::H800)'s. Held against results/h100-x2-nvlink.json and h100-x4-nvlink.json.
     pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
 
     /// Two of these that reach memory of the host alone: 54 GB/s one way and 34 each way, where both GPUs copy (results/h100-x2-links.txt). Copies follow each other in

@@ -4,6 +4,7 @@
 
 use super::TileProgram;
 use super::heuristic::{MULTIPROCESSORS, OPERATIONS};
+use crate::Problem;
 use crate::layout::gather_place_bytes;
 use crate::machine::Machine;
 use std::time::Duration;
@@ -17,12 +18,17 @@ impl TileProgram {
     /// bytes, would take more than two thirds of the multiplication. At TP 4, m = 1024 and GPT-3 36 of them take 236 us (results/timelines/middling-rows.txt), which is
     /// still as good; in 72 the call takes 0.55 ms instead of 0.42 (results/tuning/bands-begin.txt). Tiles that span shards are the kernel's to push, to the own rank too.
     pub fn is_for_copy_engines(&self) -> bool {
-        let in_slices = self.transfers.iter().filter(|transfer| transfer.cols < self.problem.k_local());
-        let bytes = in_slices.map(|transfer| u64::from(transfer.rows) * u64::from(transfer.cols) * self.problem.dtype().bytes() as u64);
-        let copying: Duration = bytes.map(|bytes| Machine::H200.copying(bytes)).sum();
-        let multiplying = Duration::from_nanos(self.problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS));
-        !self.stacked && gather_place_bytes(&self.problem) >= COPY_ENGINE_BYTES && 3 * copying <= 2 * multiplying
+        let in_slices = self.transfers.iter().filter(|transfer| transfer.cols < self.problem.k_local()).count() as u64;
+        !self.stacked && are_for_copy_engines(&self.problem, in_slices)
     }
+}
+
+/// The same of a shard that is cut into so many pieces for all peers together, if it comes in slices of `k`, and none otherwise.
+pub(super) fn are_for_copy_engines(problem: &Problem, in_slices: u64) -> bool {
+    let bytes = if in_slices == 0 { 0 } else { u64::from(problem.world().peers()) * gather_place_bytes(problem) };
+    let copying = Machine::H200.carrying(bytes) + Duration::from_nanos(in_slices * Machine::H200.copy_ns);
+    let multiplying = Duration::from_nanos(problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS));
+    gather_place_bytes(problem) >= COPY_ENGINE_BYTES && 3 * copying <= 2 * multiplying
 }
 
 #[cfg(test)]

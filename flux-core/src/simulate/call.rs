@@ -47,14 +47,16 @@ impl<'a> Call<'a> {
             for worker in 0..seat.workers.len() {
                 self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::Goes(rank, worker));
             }
-            // A kernel's CTAs ask for all transfers in order, a copy engine for the next when the last is there, but through memory of the host.
-            let (begins, asked) = match (seat.copied, seat.program.transfers.len()) {
-                (_, all) if self.machine.through_host => (self.machine.copy_begins_ns, all),
-                (true, all) => (self.machine.copy_begins_ns, all.min(1)),
-                (false, all) => (self.machine.push_begins_ns, all),
-            };
-            for index in 0..asked {
-                self.clock.at(Duration::from_nanos(begins), Event::Moves(rank, index));
+            // A copy engine asks for the next transfer when the last is there, but through memory of the host.
+            if self.machine.through_host || seat.copied {
+                let asked = if self.machine.through_host { seat.program.transfers.len() } else { seat.program.transfers.len().min(1) };
+                for index in 0..asked {
+                    self.clock.at(Duration::from_nanos(self.machine.copy_begins_ns), Event::Moves(rank, index));
+                }
+            } else {
+                for (at, index) in pushed(seat.program, self.machine).zip(0..) {
+                    self.clock.at(at, Event::Moves(rank, index));
+                }
             }
         }
         while let Some(event) = self.clock.next() {
@@ -216,4 +218,23 @@ impl<'a> Call<'a> {
             self.clock.after(way, Event::Raised(message.to, signal));
         }
     }
+}
+
+/// When a kernel's CTAs begin each transfer: those of the same rows to several ranks together, one such group after another.
+fn pushed(program: &TileProgram, machine: &Machine) -> impl Iterator<Item = Duration> {
+    let piece = |transfer: &Transfer| (transfer.row, transfer.rows, transfer.col, transfer.cols);
+    let (mut at, mut group) = (Duration::from_nanos(machine.push_begins_ns), None);
+    let mut carried = Duration::ZERO;
+    program.transfers.iter().map(move |transfer| {
+        if group.is_some_and(|group| group != piece(transfer)) {
+            at = at.saturating_add(carried).saturating_add(Duration::from_nanos(machine.push_ns));
+            carried = Duration::ZERO;
+        }
+        group = Some(piece(transfer));
+        if transfer.dest != program.rank.get() {
+            let elements = u64::from(transfer.rows) * u64::from(transfer.cols);
+            carried = carried.saturating_add(machine.carrying(elements * program.problem.dtype().bytes() as u64));
+        }
+        at
+    })
 }

@@ -4,7 +4,7 @@
 
 use super::super::MAX_ITEMS;
 use super::tiles::area;
-use super::{MULTIPROCESSORS, OPERATIONS, Schedule, WORKERS, most_early, slices};
+use super::{MULTIPROCESSORS, OPERATIONS, Schedule, WORKERS, most_early};
 use crate::layout::gather_place_bytes;
 use crate::machine::Machine;
 use crate::tile::TileGrid;
@@ -40,9 +40,9 @@ impl Schedule {
     fn a_wave_at_a_time(self, problem: &Problem) -> Self {
         let of_a_wave = u64::from(WORKERS).div_ceil(TileGrid::of_shard(problem, self.tile).tiles()) as u32;
         let band = self.band.max(of_a_wave).min(problem.world().get());
-        let k_chunks = slices(problem, band);
+        let sliced = Self { band, ..self }.in_best_slices(problem);
         // Whoever has the last steps of a shared tile would await the last slice first.
-        Self { band, k_chunks, shares: if k_chunks > 1 { 1 } else { self.shares }, ..self }
+        Self { shares: if sliced.k_chunks > 1 { 1 } else { sliced.shares }, ..sliced }
     }
 
     /// After the own shard two at a time, where shards have few row blocks, each of which would read `w` once more by itself, and where the first two will have come by the wave

@@ -6,6 +6,7 @@ mod bands;
 mod candidates;
 mod few_rows;
 mod ragged;
+mod slices;
 mod staged;
 mod tiles;
 
@@ -32,11 +33,6 @@ const ROWS: u32 = 128;
 /// Rows of a shard from which on a GEMM-ReduceScatter of two ranks has tiles of one shard: with fewer the own shard, which is then worked on last and by itself, reads
 /// all of `w` once more in too short a time (results/tuning/wide-bands.txt). Of four ranks tiles that span shards are slower at 512 rows in all (results/tuning/small-m.txt).
 const PAIR_ROWS: u32 = 256;
-/// What a rank sends of one slice along k, to all who await it together, where tiles await several shards: they begin when the first slice is there. About 3 us of a
-/// link; fewer slices are slower, more bring nothing (results/tuning/slices-tp2.txt).
-const SLICE_BYTES: u64 = 1 << 20;
-/// Most slices.
-const MOST_SLICES: u32 = 12;
 /// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
 pub(super) const WORKERS: u32 = 128;
 /// SMs of an H200, and so the workers of a call: what is in one wave of tiles is finished at nearly the same time.
@@ -53,12 +49,6 @@ const LARGE_GAIN: u64 = 15;
 
 /// Row blocks of a raster group: their tiles are worked on side by side.
 pub(super) const ROW_GROUP: u32 = 8;
-
-/// Slices of k of an AllGather-GEMM in such bands.
-fn slices(problem: &Problem, band: u32) -> u32 {
-    let sent = gather_place_bytes(problem) * u64::from(band - 1);
-    u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES)
-}
 
 impl Schedule {
     /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
@@ -169,8 +159,7 @@ impl Schedule {
             OpKind::GemmReduceScatter => Chunk::Tiles(1),
         };
         let band = BAND_ROWS.div_ceil(problem.m_shard().next_multiple_of(tile.m)).min(problem.world().get());
-        let k_chunks = if problem.op() == OpKind::AllGatherGemm { slices(problem, band) } else { 1 };
-        Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, k_chunks, ..Self::of(tile) }
+        Self { chunk, raster: Raster::RowGroups(ROW_GROUP), band, ..Self::of(tile) }.in_best_slices(problem)
     }
 }
 
@@ -223,8 +212,8 @@ mod tests {
             }
         }
         assert!(last > 20, "{last}");
-        let s = own(4, OpKind::AllGatherGemm, 2560, 10240, 8192);
-        assert!(s.k_chunks > 1, "{s}: shared and in one slice before its band is wider");
+        let s = own(4, OpKind::AllGatherGemm, 2048, 12288, 4096);
+        assert!(s.k_chunks > 1, "{s}: in one slice before its band is wider");
     }
 
     #[test]

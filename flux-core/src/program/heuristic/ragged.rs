@@ -8,7 +8,7 @@ use super::super::pushing::COPY_ENGINE_BYTES;
 use super::super::shares::Shares;
 use super::bands::LINK;
 use super::candidates::{CANDIDATES, Candidate, Comes, of_one_shard, percent};
-use super::tiles::{LARGE, READ, TILES, area, w_bytes};
+use super::tiles::{LARGE, READ, TILES, TO_SEND, area, w_bytes};
 use super::{MULTIPROCESSORS, OPERATIONS, ROWS, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::machine::Machine;
@@ -44,7 +44,7 @@ const FOLDED: u64 = 2_500;
 /// (results/tuning/ragged-pcie.txt).
 const BY_HOST_SMALL: u64 = 38;
 /// Nanoseconds until first rows are there which the kernel pushes.
-const PUSHED_NS: u64 = 5_000;
+pub(super) const PUSHED_NS: u64 = 5_000;
 /// Ranks of a GEMM-ReduceScatter up to which tiles span shards of a tile and more: of 16 it is up to 13 % slower by simulation.
 const MOST_FOLDED: u32 = 8;
 
@@ -62,9 +62,11 @@ pub(in crate::program) fn is_ragged(problem: &Problem) -> bool {
     rows > ROWS && !rows.is_multiple_of(ROWS) && !nearly_whole
 }
 
-/// Whether shards are whole tiles of 128 rows, more than two, that leave half of one of 256.
+/// Whether what tiles would be cut from is whole tiles of 128 rows, more than two, that leave half of one of 256: shards, or all rows where shards are less than a tile. With 384 rows four
+/// H200 take 20 % less time of GPT-3's GEMM-ReduceScatter, 14 of its AllGather-GEMM, and 10 of Llama's former, where what whole waves leave is shared (results/tuning/slices-tp4.txt, 3.).
 pub(super) fn leaves_half_a_tile(problem: &Problem) -> bool {
-    problem.m_shard() > 2 * ROWS && !problem.m_shard().is_multiple_of(2 * ROWS)
+    let rows = if problem.m_shard() < ROWS { problem.m() } else { problem.m_shard() };
+    rows > 2 * ROWS && !rows.is_multiple_of(2 * ROWS)
 }
 
 /// What takes so long by itself, side by side: neither hides under the other as a whole, and the less the nearer they are.
@@ -112,7 +114,13 @@ pub(in crate::program) fn unless_unsent(problem: &Problem, tile: TileShape) -> T
 /// Tiles of one shard each for messages, with what they cost.
 pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> {
     if !is_ragged(problem) {
-        return TILES.to_vec();
+        // Beside messages 128x128 is as much slower for rows that are gathered: GPT-3 at TP 4 and 4096 takes 1.88 ms with it, and 1.80 with 128x256 though these leave it fewer multiprocessors
+        // (results/tuning/nccl-tp4.txt).
+        let costs = TILES
+            .into_iter()
+            .zip(TO_SEND)
+            .map(|((tile, cost), to_send)| (tile, if problem.op() == OpKind::AllGatherGemm { to_send } else { cost }));
+        return costs.collect();
     }
     let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
     tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard(), Comes::BesideKernels))).collect()
@@ -191,7 +199,7 @@ impl Schedule {
         let idle = if work.shares.is_some() { 0 } else { (slots - work.tiles) * IDLE / slots };
         let beside_reads = |rate| self.beside_reads(problem, &work, multiplied, w_bytes(problem) / rate * (100 + idle) / 100);
         let both = beside_reads(READ).midpoint(beside_reads(READ_FASTER));
-        both.saturating_add(self.sharing_ns(&work, multiplied)).saturating_add(self.ends_ns(problem, &work))
+        both.saturating_add(self.sharing_ns(&work, multiplied)).saturating_add(self.ends_ns(problem, &work, multiplied))
     }
 
     /// The same of tiles of one shard each, in one piece, whose rows or partial sums are carried. What plans over peers' memory have shown is not in it: it was not held against what is carried.
@@ -200,7 +208,7 @@ impl Schedule {
         let multiplied = self.multiplied_ns(problem, &work, Comes::Carried);
         let reads = self.passes(problem, &work.grid).saturating_mul(w_bytes(problem)) / READ;
         // Neither hides under the other as a whole.
-        multiplied.max(reads).saturating_add(multiplied.min(reads) / 32).saturating_add(self.ends_ns(problem, &work))
+        multiplied.max(reads).saturating_add(multiplied.min(reads) / 32).saturating_add(self.ends_ns(problem, &work, multiplied))
     }
 
     /// The same of an AllGather-GEMM's tiles that span shards, whose rows are carried in slices of `k`: what is multiplied first waits until all have come.
@@ -277,7 +285,7 @@ impl Schedule {
     }
 
     /// Nanoseconds before the first tile and after the last.
-    fn ends_ns(&self, problem: &Problem, work: &Work) -> u64 {
+    fn ends_ns(&self, problem: &Problem, work: &Work, multiplied: u64) -> u64 {
         let (tiles, workers) = (work.tiles, u64::from(MULTIPROCESSORS));
         // Behind tiles that are shared come whole waves.
         let last_wave = if work.shares.is_some() { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
@@ -286,7 +294,7 @@ impl Schedule {
         match problem.op() {
             _ if peers == 0 => 0,
             // In slices it begins when the first is there.
-            OpKind::AllGatherGemm if self.k_chunks > 1 => PUSHED_NS,
+            OpKind::AllGatherGemm if self.k_chunks > 1 => self.begins_ns(problem, multiplied),
             OpKind::AllGatherGemm if self.spans(problem) => PUSHED_NS + place * peers / LINK,
             OpKind::AllGatherGemm => place * u64::from(self.band - 1) / LINK,
             OpKind::GemmReduceScatter if self.scatters(problem) => {

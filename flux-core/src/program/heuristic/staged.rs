@@ -16,6 +16,9 @@ const STAGED_BYTES: u64 = 2 << 20;
 /// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take 2 % less time than by copy engines, 2 MiB 17 %, and
 /// 4 MiB, of which one way should overlap the other, 18 % more (results/tuning/few-rows-carried.txt).
 const SCATTERED_BYTES: u64 = 3 << 20;
+/// The same of more ranks than two, whatever the rows: shards of fewer than 128 rows are sent as tiles of 128 otherwise, and all of these. Four H200 take 4 % less time with 4.5 MiB, 7 less with 5.3, and 7
+/// more with 6.2 (results/tuning/pcie-tp4.txt, 2.).
+const SCATTERED_OF_MORE_BYTES: u64 = 11 << 19;
 /// The same of rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take 19 % less time to 3 more so, 4.7 as long of GPT-3 and 13 to 17 % less
 /// of Llama (results/tuning/ragged-pcie.txt).
 const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
@@ -25,11 +28,9 @@ const STAGED_SHORT: u64 = 550_000_000_000;
 /// Rows of an AllGather-GEMM of two ranks up to which its tiles span shards and wait for slices of `k`, so that `w` is read once, by row blocks side by side: two H100 take 31 % less time so than
 /// with rows that are worked on as they come with 258 rows, 10 with 576 and 4 with 700 (results/tuning/slices-pcie.txt, third and fourth machine).
 const SPANNING_ROWS_OF_TWO: u32 = 704;
-/// The same of more ranks, of which nothing was measured.
-const SPANNING_ROWS: u32 = 352;
-/// What such tiles wait for in slices of `k`: bytes of a shard, and elements of a row, that are worth one. More slices take the host more time, and narrow ones copies more
-/// (results/tuning/slices-pcie.txt).
-const SLICE_BYTES: u64 = 256 << 10;
+/// What such tiles wait for in slices of `k`: bytes of a shard for each rank, and elements of a row, that are worth one. More slices take the host more time, once for each peer, and narrow ones copies
+/// more (results/tuning/slices-pcie.txt; pcie-tp4.txt, 2.).
+const SLICE_BYTES: u64 = 128 << 10;
 const SLICE_COLUMNS: u32 = 2048;
 /// Rows of an AllGather-GEMM that are worked on as they come, whose tiles share a pass over `w`: each of its bytes serves an operation for each row, so that with fewer than 280 the card's
 /// 811 TFLOP/s would have to read more than the 2.9 TB/s that an H100's memory gives. Where rows come faster than they are multiplied, more make fewer passes.
@@ -71,7 +72,12 @@ impl Schedule {
             return sliced;
         }
         let ragged = is_ragged(problem);
-        let may_scatter = scattered(problem) <= if ragged { SCATTERED_RAGGED_BYTES } else { SCATTERED_BYTES };
+        let may_scatter = scattered(problem)
+            <= match (problem.world().peers(), ragged) {
+                (2.., _) => SCATTERED_OF_MORE_BYTES,
+                (_, true) => SCATTERED_RAGGED_BYTES,
+                (_, false) => SCATTERED_BYTES,
+            };
         if usual.stack && (problem.op() == OpKind::AllGatherGemm || may_scatter) {
             return usual;
         }
@@ -108,11 +114,12 @@ impl Schedule {
 
     /// Of few rows of an AllGather-GEMM: tiles that span shards, the usual ones if they do, in slices of `k`.
     fn sliced_by_host(problem: &Problem, usual: &Self) -> Option<Self> {
-        let most = if problem.world().get() == 2 { SPANNING_ROWS_OF_TWO } else { SPANNING_ROWS };
-        if problem.op() != OpKind::AllGatherGemm || problem.world().peers() == 0 || problem.m() > most {
+        let few = usual.stack || problem.world().peers() == 1 && problem.m() <= SPANNING_ROWS_OF_TWO;
+        if problem.op() != OpKind::AllGatherGemm || problem.world().peers() == 0 || !few {
             return None;
         }
-        let worth = (gather_place_bytes(problem) / SLICE_BYTES).min((problem.k_local() / SLICE_COLUMNS).into());
+        let slice_bytes = SLICE_BYTES * u64::from(problem.world().get());
+        let worth = (gather_place_bytes(problem) / slice_bytes).min((problem.k_local() / SLICE_COLUMNS).into());
         let k_chunks = u32::try_from(worth).unwrap_or(u32::MAX).max(1);
         if usual.stack {
             return Some(Self { k_chunks, ..*usual });

@@ -19,7 +19,7 @@ pub(in crate::program) const TILES: [(TileShape, u64); 4] = [
 ];
 /// The same of a GEMM-ReduceScatter whose tiles are of one shard, in the order of [`TILES`]: the last wave's partial tiles leave when nothing is left to multiply, so there is
 /// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
-const TO_SEND: [u64; 4] = [100, 101, 103, 110];
+pub(super) const TO_SEND: [u64; 4] = [100, 101, 103, 110];
 /// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory:
 /// at the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with rests, and full clocks, up to 2.2 % less (results/tuning/rests.txt).
 pub(super) const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);

@@ -19,6 +19,9 @@ const GROUP_NS: u64 = 43_000;
 const BEFORE_NS: u64 = 13_000;
 /// What a group takes besides that goes alone, before what reads what it brings, fitted to two H100 (results/tuning/nccl-alone.txt).
 const ALONE_NS: u64 = 20_000;
+/// Bytes of such a group to several peers in a nanosecond, on all channels that its communicator has: AllGather-GEMM of four H200 takes 0.11 and 0.15 ms more than the GEMM at m = 2048, Llama and GPT-3, and 0.19 and 0.25 at
+/// 4096 (results/tuning/nccl-tp4.txt).
+const SENT_ALONE: u64 = 320;
 /// What folds take that are a launch of their own, fitted alike.
 const FOLDS_NS: u64 = 5_000;
 /// What more, if it waits for what a kernel stores and announces in the host's memory.
@@ -34,7 +37,7 @@ impl Call<'_> {
 
     /// Nanoseconds of messages to all peers that go alone, on all channels.
     fn alone(&self) -> u64 {
-        ALONE_NS + u64::from(self.peers) * self.place_bytes / SENT
+        ALONE_NS + u64::from(self.peers) * self.place_bytes / if self.peers > 1 { SENT_ALONE } else { SENT }
     }
 
     /// Nanoseconds of a group of messages to so many peers.
