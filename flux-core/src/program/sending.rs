@@ -124,7 +124,12 @@ impl<'a> Call<'a> {
         let spanning = if spans { Self::spanning(problem, channels, to) } else { Vec::new() };
         let by_shard = if own.stack || adds && folds { None } else { Some(by_shard()) };
         let ways = spanning.into_iter().map(|(call, schedule)| (call.estimate(), schedule)).chain(by_shard);
-        ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own))
+        let (time, schedule) = ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own));
+        // Behind messages that go before it a call is one over peers' memory whose rows are all there, of which more was timed.
+        let at_once = schedule.stack && to.0 == Sending::Before && is_ragged(problem);
+        let workers = workers(channels, problem.op(), to, 0);
+        let schedule = if at_once { Schedule::spanning_at_once(problem, workers).unwrap_or(schedule) } else { schedule };
+        (time, Schedule { chunk: if at_once { Chunk::Shard } else { schedule.chunk }, ..schedule })
     }
 
     /// With tiles that span shards, for the workers that there are, and what a rank has for another as one message: the tile of the fewest waves, whose `k` may be split; and, where
@@ -229,12 +234,12 @@ impl<'a> Call<'a> {
         (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own })
     }
 
-    /// The same with what whole waves leave shared, where that gains time. Of shards one by one it gains an AllGather-GEMM nothing, and half of what it should a GEMM-ReduceScatter,
+    /// The same with what whole waves leave shared, where that gains time. Of shards one by one that come meanwhile it gains an AllGather-GEMM nothing, and half of what it should a GEMM-ReduceScatter,
     /// whose own tiles come last; of shards side by side an AllGather-GEMM gains 10 and 13 % by half a wave, and loses 1 and 6 % by an eighth (results/tuning/ragged-nccl.txt, 1. and 2.,
     /// h100-x2-ragged-nccl.json of af866aa, in the history; GPT-3 and Llama at 258 and 350 rows).
     fn sharing(self, schedule: Schedule) -> (Self, Schedule) {
         let gathers = self.problem.op() == OpKind::AllGatherGemm;
-        if gathers && schedule.band == 1 {
+        if gathers && schedule.band == 1 && self.sending != Sending::Before {
             return (self, schedule);
         }
         let schedule = schedule.sharing(self.problem, self.workers);

@@ -178,6 +178,13 @@ impl Schedule {
         spanning.min_by_key(|schedule| schedule.estimate_ns(problem))
     }
 
+    /// Tiles that span shards for so many workers, all of whose rows are there when they begin: the fastest by estimate.
+    pub(in crate::program) fn spanning_at_once(problem: &Problem, workers: u32) -> Option<Self> {
+        let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile)).map(|tile| Self::spanning(problem, tile.tile, 1));
+        let ways = spanning.flat_map(|whole| [whole, whole.sharing(problem, workers)]);
+        ways.min_by_key(|schedule| schedule.estimate_ns(problem))
+    }
+
     /// What whole waves of so many workers leave shared, where it gains as much as that costs.
     pub(in crate::program) fn sharing(self, problem: &Problem, workers: u32) -> Self {
         let sharing = Self { shares: workers, ..self };
