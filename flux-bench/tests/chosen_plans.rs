@@ -7,13 +7,13 @@ use flux_core::{DType, OpKind, Problem, WorldSize};
 use std::fs;
 use std::path::Path;
 
-/// Tables of plans beside each other on two GPUs, a line for each shape and machine: the fastest, and what was chosen when they were timed.
-const TABLES: [&str; 2] = ["plans-of-rows.txt", "tile-rows.txt"];
+/// Tables of plans beside each other, and on how many GPUs: a line for each shape and machine, with the fastest, and what was chosen when they were timed.
+const TABLES: [(&str, u32); 3] = [("plans-of-rows.txt", 2), ("tile-rows.txt", 2), ("slices-tp4.txt", 4)];
 /// Lines with so many plans say something of a choice.
 const PLANS: usize = 3;
-/// Of the lines in which today's choice stands, some 114: how many there are at least, and by how many percent it may be above the fastest, in the mean and at most. A choice that changes
+/// Of the lines in which today's choice stands, some 124: how many there are at least, and by how many percent it may be above the fastest, in the mean and at most. A choice that changes
 /// to a plan that stands in no line makes them fewer.
-const LEAST: usize = 110;
+const LEAST: usize = 120;
 const MEAN: f64 = 0.6;
 const MOST: f64 = 5.0;
 
@@ -33,6 +33,11 @@ fn written(schedule: &Schedule) -> String {
         more("e", early, 0),
     ];
     words.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+/// A plan without its number of slices.
+fn in_any_slices(plan: &str) -> String {
+    plan.split_whitespace().filter(|word| !word.starts_with('k')).collect::<Vec<_>>().join(" ")
 }
 
 /// A line of a table, if it is one: `op model rows serial X: plan time | plan time`, a chosen plan with a mark.
@@ -55,16 +60,21 @@ fn line(text: &str) -> Option<Line> {
 #[test]
 fn what_is_chosen_is_near_the_fastest_that_was_timed() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results/tuning");
-    let texts = TABLES.map(|name| fs::read_to_string(folder.join(name)).unwrap());
-    let lines: Vec<Line> = texts.iter().flat_map(|text| text.lines()).filter_map(line).collect();
+    let texts = TABLES.map(|(name, world)| (fs::read_to_string(folder.join(name)).unwrap(), world));
+    let lines: Vec<(u32, Line)> = texts.iter().flat_map(|(text, world)| text.lines().filter_map(line).map(|line| (*world, line))).collect();
     let (mut over, mut absent) = (Vec::new(), 0);
-    for (op, model, m, plans) in lines.iter().filter(|(.., plans)| plans.len() >= PLANS) {
+    for (world, (op, model, m, plans)) in lines.iter().filter(|(_, (.., plans))| plans.len() >= PLANS) {
         let (wide, narrow) = if model == "gpt3" { (49152, 12288) } else { (28672, 8192) };
         let (n, k) = if *op == OpKind::AllGatherGemm { (wide, narrow) } else { (narrow, wide) };
-        let problem = Problem::new(*op, *m, n, k, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let problem = Problem::new(*op, *m, n, k, DType::Bf16, WorldSize::new(*world).unwrap()).unwrap();
         let chosen = written(&Schedule::heuristic(&problem));
         let fastest = plans.iter().map(|plan| plan.1).fold(f64::INFINITY, f64::min);
-        match plans.iter().find(|plan| plan.0 == chosen) {
+        // Else the same in another number of slices, which are fewer since: with so few as are chosen calls take up to 4 % less time (slices-tp4.txt, 4.).
+        let same = plans
+            .iter()
+            .find(|plan| plan.0 == chosen)
+            .or_else(|| plans.iter().find(|plan| in_any_slices(&plan.0) == in_any_slices(&chosen)));
+        match same {
             Some((_, time)) => over.push(((time / fastest - 1.0) * 100.0, format!("{problem}: {chosen}"))),
             None => absent += 1,
         }

@@ -40,8 +40,8 @@ pub struct Machine {
     pub add_bytes_per_us: u64,
     /// Nanoseconds from the begin of a call until the kernel pushes its first rows.
     pub push_begins_ns: u64,
-    /// Nanoseconds that a piece of a shard takes besides its bytes which the kernel pushes to all who await it together: each CTA loads its share, stores it, and orders it before it
-    /// is counted, and goes on to the next.
+    /// Nanoseconds that a piece of a shard takes besides its bytes which the kernel pushes to one rank, and half of what it takes to several that await it together: each CTA loads its share,
+    /// stores it, orders that before it is counted, and only then goes on to the next piece.
     pub push_ns: u64,
     /// Nanoseconds from the begin of a call until a copy engine does.
     pub copy_begins_ns: u64,
@@ -59,7 +59,7 @@ impl Machine {
     /// | `signal_ns` | the same: half of a round trip |
     /// | `copy_ns` | fitted to AllGather-GEMM in slices of k, which is many copies, in results/tuning/wide-bands.txt; 64 KiB to 4 MiB by themselves take 5 us besides their bytes |
     /// | `push_begins_ns`, `copy_begins_ns` | docs/experiments.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
-    /// | `push_ns` | fitted to AllGather-GEMM of Llama-2 70B at TP 4 and 1280 rows in 20 such pieces and in 8 (results/tuning/slices-tp4.txt) |
+    /// | `push_ns` | fitted to AllGather-GEMM of Llama-2 70B at TP 4 and 1280 rows in 20 pieces for two peers and in 8, 7.6 us each, and at TP 2 and 896 rows in 72 and 36, 3.7 us (results/tuning/slices-tp4.txt) |
     /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json of 668cd2b, in the history |
     pub const H200: Self = Self {
         name: "H200",
@@ -77,7 +77,7 @@ impl Machine {
         tile_ns: 2000,
         add_bytes_per_us: 80_000,
         push_begins_ns: 6000,
-        push_ns: 8000,
+        push_ns: 3800,
         copy_begins_ns: 15_000,
         copy_ns: 4400,
     };
@@ -135,6 +135,11 @@ impl Machine {
     /// Of so many bytes by a copy engine.
     pub(crate) fn copying(&self, bytes: u64) -> Duration {
         self.carrying(bytes).saturating_add(Duration::from_nanos(self.copy_ns))
+    }
+
+    /// Nanoseconds besides its bytes of a piece that the kernel pushes to so many.
+    pub(crate) const fn pushing_ns(&self, ranks: u64) -> u64 {
+        self.push_ns.saturating_mul(if ranks > 2 { 2 } else { ranks })
     }
 
     /// Of so many bytes on a link.

@@ -25,6 +25,8 @@ const BESIDE_PERCENT: u64 = 115;
 /// The same of messages of several peers, with any rows. Four H200 take 2 % more than estimated in the mean, Llama at 2048 rows 9, where messages before take 1.2 % more than serial and these 12
 /// (results/tuning/nccl-tp4.txt).
 const BESIDE_OF_MORE_PERCENT: u64 = 102;
+/// Rows in all that are too few tiles for all workers, whatever the tile.
+const FEW_ROWS: u32 = 256;
 /// Percent of a tile's time that what groups of workers share of an AllGather-GEMM may take.
 const MOST_SHARED: u64 = 85;
 /// Over a network as many as are worth a message each: whole shards take 9 to 15 % longer there (results/tuning/nccl-sending.txt). The [times](estimate) are not for it.
@@ -125,8 +127,9 @@ impl<'a> Call<'a> {
         let by_shard = if own.stack || adds && folds { None } else { Some(by_shard()) };
         let ways = spanning.into_iter().map(|(call, schedule)| (call.estimate(), schedule)).chain(by_shard);
         let (time, schedule) = ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own));
-        // Behind messages that go before it a call is one over peers' memory whose rows are all there, of which more was timed.
-        let at_once = schedule.stack && to.0 == Sending::Before && is_ragged(problem);
+        // Behind messages that go before it a call is one over peers' memory whose rows are all there. Of rows for which all tiles are shared more was timed of those: Llama's GEMM-ReduceScatter at 130 takes 1.15
+        // of serial's time so, and 1.19 in two splits (results/h200-x2-ragged-nccl.json, and that of e110e4c, in the history).
+        let at_once = schedule.stack && to.0 == Sending::Before && is_ragged(problem) && problem.m() <= FEW_ROWS;
         let workers = workers(channels, problem.op(), to, 0);
         let schedule = if at_once { Schedule::spanning_at_once(problem, workers).unwrap_or(schedule) } else { schedule };
         (time, Schedule { chunk: if at_once { Chunk::Shard } else { schedule.chunk }, ..schedule })

@@ -54,7 +54,7 @@ impl<'a> Call<'a> {
                     self.clock.at(Duration::from_nanos(self.machine.copy_begins_ns), Event::Moves(rank, index));
                 }
             } else {
-                for (at, index) in pushed(seat.program, self.machine).zip(0..) {
+                for (at, index) in pushed(seat.program, self.machine).into_iter().zip(0..) {
                     self.clock.at(at, Event::Moves(rank, index));
                 }
             }
@@ -221,20 +221,15 @@ impl<'a> Call<'a> {
 }
 
 /// When a kernel's CTAs begin each transfer: those of the same rows to several ranks together, one such group after another.
-fn pushed(program: &TileProgram, machine: &Machine) -> impl Iterator<Item = Duration> {
-    let piece = |transfer: &Transfer| (transfer.row, transfer.rows, transfer.col, transfer.cols);
-    let (mut at, mut group) = (Duration::from_nanos(machine.push_begins_ns), None);
-    let mut carried = Duration::ZERO;
-    program.transfers.iter().map(move |transfer| {
-        if group.is_some_and(|group| group != piece(transfer)) {
-            at = at.saturating_add(carried).saturating_add(Duration::from_nanos(machine.push_ns));
-            carried = Duration::ZERO;
-        }
-        group = Some(piece(transfer));
-        if transfer.dest != program.rank.get() {
-            let elements = u64::from(transfer.rows) * u64::from(transfer.cols);
-            carried = carried.saturating_add(machine.carrying(elements * program.problem.dtype().bytes() as u64));
-        }
-        at
-    })
+fn pushed(program: &TileProgram, machine: &Machine) -> Vec<Duration> {
+    let same = |a: &Transfer, b: &Transfer| (a.row, a.rows, a.col, a.cols) == (b.row, b.rows, b.col, b.cols);
+    let mut at = Duration::from_nanos(machine.push_begins_ns);
+    let mut all = Vec::with_capacity(program.transfers.len());
+    for group in program.transfers.chunk_by(same) {
+        all.resize(all.len() + group.len(), at);
+        let ranks = group.iter().filter(|transfer| transfer.dest != program.rank.get()).count() as u64;
+        let bytes = u64::from(group[0].rows) * u64::from(group[0].cols) * program.problem.dtype().bytes() as u64;
+        at = at.saturating_add(machine.carrying(ranks * bytes)).saturating_add(Duration::from_nanos(machine.pushing_ns(ranks)));
+    }
+    all
 }

@@ -45,6 +45,9 @@ const FOLDED: u64 = 2_500;
 const BY_HOST_SMALL: u64 = 38;
 /// Nanoseconds until first rows are there which the kernel pushes.
 pub(super) const PUSHED_NS: u64 = 5_000;
+/// Percent of a pass over `w` that each takes after the first of an AllGather-GEMM, whose shards could be worked on side by side: shard by shard GPT-3 takes 2 to 4 % more at TP 2 and 600 to 960 rows, and 8 to 10 at
+/// TP 4 and 1280 to 1536; Llama 2 to 7 % less at TP 2 and 800 to 960, and 3 at TP 4 and 1536 to 1920 (results/tuning/slices-tp4.txt, 1. and 4.).
+const AGAIN: u64 = 38;
 /// Ranks of a GEMM-ReduceScatter up to which tiles span shards of a tile and more: of 16 it is up to 13 % slower by simulation.
 const MOST_FOLDED: u32 = 8;
 
@@ -160,9 +163,13 @@ impl Schedule {
     fn compared(problem: &Problem) -> impl Iterator<Item = Self> {
         let by_shard = of_one_shard(problem).filter(|_| problem.m_shard() >= ROWS);
         let by_shard = by_shard.flat_map(|tile| {
-            let whole = Self::by_shard(problem, tile.tile);
-            let shared = whole.sharing(problem, MULTIPROCESSORS).in_wider_bands(problem).sharing(problem, MULTIPROCESSORS);
-            [shared, whole.in_wider_bands(problem)]
+            let banded = Self::by_shard(problem, tile.tile);
+            // The own rows of an AllGather-GEMM can be worked on while the others come.
+            let one_by_one = (problem.op() == OpKind::AllGatherGemm && banded.band > 1).then_some(Self { band: 1, k_chunks: 1, ..banded });
+            std::iter::once(banded).chain(one_by_one).flat_map(|whole| {
+                let shared = whole.sharing(problem, MULTIPROCESSORS).in_wider_bands(problem).sharing(problem, MULTIPROCESSORS);
+                [shared, whole.in_wider_bands(problem)]
+            })
         });
         let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
         let spanning = spanning.flat_map(|tile| {
@@ -182,7 +189,7 @@ impl Schedule {
     pub(in crate::program) fn spanning_at_once(problem: &Problem, workers: u32) -> Option<Self> {
         let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile)).map(|tile| Self::spanning(problem, tile.tile, 1));
         let ways = spanning.flat_map(|whole| [whole, whole.sharing(problem, workers)]);
-        ways.min_by_key(|schedule| schedule.estimate_ns(problem))
+        ways.min_by_key(|schedule| schedule.estimate_with_ns(problem, workers.into()))
     }
 
     /// What whole waves of so many workers leave shared, where it gains as much as that costs.
@@ -196,8 +203,13 @@ impl Schedule {
 
     /// Nanoseconds of a call over peers' memory: of its waves, beside its reads of `w`, and of what there is to do before and after them.
     fn estimate_ns(&self, problem: &Problem) -> u64 {
-        let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
-        let multiplied = self.multiplied_ns(problem, &work, Comes::ToPeers);
+        self.estimate_with_ns(problem, MULTIPROCESSORS.into())
+    }
+
+    /// The same with so many workers.
+    fn estimate_with_ns(&self, problem: &Problem, workers: u64) -> u64 {
+        let work = self.work(problem);
+        let multiplied = self.multiplied_ns(problem, &work, workers, Comes::ToPeers);
         let beside = if 2 * work.tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
         let beside = if self.scatters(problem) && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
         let multiplied = multiplied.saturating_add(beside);
@@ -206,27 +218,27 @@ impl Schedule {
         let idle = if work.shares.is_some() { 0 } else { (slots - work.tiles) * IDLE / slots };
         let beside_reads = |rate| self.beside_reads(problem, &work, multiplied, w_bytes(problem) / rate * (100 + idle) / 100);
         let both = beside_reads(READ).midpoint(beside_reads(READ_FASTER));
-        both.saturating_add(self.sharing_ns(&work, multiplied)).saturating_add(self.ends_ns(problem, &work, multiplied))
+        both.saturating_add(self.sharing_ns(&work, workers, multiplied)).saturating_add(self.ends_ns(problem, &work, workers, multiplied))
     }
 
     /// The same of tiles of one shard each, in one piece, whose rows or partial sums are carried. What plans over peers' memory have shown is not in it: it was not held against what is carried.
     fn carried_ns(&self, problem: &Problem) -> u64 {
-        let work = self.work(problem);
-        let multiplied = self.multiplied_ns(problem, &work, Comes::Carried);
+        let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
+        let multiplied = self.multiplied_ns(problem, &work, workers, Comes::Carried);
         let reads = self.passes(problem, &work.grid).saturating_mul(w_bytes(problem)) / READ;
         // Neither hides under the other as a whole.
-        multiplied.max(reads).saturating_add(multiplied.min(reads) / 32).saturating_add(self.ends_ns(problem, &work, multiplied))
+        multiplied.max(reads).saturating_add(multiplied.min(reads) / 32).saturating_add(self.ends_ns(problem, &work, workers, multiplied))
     }
 
     /// The same of an AllGather-GEMM's tiles that span shards, whose rows are carried in slices of `k`: what is multiplied first waits until all have come.
     pub(super) fn sliced_ns(&self, problem: &Problem) -> u64 {
         let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
-        let all = self.multiplied_ns(problem, &work, Comes::Carried).max(w_bytes(problem) / READ);
+        let all = self.multiplied_ns(problem, &work, workers, Comes::Carried).max(w_bytes(problem) / READ);
         let slots = if work.shares.is_some() { work.tiles } else { work.tiles.next_multiple_of(workers) };
         let first = u64::try_from(u128::from(all) * u128::from(workers.min(slots)) / u128::from(slots)).unwrap_or(all);
         let bytes = gather_place_bytes(problem).saturating_mul(problem.world().peers().into());
         let comes = bytes.saturating_mul(1000) / Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us;
-        first.max(comes).saturating_add(all - first).saturating_add(self.sharing_ns(&work, all))
+        first.max(comes).saturating_add(all - first).saturating_add(self.sharing_ns(&work, workers, all))
     }
 
     fn work(&self, problem: &Problem) -> Work {
@@ -236,8 +248,7 @@ impl Schedule {
     }
 
     /// Nanoseconds of the products of all tiles.
-    fn multiplied_ns(&self, problem: &Problem, work: &Work, comes: Comes) -> u64 {
-        let workers = u64::from(MULTIPROCESSORS);
+    fn multiplied_ns(&self, problem: &Problem, work: &Work, workers: u64, comes: Comes) -> u64 {
         let whole = u64::from(problem.k_local().div_ceil(self.tile.k)) + ENDS;
         let in_steps = match work.shares {
             Some(shares) => work.tiles / workers * whole + shares.time() + ENDS,
@@ -272,14 +283,16 @@ impl Schedule {
         let (blocks, last) = (u64::from(work.grid.row_blocks()), u64::from((work.grid.row_blocks() - 1) % super::ROW_GROUP + 1));
         let times = if self.spans(problem) { 1 } else { u64::from(problem.world().get()) };
         let waits = if blocks > last { times * read.saturating_sub(multiplied / (times * blocks) * last) } else { 0 };
-        side_by_side(multiplied, self.passes(problem, &work.grid).saturating_mul(read)).saturating_add(waits)
+        let passes = self.passes(problem, &work.grid);
+        let again = if problem.op() == OpKind::AllGatherGemm && !self.spans(problem) { (passes - 1) * read * AGAIN / 100 } else { 0 };
+        side_by_side(multiplied, passes.saturating_mul(read)).saturating_add(waits).saturating_add(again)
     }
 
     /// Nanoseconds that sharing costs, if anything is shared.
-    fn sharing_ns(&self, work: &Work, multiplied: u64) -> u64 {
+    fn sharing_ns(&self, work: &Work, workers: u64, multiplied: u64) -> u64 {
         match &work.shares {
             None => 0,
-            Some(shares) if work.tiles < u64::from(MULTIPROCESSORS) => self.sharing_alone_ns(shares, multiplied),
+            Some(shares) if work.tiles < workers => self.sharing_alone_ns(shares, multiplied),
             Some(_) => SHARING_NS,
         }
     }
@@ -292,8 +305,8 @@ impl Schedule {
     }
 
     /// Nanoseconds before the first tile and after the last.
-    fn ends_ns(&self, problem: &Problem, work: &Work, multiplied: u64) -> u64 {
-        let (tiles, workers) = (work.tiles, u64::from(MULTIPROCESSORS));
+    fn ends_ns(&self, problem: &Problem, work: &Work, workers: u64, multiplied: u64) -> u64 {
+        let tiles = work.tiles;
         // Behind tiles that are shared come whole waves.
         let last_wave = if work.shares.is_some() { tiles.min(workers) } else { tiles - (tiles - 1) / workers * workers };
         let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));

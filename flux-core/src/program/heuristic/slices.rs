@@ -1,10 +1,10 @@
 //! In how many slices of `k` the rows of an AllGather-GEMM come, and how much longer it takes that tiles wait for them.
 //!
-//! Invariant: of the numbers of slices it is the least with which the first waves of the bands are done nearly the earliest by estimate; with one peer, whose slices were timed
-//! beside each other, it depends on bytes alone.
+//! Invariant: of the numbers of slices it is the least with which the first waves of the bands are done nearly the earliest by estimate.
 
 use super::super::arrivals::Arrivals;
-use super::super::pushing::are_for_copy_engines;
+use super::super::pushing::{COPY_ENGINE_BYTES, are_for_copy_engines};
+use super::ragged::PUSHED_NS;
 use super::tiles::area;
 use super::{MULTIPROCESSORS, OPERATIONS, Schedule};
 use crate::layout::gather_place_bytes;
@@ -18,7 +18,9 @@ const SLICE_BYTES: u64 = 1 << 20;
 const MOST_SLICES: u32 = 12;
 /// Of so many nanoseconds of products fewer slices may cost one: narrow pieces take copy engines longer, and the host more of each. GPT-3 at TP 4 takes 0.505 ms with seven slices and 0.510 with
 /// two at 1280 rows, and 0.758 with four, 0.819 with eleven at 1920 (results/tuning/slices-tp4.txt, 1.).
-const SPARED: u64 = 100;
+const SPARED: u64 = 250;
+/// Percent that products take longer beside a large shard that the kernel pushes and not a copy engine: 1.3 to 3 (results/tuning/push-kernel.json, push-copy-engine.json; slices-tp4.txt, 1.).
+const DISTURBED: u64 = 2;
 
 impl Schedule {
     /// In slices of `k`, where a band has several shards: as many as let its tiles be done the earliest.
@@ -29,9 +31,6 @@ impl Schedule {
         let shards = if self.stack { problem.world().get() } else { self.band };
         let sent = gather_place_bytes(problem) * u64::from(shards.saturating_sub(1));
         let most = u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES);
-        if problem.world().peers() < 2 {
-            return Self { k_chunks: most, ..self };
-        }
         let multiplied = problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS);
         let waiting = |k_chunks| Self { k_chunks, ..self }.waiting_for_slices_ns(problem, multiplied);
         let least = (1..=most).map(waiting).min().unwrap_or(0);
@@ -43,13 +42,12 @@ impl Schedule {
     pub(super) fn waiting_for_slices_ns(&self, problem: &Problem, multiplied: u64) -> u64 {
         let (world, arrivals) = (problem.world(), Arrivals::new(problem, self));
         let (chunks, slices) = (u64::from(arrivals.chunks()), u64::from(arrivals.slices()));
-        let copies = if slices > 1 { u64::from(world.peers()) * chunks * slices } else { 0 };
-        let copied = !self.stack && are_for_copy_engines(problem, copies);
+        let copied = self.is_copied(problem, chunks * slices);
         let bytes = gather_place_bytes(problem) / (chunks * slices);
         // Of a piece of a shard that goes to so many ranks.
         let leaves = |ranks: u64| {
             let carried = Machine::H200.carrying(ranks * bytes).as_nanos() as u64;
-            carried + if copied { ranks * Machine::H200.copy_ns } else { Machine::H200.push_ns }
+            carried + if copied { ranks * Machine::H200.copy_ns } else { Machine::H200.pushing_ns(ranks) }
         };
         let tile_ns = 2 * area(self.tile) * u64::from(problem.k_local()) / OPERATIONS;
         let banded = if self.stack { Self { alone: 0, band: world.get(), ..*self } } else { *self };
@@ -68,11 +66,19 @@ impl Schedule {
             }
             done = first + (work - wave);
         }
-        done.saturating_sub(multiplied)
+        let disturbed = if !copied && gather_place_bytes(problem) >= COPY_ENGINE_BYTES { multiplied / 100 * DISTURBED } else { 0 };
+        done.saturating_sub(multiplied) + disturbed
     }
 
-    /// Nanoseconds until tiles that span shards, or those of the first band, have the first of their rows, and in which the first wave waits for more.
+    /// Whether copy engines push a shard that is cut into so many pieces, several of them slices of `k`.
+    fn is_copied(&self, problem: &Problem, pieces: u64) -> bool {
+        !self.stack && are_for_copy_engines(problem, if self.k_chunks > 1 { pieces * u64::from(problem.world().peers()) } else { 0 })
+    }
+
+    /// What of that an estimate counts. Of one peer the plans that were timed beside each other, whose rows the kernel pushes, are told apart by what first rows take alone.
     pub(super) fn begins_ns(&self, problem: &Problem, multiplied: u64) -> u64 {
-        if problem.world().peers() < 2 { super::ragged::PUSHED_NS } else { self.waiting_for_slices_ns(problem, multiplied) }
+        let arrivals = Arrivals::new(problem, self);
+        let copied = self.is_copied(problem, u64::from(arrivals.chunks()) * u64::from(arrivals.slices()));
+        if problem.world().peers() < 2 && !copied { PUSHED_NS } else { self.waiting_for_slices_ns(problem, multiplied) }
     }
 }
