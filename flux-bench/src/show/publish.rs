@@ -72,7 +72,7 @@ pub fn render(root: &Path) -> anyhow::Result<Vec<Rendered>> {
     Ok(files)
 }
 
-/// Those with a picture first, by falling number of GPUs, bf16 before fp16, then by name.
+/// Those with a picture first, by falling number of GPUs, bf16 before fp16, by the GPU's falling name, as an H200's before an H100's, then by their own.
 fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
     let folder = root.join("results");
     let mut results = Vec::new();
@@ -96,9 +96,10 @@ fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
 }
 
 /// Where a result stands among the others.
-fn rank(of: &Named) -> (bool, Reverse<u32>, Option<&str>, &str) {
+fn rank(of: &Named) -> (bool, Reverse<u32>, Option<&str>, Reverse<&str>, &str) {
     let dtype = of.report.rows.first().map(|row| row.head.dtype.as_str());
-    (!of.pictured, Reverse(of.report.origin.gpus), dtype, &of.stem)
+    let origin = &of.report.origin;
+    (!of.pictured, Reverse(origin.gpus), dtype, Reverse(&origin.device), &of.stem)
 }
 
 /// What stands between the marks: the first result whole, of the others a line each with the range of their speed-ups.
