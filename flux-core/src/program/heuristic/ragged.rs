@@ -35,6 +35,9 @@ const IDLE: u64 = 10;
 /// Percent that tiles of 128 columns take more beside rows that are scattered, and where they are one wave and a half at most: so narrow, their loads leave no room for them.
 const BESIDE: u64 = 7;
 const BESIDE_FEW: u64 = 2;
+/// Percent that products of a GEMM-ReduceScatter's partial tiles take more for each peer after the first, beside scattered ones: one H200 as a rank of 4 and of 8 takes 4 and 12 % more so, and chooses within 0.9 % of the
+/// fastest plan in the mean, 5.2 at most (results/tuning/plans-of-one-rank.txt).
+const SENT_TO_MORE: u64 = 2;
 /// Nanoseconds of a wave of tiles whose rows are scattered, which consumers do.
 const SCATTERING_NS: u64 = 2_000;
 /// Nanoseconds until folds begin, and the bytes that they read in one.
@@ -211,8 +214,12 @@ impl Schedule {
         let work = self.work(problem);
         let multiplied = self.multiplied_ns(problem, &work, workers, Comes::ToPeers);
         let beside = if 2 * work.tiles > 3 * workers { BESIDE } else { BESIDE_FEW };
-        let beside = if self.scatters(problem) && self.tile.n == 128 { multiplied / 100 * beside } else { 0 };
-        let multiplied = multiplied.saturating_add(beside);
+        let beside = match problem.op() {
+            OpKind::GemmReduceScatter if !self.scatters(problem) => SENT_TO_MORE * u64::from(problem.world().peers().saturating_sub(1)),
+            OpKind::GemmReduceScatter if self.tile.n == 128 => beside,
+            _ => 0,
+        };
+        let multiplied = multiplied.saturating_add(multiplied / 100 * beside);
 
         let slots = work.tiles.div_ceil(workers) * workers;
         let idle = if work.shares.is_some() { 0 } else { (slots - work.tiles) * IDLE / slots };
