@@ -131,8 +131,8 @@ impl<'a> Call<'a> {
         // of serial's time so, and 1.19 in two splits (results/h200-x2-ragged-nccl.json, and that of e110e4c, in the history).
         let at_once = schedule.stack && to.0 == Sending::Before && is_ragged(problem) && problem.m() <= FEW_ROWS;
         let workers = workers(channels, problem.op(), to, 0);
-        let schedule = if at_once { Schedule::spanning_at_once(problem, workers).unwrap_or(schedule) } else { schedule };
-        (time, Schedule { chunk: if at_once { Chunk::Shard } else { schedule.chunk }, ..schedule })
+        let fastest = if at_once { Schedule::spanning_at_once(problem, workers) } else { None };
+        (time, fastest.map_or(schedule, |fastest| Schedule { chunk: Chunk::Shard, ..fastest }))
     }
 
     /// With tiles that span shards, for the workers that there are, and what a rank has for another as one message: the tile of the fewest waves, whose `k` may be split; and, where

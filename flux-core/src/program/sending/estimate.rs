@@ -80,7 +80,7 @@ impl Call<'_> {
 
     /// Shard by shard, or band by band, as rows arrive: those of row blocks that are taken together, or of a band, all before the first tile. The first group goes
     /// before the kernel has begun. Shards one by one are counted tile by tile, as whoever has none of the own ones left waits: Llama at TP 2 and 1040 rows, whose shards are 1.3 waves of 176x256, takes 0.41 ms
-    /// and not 0.38 (results/h100-x2-ragged-nccl.json, h200-x2-ragged-nccl.json).
+    /// and not 0.38 (results/h100-x2-ragged-nccl.json).
     fn gathering(&self) -> u64 {
         let (world, chunks) = (self.problem.world().get(), self.chunks);
         let by_tile = self.band == 1 && u64::from(world) * self.tiles <= MOST_COUNTED;

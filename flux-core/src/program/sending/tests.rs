@@ -222,12 +222,12 @@ fn all_messages_of_few_rows_go_before_what_they_bring_is_read() {
     assert_eq!(OPS.map(few), [Sending::Before, Sending::Beside { peers: 1 }]);
 }
 
-/// What the choices took on two H100, whose memory carries two thirds of an H200's: rows, us of GPT-3 and of Llama, and 0 where a row was disturbed (results/h100-x2-ragged-nccl.json; of 800 rows results/tuning/nccl-alone.txt, 3.).
+/// What the choices took on two H100, whose memory carries two thirds of an H200's: rows, us of GPT-3 and of Llama, and 0 where a row was disturbed, or had another choice (results/h100-x2-ragged-nccl.json; of 800 rows results/tuning/nccl-alone.txt, 3.).
 type Ragged = (usize, u64, u64);
 #[rustfmt::skip]
 const RAGGED_AG: [Ragged; 17] = [
     (130, 251, 117), (200, 261, 123), (258, 291, 138), (300, 301, 148), (350, 332, 159), (400, 375, 177), (450, 415, 193), (516, 464, 217), (600, 528, 233),
-    (700, 585, 265), (800, 675, 298), (900, 766, 324), (1040, 868, 414), (1320, 1060, 481), (1700, 1484, 610), (2080, 0, 714), (4000, 3335, 1269),
+    (700, 585, 265), (800, 675, 298), (900, 766, 324), (1040, 868, 0), (1320, 1060, 481), (1700, 1484, 610), (2080, 0, 714), (4000, 3335, 1269),
 ];
 #[rustfmt::skip]
 const RAGGED_RS: [Ragged; 17] = [
@@ -248,7 +248,7 @@ fn rows_that_are_no_whole_tiles_took_about_what_is_estimated() {
         off.push(by);
     }
     off.sort_by(f64::total_cmp);
-    assert!(off.len() == 66 && off[33] < 5.0, "{off:?}");
+    assert!(off.len() == 65 && off[32] < 5.0, "{off:?}");
 }
 
 /// Spanning shards, and not shared, they took 0.363 ms with 258 rows instead of 0.35 (results/tuning/ragged-rows.txt, 6.). With 516 tiles of one shard each, of 128 rows, took 0.92, and what is shared 0.56;
