@@ -55,7 +55,7 @@ impl Schedule {
     ///
     /// - Tile: the one of 256x192x64, if `k` is long enough, 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the
     ///   last, take the least time, the first of equals.
-    ///   Where rows are no whole tiles of 128, in all or in a shard, or shards leave half of a tile of 256, also 256 columns and 136 to 192 rows in steps of 8, 144x192x64 and 160x192x64, 152x128x64, 176x128x64, 208x128x64 and 240x128x64, of one shard each or spanning
+    ///   Where rows are no whole tiles of 128, in all or in a shard, or leave half of a tile of 256, also 256 columns and 136 to 192 rows in steps of 8, 144x192x64 and 160x192x64, 152x128x64, 176x128x64, 208x128x64 and 240x128x64, of one shard each or spanning
     ///   shards, as an estimate of the whole call says; but for 224 to 255 rows in all of small shards of a GEMM-ReduceScatter, which have what 256 have.
     /// - Chunk: for AllGather-GEMM the shard, in as many row blocks as 4 MiB have, at least one, where it is larger; for GEMM-ReduceScatter one tile.
     /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
