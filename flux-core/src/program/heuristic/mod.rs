@@ -4,6 +4,7 @@
 
 mod bands;
 mod candidates;
+mod estimate;
 mod few_rows;
 mod ragged;
 mod slices;
@@ -15,9 +16,10 @@ use super::schedule::{Chunk, Schedule};
 use crate::layout::gather_place_bytes;
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem, TileShape};
+pub(super) use estimate::SHARING_NS;
 pub(super) use few_rows::{THIN_ROWS, thin};
 use ragged::leaves_half_a_tile;
-pub(super) use ragged::{SHARING_NS, is_ragged, of_shards, that_span, unless_unsent};
+pub(super) use ragged::{is_ragged, of_shards, that_span, unless_unsent};
 use tiles::LARGE;
 #[cfg(test)]
 pub(super) use tiles::TILES;

@@ -4,7 +4,7 @@
 
 use super::super::arrivals::Arrivals;
 use super::super::pushing::{COPY_ENGINE_BYTES, are_for_copy_engines};
-use super::ragged::PUSHED_NS;
+use super::estimate::PUSHED_NS;
 use super::tiles::area;
 use super::{MULTIPROCESSORS, OPERATIONS, Schedule};
 use crate::layout::gather_place_bytes;
