@@ -125,7 +125,7 @@ fn candidates_are_the_heuristics_choice_and_what_to_compare_it_with() {
 /// By simulation of an H200, which has plans of two ranks right within a tenth or so (results/tuning/plans-simulated.txt).
 #[test]
 fn choices_of_more_ranks_are_near_the_fastest_candidate() {
-    for (world, mean, most) in [(4, 1.0, 10.0), (8, 2.0, 20.0)] {
+    for (world, mean, most) in [(4, 1.2, 10.0), (8, 2.0, 20.0)] {
         let mut over = Vec::new();
         for (op, model) in [(AG, MODELS[0]), (AG, MODELS[1]), (RS, MODELS[0]), (RS, MODELS[1])] {
             for m in [160, 200, 320, 448, 576, 800, 1152, 1536] {
