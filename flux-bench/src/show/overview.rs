@@ -21,7 +21,9 @@ are measured in [results/README.md](../results/README.md).
 
 /// The document, of reports in the order in which they are given, with the names of their files up to the ending.
 pub(super) fn overview<'r>(reports: impl Iterator<Item = (&'r str, &'r Report)>) -> String {
-    let mut text = ABOVE.to_owned();
+    let reports: Vec<(&str, &Report)> = reports.collect();
+    let mut text = format!("{ABOVE}\n{INDEX}");
+    text.extend(reports.iter().map(|(stem, report)| index_line(report, &format!("[{stem}](#{stem})"))));
     for (stem, report) in reports {
         let (samples, origin) = (report.rows.first().map_or(0, |row| row.samples), &report.origin);
         let (date, commit) = (origin.date.split('T').next().unwrap_or_default(), origin.commit.get(..7).unwrap_or(&origin.commit));
@@ -34,6 +36,16 @@ pub(super) fn overview<'r>(reports: impl Iterator<Item = (&'r str, &'r Report)>)
         );
     }
     text
+}
+
+/// Above lines of [`index_line`].
+pub(super) const INDEX: &str = "| on | speed-ups | record |\n|---|---|---|\n";
+
+/// Where a record was made, the range of its speed-ups, and a link to it.
+pub(super) fn index_line(report: &Report, link: &str) -> String {
+    let speed_ups = || report.rows.iter().map(speed_up);
+    let (low, high) = (speed_ups().fold(f64::INFINITY, f64::min), speed_ups().fold(f64::NEG_INFINITY, f64::max));
+    format!("| {} | {low:.2} to {high:.2} | {link} |\n", machine(report))
 }
 
 /// A column for each op of each model, in the order in which they come, and a line for each number of rows.

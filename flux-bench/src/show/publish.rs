@@ -3,8 +3,8 @@
 //! Invariant: they hold nothing that is not in `results/*-TRANSPORT.json` and the `*-peers.json` beside those of nvlink. [`render`] is what they must be, and
 //! changes no file.
 
-use super::markdown::{markdown, speed_up};
-use super::overview::overview;
+use super::markdown::markdown;
+use super::overview::{INDEX, index_line, overview};
 use super::svg::svg;
 use super::{machine, read, read_peers};
 use crate::peers::PeersReport;
@@ -102,7 +102,7 @@ fn rank(of: &Named) -> (bool, Reverse<u32>, Option<&str>, Reverse<&str>, &str) {
     (!of.pictured, Reverse(origin.gpus), dtype, Reverse(&origin.device), &of.stem)
 }
 
-/// What stands between the marks: the first result whole, of the others a line each with the range of their speed-ups.
+/// What stands between the marks: the first result whole, of the others with a picture a line each with the range of their speed-ups.
 fn part(results: &[Named]) -> String {
     let [first, others @ ..] = results else { return String::new() };
     let mut text = String::new();
@@ -120,17 +120,17 @@ fn part(results: &[Named]) -> String {
         markdown(&first.report, first.peers.as_ref()),
         first.picture()
     );
-    if !others.is_empty() {
-        let _ = writeln!(text, "The other records, row by row in [{ALL}]({ALL}):\n\n| on | speed-ups | record |\n|---|---|---|");
-    }
-    for other in others {
-        let speed_ups = || other.report.rows.iter().map(speed_up);
-        let (low, high) = (speed_ups().fold(f64::INFINITY, f64::min), speed_ups().fold(f64::NEG_INFINITY, f64::max));
-        let (name, stem) = (machine(&other.report), &other.stem);
-        let picture = if other.pictured { format!(", [picture]({})", other.picture()) } else { String::new() };
-        let _ = writeln!(text, "| {name} | {low:.2} to {high:.2} | [{stem}]({ALL}#{stem}){picture} |");
-    }
-    if !others.is_empty() {
+    let _ = writeln!(
+        text,
+        "All records, row by row and over every transport: [{ALL}]({ALL}).{}\n",
+        if others.iter().any(|r| r.pictured) { " Others with a picture:" } else { "" }
+    );
+    if others.iter().any(|r| r.pictured) {
+        text.push_str(INDEX);
+        for other in others.iter().filter(|r| r.pictured) {
+            let stem = &other.stem;
+            text.push_str(&index_line(&other.report, &format!("[{stem}]({ALL}#{stem}), [picture]({})", other.picture())));
+        }
         text.push('\n');
     }
     text.push_str("`cargo xtask bench --json results/NAME-nvlink.json` records a run; `cargo xtask results` writes this part, docs/results.md and the pictures anew.\n");
