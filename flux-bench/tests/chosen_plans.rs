@@ -86,27 +86,24 @@ fn above_the_fastest(tables: &[(&str, u32)]) -> Vec<(f64, String)> {
     above
 }
 
-/// In the mean, at most, and what is said of them.
-fn summary(above: &[(f64, String)]) -> (f64, f64, String) {
+/// Today's choice stands in so many lines at least, and takes so many percent more than the fastest, in the mean and at most: said in words. One that changes to a plan that stands in no line makes
+/// lines fewer.
+fn assert_near(tables: &[(&str, u32)], lines: usize, mean_percent: f64, most_percent: f64) -> String {
+    let above = above_the_fastest(tables);
     let mean = above.iter().map(|line| line.0).sum::<f64>() / above.len() as f64;
     let (most, which) = above.last().unwrap();
-    (mean, *most, format!("{} lines, {mean:.2} % in the mean, {most:.1} % at most ({which})", above.len()))
+    let text = format!("{} lines, {mean:.2} % in the mean, {most:.1} % at most ({which})", above.len());
+    assert!(above.len() >= lines && mean < mean_percent && *most < most_percent, "{text}");
+    text
 }
 
-/// A choice that changes to a plan that stands in no line makes these fewer.
 #[test]
 fn what_is_chosen_is_near_the_fastest_that_was_timed() {
-    let above = above_the_fastest(&TABLES);
-    let (mean, most, text) = summary(&above);
-    println!("{text}");
-    assert!(above.len() >= 120 && mean < 0.6 && most < 5.0, "{text}");
+    println!("{}", assert_near(&TABLES, 120, 0.6, 5.0));
 }
 
 /// The choice is for links too, which have the last wave's bytes to carry, and for waits.
 #[test]
 fn of_one_rank_of_four_and_of_eight_too() {
-    let above = above_the_fastest(&OF_ONE_RANK);
-    let (mean, most, text) = summary(&above);
-    println!("{text}");
-    assert!(above.len() >= 58 && mean < 1.6 && most < 9.0, "{text}");
+    println!("{}", assert_near(&OF_ONE_RANK, 58, 1.6, 9.0));
 }

@@ -104,11 +104,11 @@ fn rank(of: &Named) -> (bool, Reverse<u32>, Option<&str>, Reverse<&str>, &str) {
 
 /// What stands between the marks: the first result whole, of the others with a picture a line each with the range of their speed-ups.
 fn part(results: &[Named]) -> String {
-    let [first, others @ ..] = results else { return String::new() };
+    let pictured: Vec<&Named> = results.iter().filter(|r| r.pictured).collect();
+    let [first, others @ ..] = &*pictured else { return String::new() };
     let mut text = String::new();
     if first.report.origin.gpus < WANTED_GPUS {
-        let pictured = results.iter().filter(|r| r.pictured);
-        let mut counts = pictured.map(|r| r.report.origin.gpus.to_string()).collect::<Vec<_>>();
+        let mut counts = pictured.iter().map(|r| r.report.origin.gpus.to_string()).collect::<Vec<_>>();
         counts.dedup();
         let counts = counts.join(" and ");
         let _ = writeln!(text, "Measured on {counts} GPUs because {WANTED_GPUS} were not available.\n");
@@ -123,11 +123,11 @@ fn part(results: &[Named]) -> String {
     let _ = writeln!(
         text,
         "All records, row by row and over every transport: [{ALL}]({ALL}).{}\n",
-        if others.iter().any(|r| r.pictured) { " Others with a picture:" } else { "" }
+        if others.is_empty() { "" } else { " Others with a picture:" }
     );
-    if others.iter().any(|r| r.pictured) {
+    if !others.is_empty() {
         text.push_str(INDEX);
-        for other in others.iter().filter(|r| r.pictured) {
+        for other in others {
             let stem = &other.stem;
             text.push_str(&index_line(&other.report, &format!("[{stem}]({ALL}#{stem}), [picture]({})", other.picture())));
         }

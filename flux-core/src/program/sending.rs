@@ -22,10 +22,10 @@ const BAND_ROWS: u32 = 256;
 /// less time with all messages before from 512 to 800 rows, and 1 to 2 % more of three calls; with more rows about what is estimated (results/tuning/nccl-alone.txt). Not measured with more peers.
 const ALONE_ROWS: u32 = 400;
 const BESIDE_PERCENT: u64 = 115;
-/// The same of messages of several peers, with any rows. Four H200 take 2 % more than estimated in the mean, Llama at 2048 rows 9, where messages before take 1.2 % more than serial and these 12
-/// (results/tuning/nccl-tp4.txt).
+/// The same of messages of several peers, with any rows: where both are estimated to take as long, they go before. An AllGather-GEMM of Llama at 2048 rows takes 1 % more than serial so on four H200, and 12 more beside
+/// messages, which are estimated to take 0.5 % less (results/tuning/nccl-tp4.txt).
 const BESIDE_OF_MORE_PERCENT: u64 = 102;
-/// Rows in all that are too few tiles for all workers, whatever the tile.
+/// Rows in all up to which calls whose messages go before have the plan that they have over peers' memory. With more it was not timed since the estimate counts the workers that there are.
 const FEW_ROWS: u32 = 256;
 /// Percent of a tile's time that what groups of workers share of an AllGather-GEMM may take.
 const MOST_SHARED: u64 = 85;
@@ -127,7 +127,7 @@ impl<'a> Call<'a> {
         let by_shard = if own.stack || adds && folds { None } else { Some(by_shard()) };
         let ways = spanning.into_iter().map(|(call, schedule)| (call.estimate(), schedule)).chain(by_shard);
         let (time, schedule) = ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own));
-        // Behind messages that go before it a call is one over peers' memory whose rows are all there. Of rows for which all tiles are shared more was timed of those: Llama's GEMM-ReduceScatter at 130 takes 1.15
+        // Behind messages that go before it a call is one over peers' memory whose rows are all there. Of rows for which all tiles are shared more was timed of those: Llama's GEMM-ReduceScatter at 130 takes 1.16
         // of serial's time so, and 1.19 in two splits (results/h200-x2-ragged-nccl.json, and that of e110e4c, in the history).
         let at_once = schedule.stack && to.0 == Sending::Before && is_ragged(problem) && problem.m() <= FEW_ROWS;
         let workers = workers(channels, problem.op(), to, 0);

@@ -30,8 +30,8 @@ const IDLE: u64 = 10;
 /// Percent that tiles of 128 columns take more beside rows that are scattered, and where they are one wave and a half at most: so narrow, their loads leave no room for them.
 const BESIDE: u64 = 7;
 const BESIDE_FEW: u64 = 2;
-/// Percent that products of a GEMM-ReduceScatter's partial tiles take more for each peer after the first, beside scattered ones: one H200 as a rank of 4 and of 8 takes 4 and 12 % more so, and chooses within 0.9 % of the
-/// fastest plan in the mean, 5.2 at most (results/tuning/plans-of-one-rank.txt).
+/// Percent that products of a GEMM-ReduceScatter's partial tiles are counted to take more for each peer after the first, beside scattered ones. Why is not known; on one H200 as a rank of 4 and of 8, where nothing
+/// comes over links, choices are nearer to the fastest plan so (results/tuning/plans-of-one-rank.txt).
 const SENT_TO_MORE: u64 = 2;
 /// Nanoseconds of a wave of tiles whose rows are scattered, which consumers do.
 const SCATTERING_NS: u64 = 2_000;

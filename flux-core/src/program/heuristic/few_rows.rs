@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
     }
 
-    /// With as many rows as the simulator is known to be right for.
+    /// With as many rows as the simulator is known to be right for. A kernel that pushes takes some 8 us a piece of several peers (results/tuning/slices-tp4.txt), which leaves less to win than bytes alone.
     #[test]
     fn tiles_that_span_shards_begin_with_the_first_slice() {
         let ag = OpKind::AllGatherGemm;

@@ -65,13 +65,10 @@ pub(in crate::program) fn unless_unsent(problem: &Problem, tile: TileShape) -> T
 /// Tiles of one shard each for messages, with what they cost.
 pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> {
     if !is_ragged(problem) {
-        // Beside messages 128x128 is as much slower for rows that are gathered: GPT-3 at TP 4 and 4096 takes 1.88 ms with it, and 1.80 with 128x256 though these leave it fewer multiprocessors
-        // (results/tuning/nccl-tp4.txt).
-        let costs = TILES
-            .into_iter()
-            .zip(TO_SEND)
-            .map(|((tile, cost), to_send)| (tile, if problem.op() == OpKind::AllGatherGemm { to_send } else { cost }));
-        return costs.collect();
+        // Messages carry partial tiles either way; of rows that come as messages narrow tiles cost what they cost where partial tiles are sent: GPT-3 at TP 4 and 4096 takes 1.88 ms with 128x128, and 1.80 with 128x256
+        // though these leave it fewer multiprocessors (results/tuning/nccl-tp4.txt).
+        let gathered = TILES.map(|(tile, _)| tile).into_iter().zip(TO_SEND).collect();
+        return if problem.op() == OpKind::AllGatherGemm { gathered } else { TILES.to_vec() };
     }
     let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
     tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard(), Comes::BesideKernels))).collect()
@@ -108,24 +105,26 @@ impl Schedule {
                 [shared, whole.in_wider_bands(problem)]
             })
         });
-        let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
-        let spanning = spanning.flat_map(|tile| {
-            let whole = Self::spanning(problem, tile.tile, 1).in_slices(problem);
+        let spanning = Self::all_spanning(problem).flat_map(|whole| {
+            let whole = whole.in_slices(problem);
             [whole.sharing(problem, MULTIPROCESSORS), whole]
         });
         by_shard.chain(spanning)
     }
 
+    /// With each tile that may span shards, in one slice and with nothing shared.
+    fn all_spanning(problem: &Problem) -> impl Iterator<Item = Self> {
+        CANDIDATES.iter().filter(|tile| may_span(problem, tile)).map(|tile| Self::spanning(problem, tile.tile, 1))
+    }
+
     /// The schedule of such rows of a GEMM-ReduceScatter whose tiles all span shards, where any can.
     pub(super) fn ragged_spanning(problem: &Problem) -> Option<Self> {
-        let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile)).map(|tile| Self::spanning(problem, tile.tile, 1));
-        spanning.min_by_key(|schedule| schedule.estimate_ns(problem))
+        Self::all_spanning(problem).min_by_key(|schedule| schedule.estimate_ns(problem))
     }
 
     /// Tiles that span shards for so many workers, all of whose rows are there when they begin: the fastest by estimate.
     pub(in crate::program) fn spanning_at_once(problem: &Problem, workers: u32) -> Option<Self> {
-        let spanning = CANDIDATES.iter().filter(|tile| may_span(problem, tile)).map(|tile| Self::spanning(problem, tile.tile, 1));
-        let ways = spanning.flat_map(|whole| [whole, whole.sharing(problem, workers)]);
+        let ways = Self::all_spanning(problem).flat_map(|whole| [whole, whole.sharing(problem, workers)]);
         ways.min_by_key(|schedule| schedule.estimate_with_ns(problem, workers.into()))
     }
 

@@ -32,17 +32,17 @@ impl Schedule {
         let sent = gather_place_bytes(problem) * u64::from(shards.saturating_sub(1));
         let most = u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES);
         let multiplied = problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS);
-        let waiting = |k_chunks| Self { k_chunks, ..self }.waiting_for_slices_ns(problem, multiplied);
-        let least = (1..=most).map(waiting).min().unwrap_or(0);
-        let k_chunks = (1..=most).find(|&k_chunks| waiting(k_chunks) <= least + multiplied / SPARED).unwrap_or(1);
-        Self { k_chunks, ..self }
+        let waiting: Vec<u64> = (1..=most).map(|k_chunks| Self { k_chunks, ..self }.waiting_for_slices_ns(problem, multiplied)).collect();
+        let enough = waiting.iter().min().map_or(0, |least| least + multiplied / SPARED);
+        let fewer = waiting.iter().position(|&waiting| waiting <= enough);
+        Self { k_chunks: fewer.map_or(1, |fewer| fewer as u32 + 1), ..self }
     }
 
     /// How many nanoseconds longer a call takes whose products take `multiplied` because the first tiles of each band wait for slices of `k`, which leave one after another.
     pub(super) fn waiting_for_slices_ns(&self, problem: &Problem, multiplied: u64) -> u64 {
         let (world, arrivals) = (problem.world(), Arrivals::new(problem, self));
         let (chunks, slices) = (u64::from(arrivals.chunks()), u64::from(arrivals.slices()));
-        let copied = self.is_copied(problem, chunks * slices);
+        let copied = self.is_copied(problem, &arrivals);
         let bytes = gather_place_bytes(problem) / (chunks * slices);
         // Of a piece of a shard that goes to so many ranks.
         let leaves = |ranks: u64| {
@@ -70,15 +70,53 @@ impl Schedule {
         done.saturating_sub(multiplied) + disturbed
     }
 
-    /// Whether copy engines push a shard that is cut into so many pieces, several of them slices of `k`.
-    fn is_copied(&self, problem: &Problem, pieces: u64) -> bool {
-        !self.stack && are_for_copy_engines(problem, if self.k_chunks > 1 { pieces * u64::from(problem.world().peers()) } else { 0 })
+    /// Whether copy engines push a shard that is cut so.
+    fn is_copied(&self, problem: &Problem, arrivals: &Arrivals) -> bool {
+        let in_slices = if arrivals.slices() > 1 { arrivals.signals(problem.world().peers()) } else { 0 };
+        !self.stack && are_for_copy_engines(problem, in_slices)
     }
 
     /// What of that an estimate counts. Of one peer the plans that were timed beside each other, whose rows the kernel pushes, are told apart by what first rows take alone.
     pub(super) fn begins_ns(&self, problem: &Problem, multiplied: u64) -> u64 {
-        let arrivals = Arrivals::new(problem, self);
-        let copied = self.is_copied(problem, u64::from(arrivals.chunks()) * u64::from(arrivals.slices()));
-        if problem.world().peers() < 2 && !copied { PUSHED_NS } else { self.waiting_for_slices_ns(problem, multiplied) }
+        let pushed_to_one = problem.world().peers() == 1 && !self.is_copied(problem, &Arrivals::new(problem, self));
+        if pushed_to_one { PUSHED_NS } else { self.waiting_for_slices_ns(problem, multiplied) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{own, simulated};
+    use super::*;
+    use crate::{DType, WorldSize};
+
+    const AG: OpKind = OpKind::AllGatherGemm;
+    const GPT3: (usize, usize) = (49152, 12288);
+    const LLAMA: (usize, usize) = (28672, 8192);
+
+    fn problem(world: u32, m: usize, (n, k): (usize, usize)) -> Problem {
+        Problem::new(AG, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem")
+    }
+
+    /// What ran fastest of the numbers of slices that were tried, or within 2 % of it (results/tuning/slices-tp4.txt, 1. and 4.).
+    #[test]
+    fn rows_come_in_few_slices() {
+        let slices = |world, m, (n, k): (usize, usize)| own(world, AG, m, n, k).k_chunks;
+        for (world, m, model, tried) in [(4, 1280, GPT3, 2..=7), (4, 1536, GPT3, 4..=9), (4, 1920, GPT3, 3..=6), (4, 1280, LLAMA, 4..=6)] {
+            assert!(tried.contains(&slices(world, m, model)), "{world} ranks, {m} rows of {model:?}: {}", slices(world, m, model));
+        }
+        for m in [600, 800, 896, 960] {
+            assert!((4..=6).contains(&slices(2, m, GPT3)), "{m}: {}", slices(2, m, GPT3));
+        }
+        assert_eq!([800, 896, 960].map(|m| slices(2, m, LLAMA)), [1; 3], "shard by shard");
+    }
+
+    /// By a simulator that counts pieces one by one.
+    #[test]
+    fn as_many_slices_as_there_may_be_are_no_faster() {
+        for (world, m, model) in [(4, 1280, LLAMA), (4, 1920, GPT3), (4, 1040, LLAMA), (8, 1024, GPT3)] {
+            let (problem, few) = (problem(world, m, model), own(world, AG, m, model.0, model.1));
+            let [few, many] = [few, Schedule { k_chunks: MOST_SLICES, ..few }].map(|schedule| simulated(&problem, &schedule));
+            assert!(few.as_nanos() * 99 <= many.as_nanos() * 100, "{world} ranks, {m} rows: {few:?}, and {many:?} in many");
+        }
     }
 }

@@ -17,7 +17,7 @@ pub(in crate::program) const TILES: [(TileShape, u64); 4] = [
     (TileShape::new(128, 192, 64), 100),
     (TileShape::new(128, 128, 64), 101),
 ];
-/// The same of a GEMM-ReduceScatter whose tiles are of one shard, in the order of [`TILES`]: the last wave's partial tiles leave when nothing is left to multiply, so there is
+/// The same of tiles of one shard that are sent, or that gather rows beside messages, in the order of [`TILES`]. Of a GEMM-ReduceScatter the last wave's partial tiles leave when nothing is left to multiply, so there is
 /// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
 pub(super) const TO_SEND: [u64; 4] = [100, 101, 103, 110];
 /// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory:

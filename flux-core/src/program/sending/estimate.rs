@@ -19,15 +19,14 @@ const GROUP_NS: u64 = 43_000;
 const BEFORE_NS: u64 = 13_000;
 /// What a group takes besides that goes alone, before what reads what it brings, fitted to two H100 (results/tuning/nccl-alone.txt).
 const ALONE_NS: u64 = 20_000;
-/// Bytes of such a group to several peers in a nanosecond, on all channels that its communicator has: AllGather-GEMM of four H200 takes 0.11 and 0.15 ms more than the GEMM at m = 2048, Llama and GPT-3, and 0.19 and 0.25 at
-/// 4096 (results/tuning/nccl-tp4.txt).
+/// Bytes of such a group to several peers in a nanosecond, on all channels that its communicator has. With it the estimates of calls of four H200 are within 7 % (results/tuning/nccl-tp4.txt).
 const SENT_ALONE: u64 = 320;
 /// What folds take that are a launch of their own, fitted alike.
 const FOLDS_NS: u64 = 5_000;
 /// What more, if it waits for what a kernel stores and announces in the host's memory.
 const FLAG_NS: u64 = 20_000;
 
-/// Most tiles that are counted one by one.
+/// Most tiles that are counted one by one. Of more, which are many waves, few wait.
 const MOST_COUNTED: u64 = 1 << 14;
 
 impl Call<'_> {
@@ -83,9 +82,6 @@ impl Call<'_> {
     /// and not 0.38 (results/h100-x2-ragged-nccl.json).
     fn gathering(&self) -> u64 {
         let (world, chunks) = (self.problem.world().get(), self.chunks);
-        let by_tile = self.band == 1 && u64::from(world) * self.tiles <= MOST_COUNTED;
-        let mut free = vec![0; self.workers as usize];
-        let mut tiles = (0..self.workers as usize).cycle();
         let shard = self.finished(u64::from(world) * self.tiles) / u64::from(world);
         let together = self.sending.peers().min(self.peers).max(1);
         // When the chunk has come of the shard at a step.
@@ -94,6 +90,9 @@ impl Call<'_> {
             let own = together.min(self.peers - batch * together);
             chunks * u64::from(batch) * self.group(together) + (chunk + 1) * self.group(own) - BEFORE_NS
         };
+        if self.band == 1 && u64::from(world) * self.tiles <= MOST_COUNTED {
+            return self.one_by_one(arrival);
+        }
         let mut time = 0;
         for first in (0..world).step_by(self.band as usize) {
             let band = first..world.min(first.saturating_add(self.band));
@@ -101,16 +100,6 @@ impl Call<'_> {
             if band.len() > 1 {
                 let last = arrivals.map(|step| arrival(step, chunks - 1)).max();
                 time = time.max(last.unwrap_or(0)) + band.len() as u64 * shard;
-            } else if by_tile {
-                let come = |block: u64| arrivals.clone().next().map_or(0, |step| arrival(step, block / self.of_chunk));
-                let columns = self.tiles / self.row_blocks;
-                for first in (0..self.row_blocks).step_by(ROW_GROUP as usize) {
-                    let end = self.row_blocks.min(first + u64::from(ROW_GROUP));
-                    for worker in tiles.by_ref().take(((end - first) * columns) as usize) {
-                        free[worker] = come(end - 1).max(free[worker]) + self.tile_ns;
-                    }
-                }
-                time = free.iter().copied().max().unwrap_or(0);
             } else if let Some(step) = arrivals.next() {
                 for first in (0..self.row_blocks).step_by(ROW_GROUP as usize) {
                     let end = self.row_blocks.min(first + u64::from(ROW_GROUP));
@@ -121,6 +110,23 @@ impl Call<'_> {
             }
         }
         time
+    }
+
+    /// Shard by shard, tile by tile, by workers that take them strided, as the chunk arrives in which the rows are that are taken together.
+    fn one_by_one(&self, arrival: impl Fn(u32, u64) -> u64) -> u64 {
+        let columns = self.tiles / self.row_blocks;
+        let (mut free, mut workers) = (vec![0; self.workers as usize], (0..self.workers as usize).cycle());
+        for step in 0..self.problem.world().get() {
+            let comes = (1..=self.peers).contains(&step);
+            for first in (0..self.row_blocks).step_by(ROW_GROUP as usize) {
+                let end = self.row_blocks.min(first + u64::from(ROW_GROUP));
+                let there = if comes { arrival(step, (end - 1) / self.of_chunk) } else { 0 };
+                for worker in workers.by_ref().take(((end - first) * columns) as usize) {
+                    free[worker] = there.max(free[worker]) + self.tile_ns;
+                }
+            }
+        }
+        free.into_iter().max().unwrap_or(0)
     }
 
     /// Chunk by chunk of a band as the last tile of it is finished; the own shard as the chunks of the last band have come, for which each worker waits with a
