@@ -108,7 +108,7 @@ struct Params {
     u32 early;             // partial tiles that are added along k, of an item that adds any
     u32 early_first;       // the step along k before which the first of them is added
     u32 early_gap;         // steps from one to the next
-    u32 op;                // which op the call is of, as ranks tell each other; 0 where kernels are not told
+    u32 op;                // which op the call is of, or the ops of all calls up to it, as ranks tell each other; 0 where kernels are not told
     u32 begins;            // whether the launch is the first of its call
     u32 closes;            // whether it is the last
 

@@ -115,10 +115,11 @@ pub struct WorkspaceView {
     pub deadline_ns: u64,
 }
 
-/// Where this rank's executor hears which call each rank is in, where messages bring that before what reads what else they bring.
+/// What this rank's executor says of the call in progress, where messages bring what it compares with it: hosts say more than which op a call is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// Address of a word for each rank: the call's number, and in the upper half what its host says of the ops of its calls up to that one.
+    /// Address of a word for each rank, which messages bring before what reads what else they bring: the call's number, and in the upper half what its host says of the ops of its calls
+    /// up to that one. 0 where ranks say it on each other's pads, or those that messages reach have it passed on there.
     pub words: u64,
     /// What this rank's host says of those of the call in progress.
     pub said: u32,
@@ -259,7 +260,8 @@ pub trait Transport: Send + Sync + Debug {
         Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
     }
 
-    /// Where the executor of the call in progress hears whether its peers are in it, which it then has to see before it ends the call; nothing where it waits for signals of theirs.
+    /// What the executor of the call in progress says of it, and where it hears whether its peers say the same, which it then has to see before it ends the call; nothing where the op's number
+    /// says enough, on pads that all reach, or where the transport compares.
     fn heard(&self) -> Option<Heard> {
         None
     }

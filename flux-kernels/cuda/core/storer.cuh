@@ -259,12 +259,21 @@ struct Storer {
         if (!live) return;
         // The whole write, not only the read of the room: the signal follows it.
         ptx::bulk_wait<0>();
-        if (item.partials != 0 && !mates_work()) return;
+        if (item.partials != 0 && !(mates_are_in_it(item) && mates_work())) return;
         raise(item);
     }
 
-    // Whether none of those has given up whose partial tiles are in the sum that a relay sends on. One that has may have overwritten them before they were read, and the
-    // sum's owner, in another node, does not hear of it. All that the item adds has been read by now.
+    // Whether those are in the same call whose partial tiles are in the sum that a relay sends on: its owner hears from none of them. A relay adds none early.
+    __device__ __forceinline__ bool mates_are_in_it(const WorkItem& item) const {
+#pragma unroll 1
+        for (u32 n = item.parts; n < item.late_count; ++n) {
+            if (!same_op(p, epoch, p.awaits[item.late_first + n].peer)) return false;
+        }
+        return true;
+    }
+
+    // Whether none of those has given up. One that has may have overwritten what it sent before it was read, and the sum's owner, in another node, does not hear of it.
+    // All that the item adds has been read by now.
     __device__ __forceinline__ bool mates_work() const {
         u32 reasons = 0;
 #pragma unroll 4

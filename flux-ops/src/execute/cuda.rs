@@ -219,7 +219,7 @@ impl CudaExecutor {
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
-            // Where no peer's pad is reached, or only through the host, the transport alone tells, or what messages bring.
+            // Where no peer's pad is reached, or only through the host, the transport alone tells, or what messages bring; where ranks of several nodes say it, more than the op.
             op: if let Some(heard) = heard {
                 heard.said
             } else if self.route.is_some() || self.scatters || (self.rounds.is_some() && !program.nodes.are_mixed()) {

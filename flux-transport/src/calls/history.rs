@@ -13,10 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// devices are at most one apart: of what two ranks have said there is always a call that both remember.
 const CALLS: usize = 4096;
 
-/// One more call, of the op with this number, after those of `history`.
+/// One more call, of the op with this number, after those of `history`. Never 0, so that kernels can tell on a pad that something was said.
 fn then(history: u32, op: u32) -> u32 {
     // FNV-1a, continued. Each step can be undone, so histories that differ stay different over calls that are the same; over others they meet once in 2^32.
-    op.to_le_bytes().iter().fold(history, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    let step = |history| op.to_le_bytes().iter().fold(history, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    // What 0 leads to is free: it follows no other history, and that of no call at all only where other ranks have had none either. It is not 0, as no op's number is.
+    Some(step(history)).filter(|&next| next != 0).unwrap_or_else(|| step(0))
 }
 
 /// A call, and which ops it and those before it were of.
@@ -50,9 +52,14 @@ impl Said {
         self.epoch.get().wrapping_sub(epoch.get()).cast_signed() < 0
     }
 
-    /// The last call that was spoken of.
+    /// The call that was spoken of.
     pub(crate) const fn epoch(self) -> Epoch {
         self.epoch
+    }
+
+    /// What was said of the ops of the calls up to it.
+    pub(crate) const fn history(self) -> u32 {
+        self.history
     }
 }
 
@@ -82,12 +89,8 @@ impl<'w> Saying<'w> {
         (epoch.get() as u64 % CALLS as u64) * 8
     }
 
-    /// What was said last of the ops of the calls so far.
-    pub(crate) fn history(self) -> u32 {
-        self.last().history
-    }
-
-    fn last(self) -> Said {
+    /// What was said last.
+    pub(crate) fn last(self) -> Said {
         Said::of_word(self.0[CALLS].load(Ordering::Acquire))
     }
 
@@ -152,6 +155,15 @@ mod tests {
         let histories = 1 << 18;
         let after: BTreeSet<u32> = (0..histories).map(|i: u32| then(i.wrapping_mul(0x9e37_79b1), 7)).collect();
         assert_eq!(after.len(), histories as usize);
+    }
+
+    #[test]
+    fn what_is_said_is_never_0() {
+        // Undone from 0, which the last byte of the op's number alone cannot be.
+        let inverse = (0..5).fold(1_u32, |inverse, _| inverse.wrapping_mul(2_u32.wrapping_sub(inverse.wrapping_mul(0x0100_0193))));
+        let before = 7_u32.to_le_bytes().iter().rev().fold(0_u32, |hash, &byte| hash.wrapping_mul(inverse) ^ u32::from(byte));
+        assert!(before != 0 && then(before, 7) == then(0, 7) && then(0, 7) != 0);
+        assert_ne!(then(before, 8), then(0, 8), "histories meet nowhere else");
     }
 
     #[test]

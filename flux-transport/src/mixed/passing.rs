@@ -2,13 +2,16 @@
 //!
 //! Invariant: a mate's signal gets the epoch with own rows, which are there, and otherwise the word that came with the chunk, after the chunk: what is not whole
 //! is passed on as not whole. Messages that are aborted may leave a chunk torn whose word has come, and that is passed on as if it were whole: by then this rank's kernel
-//! has told its mates' that it failed, and they look before they close the call (`nccl/guard.rs` has the order, and what stands in for a kernel that has not begun).
+//! has told its mates' that it failed, and they look before they close the call (`nccl/guard.rs` has the order, and what stands in for a kernel that has not begun). What is whole, but of another
+//! call, they find by what its sender says of its calls, which is passed on too.
 
 use super::workspace::Workspace;
-use crate::cuda::{CudaDevice, CudaError, Event, write_value_async};
+use crate::cuda::{CudaDevice, CudaError, Event, copy_async, write_value_async};
+use crate::nccl::{SAID, StepsSeen};
 use crate::nvlink::{Addresses, Lane, by_copy_engine};
 use crate::{MoverJob, TransportError};
 use flux_core::Rank;
+use flux_core::layout::calling_offset;
 use flux_core::program::{Forward, Round};
 use flux_core::signal::Epoch;
 
@@ -22,6 +25,8 @@ pub(super) struct Passing<'a> {
     epoch: Epoch,
     /// What is still to come.
     rest: &'a [Forward],
+    /// Of whom something has come.
+    heard: StepsSeen,
 }
 
 impl<'a> Passing<'a> {
@@ -47,19 +52,19 @@ impl<'a> Passing<'a> {
         let own = push.transfers.iter().filter(|transfer| to_mate(Rank::new(transfer.dest)));
         // SAFETY: the caller's promise.
         unsafe { by_copy_engine(device, lane, push, own, addresses(at, word), epoch) }?;
-        Ok(Self { device, lane, at, push, epoch, rest: push.forwards })
+        Ok(Self { device, lane, at, push, epoch, rest: push.forwards, heard: StepsSeen::default() })
     }
 
-    /// Enqueues what passes on the chunk that `round` brings: the stream that `event` is recorded on is past it then.
+    /// Enqueues what passes on the chunk that `round` brings, and with the first of a rank what that says of its calls: the stream that `event` is recorded on is past it then.
     pub(super) fn arrived(&mut self, round: &Round, rail: &Lane, event: &Event) -> Result<(), TransportError> {
         let (now, later) = self.rest.split_at(of_round(self.rest, round));
         self.rest = later;
-        if now.is_empty() {
-            return Ok(());
+        event.record(rail.raw())?;
+        event.make_wait(self.lane.raw())?;
+        if self.heard.is_first(round.step) {
+            self.pass_on_what_is_said_by(round.received.peer)?;
         }
         let Self { device, lane, at, push, epoch, .. } = *self;
-        event.record(rail.raw())?;
-        event.make_wait(lane.raw())?;
         let memory = at.memory();
         let half = memory.data + epoch.half() as u64 * memory.size.half_stride();
         for Forward { from, awaits, to } in now {
@@ -68,6 +73,20 @@ impl<'a> Passing<'a> {
             let word = at.outbox.word(awaits.signal);
             // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer, where the stream's next call is the first to overwrite them.
             unsafe { by_copy_engine(device, lane, &rows, std::iter::once(to), addresses(at, word), epoch) }?;
+        }
+        Ok(())
+    }
+
+    /// Rows that mates take from this rank's hand are those of a rank whom they do not hear themselves.
+    fn pass_on_what_is_said_by(&self, far: Rank) -> Result<(), CudaError> {
+        let Self { device, lane, at, epoch, .. } = self;
+        let nodes = at.outbox.nodes();
+        let said = at.outbox.told().address(nodes.node_of(far));
+        let mates = nodes.world().ranks().filter(|&mate| mate != at.memory().rank && nodes.together(at.memory().rank, mate));
+        for mate in mates {
+            let to = at.mates.pads()[mate.index()] + calling_offset(far.get(), epoch.half());
+            // SAFETY: a word of the mate's pad and one of pinned memory, which the next call's messages are the first to overwrite, behind this call.
+            unsafe { copy_async(device, to, said, SAID, lane.raw()) }?;
         }
         Ok(())
     }

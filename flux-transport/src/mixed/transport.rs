@@ -12,8 +12,8 @@ use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
 use crate::nvlink::{Lane, Meeting, Wanted, build};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Select, Source, Stream, Transport, TransportError, TransportKind,
-    WorkspaceView, World,
+    Capabilities, ConnectError, Device, Exchange, Heard, MoverJob, Options, Select, Source, Stream, Transport, TransportError,
+    TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::program::Round;
@@ -224,6 +224,13 @@ impl Transport for Mixed {
         // SAFETY: checked, and forked by `exchange`.
         let carried = unsafe { carry(&self.device, lanes.rail.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) };
         carried.inspect_err(|error| self.watched.refused(error))
+    }
+
+    fn heard(&self) -> Option<Heard> {
+        let State { generation, .. } = &*locked(&self.state);
+        let said = generation.workspace.outbox.told().last().history();
+        // Else there are no mates, and the hosts compare.
+        self.members.nodes.are_mixed().then_some(Heard { words: 0, said })
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {

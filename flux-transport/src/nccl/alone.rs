@@ -65,7 +65,7 @@ impl Alone {
     /// Begins call `epoch`: has the side stream write which ops this rank's calls were of, and, where the executor is still to store what is sent, tell the peers beside that.
     pub(super) fn begin(on: &Streams<'_>, exchange: &Exchange<'_>, epoch: Epoch) -> Result<Self, TransportError> {
         let told = on.at.outbox.told();
-        let said = told.history();
+        let said = told.last().history();
         on.write(on.at.control + control::SAID, said)?;
         if matches!(exchange.source, Source::Stored { .. }) {
             // Behind the call before, which advances the number.

@@ -56,7 +56,7 @@ pub(crate) unsafe fn carry(
     epoch: Epoch,
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, rounds, sending, op, .. } = exchange;
+    let &Exchange { source, rounds, sending, .. } = exchange;
     let Memory { pad, control, rank, outbox, .. } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
@@ -65,17 +65,15 @@ pub(crate) unsafe fn carry(
         // SAFETY: a word of pinned memory that outlives the stream's work.
         unsafe { words_async(device, [place(step)], stream) }
     };
-    // Mates say on each other's pads which op a call is of. Who reaches none of them is compared by the host, and here taken to agree, where nothing waits for the stream
-    // meanwhile: each word takes 2 us.
-    let far = nodes.world().ranks().filter(|&far| nodes.are_mixed() && !nodes.together(rank, far));
-    let of_far = far.map(|far| WordOp::WriteLong {
-        address: pad + calling_offset(far.get(), epoch.half()),
-        value: u64::from(op) << 32 | u64::from(epoch.get()),
-    });
     let stored = matches!(source, Source::Stored { .. });
-    let (first, last) = if stored { (Some(of_far), None) } else { (None, Some(of_far)) };
+    let calling = |far: Rank| pad + calling_offset(far.get(), epoch.half());
+    // Mates say on each other's pads which ops their calls were of, and what a rank says along the rail is copied there, and passed on to mates with its rows. Of the ranks of other nodes whose
+    // sums come by another's hand that relay has compared, so here they are taken to agree.
+    let relayed = |far: &Rank| nodes.are_mixed() && !nodes.together(rank, *far) && nodes.local_of(rank) != nodes.local_of(*far);
+    let of_relayed = nodes.world().ranks().filter(|far| stored && relayed(far));
+    let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.told().last().word() });
     // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
-    unsafe { words_async(device, std::iter::once(place(Step::Begun)).chain(first.into_iter().flatten()), stream) }?;
+    unsafe { words_async(device, std::iter::once(place(Step::Begun)).chain(of_relayed), stream) }?;
     if !stored {
         let row = |address| Rows { address, pitch: WORD as u64 };
         // Before the call's kernel can close it, which waits for words that this stream brings.
@@ -86,6 +84,7 @@ pub(crate) unsafe fn carry(
     let rows = unsafe { rows_of(device, stream, &at, exchange) }?;
     let (mut number, mut seen) = (0, StepsSeen::default());
     for group in groups(rounds, sending.peers()) {
+        let firsts: Vec<bool> = group.iter().map(|round| seen.is_first(round.step)).collect();
         if stored {
             for round in group {
                 let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
@@ -95,12 +94,12 @@ pub(crate) unsafe fn carry(
             stands(Step::Flag(number + group.len() - 1))?;
         }
         watched.link.group(Way::Beside, stream, |messages| {
-            group.iter().try_for_each(|round| {
+            group.iter().zip(&firsts).try_for_each(|(round, &is_first)| {
                 let Ends { chunk, to, place, from, bytes } = Ends::of(&at, exchange, round, rows, epoch);
                 let word = if stored { outbox.flag(round.sent.peer, round.sent.signal, epoch) } else { outbox.told().number() };
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
-                    if seen.is_first(round.step) {
+                    if is_first {
                         messages.send(outbox.told().own_address(epoch), SAID, to)?;
                         messages.receive(outbox.told().address(from), SAID, from)?;
                     }
@@ -125,14 +124,19 @@ pub(crate) unsafe fn carry(
                 }
             }?;
         }
+        // After the words, which the kernel waits for first: it looks at these when it closes the call.
+        for (round, _) in group.iter().zip(&firsts).filter(|&(_, &is_first)| is_first && nodes.are_mixed()) {
+            let far = round.received.peer;
+            // SAFETY: words of the own pad and of pinned memory that outlives the stream's work.
+            unsafe { copy_async(device, calling(far), outbox.told().address(nodes.node_of(far)), SAID, stream) }?;
+        }
         group.iter().try_for_each(&mut arrived)?;
         // Once, after the words: the kernel waits for them, and they would wait for each write before.
         if number < rounds.len() {
             stands(Step::Messages(number - 1))?;
         }
     }
-    // SAFETY: as at the begin.
-    Ok(unsafe { words_async(device, last.into_iter().flatten().chain([place(Step::Ended)]), stream) }?)
+    Ok(stands(Step::Ended)?)
 }
 
 /// From where messages take the caller's rows, if they do: where those have gaps, copied without them on `stream` first, as a message is one range of memory.
@@ -186,11 +190,11 @@ impl Ends {
 
 /// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives from another.
 #[derive(Debug, Default)]
-pub(super) struct StepsSeen(u32);
+pub(crate) struct StepsSeen(u32);
 
 impl StepsSeen {
     /// Whether a round is the first of its step, and so to its reader and from its source.
-    pub(super) const fn is_first(&mut self, step: u32) -> bool {
+    pub(crate) const fn is_first(&mut self, step: u32) -> bool {
         let before = self.0;
         self.0 |= 1 << step;
         self.0 != before

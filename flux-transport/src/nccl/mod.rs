@@ -40,13 +40,14 @@ mod views;
 mod watched;
 mod workspace;
 
-pub(crate) use carry::{Memory, NO_GRAPHS, carry};
+pub(crate) use carry::{Memory, NO_GRAPHS, StepsSeen, carry};
 pub(crate) use generation::{Generation, Outgoing};
 pub(crate) use guard::Guard;
 pub(crate) use join::join;
 pub(crate) use members::Members;
 pub(crate) use outbox::{Outbox, Storing};
 pub(crate) use settings::Settings;
+pub(crate) use told::SAID;
 pub(crate) use transport::NcclTransport;
 pub(crate) use watched::Watched;
 

@@ -105,7 +105,7 @@ impl Outbox {
     }
 
     /// What the ranks of the rail say of their calls.
-    pub(super) fn told(&self) -> &Arc<Told> {
+    pub(crate) fn told(&self) -> &Arc<Told> {
         &self.told
     }
 

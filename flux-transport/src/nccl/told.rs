@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Bytes of what is said of a call.
-pub(super) const SAID: usize = size_of::<u64>();
+pub(crate) const SAID: usize = size_of::<u64>();
 
 /// For the rest of a message of which a byte has come.
 const WHOLE: Duration = Duration::from_micros(100);
 
 /// A word for each rank of the rail.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(crate) struct Told {
     words: PinnedBlock,
     /// What the own host says of its last calls.
     own: PinnedBlock,
@@ -45,9 +45,9 @@ impl Told {
         Saying::new(self.own()).say(epoch, op);
     }
 
-    /// What this rank has said last of the ops of its calls so far.
-    pub(super) fn history(&self) -> u32 {
-        Saying::new(self.own()).history()
+    /// What this rank has said last.
+    pub(crate) fn last(&self) -> Said {
+        Saying::new(self.own()).last()
     }
 
     fn own(&self) -> &[AtomicU64] {
@@ -77,7 +77,7 @@ impl Told {
     }
 
     /// Where messages bring what the rank of the rail in `node` says, for the device.
-    pub(super) fn address(&self, node: u32) -> u64 {
+    pub(crate) fn address(&self, node: u32) -> u64 {
         self.words.address() + u64::from(node) * SAID as u64
     }
 

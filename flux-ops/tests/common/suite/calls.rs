@@ -162,8 +162,8 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
         let (w, k) = (world as usize, if machine == Machine::Host { 24 } else { 64 });
         let case = |op, [m, n, k]: [usize; 3]| Case::<bf16>::new(op, [m * w, n * w, k * w], world, Values::Integers, 37);
         let (ag, rs) = (case(OPS[0], [40, 24, k]), case(OPS[1], [40, 24, k]));
-        let other = case(OPS[0], [48, 24, k]);
-        for cases in [[&ag, &rs], [&ag, &other]] {
+        let [other, other_rs] = OPS.map(|op| case(op, [48, 24, k]));
+        for cases in [[&ag, &rs], [&ag, &other], [&rs, &ag], [&rs, &other_rs]] {
             let together = Meeting::new(w);
             let deadline = Duration::from_secs(20);
             machine.run(
