@@ -176,11 +176,26 @@ pub const fn gather_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of one slot: a whole tile of partial sums, whatever its valid extent.
+/// Rows of which partial tiles are sent, where a shard has fewer than a tile: those of whole warps.
+const STRIP: u32 = 16;
+
+/// Bytes of one slot: a whole tile of partial sums, whatever its valid extent; of tiles of 64 and 128 rows only as many rows as a shard has, where it has fewer, in strips of 16.
 ///
 /// The order of the elements inside is private to the executor that writes and reads it.
+///
+/// ```
+/// use flux_core::layout::slot_bytes;
+/// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+/// let of_rows = |m| Problem::new(OpKind::GemmReduceScatter, m, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap());
+/// let tile = TileShape::new(128, 256, 64);
+/// assert_eq!(slot_bytes(&of_rows(512)?, tile), 128 * 256 * 2);
+/// assert_eq!(slot_bytes(&of_rows(300)?, tile), 80 * 256 * 2); // shards of 75
+/// # Ok::<(), flux_core::ProblemError>(())
+/// ```
 pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
-    tile.m as u64 * tile.n as u64 * problem.dtype().bytes() as u64
+    let few = tile.m <= 128 && !tile.is_turned() && problem.m_shard() < tile.m;
+    let rows = if few { problem.m_shard().next_multiple_of(STRIP) } else { tile.m };
+    rows as u64 * tile.n as u64 * problem.dtype().bytes() as u64
 }
 
 /// Bytes of one source's place among the scattered rows of a stacked GEMM-ReduceScatter: `m_shard` rows of `n` elements, dense.

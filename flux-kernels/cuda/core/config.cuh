@@ -5,9 +5,9 @@
 
 namespace flux {
 
-constexpr u32 least(u32 a, u32 b) { return a < b ? a : b; }
+constexpr __host__ __device__ u32 least(u32 a, u32 b) { return a < b ? a : b; }
 
-constexpr u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
+constexpr __host__ __device__ u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
 
 template <u32 TileM, u32 TileN, u32 Rooms, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
 struct Config {
@@ -48,7 +48,7 @@ struct Config {
     static constexpr u32 kBytesA = TileM * kTileK * 2;
     static constexpr u32 kBytesB = TileN * kTileK * 2;
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
-    static constexpr u32 kOutBytes = TileM * TileN * 2;             // also the bytes of a slot
+    static constexpr u32 kOutBytes = TileM * TileN * 2;             // also the bytes of a slot that is not short
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
     // What is stored to the caller's y lies in boxes of a block's rows, swizzled over their whole width: as wide as the swizzle goes where that divides the columns.
     static constexpr u32 kBoxCols = kCols % 64 == 0 ? 64 : kCols % 32 == 0 ? 32 : 16;

@@ -137,7 +137,7 @@ struct Producer {
             if (next == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
             // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
             ptx::fence_proxy_async_global();
-            for (; source < next; ++source) load_partial(partial_slot<C>(p, half, item, source));
+            for (; source < next; ++source) load_partial(Slot<C>{p}.partial(half, item, source));
         }
     }
 
@@ -151,8 +151,8 @@ struct Producer {
 
     __device__ __forceinline__ void load_partial(u64 slot) {
         for (u32 piece = 0; piece < C::kPieces; ++piece) {
-            open_stage(C::kConsumers * C::piece_bytes_per_consumer(piece));
-            load_piece<C>(slot, piece, smem.a(ring.stage), smem.full(ring.stage));
+            open_stage(Slot<C>{p}.piece_bytes(piece));
+            Slot<C>{p}.load_piece(slot, piece, smem.a(ring.stage), smem.full(ring.stage));
             ring.advance();
         }
     }

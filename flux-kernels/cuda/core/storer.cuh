@@ -37,19 +37,10 @@ struct Storer {
 
     // A consumer's part of the slot, from its room. `last` of this CTA: what it sends nobody's loads come after, and its owner may be waiting for it.
     __device__ __forceinline__ void send(const WorkItem& item, u32 consumer, bool last) const {
-        const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * C::kOutBytes;
-        const u64 dst = slot + consumer * C::kOutBytesPerConsumer;
-        if (p.send_gap_ns == 0 || last) {
-            ptx::bulk_store(dst, smem.out(consumer), C::kOutBytesPerConsumer);
-            return;
-        }
+        const Slot<C> slots{p};
+        const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * slots.bytes();
         // CTAs finish their tiles nearly together: in pieces with gaps the link stays free of bursts, which slow the GEMM's own loads.
-        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += C::kPieceBytes) {
-            const u32 left = C::kOutBytesPerConsumer - offset;
-            ptx::bulk_store(dst + offset, smem.out(consumer) + offset, left < C::kPieceBytes ? left : C::kPieceBytes);
-            ptx::bulk_commit();
-            ptx::sleep_ns(p.send_gap_ns);
-        }
+        slots.store(slot, smem.out(consumer), consumer, last ? 0 : p.send_gap_ns);
     }
 
     // Where this CTA lays the first consumer's part of a partial tile aside, in this GPU's memory. Sent at its pace it would hold up the second.
@@ -155,11 +146,12 @@ struct Storer {
             if (item.await_count != 0) wait_for(p, epoch, await_target(p, epoch, item.await_first + source));
             // Orders the acquired signal before the bulk loads of the partial tile that it announces.
             ptx::fence_proxy_async_global();
-            const u64 slot = partial_slot<C>(p, half, item, source);
+            const Slot<C> slots{p};
+            const u64 slot = slots.partial(half, item, source);
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 ptx::mbarrier_wait(smem.early_empty(early.stage), early.phase ^ 1);
-                ptx::mbarrier_arrive_expect_tx(smem.early_full(early.stage), C::kConsumers * C::piece_bytes_per_consumer(piece));
-                load_piece<C>(slot, piece, smem.early(early.stage, 0), smem.early_full(early.stage));
+                ptx::mbarrier_arrive_expect_tx(smem.early_full(early.stage), slots.piece_bytes(piece));
+                slots.load_piece(slot, piece, smem.early(early.stage, 0), smem.early_full(early.stage));
                 early.advance();
             }
         }
