@@ -40,14 +40,18 @@ pub struct Machine {
     pub add_bytes_per_us: u64,
     /// Nanoseconds from the begin of a call until the kernel pushes its first rows.
     pub push_begins_ns: u64,
-    /// Nanoseconds that a piece of a shard takes besides its bytes which the kernel pushes to one rank, and half of what it takes to several that await it together: each CTA loads its share,
-    /// stores it, orders that before it is counted, and only then goes on to the next piece.
+    /// Nanoseconds that a piece of a shard takes besides its bytes which the kernel pushes: each CTA orders what it has stored before it is counted, and only then goes on to the next piece.
     pub push_ns: u64,
+    /// Nanoseconds in which each CTA loads, or stores to one rank, a round of a piece: as much of a row as a warp moves at a time, one after another.
+    pub push_round_ns: u64,
     /// Nanoseconds from the begin of a call until a copy engine does.
     pub copy_begins_ns: u64,
     /// Nanoseconds that each copy of a copy engine takes besides its bytes.
     pub copy_ns: u64,
 }
+
+/// Bytes of a row that a warp pushes at a time: `kPieceBytes` of `flux-kernels/cuda/core/mover.cuh`.
+const PUSHED_BYTES: u64 = 2048;
 
 impl Machine {
     /// H200 on one switch.
@@ -59,7 +63,7 @@ impl Machine {
     /// | `signal_ns` | the same: half of a round trip |
     /// | `copy_ns` | fitted to AllGather-GEMM in slices of k, which is many copies, in results/tuning/wide-bands.txt; 64 KiB to 4 MiB by themselves take 5 us besides their bytes |
     /// | `push_begins_ns`, `copy_begins_ns` | docs/experiments.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
-    /// | `push_ns` | fitted to AllGather-GEMM of Llama-2 70B at TP 4 and 1280 rows in 20 pieces for two peers and in 8, 7.6 us each, and at TP 2 and 896 rows in 72 and 36, 3.7 us (results/tuning/slices-tp4.txt) |
+    /// | `push_ns`, `push_round_ns` | fitted to AllGather-GEMM of Llama-2 70B at TP 4 and 1280 to 2080 rows in 8 to 40 pieces of two to six rounds for one to three peers, and at TP 2 and 896 rows in 66 and 36 of two rounds (results/tuning/slices-tp4.txt, 1., 4. and 6.) |
     /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json of 668cd2b, in the history |
     pub const H200: Self = Self {
         name: "H200",
@@ -76,8 +80,9 @@ impl Machine {
         end_ns: 7500,
         tile_ns: 2000,
         add_bytes_per_us: 80_000,
-        push_begins_ns: 6000,
-        push_ns: 3800,
+        push_begins_ns: 2000,
+        push_ns: 2700,
+        push_round_ns: 400,
         copy_begins_ns: 15_000,
         copy_ns: 4400,
     };
@@ -137,9 +142,11 @@ impl Machine {
         self.carrying(bytes).saturating_add(Duration::from_nanos(self.copy_ns))
     }
 
-    /// Nanoseconds besides its bytes of a piece that the kernel pushes to so many.
-    pub(crate) const fn pushing_ns(&self, ranks: u64) -> u64 {
-        self.push_ns.saturating_mul(if ranks > 2 { 2 } else { ranks })
+    /// Besides its bytes, of a piece of a shard that the kernel pushes to so many ranks, maybe the own one, of so many rows with so many bytes.
+    pub(crate) fn pushing(&self, (rows, row_bytes): (u64, u64), ranks: u64) -> Duration {
+        let rounds = rows.saturating_mul(row_bytes.div_ceil(PUSHED_BYTES)).div_ceil(self.multiprocessors.max(1).into());
+        let in_rounds = self.push_round_ns.saturating_mul(rounds).saturating_mul(ranks.saturating_add(1));
+        Duration::from_nanos(self.push_ns.saturating_add(in_rounds))
     }
 
     /// Of so many bytes on a link.

@@ -220,16 +220,17 @@ impl<'a> Call<'a> {
     }
 }
 
-/// When a kernel's CTAs begin each transfer: those of the same rows to several ranks together, one such group after another.
+/// When a kernel's CTAs have stored each transfer, but for its way: those of the same rows to several ranks together, one such group after another.
 fn pushed(program: &TileProgram, machine: &Machine) -> Vec<Duration> {
     let same = |a: &Transfer, b: &Transfer| (a.row, a.rows, a.col, a.cols) == (b.row, b.rows, b.col, b.cols);
     let mut at = Duration::from_nanos(machine.push_begins_ns);
     let mut all = Vec::with_capacity(program.transfers.len());
     for group in program.transfers.chunk_by(same) {
-        all.resize(all.len() + group.len(), at);
+        let (rows, row_bytes) = (u64::from(group[0].rows), u64::from(group[0].cols) * program.problem.dtype().bytes() as u64);
         let ranks = group.iter().filter(|transfer| transfer.dest != program.rank.get()).count() as u64;
-        let bytes = u64::from(group[0].rows) * u64::from(group[0].cols) * program.problem.dtype().bytes() as u64;
-        at = at.saturating_add(machine.carrying(ranks * bytes)).saturating_add(Duration::from_nanos(machine.pushing_ns(ranks)));
+        at = at.saturating_add(machine.pushing((rows, row_bytes), group.len() as u64));
+        all.resize(all.len() + group.len(), at);
+        at = at.saturating_add(machine.carrying(ranks * rows * row_bytes));
     }
     all
 }

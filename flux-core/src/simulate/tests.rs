@@ -22,6 +22,7 @@ const ROUND: Machine = Machine {
     add_bytes_per_us: 128,
     push_begins_ns: 0,
     push_ns: 0,
+    push_round_ns: 0,
     copy_begins_ns: 10_000,
     copy_ns: 1000,
 };
@@ -126,8 +127,9 @@ fn a_tile_waits_for_its_rows() {
     let slices = ag(2, (16, 16, 16), Schedule { k_chunks: 2, ..schedule() });
     assert_eq!(copied(&slices), 11_000 + 1000 + 1000 + 100 + 1500 + 2000);
     assert_eq!(nanoseconds(&slices, ROUND), 1000 + 2 * 2500 + 2000, "pushed one right after the other");
-    let slowly = Machine { push_ns: 20_000, ..ROUND };
-    assert_eq!(nanoseconds(&slices, slowly), 1000 + 20_000 + 1000 + 100 + 1500 + 2000, "pushed 20 us after the first has left");
+    let slowly = Machine { push_ns: 4000, push_round_ns: 1000, ..ROUND };
+    let slice = 4000 + 8 * 2 * 1000 + 1000;
+    assert_eq!(nanoseconds(&slices, slowly), 2 * slice + 100 + 1500 + 2000, "eight rows in as many rounds, each loaded and stored");
 }
 
 #[test]

@@ -88,7 +88,7 @@ proptest! {
     #[test]
     fn with_one_peer_the_way_through_the_host_is_never_faster(call in any_calls(2..=2), machine in machines()) {
         // What a kernel takes for each piece that it pushes, it takes for none that a copy engine carries.
-        let links = Machine { push_ns: 0, ..machine };
+        let links = Machine { push_ns: 0, push_round_ns: 0, ..machine };
         let host = Machine { through_host: true, ..links };
         let [links, host] = [links, host].map(|machine| simulate(&call.0, &machine, Pushes::Kernel).unwrap());
         prop_assert!(host.time >= links.time, "{:?} instead of {:?}", host.time, links.time);

@@ -43,9 +43,10 @@ const FOLDED: u64 = 2_500;
 const BY_HOST_SMALL: u64 = 38;
 /// Nanoseconds until first rows are there which the kernel pushes.
 pub(super) const PUSHED_NS: u64 = 5_000;
-/// Percent of a pass over `w` that each takes after the first of an AllGather-GEMM, whose shards could be worked on side by side: shard by shard GPT-3 takes up to 4 % more at TP 2 and 600 to 960 rows, and 8 to 10 at
-/// TP 4 and 1280 to 1536; Llama 2 to 7 % less at TP 2 and 800 to 960, and 3 at TP 4 and 1536 to 1920 (results/tuning/slices-tp4.txt, 1. and 4.).
-const AGAIN: u64 = 38;
+/// Percent of a pass over `w` that each takes after the first of an AllGather-GEMM, whose shards could be worked on side by side. So much more than by [what tiles wait for](Schedule::begins_ns) calls take shard by shard,
+/// beside slices: GPT-3 some 40 us at TP 2 and 600 to 960 rows, where a pass takes 172, and 20 at TP 4 and 1280 to 1536, where two do; Llama 22 at TP 2, of 67, and up to 20 at TP 4, of 68 (results/tuning/slices-tp4.txt,
+/// 1., 4., 5. and 6.).
+const AGAIN: u64 = 17;
 
 /// What takes so long by itself, side by side: neither hides under the other as a whole, and the less the nearer they are.
 fn side_by_side(a: u64, b: u64) -> u64 {
@@ -194,10 +195,8 @@ impl Schedule {
         let place = gather_place_bytes(problem);
         match problem.op() {
             _ if peers == 0 => 0,
-            // In slices it begins when the first is there.
-            OpKind::AllGatherGemm if self.k_chunks > 1 => self.begins_ns(problem, multiplied),
-            OpKind::AllGatherGemm if self.spans(problem) => PUSHED_NS + place * peers / LINK,
-            OpKind::AllGatherGemm => place * u64::from(self.band - 1) / LINK,
+            OpKind::AllGatherGemm if self.spans(problem) && self.k_chunks == 1 => PUSHED_NS + place * peers / LINK,
+            OpKind::AllGatherGemm => self.begins_ns(problem, multiplied),
             OpKind::GemmReduceScatter if self.scatters(problem) => {
                 let folded = FOLD_NS + scatter_place_bytes(problem) * world / FOLDED;
                 folded + tiles.div_ceil(workers) * SCATTERING_NS + last_wave * slot_bytes(problem, self.tile) * peers / world / LINK

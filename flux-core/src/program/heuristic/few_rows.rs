@@ -169,7 +169,8 @@ mod tests {
         assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
     }
 
-    /// With as many rows as the simulator is known to be right for. A kernel that pushes takes some 8 us a piece of several peers (results/tuning/slices-tp4.txt), which leaves less to win than bytes alone.
+    /// With as many rows as the simulator is known to be right for. A kernel that pushes takes some 5 us a piece besides its bytes (results/tuning/slices-tp4.txt), which leaves less to win than bytes alone; but slices of at most
+    /// 2 KiB of a row are pushed in half as many rounds as wider ones: on four H100 GPT-3 takes as long with twelve as with nine at 768 and 800 rows (h100-x4-ragged-nvlink.json of 6867920 and of 3b369e8).
     #[test]
     fn tiles_that_span_shards_begin_with_the_first_slice() {
         let ag = OpKind::AllGatherGemm;
@@ -180,7 +181,7 @@ mod tests {
         let (stack, slices) = sliced(8, 512, 49152, 12288);
         assert!(stack && (2..10).contains(&slices), "{slices} of seven times 1.5 MiB, which the kernel pushes one after another");
         let (stack, slices) = sliced(8, 1016, 49152, 12288);
-        assert!(stack && (2..12).contains(&slices), "{slices} of 21 MiB");
+        assert!(stack && (2..=12).contains(&slices), "{slices} of 21 MiB");
         assert_eq!([sliced(8, 256, 49152, 12288), sliced(2, 254, 49152, 12288)], [(true, 1); 2], "few rows");
         for (m, n, k) in [(512, 49152, 12288), (512, 28672, 8192), (1016, 49152, 12288)] {
             let [sliced, whole] = simulated_with(ag, 8, (m, n, k), [|s| s, |s| Schedule { k_chunks: 1, ..s }]);

@@ -213,7 +213,8 @@ mod tests {
                 }
             }
         }
-        assert!(last > 10, "{last}");
+        // Others come shard by shard.
+        assert!(last > 7, "{last}");
         let s = own(4, OpKind::AllGatherGemm, 2048, 12288, 4096);
         assert!(s.k_chunks > 1, "{s}: in one slice before its band is wider");
     }

@@ -98,12 +98,15 @@ impl Schedule {
         let by_shard = of_one_shard(problem).filter(|_| problem.m_shard() >= ROWS);
         let by_shard = by_shard.flat_map(|tile| {
             let banded = Self::by_shard(problem, tile.tile);
-            // The own rows of an AllGather-GEMM can be worked on while the others come.
+            // The own rows of an AllGather-GEMM can be worked on while the others come, and those of two peers side by side when they have.
             let one_by_one = (problem.op() == OpKind::AllGatherGemm && banded.band > 1).then_some(Self { band: 1, k_chunks: 1, ..banded });
-            std::iter::once(banded).chain(one_by_one).flat_map(|whole| {
+            let two_by_two = one_by_one.filter(|_| problem.world().peers() > 1).map(|one| Self { alone: 1, band: 2, ..one });
+            let two_by_two = two_by_two.into_iter().flat_map(|whole| [whole.sharing(problem, MULTIPROCESSORS), whole]);
+            let wider = std::iter::once(banded).chain(one_by_one).flat_map(|whole| {
                 let shared = whole.sharing(problem, MULTIPROCESSORS).in_wider_bands(problem).sharing(problem, MULTIPROCESSORS);
                 [shared, whole.in_wider_bands(problem)]
-            })
+            });
+            wider.chain(two_by_two)
         });
         let spanning = Self::all_spanning(problem).flat_map(|whole| {
             let whole = whole.in_slices(problem);
