@@ -3,7 +3,9 @@
 //! Invariant: both depend on the problem and on what all ranks know of the transport alone, so all ranks choose the same. Times are estimates for an H200: only the
 //! choice depends on them.
 
-use super::heuristic::{MULTIPROCESSORS, OPERATIONS, THIN_ROWS, WORKERS, is_ragged, of_shards, that_span, thin, unless_unsent};
+use super::heuristic::{
+    MULTIPROCESSORS, OPERATIONS, THIN_ROWS, WORKERS, is_ragged, of_shards, that_span, that_span_at_once, thin, unless_unsent,
+};
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
@@ -22,9 +24,9 @@ const BAND_ROWS: u32 = 256;
 /// less time with all messages before from 512 to 800 rows, and 1 to 2 % more of three calls; with more rows about what is estimated (results/tuning/nccl-alone.txt). Not measured with more peers.
 const ALONE_ROWS: u32 = 400;
 const BESIDE_PERCENT: u64 = 115;
-/// The same of messages of several peers, with any rows: where both are estimated to take as long, they go before. An AllGather-GEMM of Llama at 2048 rows takes 1 % more than serial so on four H200, and 12 more beside
-/// messages, which are estimated to take 0.5 % less (results/tuning/nccl-tp4.txt).
-const BESIDE_OF_MORE_PERCENT: u64 = 102;
+/// The same of an AllGather-GEMM's messages of several peers, with any rows. Llama at 2048 rows takes 1 % more than serial before them on four H200, and 12 more beside them, which are estimated to take 0.5 % less; GPT-3
+/// beside messages to one of three peers takes 5 and 7 % more than is estimated at 2048 rows, on four H200 and four H100, and 2 and 3 % at 4096 (results/tuning/nccl-tp4.txt, 1. and 3.).
+const ROWS_BESIDE_OF_MORE_PERCENT: u64 = 105;
 /// Rows in all up to which calls whose messages go before have the plan that they have over peers' memory. With more it was not timed since the estimate counts the workers that there are.
 const FEW_ROWS: u32 = 256;
 /// Percent of a tile's time that what groups of workers share of an AllGather-GEMM may take.
@@ -63,7 +65,7 @@ impl Sending {
         let time = |&sending: &Self| {
             let percent = match sending {
                 Self::Beside { .. } if few => BESIDE_PERCENT,
-                Self::Beside { .. } if peers > 1 => BESIDE_OF_MORE_PERCENT,
+                Self::Beside { .. } if peers > 1 && problem.op() == OpKind::AllGatherGemm => ROWS_BESIDE_OF_MORE_PERCENT,
                 Self::Before | Self::Beside { .. } => 100,
             };
             Call::chosen(problem, channels, (sending, peers), &own).0.saturating_mul(percent)
@@ -84,6 +86,14 @@ fn workers(channels: &Channels, op: OpKind, (sending, peers): (Sending, u32), by
 /// Nanoseconds of a whole tile's operations.
 fn along_k_ns(problem: &Problem, tile: TileShape) -> u64 {
     2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS
+}
+
+/// What one rank gives to another where tiles span shards.
+fn place_bytes(problem: &Problem) -> u64 {
+    match problem.op() {
+        OpKind::AllGatherGemm => gather_place_bytes(problem),
+        OpKind::GemmReduceScatter => scatter_place_bytes(problem),
+    }
 }
 
 /// A call as it is estimated: what is computed, and how it is sent.
@@ -123,53 +133,75 @@ impl<'a> Call<'a> {
         // goes between tiles and folds is of tiles that span shards, which alone are folded.
         let (adds, folds) = (problem.op() == OpKind::GemmReduceScatter, to.0 == Sending::Before);
         let spans = own.stack || adds && (folds || is_ragged(problem) && !channels.network);
-        let spanning = if spans { Self::spanning(problem, channels, to) } else { Vec::new() };
+        // Of rows that are all there first neither holds. With one peer they were not timed so.
+        let at_once = !adds && folds && !own.stack && to.1 > 1;
+        let spanning = match (spans, at_once) {
+            (true, _) => Self::spanning(problem, channels, to),
+            (false, true) => Self::spanning_at_once(problem, channels, to),
+            (false, false) => Vec::new(),
+        };
         let by_shard = if own.stack || adds && folds { None } else { Some(by_shard()) };
+        // Of equals the first: tiles that span shards make one pass over `w`. Four H100 take 3 % less time so of GPT-3 at 1024 and 2048 rows (results/tuning/nccl-tp4.txt, 3.).
         let ways = spanning.into_iter().map(|(call, schedule)| (call.estimate(), schedule)).chain(by_shard);
         let (time, schedule) = ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own));
         // Behind messages that go before it a call is one over peers' memory whose rows are all there. Of rows for which all tiles are shared more was timed of those: Llama's GEMM-ReduceScatter at 130 takes 1.16
         // of serial's time so, and 1.19 in two splits (results/h200-x2-ragged-nccl.json, and that of e110e4c, in the history).
-        let at_once = schedule.stack && to.0 == Sending::Before && is_ragged(problem) && problem.m() <= FEW_ROWS;
+        let few = schedule.stack && to.0 == Sending::Before && is_ragged(problem) && problem.m() <= FEW_ROWS;
         let workers = workers(channels, problem.op(), to, 0);
-        let fastest = if at_once { Schedule::spanning_at_once(problem, workers) } else { None };
+        let fastest = if few { Schedule::spanning_at_once(problem, workers) } else { None };
         (time, fastest.map_or(schedule, |fastest| Schedule { chunk: Chunk::Shard, ..fastest }))
     }
 
     /// With tiles that span shards, for the workers that there are, and what a rank has for another as one message: the tile of the fewest waves, whose `k` may be split; and, where
     /// rows are no whole tiles, each that there is, of which what whole waves leave may be shared.
     fn spanning(problem: &'a Problem, channels: &Channels, to: (Sending, u32)) -> Vec<(Self, Schedule)> {
-        let place_bytes = match problem.op() {
-            OpKind::AllGatherGemm => gather_place_bytes(problem),
-            OpKind::GemmReduceScatter => scatter_place_bytes(problem),
-        };
-        let workers = workers(channels, problem.op(), to, place_bytes);
+        let workers = workers(channels, problem.op(), to, place_bytes(problem));
         let few = Schedule::stacked(problem, workers.min(WORKERS));
         let ragged = if is_ragged(problem) { that_span(problem) } else { Vec::new() };
         let costs = |tile| ragged.iter().find(|candidate| candidate.0 == tile).map_or(100, |candidate| candidate.1);
         let shared = ragged.iter().map(|&(tile, cost)| (Schedule::spanning(problem, tile, 1).sharing(problem, workers), cost));
         let ways = std::iter::once((few, costs(few.tile))).chain(shared);
-        let call = |(schedule, cost): (Schedule, u64)| {
-            let schedule = Schedule { chunk: Chunk::Shard, ..schedule };
-            let (grid, splits) = (TileGrid::new(problem.m(), problem.n_local(), schedule.tile), u64::from(schedule.splits));
-            let call = Self {
-                problem,
-                sending: to.0,
-                peers: to.1,
-                lanes: channels.each,
-                workers,
-                tile_ns: along_k_ns(problem, schedule.tile) * cost / 100 / splits + TILE_NS,
-                shared: Self::shared(problem, &schedule),
-                tiles: grid.tiles() * splits,
-                stacked: true,
-                place_bytes,
-                chunks: 1,
-                row_blocks: grid.row_blocks().into(),
-                of_chunk: grid.row_blocks().into(),
-                band: problem.world().get(),
-            };
-            (call, schedule)
+        ways.map(|way| Self::that_spans(problem, channels, to, workers, way)).collect()
+    }
+
+    /// The same of any number of rows that are all there when they are read: each tile that there is, with what whole waves leave shared, and without.
+    fn spanning_at_once(problem: &'a Problem, channels: &Channels, to: (Sending, u32)) -> Vec<(Self, Schedule)> {
+        let workers = workers(channels, problem.op(), to, 0);
+        let ways = that_span_at_once(problem).into_iter().flat_map(|(tile, cost)| {
+            let whole = Schedule::spanning(problem, tile, 1);
+            let shared = Some(whole.sharing(problem, workers)).filter(|shared| *shared != whole);
+            [Some(whole), shared].into_iter().flatten().map(move |schedule| (schedule, cost))
+        });
+        ways.map(|way| Self::that_spans(problem, channels, to, workers, way)).collect()
+    }
+
+    /// With tiles that span shards, of which each step costs so many percent.
+    fn that_spans(
+        problem: &'a Problem,
+        channels: &Channels,
+        to: (Sending, u32),
+        workers: u32,
+        (schedule, cost): (Schedule, u64),
+    ) -> (Self, Schedule) {
+        let schedule = Schedule { chunk: Chunk::Shard, ..schedule };
+        let (grid, splits) = (TileGrid::new(problem.m(), problem.n_local(), schedule.tile), u64::from(schedule.splits));
+        let call = Self {
+            problem,
+            sending: to.0,
+            peers: to.1,
+            lanes: channels.each,
+            workers,
+            tile_ns: along_k_ns(problem, schedule.tile) * cost / 100 / splits + TILE_NS,
+            shared: Self::shared(problem, &schedule),
+            tiles: grid.tiles() * splits,
+            stacked: true,
+            place_bytes: place_bytes(problem),
+            chunks: 1,
+            row_blocks: grid.row_blocks().into(),
+            of_chunk: grid.row_blocks().into(),
+            band: problem.world().get(),
         };
-        ways.map(call).collect()
+        (call, schedule)
     }
 
     /// Tiles that a schedule has shared, and the percent of a tile's time that they take.

