@@ -63,7 +63,7 @@ pub(in crate::program) fn unless_unsent(problem: &Problem, tile: TileShape) -> T
 }
 
 /// Whole tiles whose partial sums go to so many peers as messages, with what they cost. To several 128x128 cost GPT-3 at 2048 rows 8 to 17 % more than serial takes on four H100, and 128x224 to two peers at once 1 % less;
-/// on four H200 2 and 1 % less (results/tuning/nccl-tp4.txt, 1. and 3.).
+/// on four H200 both take 2 % less (results/tuning/nccl-tp4.txt, 1. and 3.). With 128x192, which it has so, four H100 take 4 % less (results/h100-x4-nccl.json).
 fn sent_to(peers: u32) -> [(TileShape, u64); 4] {
     let [large, wide, narrow, (small, cost)] = TILES;
     [large, wide, narrow, (small, if peers > 1 { cost + 5 } else { cost })]
