@@ -16,10 +16,10 @@ use crate::cuda::{
     CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async,
 };
 use crate::{Exchange, MoverJob, Source, TransportError};
-use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, calling_offset, control, signal_offset};
 use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
+use flux_core::{Nodes, Rank};
 
 /// Bytes of a word.
 const WORD: usize = 4;
@@ -69,8 +69,7 @@ pub(crate) unsafe fn carry(
     let calling = |far: Rank| pad + calling_offset(far.get(), epoch.half());
     // Mates say on each other's pads which ops their calls were of, and what a rank says along the rail is copied there, and passed on to mates with its rows. Of the ranks of other nodes whose
     // sums come by another's hand that relay has compared, so here they are taken to agree.
-    let relayed = |far: &Rank| nodes.are_mixed() && !nodes.together(rank, *far) && nodes.local_of(rank) != nodes.local_of(*far);
-    let of_relayed = nodes.world().ranks().filter(|far| stored && relayed(far));
+    let of_relayed = nodes.world().ranks().filter(|&far| stored && is_relayed(nodes, rank, far));
     let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.told().last().word() });
     // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
     unsafe { words_async(device, std::iter::once(place(Step::Begun)).chain(of_relayed), stream) }?;
@@ -137,6 +136,11 @@ pub(crate) unsafe fn carry(
         }
     }
     Ok(stands(Step::Ended)?)
+}
+
+/// Whether what `far` sums up for `rank` comes by another's hand: they are of other nodes and other rails.
+fn is_relayed(nodes: Nodes, rank: Rank, far: Rank) -> bool {
+    nodes.are_mixed() && !nodes.together(rank, far) && nodes.local_of(rank) != nodes.local_of(far)
 }
 
 /// From where messages take the caller's rows, if they do: where those have gaps, copied without them on `stream` first, as a message is one range of memory.
@@ -226,7 +230,7 @@ fn words_of(group: &[Round]) -> Vec<Words> {
 mod tests {
     use super::*;
     use flux_core::program::{Chunk, End, Schedule, Sending, TileProgram};
-    use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
+    use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -292,7 +296,18 @@ mod tests {
                 let told = messages.iter().filter(|message| matches!(message, Message::Said(_))).count();
                 prop_assert!(told == 1 && matches!(messages[0], Message::Said(_)));
             }
-            prop_assert_eq!(sent, received);
+            prop_assert_eq!(&sent, &received);
+            // Whoever closes a call has heard of all: from mates on the pad, along the rail, and of rows that a mate passes on by that mate.
+            for rank in world.ranks() {
+                let told = |to: Rank, from: Rank| received.contains_key(&(from.get(), to.get()));
+                let mates = || world.ranks().filter(|&mate| mate != rank && nodes.are_mixed() && nodes.together(rank, mate));
+                let passed_on = |from| op == OpKind::AllGatherGemm && mates().any(|mate| told(mate, from));
+                let added_by_relays = |from| op == OpKind::GemmReduceScatter && is_relayed(nodes, rank, from);
+                for other in world.ranks().filter(|&other| other != rank) {
+                    let ways = [mates().any(|mate| mate == other), told(rank, other), passed_on(other), added_by_relays(other)];
+                    prop_assert_eq!(ways.into_iter().filter(|&way| way).count(), 1, "{:?} of {:?}", rank, other);
+                }
+            }
         }
 
         #[test]

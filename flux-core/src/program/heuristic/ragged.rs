@@ -74,8 +74,10 @@ pub(in crate::program) fn of_shards(problem: &Problem) -> Vec<(TileShape, u64)> 
     if !is_ragged(problem) {
         // Messages carry partial tiles either way; of rows that come as messages narrow tiles cost what they cost where partial tiles are sent: GPT-3 at TP 4 and 4096 takes 1.88 ms with 128x128, and 1.80 with 128x256
         // though these leave it fewer multiprocessors (results/tuning/nccl-tp4.txt).
-        let gathered = || TILES.map(|(tile, _)| tile).into_iter().zip(TO_SEND).collect();
-        return if problem.op() == OpKind::AllGatherGemm { gathered() } else { sent_to(problem.world().peers()).to_vec() };
+        return match problem.op() {
+            OpKind::AllGatherGemm => TILES.map(|(tile, _)| tile).into_iter().zip(TO_SEND).collect(),
+            OpKind::GemmReduceScatter => sent_to(problem.world().peers()).to_vec(),
+        };
     }
     let tiles = of_one_shard(problem).filter(|tile| tile.tile != LARGE.0);
     tiles.map(|tile| (tile.tile, percent(tile.tile, problem.m_shard(), Comes::BesideKernels))).collect()
