@@ -25,7 +25,8 @@ pub const fn broken_offset(rank: u32) -> u64 {
     rank as u64 * LINE
 }
 
-/// Offset, in a pad, of the two words by which `rank` says which call of half `half` it is in: the call's number, and then the number of its op, which is not 0.
+/// Offset, in a pad, of the two words by which `rank` says which call of half `half` it is in: the call's number, and then that of its op, or of the ops of
+/// all calls up to it, which is not 0.
 ///
 /// Both begin as 0, so whoever looks takes the first for said when there is an op, too.
 pub const fn calling_offset(rank: u32, half: usize) -> u64 {

@@ -115,11 +115,11 @@ pub struct WorkspaceView {
     pub deadline_ns: u64,
 }
 
-/// What this rank's executor says of the call in progress, where messages bring what it compares with it: hosts say more than which op a call is of.
+/// What this rank's executor says of the call in progress, where messages bring what it compares that with: which ops all calls up to this one were of, and not of this one alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
     /// Address of a word for each rank, which messages bring before what reads what else they bring: the call's number, and in the upper half what its host says of the ops of its calls
-    /// up to that one. 0 where ranks say it on each other's pads, or those that messages reach have it passed on there.
+    /// up to that one. 0 where the own pad has it of all ranks: as mates say it there, and messages bring it or mates pass it on.
     pub words: u64,
     /// What this rank's host says of those of the call in progress.
     pub said: u32,

@@ -257,6 +257,27 @@ mod tests {
         }
     }
 
+    fn nodes(count: u32, of: u32) -> Nodes {
+        Nodes::new(WorldSize::new(count * of).unwrap(), count).unwrap()
+    }
+
+    /// What all ranks send and receive in a call, with so many rows a shard.
+    fn messages(op: OpKind, nodes: Nodes, rows: usize, (chunk, band, stack): (u32, u32, bool), sending: Sending) -> (Ways, Ways) {
+        let world = nodes.world();
+        let problem = Problem::new(op, rows * world.index(), 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
+        let stack = stack && !nodes.are_mixed();
+        let chunk = if stack && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
+        let schedule = Schedule { chunk, band, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
+        let (mut sent, mut received) = (Ways::new(), Ways::new());
+        for rank in world.ranks() {
+            let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
+            // As ops have them.
+            let rounds = if nodes.are_mixed() { rounds } else { sending.ordered(rounds, op == OpKind::AllGatherGemm) };
+            note(rank, &rounds, sending, (&mut sent, &mut received));
+        }
+        (sent, received)
+    }
+
     fn group(signals: &[u32]) -> Vec<Round> {
         let end = |&signal: &u32| End { peer: Rank::new(0), place: 0, signal };
         signals.iter().map(|signal| Round { step: 1, offset: 0, bytes: 8, sent: end(signal), received: end(signal) }).collect()
@@ -278,32 +299,31 @@ mod tests {
             (count, of) in prop_oneof![(2..=16_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
             rows in 1..=9_usize, (chunk, band, stack) in (1..=4_u32, 1..=17_u32, any::<bool>()), sending in prop_oneof![Just(Sending::Before), (0..=16_u32).prop_map(|peers| Sending::Beside { peers })]
         ) {
-            let world = WorldSize::new(count * of).unwrap();
-            let nodes = Nodes::new(world, count).unwrap();
-            let problem = Problem::new(op, rows * world.index(), 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
-            let stack = stack && !nodes.are_mixed();
-            let chunk = if stack && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
-            let schedule = Schedule { chunk, band, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
-            let (mut sent, mut received) = (Ways::new(), Ways::new());
-            for rank in world.ranks() {
-                let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
-                // As ops have them.
-                let rounds = if nodes.are_mixed() { rounds } else { sending.ordered(rounds, op == OpKind::AllGatherGemm) };
-                note(rank, &rounds, sending, (&mut sent, &mut received));
-            }
-            prop_assert_eq!(sent.len(), world.index() * nodes.others() as usize);
+            let nodes = nodes(count, of);
+            let (sent, received) = messages(op, nodes, rows, (chunk, band, stack), sending);
+            prop_assert_eq!(sent.len(), nodes.world().index() * nodes.others() as usize);
             for messages in sent.values() {
                 let told = messages.iter().filter(|message| matches!(message, Message::Said(_))).count();
                 prop_assert!(told == 1 && matches!(messages[0], Message::Said(_)));
             }
-            prop_assert_eq!(&sent, &received);
-            // Whoever closes a call has heard of all: from mates on the pad, along the rail, and of rows that a mate passes on by that mate.
-            for rank in world.ranks() {
+            prop_assert_eq!(sent, received);
+        }
+
+        /// From mates on the pad, along the rail, of rows that a mate passes on by that mate, and of sums that a relay has added up by nobody: that has compared.
+        #[test]
+        fn whoever_closes_a_call_hears_of_each_rank_in_one_way(
+            op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
+            (count, of) in prop_oneof![(2..=8_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
+            rows in 1..=9_usize, (chunk, band) in (1..=4_u32, 1..=17_u32)
+        ) {
+            let nodes = nodes(count, of);
+            let (_, received) = messages(op, nodes, rows, (chunk, band, false), Sending::ALL);
+            for rank in nodes.world().ranks() {
                 let told = |to: Rank, from: Rank| received.contains_key(&(from.get(), to.get()));
-                let mates = || world.ranks().filter(|&mate| mate != rank && nodes.are_mixed() && nodes.together(rank, mate));
+                let mates = || nodes.world().ranks().filter(|&mate| mate != rank && nodes.are_mixed() && nodes.together(rank, mate));
                 let passed_on = |from| op == OpKind::AllGatherGemm && mates().any(|mate| told(mate, from));
                 let added_by_relays = |from| op == OpKind::GemmReduceScatter && is_relayed(nodes, rank, from);
-                for other in world.ranks().filter(|&other| other != rank) {
+                for other in nodes.world().ranks().filter(|&other| other != rank) {
                     let ways = [mates().any(|mate| mate == other), told(rank, other), passed_on(other), added_by_relays(other)];
                     prop_assert_eq!(ways.into_iter().filter(|&way| way).count(), 1, "{:?} of {:?}", rank, other);
                 }

@@ -17,7 +17,8 @@ const STAGED_BYTES: u64 = 2 << 20;
 /// 4 MiB, of which one way should overlap the other, 18 % more (results/tuning/few-rows-carried.txt).
 const SCATTERED_BYTES: u64 = 3 << 20;
 /// The same of more ranks than two, whatever the rows: shards of fewer than 128 rows are sent as tiles of 128 otherwise, and all of these. In tiles of 128x256 four H200 take 4 % less time with 4.5 MiB and 7 less with 5.3 of
-/// GPT-3, 3 more with 5.3 of Llama, and 7 more with 6.2 (results/tuning/pcie-tp4.txt, 2.); the tiles that are chosen have not run there.
+/// GPT-3, 3 more with 5.3 of Llama, and 7 more with 6.2 (results/tuning/pcie-tp4.txt, 2.). In those that are chosen four H100 take 1.14 and 1.13 of serial's time of GPT-3
+/// (results/h100-x4-pcie.json, h100-x4-ragged-pcie.json).
 const SCATTERED_OF_MORE_BYTES: u64 = 11 << 19;
 /// The same of rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take 19 % less time to 3 more so, 4.7 as long of GPT-3 and 13 to 17 % less
 /// of Llama (results/tuning/ragged-pcie.txt).

@@ -94,7 +94,7 @@ fn choices_took_about_what_was_estimated() {
             let (ns, sending) = chosen(&problem(world, op, model, m), 4);
             assert_eq!(us == 0, sending == Sending::Before, "{world} ranks, {op} {model:?} m={m}");
             let off = if us == 0 { 0.0 } else { (ns as f64 / 1e3 / us as f64 - 1.0) * 100.0 };
-            assert!(off.abs() < 10.0, "{world} ranks, {op} {model:?} m={m}, {sending}: {off:.1} %");
+            assert!(off.abs() < 4.7, "{world} ranks, {op} {model:?} m={m}, {sending}: {off:.1} %");
         }
     }
 }
@@ -310,7 +310,7 @@ const SPANNING_AT_ONCE: [(usize, (usize, usize), u64); 14] = [
     (900, LLAMA, 213), (1040, LLAMA, 233), (1320, LLAMA, 283), (2080, LLAMA, 431), (4000, LLAMA, 780),
 ];
 
-/// Rows that are all there first, in one pass over `w`: so they took about what is estimated, and less than what was chosen before. Two ranks' were timed of one shard each.
+/// Rows that are all there first, in one pass over `w`: so they took what is estimated within 4.4 %, and less than what was chosen before. Two ranks' were timed of one shard each.
 #[test]
 fn tiles_of_rows_that_go_alone_to_several_peers_span_shards() {
     for (m, model, us) in SPANNING_AT_ONCE {
