@@ -3,7 +3,7 @@
 //! Invariant: what is left out stays what a user gets who says nothing, and what is given stands in a record as what it comes to.
 
 use anyhow::bail;
-use flux_core::program::{Chunk, Schedule, Sending};
+use flux_core::program::{Chunk, Lent, Schedule, Sending};
 use flux_core::tile::Raster;
 use flux_core::{Nodes, OpKind, Problem, TileShape, WorldSize};
 use flux_ops::{Builder, Push, own_schedule, own_sending};
@@ -45,6 +45,9 @@ pub struct ScheduleArgs {
     /// Partial tiles that are added while a tile is multiplied (gemm_rs)
     #[arg(long, value_name = "TILES", help_heading = "Plan")]
     pub early: Option<u32>,
+    /// Items that are launched on the multiprocessors of messages beside the kernel, ahead of the first message and behind the last, at most (nccl): 0,0 for none
+    #[arg(long, value_parser = lent, value_name = "FIRST,LAST", help_heading = "Plan")]
+    pub lent: Option<Lent>,
     /// Tiles span shards
     #[arg(long, overrides_with = "no_stack", help_heading = "Plan")]
     pub stack: bool,
@@ -95,6 +98,11 @@ fn sending(word: &str) -> Result<Sending, String> {
         (_, Ok(peers @ 1..)) => Ok(Sending::Beside { peers }),
         _ => Err(format!("{word:?} is none of before, all and a number of peers")),
     }
+}
+
+fn lent(word: &str) -> Result<Lent, String> {
+    let parsed = word.split_once(',').and_then(|(first, last)| Some(Lent { first: first.parse().ok()?, last: last.parse().ok()? }));
+    parsed.ok_or_else(|| format!("{word:?} is not of the form 12,36"))
 }
 
 /// Refuses an option of one op where only others are asked for.
@@ -155,7 +163,8 @@ impl ScheduleArgs {
         // Not every tile has a kernel where tiles do not span shards.
         let own = if self.no_stack && self.tile.is_none() { own.unstacked(problem) } else { own };
         let asked = self.asked(own);
-        let Self { candidate: _, tile: _, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
+        let Self { candidate: _, tile: _, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, lent, stack, no_stack } =
+            *self;
         let ran = asked.in_effect(problem, nodes);
         let shards = if band.or(alone).or(by_chunk).is_some() { ran } else { asked };
         let given = |given: bool| if given { ran } else { asked };
@@ -172,12 +181,14 @@ impl ScheduleArgs {
             shares: given(shares.is_some()).shares,
             stack: given(stack || no_stack).stack,
             early: given(early.is_some()).early,
+            lent: given(lent.is_some()).lent,
         }
     }
 
     /// The op's own schedule with every word that is given.
     fn asked(&self, own: Schedule) -> Schedule {
-        let Self { candidate: _, tile, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, stack, no_stack } = *self;
+        let Self { candidate: _, tile, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, lent, stack, no_stack } =
+            *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
             tile: tile.unwrap_or(own.tile),
@@ -190,6 +201,7 @@ impl ScheduleArgs {
             splits: splits.unwrap_or(own.splits),
             shares: shares.unwrap_or(own.shares),
             early: early.unwrap_or(own.early),
+            lent: lent.unwrap_or(own.lent),
             stack: (own.stack || stack) && !no_stack,
         }
     }
@@ -206,7 +218,12 @@ impl Plan {
     /// # Errors
     /// Names the option.
     pub fn check_host(&self) -> anyhow::Result<()> {
-        let given = [("--push", self.push.is_some()), ("--sending", self.sending.is_some()), ("--spread", self.spread.is_some())];
+        let given = [
+            ("--push", self.push.is_some()),
+            ("--sending", self.sending.is_some()),
+            ("--spread", self.spread.is_some()),
+            ("--lent", self.schedule.lent.is_some()),
+        ];
         match given.into_iter().find(|&(_, given)| given) {
             Some((option, _)) => bail!("{option} is for GPUs, and changes nothing on the host: leave it out"),
             None => Ok(()),
@@ -351,8 +368,9 @@ mod tests {
             Plan { push: Some(Push::CopyEngine), ..Plan::default() },
             Plan { sending: Some(Sending::Before), ..Plan::default() },
             Plan { spread: Some(77), ..Plan::default() },
+            Plan { schedule: ScheduleArgs { lent: Some(Lent { first: 0, last: 8 }), ..ScheduleArgs::default() }, ..Plan::default() },
         ];
-        for (plan, option) in given.into_iter().zip(["--push", "--sending", "--spread"]) {
+        for (plan, option) in given.into_iter().zip(["--push", "--sending", "--spread", "--lent"]) {
             assert!(plan.check_host().unwrap_err().to_string().starts_with(&format!("{option} is for GPUs")));
         }
     }

@@ -92,6 +92,7 @@ const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 14] = [
 
 const OWN: ScheduleArgs = ScheduleArgs {
     candidate: None,
+    lent: None,
     tile: None,
     chunk: None,
     group: None,

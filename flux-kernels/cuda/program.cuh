@@ -110,7 +110,7 @@ struct Params {
     u32 early_gap;         // steps from one to the next
     u32 op;                // which op the call is of, or the ops of all calls up to it, as ranks tell each other; 0 where kernels are not told
     u32 begins;            // whether the launch is the first of its call
-    u32 closes;            // whether it is the last
+    u32 closes;            // CTAs of the launches that end it, this one among them, the last of which closes it; 0 where others come after this one
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

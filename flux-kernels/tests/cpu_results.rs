@@ -5,7 +5,7 @@
 mod support;
 
 use flux_core::layout::WorkspaceSize;
-use flux_core::program::{Chunk, Schedule, TileProgram};
+use flux_core::program::{Chunk, Lent, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
@@ -260,9 +260,11 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1..4u32, 1..4u32).prop_map(|(m, n)| TileShape::new(m * 8, n * 8, 8));
     let chunk = prop_oneof![Just(Chunk::Shard), (1..5u32).prop_map(Chunk::Tiles)];
     let raster = (1..4_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
-    let along_k = (1..5u32, 1..5u32, prop_oneof![Just(1), 2..12u32], any::<bool>(), 0..4u32);
+    let lent = (0..4u32, 0..20u32).prop_map(|(first, last)| Lent { first, last });
+    let shares = (prop_oneof![Just(1), 2..12u32], lent);
+    let along_k = (1..5u32, 1..5u32, shares, any::<bool>(), 0..4u32);
     (tile, chunk, raster, (1..4u32, 0..3u32, 0..3u32), along_k).prop_map(
-        |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, shares, stack, early))| Schedule {
+        |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, (shares, lent), stack, early))| Schedule {
             tile,
             chunk,
             raster,
@@ -274,6 +276,7 @@ fn schedules() -> impl Strategy<Value = Schedule> {
             shares,
             stack,
             early,
+            lent,
         },
     )
 }

@@ -46,6 +46,16 @@ fn rows_with_gaps_are_sent_alone_without_them() {
 }
 
 #[test]
+fn what_is_lent_changes_no_bit() {
+    on_gpus(suite::what_is_lent_changes_no_bit);
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_beside_what_is_lent() {
+    on_gpus(suite::a_rank_that_never_calls_is_named_beside_what_is_lent);
+}
+
+#[test]
 fn what_is_not_folded_is_not_sent_alone() {
     on_gpus(suite::what_is_not_folded_is_not_sent_alone);
 }

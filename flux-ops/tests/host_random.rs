@@ -5,7 +5,7 @@ mod common;
 use common::suite::{call, defaults};
 use common::{AnyOp, Case, Machine, OPS, Plan, Values};
 use flux_core::TileShape;
-use flux_core::program::{Chunk, Schedule};
+use flux_core::program::{Chunk, Lent, Schedule};
 use flux_core::tile::Raster;
 use flux_ops::Activation;
 use half::bf16;
@@ -15,9 +15,11 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1u32..40, 1u32..40, 1u32..20).prop_map(|(m, n, k)| TileShape::new(m, n, k));
     let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
     let raster = (1..4_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
-    let along_k = (1..5u32, 1..5u32, prop_oneof![Just(1), 2..12u32], any::<bool>(), 0..4u32);
+    let lent = (0..4u32, 0..20u32).prop_map(|(first, last)| Lent { first, last });
+    let shares = (prop_oneof![Just(1), 2..12u32], lent);
+    let along_k = (1..5u32, 1..5u32, shares, any::<bool>(), 0..4u32);
     (tile, chunk, raster, (1..4u32, 0..3u32, 0..3u32), along_k).prop_map(
-        |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, shares, stack, early))| Schedule {
+        |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, (shares, lent), stack, early))| Schedule {
             tile,
             chunk,
             raster,
@@ -29,6 +31,7 @@ fn schedules() -> impl Strategy<Value = Schedule> {
             shares,
             stack,
             early,
+            lent,
         },
     )
 }

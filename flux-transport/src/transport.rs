@@ -260,6 +260,13 @@ pub trait Transport: Send + Sync + Debug {
         Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
     }
 
+    /// Where what an executor enqueues comes after what was enqueued before of the [exchange](Self::exchange) of the call in progress, and before what is after: work of this call for the
+    /// multiprocessors that its messages need only then. What comes next on the caller's stream once the call has finished comes after it. Nothing where messages have no stream of their own, or
+    /// none that the executor may use.
+    fn beside(&self) -> Option<Stream> {
+        None
+    }
+
     /// What the executor of the call in progress says of it, and where it hears whether its peers say the same, which it then has to see before it ends the call; nothing where the op's number
     /// says enough, on pads that all reach, or where the transport compares.
     fn heard(&self) -> Option<Heard> {

@@ -23,17 +23,22 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     awaits(&mut list, &arrivals, rank, schedule, nodes);
 
     for band in schedule.bands(world) {
-        for (tile, step) in schedule.as_they_come(grid, band.clone()) {
+        let by_chunk = schedule.comes_by_chunk(&band, slices);
+        for (tile, step) in schedule.as_they_come(grid, band.clone(), slices) {
             let shard = nodes.after(rank, step);
             let place = shard.place_at(rank);
             // The await list is in the order of bands, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
-            // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band.
+            // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band, or a chunk of each of its shards.
             let first_step = band.start.max(1);
             let before_band = (first_step - 1) * chunks * slices;
-            let (first, per_slice) = if band.len() > 1 {
+            let chunk = || arrivals.chunks_of(tile.row..tile.row + tile.rows).start;
+            let (first, per_slice) = if band.len() > 1 && by_chunk {
+                let shards = band.end - first_step;
+                (before_band + chunk() * shards, shards)
+            } else if band.len() > 1 {
                 (before_band, (band.end - first_step) * chunks)
             } else if place.is_some() {
-                (before_band + arrivals.chunks_of(tile.row..tile.row + tile.rows).start * slices, 1)
+                (before_band + chunk() * slices, 1)
             } else {
                 (0, 0)
             };
@@ -71,7 +76,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
 }
 
-/// What is awaited of each band: of one shard chunk by chunk, of several slice by slice.
+/// What is awaited of each band: of one shard chunk by chunk, and so of several that come by chunk, of others slice by slice.
 fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) {
     for band in schedule.bands(nodes.world()) {
         let pieces = band.clone().filter_map(|step| {
@@ -81,7 +86,9 @@ fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule
         let chunks = || 0..arrivals.chunks();
         let slices = || 0..arrivals.slices();
         let piece = |(place, by), chunk, slice| arrivals.await_piece(place, by, chunk, slice);
-        if band.len() == 1 {
+        if band.len() > 1 && schedule.comes_by_chunk(&band, arrivals.slices()) {
+            list.awaits.extend(chunks().flat_map(|chunk| pieces.clone().map(move |shard| piece(shard, chunk, 0))));
+        } else if band.len() == 1 {
             let of = |shard| chunks().flat_map(move |chunk| slices().map(move |slice| piece(shard, chunk, slice)));
             list.awaits.extend(pieces.flat_map(of));
         } else {

@@ -4,7 +4,7 @@
 
 use super::along_k::AlongK;
 use super::schedule::{Chunk, Schedule};
-use super::{gemm_rs, gemm_rs_stacked};
+use super::{Lent, gemm_rs, gemm_rs_stacked};
 use crate::tile::{Raster, TileGrid};
 use crate::{Nodes, OpKind, Problem};
 use std::ops::Range;
@@ -54,7 +54,8 @@ impl Schedule {
             OpKind::AllGatherGemm => (world.get() - alone).max(1),
             OpKind::GemmReduceScatter => gemm_rs::widest_band(nodes),
         });
-        let comes = |band: &Range<u32>| band.len() == 1 && (1..=self.by_chunk).contains(&band.start);
+        let slices = along_k.slices(self.k_chunks).len() as u32;
+        let comes = |band: &Range<u32>| self.comes_by_chunk(band, slices);
         let by_chunk = if gathers && !stack { self.bands(world).filter(comes).map(|band| band.start).last().unwrap_or(0) } else { 0 };
         let shared = !nodes.are_mixed() && self.shared_tiles(problem).is_some();
         Self {
@@ -64,11 +65,16 @@ impl Schedule {
             band,
             alone: if band > 1 { alone } else { 0 },
             by_chunk,
-            k_chunks: if gathers && peers > 0 { along_k.slices(self.k_chunks).len() as u32 } else { 1 },
+            k_chunks: if gathers && peers > 0 { slices } else { 1 },
             splits: self.splits.min(along_k.steps()),
             shares: if shared { self.shares } else { 1 },
             stack,
             early: if gathers || stack { 0 } else { gemm_rs::early(self, along_k, nodes, peers) },
+            lent: match self.lent {
+                _ if peers == 0 || nodes.are_mixed() => Lent::NONE,
+                Lent { last, .. } if gathers => Lent { first: 0, last },
+                lent => lent,
+            },
         }
     }
 }

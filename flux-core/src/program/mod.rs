@@ -16,6 +16,7 @@ mod gemm_rs;
 mod gemm_rs_stacked;
 mod heuristic;
 mod items;
+mod lent;
 mod messages;
 mod pushing;
 mod record;
@@ -28,6 +29,7 @@ mod tests;
 
 pub use error::ScheduleError;
 pub use gemm_rs::Places;
+pub use lent::Lent;
 pub use messages::{Channels, Sending, groups};
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};

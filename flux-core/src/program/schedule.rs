@@ -1,9 +1,9 @@
 //! The tuning knobs of a tile program.
 //!
-//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, `shares`, and `early` and `stack` for GEMM-ReduceScatter, also
+//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, `shares` (and with these `lent`), and `early` and `stack` for GEMM-ReduceScatter, also
 //! where it is rounded.
 
-use super::ScheduleError;
+use super::{Lent, ScheduleError};
 use crate::problem::MAX_EXTENT;
 use crate::tile::{Raster, TileExtent, TileGrid};
 use crate::{TileShape, WorldSize};
@@ -54,7 +54,7 @@ pub struct Schedule {
     /// of the first band come.
     pub alone: u32,
     /// Peers' shards that are worked on chunk by chunk, as they come, the first to come first; the others in the order of the raster (AllGather-GEMM). Every chunk reads
-    /// all of `w`, but none waits for another. Means nothing in bands of several shards.
+    /// all of `w`, but none waits for another. Of a band of several shards so does a chunk of each, if the band begins with one of them and rows come whole; not where they come in slices of `k`.
     pub by_chunk: u32,
     /// Most slices that the columns of a shard, its `k`, are cut into, each with signals of its own (AllGather-GEMM): 1 and whole rows are announced.
     ///
@@ -82,6 +82,9 @@ pub struct Schedule {
     /// What is awaited in the midst of a tile should be there by then. The order of the sum follows from it: the same bits in every run, but others than those
     /// of another number.
     pub early: u32,
+    /// Items that are launched on the multiprocessors of messages, ahead of the first message and behind the last, at most: no more than wait for no message that is sent later. The last ones are
+    /// not among the tiles whose last wave [`shares`](Self::shares) makes a whole one. Means nothing besides where no messages go beside the kernel.
+    pub lent: Lent,
 }
 
 impl Schedule {
@@ -106,12 +109,13 @@ impl Schedule {
             shares: 1,
             stack: false,
             early: 0,
+            lent: Lent::NONE,
         }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_chunks, splits, shares, stack: _, early: _ } = *self;
+        let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_chunks, splits, shares, stack: _, early: _, lent: _ } = *self;
         let limited = [
             ("tile.m", tile.m, MAX_EXTENT),
             ("tile.n", tile.n, MAX_EXTENT),
@@ -146,9 +150,14 @@ impl Schedule {
     }
 
     /// The same of an AllGather-GEMM, whose first shards to come are taken chunk by chunk.
-    pub(super) fn as_they_come(&self, grid: TileGrid, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
-        let comes = band.len() == 1 && (1..=self.by_chunk).contains(&band.start);
+    pub(super) fn as_they_come(&self, grid: TileGrid, band: Range<u32>, slices: u32) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+        let comes = self.comes_by_chunk(&band, slices);
         Self::in_order(grid, if comes { Raster::RowGroups(self.chunk_of(grid.row_blocks())) } else { self.raster }, band)
+    }
+
+    /// Whether the rows of this band are taken chunk by chunk, where they come in so many slices.
+    pub(super) fn comes_by_chunk(&self, band: &Range<u32>, slices: u32) -> bool {
+        (1..=self.by_chunk).contains(&band.start) && (band.len() == 1 || slices == 1)
     }
 
     fn in_order(grid: TileGrid, raster: Raster, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
@@ -176,7 +185,7 @@ pub(super) fn bands_of(steps: Range<u32>, band: u32) -> impl Iterator<Item = Ran
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, shares, stack, early } = self;
+        let Self { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, shares, stack, early, lent } = self;
         write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
         if *alone > 0 {
             write!(f, " after {alone} of one")?;
@@ -195,6 +204,12 @@ impl fmt::Display for Schedule {
         }
         if *early > 0 {
             write!(f, ", {early} partial tiles early")?;
+        }
+        match *lent {
+            Lent::NONE => {}
+            Lent { first: 0, last } => write!(f, ", {last} lent behind messages")?,
+            Lent { first, last: 0 } => write!(f, ", {first} lent ahead of messages")?,
+            Lent { first, last } => write!(f, ", {first} lent ahead of messages and {last} behind them")?,
         }
         f.write_str(if *stack { ", stacked" } else { "" })
     }

@@ -3,8 +3,9 @@
 //! Invariant: both depend on the problem and on what all ranks know of the transport alone, so all ranks choose the same. Times are estimates for an H200: only the
 //! choice depends on them.
 
+use super::Lent;
 use super::heuristic::{
-    MULTIPROCESSORS, OPERATIONS, THIN_ROWS, WORKERS, is_ragged, of_shards, that_span, that_span_at_once, thin, unless_unsent,
+    MULTIPROCESSORS, OPERATIONS, ROW_GROUP, THIN_ROWS, WORKERS, is_ragged, of_shards, that_span, that_span_at_once, thin, unless_unsent,
 };
 use super::messages::{Channels, Sending};
 use super::schedule::{Chunk, Schedule};
@@ -46,7 +47,8 @@ impl Schedule {
         let own = Self::shard_by_shard(problem);
         let peers = problem.world().peers();
         if nodes.are_mixed() {
-            Call::fastest(problem, channels, (sending, peers), &own).1
+            // What is passed on to mates, and what these add up, is on its way as long as the call.
+            Call::fastest(problem, channels, (sending, peers), &own, false).1
         } else {
             Call::chosen(problem, channels, (sending, peers), &own).1
         }
@@ -59,7 +61,11 @@ impl Sending {
     pub fn heuristic(problem: &Problem, channels: &Channels, peers: u32, schedule: Option<&Schedule>) -> Self {
         let suits = schedule.is_none_or(|schedule| Self::Before.suits(problem.op(), schedule));
         let before = (peers == problem.world().peers() && !channels.network && suits).then_some(Self::Before);
-        let beside = (1..=peers.max(1)).map(|peers| Self::Beside { peers });
+        // Of equals the first. Rows of an AllGather-GEMM that come early leave their multiprocessors to it: GPT-3 at 8192 rows takes 0.87 to 0.89 of serial's time on four GPUs beside messages to three
+        // peers, and 0.88 to 0.93 beside those to one, estimated to take as long (results/tuning/nccl-tp4.txt, 4.).
+        let gathers = problem.op() == OpKind::AllGatherGemm;
+        let most = peers.max(1);
+        let beside = (0..most).map(|turn| Self::Beside { peers: if gathers { most - turn } else { turn + 1 } });
         let own = Schedule::shard_by_shard(problem);
         let few = peers == 1 && problem.m_shard() <= ALONE_ROWS;
         let time = |&sending: &Self| {
@@ -88,6 +94,15 @@ fn along_k_ns(problem: &Problem, tile: TileShape) -> u64 {
     2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / OPERATIONS
 }
 
+/// What a shard of this tile's is cut into for chunks, row blocks or tiles, and the bytes of it that one rank gives to another.
+fn cut(problem: &Problem, tile: TileShape) -> (u64, u64) {
+    let grid = TileGrid::of_shard(problem, tile);
+    match problem.op() {
+        OpKind::AllGatherGemm => (u64::from(grid.row_blocks()), gather_place_bytes(problem)),
+        OpKind::GemmReduceScatter => (grid.tiles(), grid.tiles() * slot_bytes(problem, tile)),
+    }
+}
+
 /// What one rank gives to another where tiles span shards.
 fn place_bytes(problem: &Problem) -> u64 {
     match problem.op() {
@@ -97,6 +112,7 @@ fn place_bytes(problem: &Problem) -> u64 {
 }
 
 /// A call as it is estimated: what is computed, and how it is sent.
+#[derive(Clone, Copy)]
 struct Call<'a> {
     problem: &'a Problem,
     sending: Sending,
@@ -117,7 +133,13 @@ struct Call<'a> {
     /// Row blocks of a shard, and of a chunk where rows are sent.
     row_blocks: u64,
     of_chunk: u64,
+    /// Row blocks that are taken together.
+    group: u64,
     band: u32,
+    alone: u32,
+    /// Multiprocessors of the messages, where they can have tiles before the first and after the last, and those that they have.
+    lends: u32,
+    lent: Lent,
 }
 
 impl<'a> Call<'a> {
@@ -125,7 +147,7 @@ impl<'a> Call<'a> {
     fn chosen(problem: &'a Problem, channels: &Channels, to: (Sending, u32), own: &Schedule) -> (u64, Schedule) {
         let late = problem.op() == OpKind::AllGatherGemm && to.1 == 1 && to.0 != Sending::Before && !own.stack;
         let band = if late { BAND_ROWS.div_ceil(problem.m_shard()).min(own.band) } else { own.band };
-        let by_shard = || Self::fastest(problem, channels, to, &Schedule { band, ..*own });
+        let by_shard = || Self::fastest(problem, channels, to, &Schedule { band, ..*own }, true);
         if to.1 == 0 {
             return by_shard();
         }
@@ -199,7 +221,11 @@ impl<'a> Call<'a> {
             chunks: 1,
             row_blocks: grid.row_blocks().into(),
             of_chunk: grid.row_blocks().into(),
+            group: ROW_GROUP.into(),
             band: problem.world().get(),
+            alone: 0,
+            lends: 0,
+            lent: Lent::NONE,
         };
         (call, schedule)
     }
@@ -210,52 +236,70 @@ impl<'a> Call<'a> {
         Some((shares.count(), 100 * shares.time() / shares.steps()))
     }
 
-    /// The fastest schedule of this sending whose tiles are of one shard each, and the nanoseconds that it takes.
-    fn fastest(problem: &'a Problem, channels: &Channels, to: (Sending, u32), own: &Schedule) -> (u64, Schedule) {
+    /// The fastest schedule of this sending whose tiles are of one shard each, some of them lent where it `lends`, and the nanoseconds that it takes.
+    fn fastest(problem: &'a Problem, channels: &Channels, to: (Sending, u32), own: &Schedule, lends: bool) -> (u64, Schedule) {
         let tiles = match own.stack {
             true if problem.m_shard() <= THIN_ROWS => vec![(thin(problem), 100)],
             true => vec![(unless_unsent(problem, own.tile), 100)],
             false => of_shards(problem),
         };
         let counts = if channels.network { NETWORK_CHUNKS.as_slice() } else { &CHUNKS };
-        let ways = tiles.into_iter().flat_map(|tile| counts.iter().map(move |&chunks| (tile, chunks)));
-        let ways = ways.map(|(tile, chunks)| {
-            let (call, schedule) = Self::new(problem, channels, to, own, (tile, chunks));
-            let (call, schedule) = if is_ragged(problem) && !own.stack { call.sharing(schedule) } else { (call, schedule) };
-            (call.estimate(), schedule)
+        // Those that come together side by side, behind the own one.
+        let beside = to.0.peers().min(to.1);
+        let side_by_side =
+            lends && problem.op() == OpKind::AllGatherGemm && own.band == 1 && !own.stack && to.0 != Sending::Before && beside > 1;
+        let orders = std::iter::once(*own).chain(side_by_side.then_some(Schedule { alone: 1, band: beside, by_chunk: to.1, ..*own }));
+        let cuts = orders.flat_map(|own| tiles.iter().flat_map(move |&tile| counts.iter().map(move |&chunks| (own, tile, chunks))));
+        let ways = cuts.map(|(own, tile, chunks)| {
+            let (call, schedule) = Self::new(problem, channels, to, &own, (tile, chunks));
+            let (shared, sharing) = if is_ragged(problem) && !own.stack { call.sharing(schedule) } else { (call, schedule) };
+            let (lending, lent) = if lends { call.lending(schedule) } else { (call, schedule) };
+            [(shared.estimate(), sharing), (lending.estimate(), lent)]
         });
-        ways.min_by_key(|way| way.0).unwrap_or((u64::MAX, *own))
+        ways.flatten().min_by_key(|way| way.0).unwrap_or((u64::MAX, *own))
     }
 
     /// As `own` but with this tile, whose steps cost so many percent, and a shard in so many chunks, if none is smaller than is worth a message.
     fn new(
         problem: &'a Problem,
         channels: &Channels,
-        (sending, peers): (Sending, u32),
+        to: (Sending, u32),
         own: &Schedule,
         ((tile, cost), chunks): ((TileShape, u64), u64),
     ) -> (Self, Schedule) {
-        let world = problem.world().get();
+        let (sending, world) = (to.0, problem.world().get());
         let band = match problem.op() {
             _ if own.stack => world,
             OpKind::AllGatherGemm => own.band,
             OpKind::GemmReduceScatter => own.band.max(sending.peers().min(world)),
         };
-        let grid = TileGrid::of_shard(problem, tile);
-        let (available, place_bytes) = match problem.op() {
-            OpKind::AllGatherGemm => (u64::from(grid.row_blocks()), gather_place_bytes(problem)),
-            OpKind::GemmReduceScatter => (grid.tiles(), grid.tiles() * slot_bytes(problem, tile)),
-        };
+        let (available, place_bytes) = cut(problem, tile);
         let least = if sending == Sending::Before { place_bytes } else { channels.least_bytes };
-        let piece = place_bytes.div_ceil(available);
-        let together = place_bytes.div_ceil(chunks).max(least).div_ceil(piece).clamp(1, available);
-        let call = Self {
+        let together = place_bytes.div_ceil(chunks).max(least).div_ceil(place_bytes.div_ceil(available)).clamp(1, available);
+        let chunk = if together == available { Chunk::Shard } else { Chunk::Tiles(together as u32) };
+        let schedule = Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own };
+        (Self::of_whole_tiles(problem, channels, to, &schedule, cost), schedule)
+    }
+
+    /// With tiles of one shard each, none of which is shared, and whose steps cost so many percent.
+    fn of_whole_tiles(problem: &'a Problem, channels: &Channels, to: (Sending, u32), schedule: &Schedule, cost: u64) -> Self {
+        let (sending, peers) = to;
+        let grid = TileGrid::of_shard(problem, schedule.tile);
+        let (available, place_bytes) = cut(problem, schedule.tile);
+        let together = match schedule.chunk {
+            Chunk::Shard => available,
+            Chunk::Tiles(together) => u64::from(together).min(available),
+        };
+        let workers = workers(channels, problem.op(), to, place_bytes.min(together * place_bytes.div_ceil(available)));
+        // With ranks in one node as well, what goes along the rail is not all. Over a network messages are on their way as long as the call.
+        let lends = sending != Sending::Before && peers == problem.world().peers() && !channels.network;
+        Self {
             problem,
             sending,
             peers,
             lanes: channels.each,
-            workers: workers(channels, problem.op(), (sending, peers), place_bytes.min(together * piece)),
-            tile_ns: along_k_ns(problem, tile) * cost / 100 + TILE_NS,
+            workers,
+            tile_ns: along_k_ns(problem, schedule.tile) * cost / 100 + TILE_NS,
             shared: None,
             tiles: grid.tiles(),
             stacked: false,
@@ -263,10 +307,12 @@ impl<'a> Call<'a> {
             chunks: available.div_ceil(together),
             row_blocks: grid.row_blocks().into(),
             of_chunk: together,
-            band,
-        };
-        let chunk = if together == available { Chunk::Shard } else { Chunk::Tiles(together as u32) };
-        (call, Schedule { tile, chunk, band, splits: 1, k_chunks: 1, stack: false, early: 0, ..*own })
+            group: if schedule.by_chunk > 0 { together } else { ROW_GROUP.into() },
+            band: schedule.band,
+            alone: schedule.alone,
+            lends: if lends { MULTIPROCESSORS - workers } else { 0 },
+            lent: schedule.lent,
+        }
     }
 
     /// The same with what whole waves leave shared, where that gains time. Of shards one by one that come meanwhile it gains an AllGather-GEMM nothing, and half of what it should a GEMM-ReduceScatter,
@@ -274,7 +320,7 @@ impl<'a> Call<'a> {
     /// h100-x2-ragged-nccl.json of af866aa, in the history; GPT-3 and Llama at 258 and 350 rows).
     fn sharing(self, schedule: Schedule) -> (Self, Schedule) {
         let gathers = self.problem.op() == OpKind::AllGatherGemm;
-        if gathers && schedule.band == 1 && self.sending != Sending::Before {
+        if gathers && (schedule.band == 1 || schedule.alone > 0) && self.sending != Sending::Before {
             return (self, schedule);
         }
         let schedule = schedule.sharing(self.problem, self.workers);
@@ -288,5 +334,6 @@ impl<'a> Call<'a> {
 }
 
 mod estimate;
+mod lending;
 #[cfg(test)]
 mod tests;

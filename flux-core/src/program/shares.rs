@@ -57,9 +57,12 @@ impl Schedule {
         let (along_k, peers) = (AlongK::new(problem, self), problem.world().peers());
         let (gathers, spans) = (problem.op() == OpKind::AllGatherGemm, self.stack && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
-        let tiles = if spans { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { u64::from(peers + 1) * of_shard };
+        let all = if spans { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { u64::from(peers + 1) * of_shard };
+        // Of those the last may be lent to other multiprocessors.
+        let lent = if peers > 0 { u64::from(self.lent.last) } else { 0 };
+        let tiles = all.saturating_sub(lent);
         // Own tiles of a GEMM-ReduceScatter come last, and in a world of 1 there are no others.
-        let whole = if gathers || spans || peers == 0 { 0 } else { of_shard };
+        let whole = if gathers || spans || peers == 0 { 0 } else { of_shard.saturating_sub(lent) };
         let shares = Shares::of(self, along_k, tiles, whole)?;
         // The first tiles of several shards side by side, and the first slices of others, await what comes last.
         let side_by_side = || spans || self.bands(problem.world()).next().is_some_and(|first| first.len() > 1);

@@ -1,6 +1,6 @@
 //! Problems and schedules that are valid by construction.
 
-use flux_core::program::{Chunk, Schedule, TileProgram};
+use flux_core::program::{Chunk, Lent, Schedule, TileProgram};
 use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
@@ -80,6 +80,7 @@ pub(crate) struct Knobs {
     pub(crate) k_chunks: u32,
     pub(crate) splits: u32,
     pub(crate) shares: u32,
+    pub(crate) lent: Lent,
     pub(crate) stack: bool,
     pub(crate) early: u32,
     pub(crate) alone: u32,
@@ -88,15 +89,26 @@ pub(crate) struct Knobs {
 
 impl Knobs {
     /// Tiles that are one item each and announced whole, a band after the other.
-    pub(crate) const PLAIN: Self = Self { k_chunks: 1, splits: 1, shares: 1, stack: false, early: 0, alone: 0, by_chunk: 0 };
+    pub(crate) const PLAIN: Self =
+        Self { k_chunks: 1, splits: 1, shares: 1, lent: Lent::NONE, stack: false, early: 0, alone: 0, by_chunk: 0 };
 }
 
 /// All of them.
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     // Shares mean nothing with splits.
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
-    (1..=6_u32, parts, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32).prop_map(
-        |(k_chunks, (splits, shares), stack, early, alone, by_chunk)| Knobs { k_chunks, splits, shares, stack, early, alone, by_chunk },
+    let lent = (0..=3_u32, prop_oneof![Just(0), 0..=30_u32]).prop_map(|(first, last)| Lent { first, last });
+    (1..=6_u32, parts, lent, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32).prop_map(
+        |(k_chunks, (splits, shares), lent, stack, early, alone, by_chunk)| Knobs {
+            k_chunks,
+            splits,
+            shares,
+            lent,
+            stack,
+            early,
+            alone,
+            by_chunk,
+        },
     )
 }
 
@@ -120,8 +132,8 @@ pub(crate) fn knob_calls(
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_chunks, splits, shares, stack, early, alone, by_chunk } = knobs;
-            build(&problem, &Schedule { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, shares, stack, early })
+            let Knobs { k_chunks, splits, shares, lent, stack, early, alone, by_chunk } = knobs;
+            build(&problem, &Schedule { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, shares, stack, early, lent })
         },
     )
 }

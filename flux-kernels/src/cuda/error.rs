@@ -36,9 +36,11 @@ pub enum LaunchError {
         /// The kernel.
         kernel: String,
     },
-    /// A launch of tiles alone, or of folds alone, of a program that does not have both.
-    #[error("a program of {program} has no folds after its tiles, so a call of it is one launch")]
-    NoParts {
+    /// A launch of a part that the program does not have: of tiles or folds alone where it has no folds, or of more items than there are.
+    #[error("a program of {program} has no {part}")]
+    NoPart {
+        /// What the launch was to walk.
+        part: String,
         /// What the program is for.
         program: String,
     },

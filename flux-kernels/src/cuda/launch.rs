@@ -14,6 +14,7 @@ use flux_core::program::{TileProgram, WorkItem, sink};
 use flux_core::rank::MAX_WORLD;
 use flux_core::{OpKind, WorldSize};
 use std::ffi::CString;
+use std::fmt;
 use std::ops::Range;
 
 /// A loaded variant of the fused kernel.
@@ -96,17 +97,51 @@ pub enum Part {
     Tiles,
     /// The folds, which end the call that a launch of the tiles has begun.
     Folds,
+    /// Some, beside the other launches of the call, which is over when all of them are. Their times are not recorded.
+    Among {
+        /// The first item.
+        first: u32,
+        /// How many.
+        count: u32,
+        /// The number of the first CTA: those that may run at once have different ones, of the multiprocessors that there are.
+        number: u32,
+        /// CTAs of all launches of the call.
+        all: u32,
+    },
 }
 
 impl Part {
     /// Its items in a program; nothing where the program is not in parts.
     fn of(self, program: &TileProgram) -> Option<Range<usize>> {
         let items = &program.items;
-        if self == Self::Whole {
-            return Some(0..items.len());
+        let folds = || items.iter().position(|item| item.sink == sink::FOLD).filter(|&folds| folds > 0);
+        match self {
+            Self::Whole => Some(0..items.len()),
+            Self::Tiles => Some(0..folds()?),
+            Self::Folds => Some(folds()?..items.len()),
+            Self::Among { first, count, .. } => {
+                let (first, end) = (first as usize, first as usize + count as usize);
+                (end <= items.len()).then_some(first..end)
+            }
         }
-        let folds = items.iter().position(|item| item.sink == sink::FOLD).filter(|&folds| folds > 0)?;
-        Some(if self == Self::Tiles { 0..folds } else { folds..items.len() })
+    }
+
+    /// The number of the first of its CTAs, and how many there are in the call, where it has so many itself.
+    const fn ctas(self, own: u32) -> (u32, u32) {
+        match self {
+            Self::Among { number, all, .. } => (number, all),
+            Self::Whole | Self::Tiles | Self::Folds => (0, own),
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Whole => f.write_str("items"),
+            Self::Tiles | Self::Folds => f.write_str("folds after its tiles, so a call of it is one launch"),
+            Self::Among { first, count, .. } => write!(f, "{count} items from number {first} on"),
+        }
     }
 }
 
@@ -147,7 +182,7 @@ pub struct LaunchArgs<'a> {
     pub deadline_ns: u64,
     /// Whether a mover outside of the kernel reads `x` and reports the end of it in the control block.
     pub await_pushed: bool,
-    /// CTAs.
+    /// CTAs of this launch.
     pub workers: u32,
     /// What they walk.
     pub part: Part,
@@ -169,6 +204,7 @@ pub struct LaunchArgs<'a> {
 ///   where its records say. Awaits may be missing where what they announce is there when the kernel begins.
 /// - Every address is valid on the current device for the extents that the program implies, until the launch has completed.
 /// - All ranks of the world enqueue the same call. One in parts is a launch of its tiles and then one of its folds, with the same arguments, before anything else that uses the control block.
+///   Launches [among](Part::Among) others have between them each item once, and none waits on the device for an item of another that is enqueued behind it.
 ///
 /// # Errors
 /// [`LaunchError`], before anything is enqueued.
@@ -178,21 +214,25 @@ pub struct LaunchArgs<'a> {
 pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<(), LaunchError> {
     let p = program.program();
     let variant = kernel.variant;
-    if !variant.fits(p) || !program.has_room_for(variant, args.workers) {
+    let (ctas, (number, all)) = (args.workers, args.part.ctas(args.workers));
+    let end = number.saturating_add(ctas);
+    if !variant.fits(p) || !program.has_room_for(variant, end) {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
     }
     if variant.op() == OpKind::GemmReduceScatter && args.activation != Activation::None {
         return Err(LaunchError::Activation { activation: args.activation });
     }
-    let ctas = args.workers;
-    if ctas == 0 || ctas > kernel.multiprocessors {
-        return Err(LaunchError::Grid { ctas, limit: kernel.multiprocessors });
+    let limit = kernel.multiprocessors;
+    if ctas == 0 || end > limit || ctas > all {
+        return Err(LaunchError::Grid { ctas: end.max(ctas), limit: limit.min(all) });
     }
-    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(p.items.len(), ctas)) {
+    let is_whole = !matches!(args.part, Part::Among { .. });
+    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !(is_whole && trace.fits(p.items.len(), ctas))) {
         return Err(LaunchError::Trace { kernel: variant.to_string(), items: p.items.len(), ctas });
     }
-    let items = args.part.of(p).ok_or_else(|| LaunchError::NoParts { program: format!("{} with tiles of {}", p.problem, p.tile) })?;
+    let no_part = || LaunchError::NoPart { part: args.part.to_string(), program: format!("{} with tiles of {}", p.problem, p.tile) };
+    let items = args.part.of(p).ok_or_else(no_part)?;
     let params = encode_params(variant, program, args, items)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());
     // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
@@ -274,6 +314,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
     let (dtype, world) = (problem.dtype(), problem.world());
     let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
     let Maps { a_caller, a_gather, b, y } = encode_maps(variant, p, args)?;
+    let (number, all) = args.part.ctas(args.workers);
     Ok(Params {
         a_caller,
         a_gather,
@@ -295,7 +336,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
         parts_offset: p.parts_offset(),
-        aside: program.aside(),
+        aside: program.aside() + u64::from(number) * variant.aside_bytes(),
         bias: args.bias,
         told: args.told,
         scattered: args.scattered,
@@ -316,7 +357,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         early_gap: p.early_steps().1,
         op: args.op,
         begins: u32::from(args.part != Part::Folds),
-        closes: u32::from(args.part != Part::Tiles),
+        closes: if args.part == Part::Tiles { 0 } else { all },
         item_stamps: args.trace.map_or(0, |trace| trace.item_stamps() + (items.start * size_of::<ItemStamps>()) as u64),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

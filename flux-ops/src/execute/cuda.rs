@@ -10,7 +10,7 @@ use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
-use flux_core::program::{Round, Schedule, Sending, TileProgram, sink};
+use flux_core::program::{Lent, Round, Schedule, Sending, TileProgram, sink};
 use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
@@ -47,6 +47,8 @@ pub(crate) struct CudaExecutor {
     // By which ranks tell which op a call is of.
     number: u32,
     workers: u32,
+    // CTAs on the multiprocessors that messages have, and which items they take before and after.
+    lent: (u32, Lent),
     pace: Pace,
 }
 
@@ -78,7 +80,7 @@ impl CudaExecutor {
         (schedule, sending): (&Schedule, Sending),
         hands: Hands,
     ) -> Result<Self, BuildError> {
-        let (rounds, left) = match comm.capabilities().mover {
+        let (rounds, left, lent) = match comm.capabilities().mover {
             Mover::Messages { channels } => {
                 let rows = program.problem.op() == OpKind::AllGatherGemm;
                 let suits = sending.suits(program.problem.op(), schedule) || program.problem.world().peers() == 0;
@@ -90,9 +92,12 @@ impl CudaExecutor {
                 // Where rows are passed on to mates, in the order in which they come.
                 let rounds = if program.nodes.are_mixed() { rounds } else { sending.ordered(rounds, rows) };
                 let beside = channels.beside(sending, program.problem.op(), &rounds);
-                (Some(rounds), beside)
+                // A time line is one of workers that take all items in turn.
+                let lends = beside > 0 && sending != Sending::Before && !program.nodes.are_mixed() && !hands.trace;
+                let lent = if lends { schedule.lent.within(&program) } else { Lent::NONE };
+                (Some(rounds), beside, lent)
             }
-            _ => (None, 0),
+            _ => (None, 0, Lent::NONE),
         };
         let device = CudaDevice::open(ordinal)?;
         let compute = device.info().compute;
@@ -148,6 +153,7 @@ impl CudaExecutor {
             scatters,
             number,
             workers,
+            lent: (left, lent),
             pace,
             device,
         })
@@ -238,21 +244,42 @@ impl CudaExecutor {
         };
         // SAFETY: the operands were checked against the problem and are held as above; the program is as it was built; the workspace is the communicator's, covers this
         // program since the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
-        let launch = |part| unsafe { launch(&self.kernel, &self.program, &LaunchArgs { part, ..args }) }.map_err(CallError::Launch);
+        let launch_of = |args: LaunchArgs<'_>| unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch);
+        let launch = |part| launch_of(LaunchArgs { part, ..args });
+        let Launches { first, workers, last } = self.launches(call);
+        let lend = |lent: Option<(Part, usize)>| {
+            lent.map_or(Ok(()), |(part, stream)| launch_of(LaunchArgs { part, workers: self.lent.0, push: false, stream, ..args }))
+        };
         if let Some(exchange) = exchange.filter(is_stored) {
             let in_parts = self.sending == Sending::Before;
-            launch(if in_parts { Part::Tiles } else { Part::Whole })?;
+            lend(first)?;
+            launch(if in_parts { Part::Tiles } else { workers })?;
             // SAFETY: as above, of the same exchange.
             unsafe { call.exchange_stored(&exchange) }?;
+            lend(last)?;
             return if in_parts { launch(Part::Folds) } else { Ok(()) };
         }
-        launch(Part::Whole)?;
+        launch(workers)?;
+        lend(last)?;
         // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
         match carry {
             // SAFETY: as for the push above.
             Some(carry) => Ok(unsafe { call.carry(&carry) }?),
             None => Ok(()),
         }
+    }
+
+    /// The launches of a call that has begun: what is lent, with the stream for it, and what the workers walk.
+    fn launches(&self, call: &Call<'_>) -> Launches {
+        let (ctas, Lent { first, last }) = self.lent;
+        let stream = if first + last > 0 { call.beside().and_then(Stream::raw) } else { None };
+        let Some(stream) = stream else { return Launches { first: None, workers: Part::Whole, last: None } };
+        let items = self.program.program().items.len() as u32;
+        let all = self.workers + ctas * (u32::from(first > 0) + u32::from(last > 0));
+        let among = |first, count, number| Part::Among { first, count, number, all };
+        // Those before and those after are one behind the other.
+        let lent = |from, count| (count > 0).then(|| (among(from, count, self.workers), stream));
+        Launches { first: lent(0, first), workers: among(first, items - first - last, 0), last: lent(items - last, last) }
     }
 
     pub(super) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
@@ -306,8 +333,17 @@ impl CudaExecutor {
             OpKind::GemmReduceScatter => send_gap_ns,
         };
         let (kernel, device) = (self.kernel.variant(), &self.device.info().name);
-        format!("kernel {kernel} on {device}, {} worker CTAs{mover}, gaps of {gaps} ns", self.workers)
+        let lent =
+            if self.lent.1 == Lent::NONE { String::new() } else { format!(", {} more ahead of messages and behind them", self.lent.0) };
+        format!("kernel {kernel} on {device}, {} worker CTAs{mover}{lent}, gaps of {gaps} ns", self.workers)
     }
+}
+
+/// The launches of a call whose messages go beside it.
+struct Launches {
+    first: Option<(Part, usize)>,
+    workers: Part,
+    last: Option<(Part, usize)>,
 }
 
 /// Whether messages carry what a launch stores.

@@ -158,6 +158,11 @@ impl<'c> Call<'c> {
         unsafe { self.comm.inner.health.transport().exchange_stored(self.stream, exchange) }
     }
 
+    /// The stream of the [exchange](Self::exchange)'s messages, for work of this call between them and behind them; nothing where there are none beside the executor.
+    pub fn beside(&self) -> Option<Stream> {
+        self.comm.inner.health.transport().beside()
+    }
+
     /// Where the executor hears whether its peers are in this call, if all of the [exchange](Self::exchange) comes before it reads any: it waits for no signal then.
     pub fn heard(&self) -> Option<Heard> {
         self.comm.inner.health.transport().heard()

@@ -203,6 +203,11 @@ impl Transport for NcclTransport {
         sent.inspect_err(|error| self.watched.refused(error))
     }
 
+    fn beside(&self) -> Option<Stream> {
+        let State { lane, calls, .. } = &*locked(&self.state);
+        calls.is_carried().then(|| Stream::Cuda(lane.raw()))
+    }
+
     fn heard(&self) -> Option<Heard> {
         let State { calls, alone, .. } = &*locked(&self.state);
         alone.as_ref()?.heard(calls.epoch())

@@ -6,7 +6,7 @@
 use crate::data;
 use crate::finish::Finish;
 use crate::plan::{Plan, ScheduleArgs};
-use flux_core::program::Sending;
+use flux_core::program::{Lent, Sending};
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use flux_kernels::variant;
 use flux_ops::Push;
@@ -90,6 +90,9 @@ impl RandomCase {
             let any = op == OpKind::AllGatherGemm || matches!(place, Place::Host);
             shared.stack = draw.below(2) > 0 && (any || variant::is_scattered(tile)) || !(any || variant::is_sent(tile));
             shared.no_stack = !shared.stack;
+            let few = Lent { first: draw.below(9), last: draw.below(9) };
+            let lent = draw.of(&[Lent::NONE, few, Lent { first: u32::MAX, last: u32::MAX }]);
+            shared.lent = matches!(place, Place::Gpu { .. }).then_some(lent);
         }
         let calls = 4 + u64::from(draw.below(13));
         let finishes: Vec<Finish> = std::iter::once(Finish::default()).chain(Finish::with_bias(op)).collect();

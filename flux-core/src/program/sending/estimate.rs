@@ -4,7 +4,8 @@
 
 use super::{Call, Sending};
 use crate::OpKind;
-use crate::program::heuristic::{READ, ROW_GROUP, SHARING_NS, is_ragged, w_bytes};
+use crate::program::heuristic::{READ, SHARING_NS, is_ragged, w_bytes};
+use crate::program::schedule::bands_of;
 
 /// What it takes to begin and end a kernel.
 const LAUNCH_NS: u64 = 10_000;
@@ -26,15 +27,34 @@ const FOLDS_NS: u64 = 5_000;
 /// What more, if it waits for what a kernel stores and announces in the host's memory.
 const FLAG_NS: u64 = 20_000;
 
+/// What it takes to launch what is [lent](super::Lent) behind messages.
+const LENT_NS: u64 = 8_000;
+
 /// Most tiles that are counted one by one. Of more, which are many waves, few wait.
 const MOST_COUNTED: u64 = 1 << 14;
 
 impl Call<'_> {
+    /// Nanoseconds after which so many tiles are finished, those that are lent before messages among them.
+    fn finished_beside(&self, tiles: u64) -> u64 {
+        let first = u64::from(self.lent.first).min(tiles);
+        self.finished(tiles - first).max(self.lent_ns(first))
+    }
+
     /// Nanoseconds after which so many tiles are finished, those that are shared first.
     fn finished(&self, tiles: u64) -> u64 {
-        let (shared, percent) = self.shared.unwrap_or((0, 0));
-        let first = if shared > 0 && tiles > 0 { self.tile_ns * percent / 100 + SHARING_NS } else { 0 };
+        let (shared, first) = if tiles > 0 { self.shared_first() } else { (0, 0) };
         first + tiles.saturating_sub(shared).div_ceil(self.workers.into()) * self.tile_ns
+    }
+
+    /// Tiles that are shared, and the nanoseconds that they take all workers.
+    fn shared_first(&self) -> (u64, u64) {
+        let (shared, percent) = self.shared.unwrap_or((0, 0));
+        (shared, if shared > 0 { self.tile_ns * percent / 100 + SHARING_NS } else { 0 })
+    }
+
+    /// Nanoseconds of so many tiles on the multiprocessors of messages.
+    fn lent_ns(&self, tiles: u64) -> u64 {
+        tiles.div_ceil(u64::from(self.lends).max(1)) * self.tile_ns
     }
 
     /// Nanoseconds of messages to all peers that go alone, on all channels.
@@ -62,27 +82,60 @@ impl Call<'_> {
 
     /// Nanoseconds of the call.
     pub(super) fn estimate(&self) -> u64 {
+        let time = match (self.sending, self.problem.op()) {
+            (Sending::Before, _) => self.before(),
+            (_, OpKind::AllGatherGemm) if self.stacked => {
+                self.in_groups(self.peers, |peers| self.group(peers)) - BEFORE_NS + self.at_once()
+            }
+            (_, OpKind::GemmReduceScatter) if self.stacked => self.at_once() + self.groups(self.peers),
+            _ => {
+                let (workers, lent) = self.ends();
+                workers.max(lent)
+            }
+        };
+        LAUNCH_NS + time
+    }
+
+    /// When the workers beside messages are done, and when what is lent behind these is.
+    pub(super) fn ends(&self) -> (u64, u64) {
+        let (workers, come) = match self.problem.op() {
+            OpKind::AllGatherGemm => self.gathering(),
+            OpKind::GemmReduceScatter => self.scattering(),
+        };
+        let last = self.lent.last.into();
+        (workers, if last > 0 { come + LENT_NS + self.lent_ns(last) } else { 0 })
+    }
+
+    /// Nanoseconds of all tiles where their rows are there.
+    fn at_once(&self) -> u64 {
         let shards = if self.stacked { 1 } else { u64::from(self.problem.world().get()) };
         let all = self.finished(shards * self.tiles);
         // Where one pass over `w` is all that there is, it may take longer.
-        let all = if self.stacked && is_ragged(self.problem) { all.max(w_bytes(self.problem) / READ) } else { all };
-        LAUNCH_NS
-            + match (self.sending, self.problem.op()) {
-                (Sending::Before, OpKind::AllGatherGemm) => self.alone() + all,
-                (Sending::Before, OpKind::GemmReduceScatter) => all + self.alone() + FOLDS_NS,
-                (_, OpKind::AllGatherGemm) if self.stacked => self.in_groups(self.peers, |peers| self.group(peers)) - BEFORE_NS + all,
-                (_, OpKind::GemmReduceScatter) if self.stacked => all + self.groups(self.peers),
-                (_, OpKind::AllGatherGemm) => self.gathering(),
-                (_, OpKind::GemmReduceScatter) => self.scattering(),
-            }
+        if self.stacked && is_ragged(self.problem) { all.max(w_bytes(self.problem) / READ) } else { all }
+    }
+
+    /// Nanoseconds where messages go before what they bring is read.
+    fn before(&self) -> u64 {
+        let folds = if self.problem.op() == OpKind::GemmReduceScatter { FOLDS_NS } else { 0 };
+        self.at_once() + self.alone() + folds
+    }
+
+    /// Waves of a GEMM-ReduceScatter that can be lent before the first message: as many as are finished by then.
+    pub(super) fn first_waves(&self) -> u64 {
+        let (world, lends) = (self.problem.world().get(), u64::from(self.lends));
+        let tiles = (u64::from(self.band.min(world - 1)) * self.tiles).div_ceil(self.chunks);
+        let in_time = |waves: u64| tiles >= waves * lends && waves <= (tiles - waves * lends).div_ceil(self.workers.into());
+        let most = tiles.checked_div(lends).unwrap_or(0);
+        (1..=most).take_while(|&waves| in_time(waves)).last().unwrap_or(0)
     }
 
     /// Shard by shard, or band by band, as rows arrive: those of row blocks that are taken together, or of a band, all before the first tile. The first group goes
     /// before the kernel has begun. Shards one by one are counted tile by tile, as whoever has none of the own ones left waits: Llama at TP 2 and 1040 rows, whose shards are 1.3 waves of 176x256, takes 0.41 ms
-    /// and not 0.38 (results/h100-x2-ragged-nccl.json).
-    fn gathering(&self) -> u64 {
+    /// and not 0.38 (results/h100-x2-ragged-nccl.json). When the workers are done, and when the last message has come.
+    fn gathering(&self) -> (u64, u64) {
         let (world, chunks) = (self.problem.world().get(), self.chunks);
-        let shard = self.finished(u64::from(world) * self.tiles) / u64::from(world);
+        let tiles = u64::from(world) * self.tiles - u64::from(self.lent.last);
+        let shard = self.finished(tiles) / u64::from(world);
         let together = self.sending.peers().min(self.peers).max(1);
         // When the chunk has come of the shard at a step.
         let arrival = |step: u32, chunk: u64| {
@@ -90,8 +143,9 @@ impl Call<'_> {
             let own = together.min(self.peers - batch * together);
             chunks * u64::from(batch) * self.group(together) + (chunk + 1) * self.group(own) - BEFORE_NS
         };
-        if self.band == 1 && u64::from(world) * self.tiles <= MOST_COUNTED {
-            return self.one_by_one(arrival);
+        let come = if self.peers > 0 { arrival(self.peers, chunks - 1) } else { 0 };
+        if (self.band == 1 || self.alone > 0) && u64::from(world) * self.tiles <= MOST_COUNTED {
+            return (self.one_by_one(tiles, arrival), come);
         }
         let mut time = 0;
         for first in (0..world).step_by(self.band as usize) {
@@ -101,27 +155,34 @@ impl Call<'_> {
                 let last = arrivals.map(|step| arrival(step, chunks - 1)).max();
                 time = time.max(last.unwrap_or(0)) + band.len() as u64 * shard;
             } else if let Some(step) = arrivals.next() {
-                for first in (0..self.row_blocks).step_by(ROW_GROUP as usize) {
-                    let end = self.row_blocks.min(first + u64::from(ROW_GROUP));
+                for first in (0..self.row_blocks).step_by(self.group as usize) {
+                    let end = self.row_blocks.min(first + self.group);
                     time = time.max(arrival(step, (end - 1) / self.of_chunk)) + shard * (end - first) / self.row_blocks;
                 }
             } else {
                 time += shard;
             }
         }
-        time
+        (time, come)
     }
 
-    /// Shard by shard, tile by tile, by workers that take them strided, as the chunk arrives in which the rows are that are taken together.
-    fn one_by_one(&self, arrival: impl Fn(u32, u64) -> u64) -> u64 {
+    /// The first so many tiles, shard by shard, or those of a band side by side, by workers that take them strided, as the chunks arrive in which the rows are that are taken together; of the
+    /// own ones some may be shared.
+    fn one_by_one(&self, tiles: u64, arrival: impl Fn(u32, u64) -> u64) -> u64 {
         let columns = self.tiles / self.row_blocks;
-        let (mut free, mut workers) = (vec![0; self.workers as usize], (0..self.workers as usize).cycle());
-        for step in 0..self.problem.world().get() {
-            let comes = (1..=self.peers).contains(&step);
-            for first in (0..self.row_blocks).step_by(ROW_GROUP as usize) {
-                let end = self.row_blocks.min(first + u64::from(ROW_GROUP));
-                let there = if comes { arrival(step, (end - 1) / self.of_chunk) } else { 0 };
-                for worker in workers.by_ref().take(((end - first) * columns) as usize) {
+        let (mut shared, begun) = self.shared_first();
+        let (mut free, mut workers) = (vec![begun; self.workers as usize], (0..self.workers as usize).cycle());
+        let mut rest = tiles - shared;
+        let world = self.problem.world().get();
+        for band in (0..self.alone.min(world)).map(|step| step..step + 1).chain(bands_of(self.alone.min(world)..world, self.band)) {
+            for first in (0..self.row_blocks).step_by(self.group as usize) {
+                let end = self.row_blocks.min(first + self.group);
+                let comes = band.clone().filter(|step| (1..=self.peers).contains(step));
+                let there = comes.map(|step| arrival(step, (end - 1) / self.of_chunk)).max().unwrap_or(0);
+                let of_group = (end - first) * columns * band.len() as u64;
+                let whole = of_group.saturating_sub(shared).min(rest);
+                (shared, rest) = (shared.saturating_sub(of_group), rest - whole);
+                for worker in workers.by_ref().take(whole as usize) {
                     free[worker] = there.max(free[worker]) + self.tile_ns;
                 }
             }
@@ -130,8 +191,8 @@ impl Call<'_> {
     }
 
     /// Chunk by chunk of a band as the last tile of it is finished; the own shard as the chunks of the last band have come, for which each worker waits with a
-    /// tile that is multiplied, and with all that it has after it.
-    fn scattering(&self) -> u64 {
+    /// tile that is multiplied, and with all that it has after it. When the workers are done, and when the last message has come.
+    fn scattering(&self) -> (u64, u64) {
         let (world, chunks) = (self.problem.world().get(), self.chunks);
         let (mut begun, mut sent, mut come) = (0, 0, Vec::new());
         for first in (1..world).step_by(self.band as usize) {
@@ -139,14 +200,17 @@ impl Call<'_> {
             come.clear();
             for chunk in 1..=chunks {
                 let tiles = begun + (u64::from(shards) * self.tiles * chunk).div_ceil(chunks);
-                sent = sent.max(self.finished(tiles)) + self.groups(shards.min(self.peers));
+                sent = sent.max(self.finished_beside(tiles)) + self.groups(shards.min(self.peers));
                 come.push(sent);
             }
             begun += u64::from(shards) * self.tiles;
         }
-        let (tiles, workers) = (self.tiles.div_ceil(chunks), u64::from(self.workers));
-        let behind = (tiles.div_ceil(workers) - 1) * self.tile_ns;
-        let own = come.iter().fold(begun * self.tile_ns / workers, |time, come| (time + tiles * self.tile_ns / workers).max(come + behind));
-        own.max(self.finished(begun + self.tiles))
+        let workers = u64::from(self.workers);
+        let (own, begun) = (self.tiles - u64::from(self.lent.last), begun - u64::from(self.lent.first));
+        let tiles = own.div_ceil(chunks);
+        let behind = (tiles.div_ceil(workers).max(1) - 1) * self.tile_ns;
+        let time =
+            come.iter().fold(begun * self.tile_ns / workers, |time, come| (time + tiles * self.tile_ns / workers).max(come + behind));
+        (time.max(self.finished(begun + own)), sent)
     }
 }

@@ -71,12 +71,12 @@ fn estimates_are_near_what_was_measured() {
 }
 
 /// What the choices took, measured after the constants were fitted to the rows above: op, model, us at 1024, 4096 and 8192 rows, and 0 where messages go alone since
-/// (results/h200-x4-nccl.json, and h200-x2-nccl.json of 8be58e2, in the history).
+/// (results/tuning/nccl-tp4.txt, 4., on H200 where there is, else H100; and h200-x2-nccl.json of 8be58e2, in the history).
 type Chosen = (OpKind, (usize, usize), [u64; 3]);
 #[rustfmt::skip]
 const CHOSEN_BY_FOUR: [Chosen; 4] = [
-    (AG, GPT3, [0, 0, 3201]), (AG, LLAMA, [0, 0, 1445]),
-    (RS, GPT3, [471, 1736, 3234]), (RS, LLAMA, [0, 722, 1406]),
+    (AG, GPT3, [0, 1624, 3309]), (AG, LLAMA, [0, 688, 1331]),
+    (RS, GPT3, [458, 1710, 3294]), (RS, LLAMA, [0, 690, 1345]),
 ];
 #[rustfmt::skip]
 const CHOSEN_BY_TWO: [Chosen; 4] = [
@@ -131,8 +131,9 @@ fn no_more_peers_at_once_than_the_gemm_hides() {
             assert_eq!(chosen(&problem(2, op, model, m), 4).1, Sending::Beside { peers: 1 }, "{op}");
         }
     }
-    for op in OPS {
-        assert_eq!(chosen(&problem(4, op, GPT3, 8192), 4).1, Sending::Beside { peers: 1 }, "{op}");
+    // Rows that come early give their multiprocessors back.
+    for (op, peers) in [(RS, 1), (AG, 3)] {
+        assert_eq!(chosen(&problem(4, op, GPT3, 8192), 4).1, Sending::Beside { peers }, "{op}");
     }
     assert_eq!(chosen(&problem(4, RS, LLAMA, 8192), 4).1, Sending::Beside { peers: 3 }, "100 MB take longer than the GEMM");
     for model in [GPT3, LLAMA] {
@@ -284,8 +285,9 @@ fn messages_of_several_peers_that_go_before_take_about_what_is_estimated() {
         for (m, us) in [700, 1040, 2048, 4096, 8192].into_iter().zip(us) {
             let problem = problem(4, op, model, m);
             // The AllGather-GEMM's tiles are of one shard each, as were timed.
-            let of = if op == AG { Call::fastest } else { Call::chosen };
-            let (ns, schedule) = of(&problem, &channels(4, 4), (Sending::Before, 3), &Schedule::shard_by_shard(&problem));
+            let (channels, to, own) = (channels(4, 4), (Sending::Before, 3), Schedule::shard_by_shard(&problem));
+            let of_one = || Call::fastest(&problem, &channels, to, &own, true);
+            let (ns, schedule) = if op == AG { of_one() } else { Call::chosen(&problem, &channels, to, &own) };
             let by = (ns as f64 / 1e3 / us as f64 - 1.0) * 100.0;
             assert!(by.abs() < 7.0, "{op} {model:?} m={m}: off by {by:.1} %, {schedule}");
             off.push(by.abs());
@@ -295,10 +297,9 @@ fn messages_of_several_peers_that_go_before_take_about_what_is_estimated() {
     assert!(off[10] < 4.5, "{off:.1?}");
 }
 
-/// Where messages of two peers beside the kernel took 12 % longer than serial on four H200, and of one on two H100 11, both estimated to take as long as what goes before.
+/// Where messages of one peer beside the kernel took 11 % longer than serial on two H100, estimated to take as long as what goes before.
 #[test]
 fn rows_that_would_be_waited_for_in_the_midst_of_a_wave_go_before() {
-    assert_eq!(chosen(&problem(4, AG, LLAMA, 2048), 4).1, Sending::Before);
     assert_eq!(chosen(&problem(2, AG, LLAMA, 1040), 4).1, Sending::Before);
     assert_eq!(chosen(&problem(2, AG, LLAMA, 1024), 4).1, Sending::Beside { peers: 1 }, "two whole waves of own tiles");
 }
@@ -318,7 +319,7 @@ fn tiles_of_rows_that_go_alone_to_several_peers_span_shards() {
         let (ns, schedule) = Call::chosen(&problem, &channels(4, 4), (Sending::Before, 3), &Schedule::shard_by_shard(&problem));
         let off = (ns as f64 / 1e3 / us as f64 - 1.0) * 100.0;
         assert!(schedule.stack && off.abs() < 5.0, "{model:?} m={m}: off by {off:.1} %, {schedule}");
-        assert_eq!(chosen(&problem, 4).1, Sending::Before, "{model:?} m={m}");
+        assert!(m > 1400 || chosen(&problem, 4).1 == Sending::Before, "{model:?} m={m}");
     }
     for problem in [516, 600, 800].map(|m| problem(2, AG, GPT3, m)) {
         assert!(!Schedule::in_messages(&problem, &channels(2, 4), Sending::Before, Nodes::apart(problem.world())).stack);

@@ -3,7 +3,7 @@
 use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, ragged};
 use crate::common::{Meeting, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flux_core::program::{Chunk, Schedule, Sending};
+use flux_core::program::{Chunk, Lent, Schedule, Sending};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Rank};
 use flux_ops::{BuildError, CallError, Layout};
@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 
 /// Of calls to which a rank does not come.
 const DEADLINE: Duration = Duration::from_secs(5);
+
+/// All that can be.
+const ALL_LENT: Lent = Lent { first: u32::MAX, last: u32::MAX };
 
 /// A schedule that messages can carry.
 pub fn plain(machine: Machine) -> Schedule {
@@ -33,6 +36,44 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 case.assert_equal(&expected[i % 2], node.rank, &call(op, case, node).unwrap(), &op.explain());
+            }
+        });
+    }
+}
+
+/// Whatever is launched ahead of messages and behind them, whoever is late, on one workspace and over the wrap of epochs: the bits are those of one launch.
+pub fn what_is_lent_changes_no_bit(machine: Machine) {
+    let some = |first, last| Lent { first, last };
+    for (world, op) in machine.worlds(&[2, 3, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
+        let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Reals, 73);
+        let expected = case.expected_of(&plain(machine));
+        let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
+        machine.run(world, wrap, |node| {
+            let plan = |lent, sending| {
+                let schedule = Schedule { lent, ..plain(machine) };
+                Plan { schedule: Some(schedule), sending: Some(sending), ..Plan::default() }
+            };
+            let one = AnyOp::of(&case, plan(some(0, 0), Sending::ALL), node);
+            let whole = call(&one, &case, node).unwrap();
+            case.assert_close(&expected, node.rank, &whole, &one.explain());
+            let lent = [
+                (some(1, 0), Sending::ALL),
+                (some(3, 5), Sending::Beside { peers: 1 }),
+                (some(0, u32::MAX), Sending::ALL),
+                (ALL_LENT, Sending::ALL),
+            ];
+            for (turn, (lent, sending)) in lent.into_iter().enumerate() {
+                let op = AnyOp::of(&case, plan(lent, sending), node);
+                // An AllGather-GEMM has nothing before rows come.
+                let launches = op.explain().matches(" more ahead of messages").count();
+                assert!(launches == usize::from(case.problem.op() == OpKind::GemmReduceScatter || turn > 0), "{}", op.explain());
+                for i in 0..8 {
+                    if (i + turn) % 5 == node.rank.index() {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    assert!(call(&op, &case, node).unwrap() == whole, "{lent:?}, {sending}, call {i}: {}", op.explain());
+                }
+                op.status().unwrap();
             }
         });
     }
@@ -167,25 +208,37 @@ fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
 }
 
 pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: Machine) {
-    before_a_new_group(machine, &[2, 3, 4], ragged, rank_1_never_calls);
+    before_a_new_group(machine, &[2, 3, 4], ragged, Plan::default(), rank_1_never_calls);
+}
+
+/// The same where what waits for messages is launched behind them, and what waits for a rank is all that there is.
+pub fn a_rank_that_never_calls_is_named_beside_what_is_lent(machine: Machine) {
+    let plan = Plan { schedule: Some(Schedule { lent: ALL_LENT, ..plain(machine) }), ..Plan::default() };
+    before_a_new_group(machine, &[2, 4], ragged, plan, rank_1_never_calls);
 }
 
 /// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is full, and are let go with all that is on it.
 pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
-    before_a_new_group(machine, &[2, 4], few_rows, rank_1_never_calls_while_streams_are_filled);
+    before_a_new_group(machine, &[2, 4], few_rows, Plan::default(), rank_1_never_calls_while_streams_are_filled);
 }
 
 /// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices and NCCL still work.
-fn before_a_new_group(machine: Machine, worlds: &[u32], shape: fn(Machine, OpKind, u32) -> [usize; 3], fail: fn(Machine, &Case<bf16>)) {
+fn before_a_new_group(
+    machine: Machine,
+    worlds: &[u32],
+    shape: fn(Machine, OpKind, u32) -> [usize; 3],
+    plan: Plan,
+    fail: fn(Machine, &Case<bf16>, Plan),
+) {
     for world in machine.worlds(worlds) {
         for op in OPS {
             let case = Case::<bf16>::new(op, shape(machine, op, world), world, Values::Integers, 61);
-            let expected = case.expected_on(machine);
+            let expected = plan.schedule.map_or_else(|| case.expected_on(machine), |of| case.expected_of(&of));
             // Kernels are loaded, and NCCL too, before anything is measured.
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
-            fail(machine, &case);
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, plan, node)));
+            fail(machine, &case, plan);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, Plan::default(), node);
+                let op = AnyOp::of(&case, plan, node);
                 case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
             });
         }
@@ -196,6 +249,7 @@ fn before_a_new_group(machine: Machine, worlds: &[u32], shape: fn(Machine, OpKin
 fn without_rank_1<T: Send>(
     machine: Machine,
     case: &Case<bf16>,
+    plan: Plan,
     tried: impl Fn(&AnyOp<bf16>, &Node) -> T + Sync,
     judge: impl Fn(&Node, Duration, T, Result<(), Fault>) + Sync,
 ) {
@@ -203,7 +257,7 @@ fn without_rank_1<T: Send>(
     let together = Meeting::new(world.index());
     let short = |options: &mut Options| options.deadline = DEADLINE;
     machine.run(world.get(), short, |node| {
-        let op = AnyOp::of(case, Plan::default(), node);
+        let op = AnyOp::of(case, plan, node);
         call(&op, case, node).unwrap();
         together.wait();
         let began = Instant::now();
@@ -219,12 +273,12 @@ fn without_rank_1<T: Send>(
     });
 }
 
-fn rank_1_never_calls(machine: Machine, case: &Case<bf16>) {
+fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, plan: Plan) {
     let one = |op: &AnyOp<bf16>, node: &Node| {
         let (began, returned) = (Instant::now(), call(op, case, node).is_ok());
         (returned, began.elapsed(), call(op, case, node).err())
     };
-    without_rank_1(machine, case, one, |node, _, (returned, waited, again), status| {
+    without_rank_1(machine, case, plan, one, |node, _, (returned, waited, again), status| {
         let fault = status.unwrap_err();
         assert!(returned && waited >= DEADLINE && waited < DEADLINE + Duration::from_secs(2), "{waited:?}, {fault}");
         match &fault {
@@ -237,7 +291,7 @@ fn rank_1_never_calls(machine: Machine, case: &Case<bf16>) {
     });
 }
 
-fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf16>) {
+fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf16>, plan: Plan) {
     /// More than a stream takes: 1,024 launches, of which a call has several.
     const CALLS: usize = 20_000;
     let fill = |op: &AnyOp<bf16>, node: &Node| {
@@ -247,7 +301,7 @@ fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf1
         let one = |_| op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).err();
         (0..CALLS).find_map(one)
     };
-    without_rank_1(machine, case, fill, |_, waited, refused, status| {
+    without_rank_1(machine, case, plan, fill, |_, waited, refused, status| {
         assert!(refused.is_some(), "a stream took {CALLS} calls");
         assert!(waited >= DEADLINE && waited < DEADLINE + Duration::from_secs(20), "{waited:?}, {refused:?}");
         assert!(matches!(status, Err(Fault::Timeout { .. })), "{status:?}");
