@@ -109,7 +109,8 @@ const OWN: ScheduleArgs = ScheduleArgs {
 };
 
 const fn bands(alone: u32, band: u32, k_chunks: Option<u32>) -> ScheduleArgs {
-    ScheduleArgs { alone: Some(alone), band: Some(band), k_chunks, ..OWN }
+    // A chunk of each shard by itself they could not be awaited then.
+    ScheduleArgs { alone: Some(alone), band: Some(band), by_chunk: Some(0), k_chunks, ..OWN }
 }
 
 const fn tiles(cols: u32) -> ScheduleArgs {

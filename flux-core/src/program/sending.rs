@@ -253,8 +253,8 @@ impl<'a> Call<'a> {
         let ways = cuts.map(|(own, tile, chunks)| {
             let (call, schedule) = Self::new(problem, channels, to, &own, (tile, chunks));
             let (shared, sharing) = if is_ragged(problem) && !own.stack { call.sharing(schedule) } else { (call, schedule) };
-            let (lending, lent) = if lends { call.lending(schedule) } else { (call, schedule) };
-            [(shared.estimate(), sharing), (lending.estimate(), lent)]
+            let lending = lends.then(|| call.lending(schedule)).filter(|(_, schedule)| schedule.lent != Lent::NONE);
+            std::iter::once((shared.estimate(), sharing)).chain(lending.map(|(call, schedule)| (call.estimate(), schedule)))
         });
         ways.flatten().min_by_key(|way| way.0).unwrap_or((u64::MAX, *own))
     }
@@ -291,8 +291,9 @@ impl<'a> Call<'a> {
             Chunk::Tiles(together) => u64::from(together).min(available),
         };
         let workers = workers(channels, problem.op(), to, place_bytes.min(together * place_bytes.div_ceil(available)));
-        // With ranks in one node as well, what goes along the rail is not all. Over a network messages are on their way as long as the call.
-        let lends = sending != Sending::Before && peers == problem.world().peers() && !channels.network;
+        // With ranks in one node as well, what goes along the rail is not all. Over a network messages are on their way as long as the call. Those of one peer take 3 % of the multiprocessors, and
+        // were not timed so.
+        let lends = sending != Sending::Before && peers > 1 && peers == problem.world().peers() && !channels.network;
         Self {
             problem,
             sending,

@@ -11,6 +11,9 @@ const BESIDE: u64 = 2;
 /// Percent of the estimate of a call that a plan has to gain by what is shared beside messages. Where it gained 4 to 7 by estimate four H100 took 2 to 6 % longer so, and where it gained more up to 7 less
 /// (results/tuning/nccl-tp4.txt, 4.).
 const SHARED_GAIN: u64 = 7;
+/// The same of what a GEMM-ReduceScatter lends: where it gained 5.6 and 6.4 by estimate four H100 took 3.7 % less time, and of Llama at 2080 rows, where it would gain 2.8, 6 % more than with its messages between its
+/// tiles and its folds, estimated to take as long (results/h100-x4-ragged-nccl.json).
+const SCATTERING_GAIN: u64 = 4;
 
 impl Call<'_> {
     /// This, and what the call lends where that takes it the least time; what whole waves leave is shared then, or is not. As it is where nothing is lent.
@@ -18,17 +21,18 @@ impl Call<'_> {
         if self.lends == 0 || self.shared.is_some() {
             return (self, schedule);
         }
-        let whole = self.lending_beside(&Schedule { shares: 1, ..schedule });
+        let (own, lent) = ((self, schedule), self.lending_beside(&Schedule { shares: 1, ..schedule }));
+        let gain = if self.problem.op() == OpKind::GemmReduceScatter { SCATTERING_GAIN } else { 0 };
+        let whole = lent.gaining(gain, own);
         // Where shards come one by one it gains nothing; and what is shared comes first, as does what a GEMM-ReduceScatter lends.
         if self.alone == 0 {
-            return whole;
+            whole
+        } else {
+            self.lending_beside(&Schedule { shares: self.workers, ..schedule }).gaining(SHARED_GAIN, whole)
         }
-        let shared = self.lending_beside(&Schedule { shares: self.workers, ..schedule });
-        let gains = 100 * shared.0.estimate() <= (100 - SHARED_GAIN) * whole.0.estimate();
-        if gains { shared } else { whole }
     }
 
-    /// The same with so many shares. The more is lent, the less the workers take and the longer what is lent: the least is about where these meet.
+    /// With so many shares, and with what is lent as takes the least time. The more is lent, the less the workers take and the longer what is lent: the least is about where these meet.
     fn lending_beside(&self, schedule: &Schedule) -> (Self, Schedule) {
         let gathers = self.problem.op() == OpKind::AllGatherGemm;
         let lends = u64::from(self.lends);
@@ -48,6 +52,19 @@ impl Call<'_> {
         }
         let near = less.saturating_sub(BESIDE)..=(less + BESIDE).min(most);
         near.chain([0]).map(of).min_by_key(|(call, _)| call.estimate()).unwrap_or_else(|| of(0))
+    }
+}
+
+/// A call with its schedule.
+trait Gaining {
+    /// This where its estimate is less than the other's, by so many percent of it.
+    fn gaining(self, percent: u64, other: Self) -> Self;
+}
+
+impl Gaining for (Call<'_>, Schedule) {
+    fn gaining(self, percent: u64, other: Self) -> Self {
+        let (own, others) = (self.0.estimate(), other.0.estimate());
+        if own < others && 100 * own <= (100 - percent) * others { self } else { other }
     }
 }
 

