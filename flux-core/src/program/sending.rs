@@ -135,6 +135,7 @@ struct Call<'a> {
     of_chunk: u64,
     /// Row blocks that are taken together.
     group: u64,
+    /// Shards side by side, and those before them that are bands of their own.
     band: u32,
     alone: u32,
     /// Multiprocessors of the messages, where they can have tiles before the first and after the last, and those that they have.
@@ -316,7 +317,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The same with what whole waves leave shared, where that gains time. Of shards one by one that come meanwhile it gains an AllGather-GEMM nothing, and half of what it should a GEMM-ReduceScatter,
+    /// The same with what whole waves leave shared, where that gains time. Of shards one by one that come meanwhile, or chunk by chunk, it gains an AllGather-GEMM nothing (what it lends may: [`lending`](Self::lending)), and half of what it should a GEMM-ReduceScatter,
     /// whose own tiles come last; of shards side by side an AllGather-GEMM gains 10 and 13 % by half a wave, and loses 1 and 6 % by an eighth (results/tuning/ragged-nccl.txt, 1. and 2.,
     /// h100-x2-ragged-nccl.json of af866aa, in the history; GPT-3 and Llama at 258 and 350 rows).
     fn sharing(self, schedule: Schedule) -> (Self, Schedule) {

@@ -105,6 +105,21 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
     );
 }
 
+/// Of two peers' shards of four row blocks side by side, two row blocks of each at a time.
+#[test]
+fn shards_side_by_side_await_a_chunk_of_each() {
+    let schedule = Schedule { chunk: Chunk::Tiles(2), band: 2, alone: 1, by_chunk: 2, ..Schedule::of(TileShape::new(32, 16, 32)) };
+    let program = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &schedule).expect("a valid schedule");
+    let (own, others) = program.items.split_at(program.items.len() / 3);
+    assert!(own.iter().all(|item| item.out_outer == 0 && item.await_count == 0));
+    let (first, second) = others.split_at(others.len() / 2);
+    for (chunk, items) in [(0, first), (1, second)] {
+        let awaits = [(0, 1), (1, 2)].map(|(place, peer)| Await { signal: place * 2 + chunk, peer, k_step: 0 });
+        assert!(items.iter().all(|item| item.row / 64 == chunk && program.awaits_of(item) == awaits), "chunk {chunk}");
+        assert_eq!(items.iter().map(|item| item.out_outer).take(4).collect::<Vec<_>>(), [1, 2, 1, 2]);
+    }
+}
+
 #[test]
 fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
     let p = problem(OpKind::AllGatherGemm, 3, 100); // 3 row blocks of 128 rows over 3 shards

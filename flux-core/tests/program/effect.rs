@@ -98,6 +98,9 @@ fn what_there_is_no_more_of_is_told_as_much_as_there_is() {
             (Schedule { band: 2, alone: 3, ..plain }, plain),
             (Schedule { by_chunk: 9, ..plain }, Schedule { by_chunk: 3, ..plain }),
             (Schedule { by_chunk: 2, band: 4, ..plain }, Schedule { band: 4, ..plain }),
+            (Schedule { by_chunk: 3, band: 3, alone: 1, ..plain }, Schedule { by_chunk: 1, band: 3, alone: 1, ..plain }),
+            (Schedule { by_chunk: 3, band: 3, alone: 1, k_chunks: 2, ..plain }, Schedule { band: 3, alone: 1, k_chunks: 2, ..plain }),
+            (Schedule { lent: Lent { first: 2, last: 3 }, ..plain }, Schedule { lent: Lent { first: 0, last: 3 }, ..plain }),
             (Schedule { shares: 24, ..plain }, plain),
         ],
     );
@@ -108,11 +111,13 @@ fn what_there_is_no_more_of_is_told_as_much_as_there_is() {
             (Schedule { band: 9, ..plain }, Schedule { band: 3, ..plain }),
             (Schedule { early: 9, ..plain }, Schedule { early: 2, ..plain }),
             (Schedule { early: 9, splits: 2, ..plain }, Schedule { splits: 2, ..plain }),
+            (Schedule { lent: Lent { first: 2, last: 3 }, ..plain }, Schedule { lent: Lent { first: 2, last: 3 }, ..plain }),
             (Schedule { stack: true, chunk: Chunk::Tiles(3), ..plain }, Schedule { stack: true, chunk: Chunk::Tiles(1), ..plain }),
         ],
     );
     let alone = problem(GemmReduceScatter, WorldSize::new(1).unwrap(), 48, 4, 20);
-    assert_comes_to(&alone, &[(Schedule { stack: true, band: 2, chunk: Chunk::Tiles(1), early: 1, ..plain }, plain)]);
+    let lent = Lent { first: 1, last: 1 };
+    assert_comes_to(&alone, &[(Schedule { stack: true, band: 2, chunk: Chunk::Tiles(1), early: 1, lent, ..plain }, plain)]);
 }
 
 #[test]

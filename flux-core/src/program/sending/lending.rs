@@ -21,15 +21,13 @@ impl Call<'_> {
         if self.lends == 0 || self.shared.is_some() {
             return (self, schedule);
         }
-        let (own, lent) = ((self, schedule), self.lending_beside(&Schedule { shares: 1, ..schedule }));
         let gain = if self.problem.op() == OpKind::GemmReduceScatter { SCATTERING_GAIN } else { 0 };
-        let whole = lent.gaining(gain, own);
+        let whole = gaining(gain, self.lending_beside(&Schedule { shares: 1, ..schedule }), (self, schedule));
         // Where shards come one by one it gains nothing; and what is shared comes first, as does what a GEMM-ReduceScatter lends.
         if self.alone == 0 {
-            whole
-        } else {
-            self.lending_beside(&Schedule { shares: self.workers, ..schedule }).gaining(SHARED_GAIN, whole)
+            return whole;
         }
+        gaining(SHARED_GAIN, self.lending_beside(&Schedule { shares: self.workers, ..schedule }), whole)
     }
 
     /// With so many shares, and with what is lent as takes the least time. The more is lent, the less the workers take and the longer what is lent: the least is about where these meet.
@@ -55,17 +53,10 @@ impl Call<'_> {
     }
 }
 
-/// A call with its schedule.
-trait Gaining {
-    /// This where its estimate is less than the other's, by so many percent of it.
-    fn gaining(self, percent: u64, other: Self) -> Self;
-}
-
-impl Gaining for (Call<'_>, Schedule) {
-    fn gaining(self, percent: u64, other: Self) -> Self {
-        let (own, others) = (self.0.estimate(), other.0.estimate());
-        if own < others && 100 * own <= (100 - percent) * others { self } else { other }
-    }
+/// The first where its estimate is less than the other's, by so many percent of it; else the other.
+fn gaining<'a>(percent: u64, first: (Call<'a>, Schedule), other: (Call<'a>, Schedule)) -> (Call<'a>, Schedule) {
+    let [time, others] = [&first, &other].map(|(call, _)| call.estimate());
+    if time < others && 100 * time <= (100 - percent) * others { first } else { other }
 }
 
 #[cfg(test)]
