@@ -42,7 +42,8 @@ impl Schedule {
     /// a shard. Where tiles span the shards of few rows, what a rank has for another is one message. Not where some ranks share a node: what is passed on there is
     /// of one shard, so those of small problems are taken side by side instead, and still share one pass over `w`. Those of a GEMM-ReduceScatter that go together
     /// always are, so that they are finished at about the same time. Where rows are no whole tiles, the tiles of a GEMM-ReduceScatter span shards of any size if that takes less
-    /// time, and what whole waves leave may be shared by the workers that there are.
+    /// time, and what whole waves leave may be shared by the workers that there are. Shards of several peers that come at once are taken side by side, chunk by chunk, where that takes less time, and some
+    /// items are [lent](Schedule::lent) to the multiprocessors that the messages have.
     pub fn in_messages(problem: &Problem, channels: &Channels, sending: Sending, nodes: Nodes) -> Self {
         let own = Self::shard_by_shard(problem);
         let peers = problem.world().peers();
