@@ -10,8 +10,8 @@ use crate::{Nodes, OpKind, Problem};
 use std::ops::Range;
 
 impl Schedule {
-    /// The same schedule without what means nothing for `problem` on `nodes`, and with no more of anything than there is, so that its words say what is done. One that
-    /// no program can be built of stays as it is.
+    /// The same schedule without what means nothing for `problem` on `nodes`, and with no more of anything than there is, so that its words say what is done; but of what is [lent](Self::lent) what
+    /// was asked for, as how messages go decides. One that no program can be built of stays as it is.
     ///
     /// ```
     /// use flux_core::program::Schedule;

@@ -5,7 +5,8 @@
 //! when all has been sent. So the first tiles, and the last ones, are launches of their own, on the stream of the messages: one ahead of the first and one behind the last.
 //!
 //! Invariant: what is lent before the first message awaits nothing of a peer. What is lent after the last is awaited by nobody, neither by a message nor by a worker. So no message waits for what
-//! comes behind it, and whatever happens each launch ends as one that had all tiles would.
+//! comes behind it. And whatever it awaits of a peer a worker awaits as well: a peer that is missing, or messages that are ended, are found on the device by the deadline, while what is lent is still
+//! queued behind the messages, and a call of which a worker has given up is not closed.
 
 use super::TileProgram;
 use super::record::{WorkItem, sink};
@@ -24,7 +25,8 @@ impl Lent {
     /// None.
     pub const NONE: Self = Self { first: 0, last: 0 };
 
-    /// This, but no more than a program can lend: of the first items those of a GEMM-ReduceScatter that await no peer, of the last those that no message awaits; one is left to the workers.
+    /// This, but no more than a program can lend: of the first items those of a GEMM-ReduceScatter that await no peer, of the last those that no message awaits, behind the first that awaits the signal
+    /// that is awaited last; one is left to the workers.
     ///
     /// ```
     /// use flux_core::program::{Lent, Schedule, TileProgram};
@@ -46,10 +48,25 @@ impl Lent {
         };
         let is_sent = |item: &WorkItem| matches!(item.sink, sink::SEND | sink::SCATTER);
         let last = count(items.iter().rev().take_while(|item| !is_sent(item)).count());
-        let all = count(items.len()).saturating_sub(1);
-        let first = self.first.min(first).min(all);
-        Self { first, last: self.last.min(last).min(all - first) }
+        let all = items.len().saturating_sub(1);
+        let first = self.first.min(first).min(count(all));
+        let behind = count(all.saturating_sub(awaited_last(program)));
+        Self { first, last: self.last.min(last).min(behind).min(count(all) - first) }
     }
+}
+
+/// The number of the first item that awaits the signal of a peer which is the last to be awaited; 0 where none is.
+fn awaited_last(program: &TileProgram) -> usize {
+    let mut seen = vec![false; program.signals as usize];
+    let mut last = 0;
+    for (number, item) in program.items.iter().enumerate() {
+        for entry in program.awaits_of(item).iter().chain(program.late_awaits_of(item)).filter(|entry| entry.peer != program.rank.get()) {
+            if let Some(seen) = seen.get_mut(entry.signal as usize).filter(|seen| !**seen) {
+                (*seen, last) = (true, number);
+            }
+        }
+    }
+    last
 }
 
 #[cfg(test)]
@@ -58,6 +75,7 @@ mod tests {
     use crate::program::{Chunk, Schedule, source};
     use crate::{DType, Problem, Rank, TileShape, WorldSize};
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     const ALL: Lent = Lent { first: u32::MAX, last: u32::MAX };
 
@@ -83,7 +101,12 @@ mod tests {
                 prop_assert!(op == OpKind::GemmReduceScatter || first == 0);
                 // A lender comes before its lead, so of a tile that is sent none is among the last either.
                 prop_assert!(program.items[count - last..].iter().all(|item| item.sink != sink::SEND && item.sink != sink::SCATTER));
-                prop_assert!(op == OpKind::GemmReduceScatter || asked != ALL || last + 1 == count);
+                let of_peers = |item: &WorkItem| {
+                    let all = program.awaits_of(item).iter().chain(program.late_awaits_of(item));
+                    all.filter(|entry| entry.peer != program.rank.get()).map(|entry| entry.signal).collect::<BTreeSet<_>>()
+                };
+                let by_workers: BTreeSet<_> = program.items[first..count - last].iter().flat_map(of_peers).collect();
+                prop_assert!(program.items[count - last..].iter().all(|item| of_peers(item).is_subset(&by_workers)), "a missing peer is found by a worker");
             }
             prop_assert!(op == OpKind::AllGatherGemm || ALL.within(&program).first > 0);
         }

@@ -58,8 +58,8 @@ impl Schedule {
         let (gathers, spans) = (problem.op() == OpKind::AllGatherGemm, self.stack && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
         let all = if spans { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { u64::from(peers + 1) * of_shard };
-        // Of those the last may be lent to other multiprocessors.
-        let lent = if peers > 0 { u64::from(self.lent.last) } else { 0 };
+        // Of those the last may be lent to other multiprocessors, but where folds come after them.
+        let lent = if peers > 0 && (gathers || !spans) { u64::from(self.lent.last) } else { 0 };
         let tiles = all.saturating_sub(lent);
         // Own tiles of a GEMM-ReduceScatter come last, and in a world of 1 there are no others.
         let whole = if gathers || spans || peers == 0 { 0 } else { of_shard.saturating_sub(lent) };
