@@ -80,7 +80,7 @@ impl CudaExecutor {
         (schedule, sending): (&Schedule, Sending),
         hands: Hands,
     ) -> Result<Self, BuildError> {
-        let (rounds, left, lent) = match comm.capabilities().mover {
+        let (rounds, left) = match comm.capabilities().mover {
             Mover::Messages { channels } => {
                 let rows = program.problem.op() == OpKind::AllGatherGemm;
                 let suits = sending.suits(program.problem.op(), schedule) || program.problem.world().peers() == 0;
@@ -92,12 +92,9 @@ impl CudaExecutor {
                 // Where rows are passed on to mates, in the order in which they come.
                 let rounds = if program.nodes.are_mixed() { rounds } else { sending.ordered(rounds, rows) };
                 let beside = channels.beside(sending, program.problem.op(), &rounds);
-                // A time line is one of workers that take all items in turn.
-                let lends = beside > 0 && sending != Sending::Before && !program.nodes.are_mixed() && !hands.trace;
-                let lent = if lends { schedule.lent.within(&program) } else { Lent::NONE };
-                (Some(rounds), beside, lent)
+                (Some(rounds), beside)
             }
-            _ => (None, 0, Lent::NONE),
+            _ => (None, 0),
         };
         let device = CudaDevice::open(ordinal)?;
         let compute = device.info().compute;
@@ -113,6 +110,10 @@ impl CudaExecutor {
             return Err(BuildError::Workers { value, max: sms, place: Location::Cuda(ordinal) });
         }
         let workers = with_a_tile(&program, hands.workers.unwrap_or(sms));
+        // Not where messages may take all that there are; and a time line is one of workers that take all items in turn.
+        let fits = left > 0 && workers.saturating_add(left) <= kernel.multiprocessors();
+        let lends = fits && sending != Sending::Before && !program.nodes.are_mixed() && !hands.trace;
+        let lent = if lends { schedule.lent.within(&program) } else { Lent::NONE };
         // What is stored for messages, and for the way through the host, goes to this device's memory; with several ranks in a node most does not.
         let local = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
         let scatters = route.is_none() && carried(comm);
@@ -333,8 +334,13 @@ impl CudaExecutor {
             OpKind::GemmReduceScatter => send_gap_ns,
         };
         let (kernel, device) = (self.kernel.variant(), &self.device.info().name);
-        let lent =
-            if self.lent.1 == Lent::NONE { String::new() } else { format!(", {} more ahead of messages and behind them", self.lent.0) };
+        let (ctas, lent) = self.lent;
+        let lent = match lent {
+            Lent::NONE => String::new(),
+            Lent { last: 0, .. } => format!(", {ctas} more ahead of messages"),
+            Lent { first: 0, .. } => format!(", {ctas} more behind messages"),
+            Lent { .. } => format!(", {ctas} more ahead of messages and behind them"),
+        };
         format!("kernel {kernel} on {device}, {} worker CTAs{mover}{lent}, gaps of {gaps} ns", self.workers)
     }
 }

@@ -150,10 +150,11 @@ impl fmt::Display for RandomCase {
         };
         let (alone, by_chunk, early) = (shared.alone.unwrap_or(0), shared.by_chunk.unwrap_or(0), shared.early.unwrap_or(0));
         let (slices, splits, shares) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1), shared.shares.unwrap_or(1));
+        let Lent { first, last } = shared.lent.unwrap_or_default();
         let stack = if shared.stack { ", stacked" } else { "" };
         write!(
             f,
-            "tile {}x{}, chunk {chunk}, group {group}, band {band} after {alone} of one, {by_chunk} by chunk, {slices} slices, {splits} splits, {shares} shares, {early} early{stack}",
+            "tile {}x{}, chunk {chunk}, group {group}, band {band} after {alone} of one, {by_chunk} by chunk, {slices} slices, {splits} splits, {shares} shares, {early} early, {first} and {last} lent{stack}",
             tile.m, tile.n
         )
     }

@@ -58,7 +58,7 @@ impl Call<'_> {
     }
 
     /// Nanoseconds of messages to all peers that go alone, on all channels.
-    fn alone(&self) -> u64 {
+    fn sent_alone(&self) -> u64 {
         ALONE_NS + u64::from(self.peers) * self.place_bytes / if self.peers > 1 { SENT_ALONE } else { SENT }
     }
 
@@ -117,7 +117,7 @@ impl Call<'_> {
     /// Nanoseconds where messages go before what they bring is read.
     fn before(&self) -> u64 {
         let folds = if self.problem.op() == OpKind::GemmReduceScatter { FOLDS_NS } else { 0 };
-        self.at_once() + self.alone() + folds
+        self.at_once() + self.sent_alone() + folds
     }
 
     /// Waves of a GEMM-ReduceScatter that can be lent before the first message: as many as are finished by then.

@@ -11,9 +11,6 @@ const BESIDE: u64 = 2;
 /// Percent of the estimate of a call that a plan has to gain by what is shared beside messages. Where it gained 4 to 7 by estimate four H100 took 2 to 6 % longer so, and where it gained more up to 7 less
 /// (results/tuning/nccl-tp4.txt, 4.).
 const SHARED_GAIN: u64 = 7;
-/// The same of what a GEMM-ReduceScatter lends: where it gained 5.6 and 6.4 by estimate four H100 took 3.7 % less time, and of Llama at 2080 rows, where it would gain 2.8, 6 % more than with its messages between its
-/// tiles and its folds, estimated to take as long (results/h100-x4-ragged-nccl.json).
-const SCATTERING_GAIN: u64 = 4;
 
 impl Call<'_> {
     /// This, and what the call lends where that takes it the least time; what whole waves leave is shared then, or is not. As it is where nothing is lent.
@@ -21,8 +18,7 @@ impl Call<'_> {
         if self.lends == 0 || self.shared.is_some() {
             return (self, schedule);
         }
-        let gain = if self.problem.op() == OpKind::GemmReduceScatter { SCATTERING_GAIN } else { 0 };
-        let whole = gaining(gain, self.lending_beside(&Schedule { shares: 1, ..schedule }), (self, schedule));
+        let whole = gaining(0, self.lending_beside(&Schedule { shares: 1, ..schedule }), (self, schedule));
         // Where shards come one by one it gains nothing; and what is shared comes first, as does what a GEMM-ReduceScatter lends.
         if self.alone == 0 {
             return whole;

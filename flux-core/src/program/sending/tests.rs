@@ -319,7 +319,9 @@ fn tiles_of_rows_that_go_alone_to_several_peers_span_shards() {
         let (ns, schedule) = Call::chosen(&problem, &channels(4, 4), (Sending::Before, 3), &Schedule::shard_by_shard(&problem));
         let off = (ns as f64 / 1e3 / us as f64 - 1.0) * 100.0;
         assert!(schedule.stack && off.abs() < 5.0, "{model:?} m={m}: off by {off:.1} %, {schedule}");
-        assert!(m > 1400 || chosen(&problem, 4).1 == Sending::Before, "{model:?} m={m}");
+        // With more rows messages to all peers beside the kernel take less time, in shards side by side (4.).
+        let alone = m <= if model == GPT3 { 1700 } else { 1320 };
+        assert_eq!(chosen(&problem, 4).1, if alone { Sending::Before } else { Sending::Beside { peers: 3 } }, "{model:?} m={m}");
     }
     for problem in [516, 600, 800].map(|m| problem(2, AG, GPT3, m)) {
         assert!(!Schedule::in_messages(&problem, &channels(2, 4), Sending::Before, Nodes::apart(problem.world())).stack);
