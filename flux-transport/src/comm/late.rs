@@ -2,6 +2,7 @@
 //!
 //! Invariant: a rank that waits itself, as its own record or word says, is not late, unless a peer has given it up and it has not spoken since.
 
+use super::CallState;
 use super::failure::{Doing, RankReport};
 use crate::Fault;
 use crate::control::mask_of;
@@ -9,6 +10,7 @@ use crate::fault::{Wait, reason};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
+use std::time::Duration;
 
 /// What ranks have said of their waits, as masks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,8 +41,9 @@ pub(super) struct Late {
 }
 
 /// Often it is the rank that was waited for; but that one may itself wait for another, or have waited in vain and left. One that has launched its last call
-/// may wait in it, so it is late only where nobody is for certain.
-pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Late {
+/// may wait in it, so it is late only where nobody is for certain. Where what this rank waited for is its own, and its call is on a stream, it waits for hosts that have not put all of theirs there, or took
+/// the `deadline` for it: one that is stopped meanwhile has said which call it is in, and sent nothing of it.
+pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts, deadline: Duration) -> Late {
     if record.code != fault::TIMEOUT {
         return Late { ranks: Vec::new(), certain: true };
     }
@@ -56,7 +59,12 @@ pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdi
     let (waiting, certain) = (ranks(waiting), ranks(certain));
     if record.wait == fault::PUSHED {
         // What was waited for is this rank's own.
-        return Late { ranks: certain, certain: true };
+        let launched = reports.iter().any(|report| report.rank.get() == record.rank && matches!(report.doing, Doing::Launched(_)));
+        if !certain.is_empty() || !launched {
+            return Late { ranks: certain, certain: true };
+        }
+        let held_up = reports.iter().filter(|report| !waits(report) && was_long_at(report, epoch, deadline));
+        return Late { ranks: ranks(held_up.collect()), certain: true };
     }
     let awaited = awaited(record, reports, verdicts);
     match (certain.is_empty(), waiting.is_empty()) {
@@ -85,12 +93,26 @@ fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> 
     }
 }
 
+/// Whether a rank's host is at call `epoch` still, or at one before, or was at it for as long as the `deadline`: then it was waited for, if only until it put the call on a stream.
+fn was_long_at(report: &RankReport, epoch: Epoch, deadline: Duration) -> bool {
+    match report.doing {
+        Doing::In(call) if call.state == CallState::Begun && call.epoch.is_some_and(|of| not_after(of, epoch)) => true,
+        _ => report.calls.iter().any(|call| {
+            call.epoch == Some(epoch) && call.state == CallState::Launched && call.noted.saturating_sub(call.begun) >= deadline
+        }),
+    }
+}
+
+/// Whether call `of` is `epoch` or an earlier one.
+fn not_after(of: Epoch, epoch: Epoch) -> bool {
+    epoch.get().wrapping_sub(of.get()) <= u32::MAX / 2
+}
+
 /// Whom a rank has waited for in vain that is in `epoch` or an earlier call, and in which. One that waits in a later call has done its part of this one.
 fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
-    let not_after = |of: Epoch| epoch.get().wrapping_sub(of.get()) <= u32::MAX / 2;
     match report.fault {
         Some(Fault::Timeout { rank, peer, wait, epoch: of, .. }) if rank == report.rank && wait != Wait::Pushed => {
-            not_after(of).then_some((peer, of))
+            not_after(of, epoch).then_some((peer, of))
         }
         // A word of that rank has ended its wait, whomever it was for. One that has not begun the call has no wait in it: where a host looks at such words it finds
         // them when it is asked, whatever its rank does.
@@ -104,14 +126,15 @@ fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::CallState;
     use crate::comm::failure::tests::{call, reports, timeout};
+
+    const DEADLINE: Duration = Duration::from_secs(5);
 
     #[test]
     fn a_rank_that_waits_itself_is_not_late_where_another_is() {
         let (behind, ahead) = (Doing::In(call(41, CallState::Begun)), Doing::In(call(42, CallState::Failed)));
         let finished = Doing::After(call(41, CallState::Done));
-        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default()).ranks;
+        let is_late = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default(), DEADLINE).ranks;
         assert_eq!(is_late(&[ahead, behind, ahead, Doing::Silent]), [Rank::new(3)]);
         assert_eq!(is_late(&[ahead, behind, finished, ahead]), [Rank::new(2)]);
         assert_eq!(is_late(&[ahead, finished, ahead, Doing::Silent]), [Rank::new(1)], "it was waited for, and has not come");
@@ -121,7 +144,7 @@ mod tests {
     #[test]
     fn a_rank_whose_last_call_may_wait_itself_is_not_late_where_another_is_for_certain() {
         let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
-        let found = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default());
+        let found = |doing: &[Doing]| late(&timeout(0, 1, 42), &reports(doing), Verdicts::default(), DEADLINE);
         let is_late = |doing: &[Doing], ranks: &[u32], certain| {
             assert_eq!(found(doing), Late { ranks: ranks.iter().copied().map(Rank::new).collect(), certain }, "{doing:?}");
         };
@@ -151,9 +174,35 @@ mod tests {
     fn whose_own_mover_stands_still_names_who_is_late_for_certain_and_never_itself() {
         let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
         let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };
-        let is_late = |doing: &[Doing]| late(&record, &reports(doing), Verdicts::default()).ranks;
+        let is_late = |doing: &[Doing]| late(&record, &reports(doing), Verdicts::default(), DEADLINE).ranks;
         assert_eq!(is_late(&[waits, launched, Doing::Silent, waits]), [Rank::new(2)]);
         assert!(is_late(&[waits, launched, waits, waits]).is_empty());
+    }
+
+    /// A host was stopped when it had said which call it is in, over messages that go alone, and runs on while it is looked for.
+    #[test]
+    fn whose_own_messages_stand_still_names_whose_host_was_held_up_in_the_call() {
+        let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };
+        let (launched, begun) = (Doing::Launched(call(42, CallState::Launched)), |epoch| Doing::In(call(epoch, CallState::Begun)));
+        let late = |reports: &[RankReport], verdicts| {
+            let late = late(&record, reports, verdicts, DEADLINE);
+            assert!(late.certain);
+            late.ranks.into_iter().map(Rank::get).collect::<Vec<_>>()
+        };
+        let is_late = |doing: &[Doing]| late(&reports(doing), Verdicts::default());
+        assert_eq!(is_late(&[launched, begun(42), launched, begun(41)]), [1, 3]);
+        assert_eq!(is_late(&[launched, begun(43), launched, launched]), [0; 0], "it has put call 42 on a stream");
+        assert_eq!(is_late(&[launched, begun(42), Doing::Silent, launched]), [2], "for certain");
+        assert_eq!(is_late(&[begun(42), begun(42), launched, launched]), [0; 0], "where hosts execute calls all are in them");
+        let spoke = Verdicts { spoke: mask_of([Rank::new(1)]), ..Verdicts::default() };
+        assert_eq!(late(&reports(&[launched, begun(42), begun(42), launched]), spoke), [2], "rank 1 waits itself");
+        let mut ran_on = reports(&[launched, Doing::Launched(call(43, CallState::Launched)), launched, launched]);
+        for (rank, took) in [(1, DEADLINE), (2, DEADLINE / 2)] {
+            ran_on[rank].calls = vec![crate::CallRecord { noted: took, ..call(42, CallState::Launched) }, call(43, CallState::Launched)];
+        }
+        assert_eq!(late(&ran_on, Verdicts::default()), [1], "it has launched the call after the deadline");
+        ran_on[1].calls.remove(0);
+        assert_eq!(late(&ran_on, Verdicts::default()), [0; 0], "what the call after took says nothing");
     }
 
     #[test]
@@ -162,7 +211,7 @@ mod tests {
         let came = Doing::In(call(42, CallState::Begun));
         let is_late = |doing: &[Doing], spoke: &[u32], given_up: &[u32]| {
             let mask = |ranks: &[u32]| mask_of(ranks.iter().copied().map(Rank::new));
-            late(&timeout(0, 1, 42), &reports(doing), Verdicts { spoke: mask(spoke), given_up: mask(given_up) }).ranks
+            late(&timeout(0, 1, 42), &reports(doing), Verdicts { spoke: mask(spoke), given_up: mask(given_up) }, DEADLINE).ranks
         };
         for gone in [Doing::Left, Doing::Silent, Doing::Gone, waits] {
             for other in [Doing::Nothing, came] {
@@ -185,7 +234,7 @@ mod tests {
     }
 
     fn of(record: &FaultRecord, reports: &[RankReport], given_up: &[u32]) -> Late {
-        late(record, reports, Verdicts { spoke: 0, given_up: mask_of(given_up.iter().copied().map(Rank::new)) })
+        late(record, reports, Verdicts { spoke: 0, given_up: mask_of(given_up.iter().copied().map(Rank::new)) }, DEADLINE)
     }
 
     fn doubtful(rank: u32) -> Late {
@@ -250,7 +299,7 @@ mod tests {
         assert_eq!(of(&own, &reports, &[1]), Late { certain: true, ..doubtful(1) });
         // A rank that has said whom it gave up is asked for that one.
         let verdicts = Verdicts { spoke: 0b10, given_up: 0b110 };
-        assert_eq!(late(&own, &reports, verdicts), Late { certain: true, ..doubtful(2) });
+        assert_eq!(late(&own, &reports, verdicts, DEADLINE), Late { certain: true, ..doubtful(2) });
     }
 
     /// Its wait may pass its deadline later, for the one that is stopped.

@@ -89,7 +89,7 @@ impl Communicator {
         };
         let mut asked = Instant::now();
         loop {
-            let found = Judgement::of(health, record, ranks);
+            let found = Judgement::of(health, record, ranks, self.deadline());
             let over = Instant::now() >= until;
             if found.certain() || (over && asked >= until) {
                 return found;
@@ -155,7 +155,7 @@ enum Judgement {
 }
 
 impl Judgement {
-    fn of(health: &Health, record: &FaultRecord, ranks: &[RankReport]) -> Self {
+    fn of(health: &Health, record: &FaultRecord, ranks: &[RankReport], deadline: Duration) -> Self {
         let second_hand = is_second_hand(record, health.rank());
         // A loss, or another op, is what the peers wait to hear of, whoever has given this rank up since.
         if let Some(by) = health.given_up_by().filter(|_| second_hand || record.code == fault::TIMEOUT) {
@@ -166,7 +166,7 @@ impl Judgement {
         }
         // In this order: whom a rank gave up is known before it counts as one that spoke. What it said before it answered, or left, has been heard.
         let spoke = health.spoke();
-        Self::Own(late(record, ranks, Verdicts { spoke, given_up: health.given_up() }))
+        Self::Own(late(record, ranks, Verdicts { spoke, given_up: health.given_up() }, deadline))
     }
 
     fn certain(&self) -> bool {
