@@ -8,7 +8,7 @@
 //!                                                 behind them, from a border of 1024 bytes, the rank's own part slots
 //! pad    (symmetric)  [ said by ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ][ signal 1 of half 0 ] ...    one u32 at the start of each line
 //!                     said by a rank: why it has given up, a u32 that nobody uses, and for each half the number of the call that it is in and that call's op
-//! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ counters, dense u32 ]
+//! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ turns taken ][ turns done ][ counters, dense u32 ]
 //! fault  (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
 //! ```
 
@@ -62,8 +62,12 @@ pub mod control {
     pub const POISON: u64 = 2 * LINE;
     /// The last epoch whose transfers a mover outside of the executor has finished reading from the caller's `x`.
     pub const PUSHED: u64 = 3 * LINE;
+    /// Turns that workers have taken to scatter a tile through the host, of all calls: so many at once, so that what the host has not taken yet holds up no loads.
+    pub const TURNS_TAKEN: u64 = 4 * LINE;
+    /// Those of them that are over.
+    pub const TURNS_DONE: u64 = 5 * LINE;
     /// First chunk counter, 4 bytes each.
-    pub const COUNTERS: u64 = 4 * LINE;
+    pub const COUNTERS: u64 = 6 * LINE;
     /// Bytes of a control block of `counters` counters.
     pub const fn bytes(counters: u32) -> u64 {
         COUNTERS + counters as u64 * 4

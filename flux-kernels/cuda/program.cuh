@@ -39,9 +39,11 @@ struct Control {
     u32 ticket, pad1[31];
     u32 poison, pad2[31];
     u32 pushed, pad3[31];
+    u32 turns_taken, pad4[31];
+    u32 turns_done, pad5[31];
     u32 counters[1];
 };
-static_assert(sizeof(Control) == 4 * kLine + 4, "layout.rs");
+static_assert(sizeof(Control) == 6 * kLine + 4, "layout.rs");
 
 // In pinned host memory.
 struct Fault {
@@ -99,8 +101,8 @@ struct Params {
     u32 item_count, transfer_count;
     u32 slots_per_source;
     u32 await_pushed;      // copy engines read the caller's x; the call ends when they have
-    u32 push_gap_ns;       // between pieces that the mover pushes, from the second destination on
-    u32 send_gap_ns;       // between pieces of a partial tile
+    u32 gap_ns;            // between pieces that the mover pushes, from the second destination on, or of a partial tile
+    u32 turns;             // CTAs whose storers scatter a tile at once, while the next is multiplied; 0 where consumers scatter their rows themselves
     u32 m_shard;           // rows of a shard
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
     u32 activation;        // after the bias; AllGather-GEMM only

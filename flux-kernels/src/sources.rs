@@ -26,6 +26,7 @@ headers![
     "core/mover.cuh",
     "core/partials.cuh",
     "core/producer.cuh",
+    "core/scatter.cuh",
     "core/storer.cuh",
     "core/trace.cuh",
     "core/turned.cuh",

@@ -286,9 +286,11 @@ fn partial_tiles_that_are_early_are_right() {
 #[test]
 fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
     let Some(context) = device("results_are_the_same_bits_in_every_run_whatever_rank_is_late") else { return };
-    for (op, k, early) in [(OPS[0], 512, 0), (OPS[1], 512, 0), (OPS[1], 1728, 2), (OPS[1], 1728, 3)] {
+    for (op, k, early, stack) in
+        [(OPS[0], 512, 0, false), (OPS[1], 512, 0, false), (OPS[1], 1728, 2, false), (OPS[1], 1728, 3, false), (OPS[1], 512, 0, true)]
+    {
         let p = problem(op, 384, 768, k, DType::Bf16, 4);
-        let schedule = Schedule { early, ..schedule(TILES[0], Chunk::Tiles(1)) };
+        let schedule = Schedule { early, stack, ..schedule(TILES[0], Chunk::Tiles(1)) };
         assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].early, early, "{p}");
         let mut w = World::new(&context, p, &schedule, Epoch::new(u32::MAX - 5));
         let seeds = Seeds { x: 3, w: 4 };
@@ -296,12 +298,12 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
         w.call();
         let first: Vec<_> = (0..4).map(|r| w.result(r)).collect();
         for late in 0..12 {
-            w.pace = Pace { push_gap_ns: 500 * (late as u32 % 3), send_gap_ns: 700 * (late as u32 % 2) };
+            w.pace = Pace { push_gap_ns: 500 * (late as u32 % 3), send_gap_ns: 700 * (late as u32 % 2), turns: late as u32 % 4 };
             w.prepare(seeds, Fill::Uniform);
             w.delay(late % 4, 300_000);
             w.call();
             for (rank, bits) in first.iter().enumerate() {
-                assert!(w.result(rank) == *bits, "{op}, {early} early, rank {rank} differs with rank {} late", late % 4);
+                assert!(w.result(rank) == *bits, "{op}, {early} early, stacked: {stack}, rank {rank} differs with rank {} late", late % 4);
             }
         }
         // Thirteen calls from six before the wrap.

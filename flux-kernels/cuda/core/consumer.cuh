@@ -4,6 +4,7 @@
 #include "core/config.cuh"
 #include "core/epilogue.cuh"
 #include "core/fold.cuh"
+#include "core/scatter.cuh"
 #include "core/trace.cuh"
 #include "core/turned.cuh"
 #include "core/wait.cuh"
@@ -232,26 +233,6 @@ struct Consumer {
         }
     }
 
-    // Each row to the rank that owns it, this one included: rows are short, and a bulk copy takes about as long for a short one as for a long one.
-    __device__ __forceinline__ void scatter(const WorkItem& item, bool poison) const {
-        constexpr u32 kPerRow = C::kCols / 8;
-        const u32 first_row = C::kSplitColumns ? 0 : index * C::kRows;
-        const u32 first_col = C::kSplitColumns ? index * C::kCols : 0;
-        // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator.
-        if (poison) {
-            ptx::store_release_cta_shared(smem.left_out(), 1);
-            return;
-        }
-        const u64 place = (epoch & 1) * p.half_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes;
-        for (u32 v = thread; v < C::kRows * kPerRow; v += 128) {
-            const u32 row = first_row + v / kPerRow, col = first_col + v % kPerRow * 8;
-            if (row >= item.rows || col >= item.cols) continue;
-            const u32 owner = (item.row + row) / p.m_shard;
-            const u64 at = place + static_cast<u64>((item.row + row) % p.m_shard) * p.source_row_bytes + (item.col + col) * u64{2};
-            ptx::store_global_16(p.data[owner] + at, ptx::load_shared_16(smem.out_row(row) + col * 2));
-        }
-    }
-
     // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector. Which one it is, is looked up here: tiles of 256x192 have no register to
     // keep it in while they are multiplied.
     __device__ __forceinline__ void lend(u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
@@ -312,8 +293,15 @@ struct Consumer {
                 } else {
                     write_rows(acc);
                 }
+                // The storer scatters them, when it is its turn.
+                if (p.turns != 0) return;
                 sync_consumer();
-                scatter(item, poison);
+                if (poison) {
+                    ptx::store_release_cta_shared(smem.left_out(), 1);
+                    return;
+                }
+                const Scatter<C> rows(p, smem, epoch, item, index);
+                for (u32 v = thread; v < Scatter<C>::kVectors; v += 128) rows.store(v);
                 return;
             }
         }

@@ -133,7 +133,7 @@ struct Mover {
                 if (__all_sync(0xFFFFFFFFu, !poison)) store(g, q, v);
                 if (thread == 0 && first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
                 // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
-                if (g.step > 1 && p.push_gap_ns != 0) ptx::sleep_ns(p.push_gap_ns);
+                if (g.step > 1 && p.gap_ns != 0) ptx::sleep_ns(p.gap_ns);
             }
             // What is left out is not announced: whoever sees the poison does not count, though it had no piece.
             bool live = __all_sync(0xFFFFFFFFu, !poison);

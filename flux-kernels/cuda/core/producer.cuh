@@ -165,7 +165,8 @@ struct Producer {
             const u32 end = step + item.k_steps;
             stamp<C>(p, i, &ItemStamps::opened);
             if constexpr (C::kReduceScatter) {
-                if (awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
+                const bool folds = C::kScatters && item.sink == static_cast<u32>(Sink::kFold);
+                if (folds || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
             } else {
                 // Rows that nobody sends need no watcher.
                 if (item.await_count != 0) step = load_as_they_come(item, number, step, end);

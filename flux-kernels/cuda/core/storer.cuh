@@ -3,6 +3,7 @@
 #include "core/config.cuh"
 #include "core/fold.cuh"
 #include "core/partials.cuh"
+#include "core/scatter.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "core/trace.cuh"
@@ -40,7 +41,7 @@ struct Storer {
         const Slot<C> slots{p};
         const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * slots.bytes();
         // CTAs finish their tiles nearly together: in pieces with gaps the link stays free of bursts, which slow the GEMM's own loads.
-        slots.store(slot, smem.out(consumer), consumer, last ? 0 : p.send_gap_ns);
+        slots.store(slot, smem.out(consumer), consumer, last ? 0 : p.gap_ns);
     }
 
     // Where this CTA lays the first consumer's part of a partial tile aside, in this GPU's memory. Sent at its pace it would hold up the second.
@@ -106,9 +107,11 @@ struct Storer {
                     // Asked for while there is time, should it be a fold that comes next.
                     known = i + walk.stride;
                     if (known < walk.count) ahead = FoldAwaits::of(p, known);
-#pragma unroll
-                    for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
-                    if (ptx::load_acquire_cta_shared(smem.left_out()) == 0) raise_scattered(item);
+                    if (p.turns != 0) {
+                        scatter(item);
+                    } else if (scattered()) {
+                        raise_scattered(item);
+                    }
                     __syncwarp();
                     stamp_sent(i);
                     continue;
@@ -131,9 +134,45 @@ struct Storer {
             stamp_sent(i);
         }
         if constexpr (C::kScatters) {
-            if (i < walk.count) await_folds<C>(p, smem, epoch, walk, i, known == i ? ahead : FoldAwaits::of(p, i));
+            if (i < walk.count && p.turns == 0) await_folds<C>(p, smem, epoch, walk, i, known == i ? ahead : FoldAwaits::of(p, i));
         }
         // What was stored to y is the caller's when the kernel has ended; that its rooms were read each item has waited for.
+    }
+
+    // Waits until the consumers have scattered their rows; whether they have. By the warp.
+    __device__ __forceinline__ bool scattered() const {
+#pragma unroll
+        for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
+        return ptx::load_acquire_cta_shared(smem.left_out()) == 0;
+    }
+
+    // Scatters their rows in their place, while they multiply the next tile, and announces them, when it is this CTA's turn. By the warp.
+    //
+    // What is slow to be taken, by memory of the host say, holds up all that a multiprocessor asks memory for behind it, loads of operands among it. So CTAs take turns: while some wait for
+    // what they have stored, the others load and multiply.
+    __device__ __forceinline__ void scatter(const WorkItem& item) const {
+#pragma unroll
+        for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
+        if (lane == 0) {
+            const u32 mine = ptx::atomic_inc_wrap_relaxed(&p.control->turns_taken, 0xFFFFFFFFu);
+            // Whoever has a turn waits for nobody, so each comes.
+            while (mine - ptx::load_relaxed_gpu(&p.control->turns_done) >= p.turns) ptx::sleep_ns(100);
+        }
+        __syncwarp();
+        if (!__any_sync(0xFFFFFFFFu, poisoned(p))) {
+#pragma unroll 1
+            for (u32 c = 0; c < C::kConsumers; ++c) {
+                const Scatter<C> rows(p, smem, epoch, item, c);
+#pragma unroll 1
+                for (u32 v = lane; v < Scatter<C>::kVectors; v += 32) rows.store(v);
+            }
+            // Orders the lanes' rows before the fence of the one that raises a signal.
+            __syncwarp();
+            raise_scattered(item);
+        }
+        __syncwarp();
+        // By a lane that has raised a signal, if any was: the rows have been taken.
+        if (lane == 0) ptx::atomic_inc_wrap_relaxed(&p.control->turns_done, 0xFFFFFFFFu);
     }
 
     // Brings the partial tiles that are added during the multiplication, one after another, into the rooms that the CTA's item before has left. They take no stage of

@@ -3,6 +3,7 @@
 // the first partial tiles of every own tile.
 #pragma once
 #include "core/config.cuh"
+#include "core/fold.cuh"
 #include "core/trace.cuh"
 #include "core/wait.cuh"
 #include "ptx/mbarrier.cuh"
@@ -95,6 +96,15 @@ struct Watcher {
         u32 number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             const WorkItem& item = p.items[i];
+            if constexpr (C::kScatters) {
+                if (item.sink == static_cast<u32>(Sink::kFold)) {
+                    // What folds add may be there long before the storer has had its turns. Else it is there soon after its own tiles are sent, and the storer awaits it.
+                    if (p.turns == 0) return;
+                    while (ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
+                    await_folds<C>(p, smem, epoch, walk, i, FoldAwaits::of(p, i));
+                    return;
+                }
+            }
             if (awaits_partials(item)) await_partials(number, item.late_first + item.parts, item.late_count - item.parts);
         }
     }

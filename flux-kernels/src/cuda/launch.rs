@@ -71,13 +71,15 @@ pub struct Matrix {
     pub row_bytes: u64,
 }
 
-/// Gaps in the traffic of a CTA, which keep the links free of bursts. Zero sends as fast as the link takes.
+/// What keeps the links free of bursts: gaps in the traffic of a CTA, and turns of the CTAs. Zero sends as fast as the link takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pace {
     /// Nanoseconds between 2 KiB pieces of the caller's shard, from the second destination on.
     pub push_gap_ns: u32,
     /// Nanoseconds between 4 KiB pieces of a partial tile.
     pub send_gap_ns: u32,
+    /// CTAs that scatter a tile's rows at once, each of them by one warp while its consumers multiply the next tile. With 0 consumers scatter their rows themselves, before that.
+    pub turns: u32,
 }
 
 impl Pace {
@@ -346,8 +348,11 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),
-        push_gap_ns: args.pace.push_gap_ns,
-        send_gap_ns: args.pace.send_gap_ns,
+        gap_ns: match problem.op() {
+            OpKind::AllGatherGemm => args.pace.push_gap_ns,
+            OpKind::GemmReduceScatter => args.pace.send_gap_ns,
+        },
+        turns: args.pace.turns,
         m_shard: problem.m_shard(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a call only enqueues: it allocates nothing and waits for nothing, so it may be captured in a graph.
 
+use super::pace::{SPREAD_PERCENT, pace, turns, with_a_tile};
 use super::{Hands, Push, carried, label};
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
@@ -9,8 +10,7 @@ use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
-use flux_core::layout::{gather_place_bytes, slot_bytes};
-use flux_core::program::{Lent, Round, Schedule, Sending, TileProgram, sink};
+use flux_core::program::{Lent, Round, Schedule, Sending, TileProgram};
 use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
@@ -20,9 +20,6 @@ use flux_transport::route::Route;
 use flux_transport::{Call, Carry, Communicator, Exchange, Mover, Source, Stream, TransportError, TransportKind};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-
-/// How much of the time that there is a paced transfer may take.
-const SPREAD_PERCENT: u32 = 40;
 
 /// The compute capability that the kernels are compiled for.
 const COMPUTE: (u32, u32) = (9, 0);
@@ -118,7 +115,8 @@ impl CudaExecutor {
         let local = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
         let scatters = route.is_none() && carried(comm);
         let spread = hands.spread.unwrap_or(if local { 0 } else { SPREAD_PERCENT });
-        let pace = pace(&program, workers, spread);
+        let turns = if scatters { turns(&program, workers) } else { 0 };
+        let pace = Pace { turns, ..pace(&program, workers, spread) };
         let mut program = program;
         // Of rows that are carried the kernel keeps the own ones for itself, where tiles span shards.
         let keeps = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
@@ -315,19 +313,21 @@ impl CudaExecutor {
     }
 
     pub(super) fn explain(&self) -> String {
+        let Pace { push_gap_ns, send_gap_ns, turns } = self.pace;
         let carried = format!(", NCCL carries the chunks: {}", self.sending);
+        let by_turns = format!(", which scatter rows to memory of the host, {turns} at once, and fold them from there");
         let mover = match self.push_by_kernel {
             _ if self.rounds.is_some() && self.program.program().nodes.are_mixed() => {
                 ", NCCL carries the chunks that cross nodes, copy engines pass rows on"
             }
             _ if self.rounds.is_some() => &carried,
             _ if self.route.is_some() => ", copy engines carry what goes to others through the host",
+            _ if self.scatters && turns > 0 => &by_turns,
             _ if self.scatters => ", which scatter rows to memory of the host and fold them from there",
             _ if self.program.program().transfers.is_empty() => "",
             true => ", which push the shard",
             false => ", copy engines push the shard (the CTAs once a call was captured)",
         };
-        let Pace { push_gap_ns, send_gap_ns } = self.pace;
         let gaps = match self.program.program().problem.op() {
             OpKind::AllGatherGemm if self.rounds.is_some() => 0,
             OpKind::AllGatherGemm => push_gap_ns,
@@ -355,40 +355,6 @@ struct Launches {
 /// Whether messages carry what a launch stores.
 fn is_stored(exchange: &Exchange<'_>) -> bool {
     matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty()
-}
-
-/// CTAs of a program's launches, on a device of so many multiprocessors, and the gaps in their traffic, where a builder says nothing. A heuristic.
-pub fn own_launch(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
-    let workers = with_a_tile(program, multiprocessors);
-    (workers, pace(program, workers, SPREAD_PERCENT))
-}
-
-/// As many of the CTAs that run at once as have a tile. With more, for folds alone, tiles may share a part of the device unevenly: reading the weights of few
-/// rows took a fifth longer on some GPUs.
-fn with_a_tile(program: &TileProgram, ctas: u32) -> u32 {
-    let items = program.items.iter().filter(|item| item.sink != sink::FOLD).count();
-    ctas.min(u32::try_from(items).unwrap_or(u32::MAX))
-}
-
-/// Gaps that spread a CTA's traffic over the time that its tiles take. Sent as they are finished, the partial tiles of a wave meet on the link and
-/// hold up the loads of the next; a CTA's last has no next and no gaps. What movers push is spread only where a shard is at least a wave of tiles:
-/// sent late, the rows of a short call would be waited for.
-fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
-    let problem = &program.problem;
-    let tile = program.tile;
-    // A multiprocessor does 4096 operations a cycle; 1.5 GHz is assumed, for a card at its power limit. Only the gaps depend on it.
-    let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / 6144;
-    let tiles = program.items.len() as u64 / u64::from(problem.world().get());
-    let workers = u64::from(workers);
-    if problem.world().peers() == 0 {
-        return Pace::default();
-    }
-    let gap = |ns: u64, pieces: u64| u32::try_from(ns * u64::from(percent) / 100 / pieces.max(1)).unwrap_or(u32::MAX);
-    let shard_pieces = gather_place_bytes(problem) / u64::from(Pace::PUSHED_BYTES) / workers;
-    Pace {
-        push_gap_ns: if tiles < workers { 0 } else { gap(tile_ns * tiles / workers, shard_pieces) },
-        send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / u64::from(Pace::SENT_BYTES)),
-    }
 }
 
 /// The variant in the current context: as an op before has loaded it, or loaded now.

@@ -4,13 +4,13 @@
 
 mod cuda;
 mod host;
+mod pace;
 
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
-pub use cuda::own_launch;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Channels, Round, Schedule, Sending, TileProgram};
 use flux_core::{OpKind, Problem};
@@ -18,6 +18,7 @@ use flux_kernels::{Activation, Element};
 use flux_transport::route::Route;
 use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, PeerStores, Source, Stream, TransportKind};
 use host::HostExecutor;
+pub use pace::own_launch;
 
 /// How many hands do the work, where the caller has a wish.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -114,7 +114,7 @@ mod tests {
         assert!(!chosen(rs, 512, 12288, 49152).3 && !chosen(rs, 512, 8192, 28672).3 && !chosen(ag, 256, 49152, 12288).3);
     }
 
-    /// As long as no more than 3 MiB leave a rank of two, and 5.5 one of more.
+    /// As long as no more than 4 MiB leave a rank of two, and 15 one of more, whose shards have 200 rows at most.
     #[test]
     fn few_rows_are_scattered_through_the_host_and_more_are_carried() {
         let stacked = |world, op, m, n, k| {
@@ -122,9 +122,9 @@ mod tests {
             Schedule::staged(&problem).stack
         };
         let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        assert!(stacked(2, rs, 256, 12288, 49152) && stacked(2, rs, 256, 8192, 28672), "3 MiB, and 2");
-        assert!(!stacked(2, rs, 256, 12800, 49152) && !stacked(4, rs, 256, 16384, 49152), "more than 3, and 6");
-        assert!(stacked(4, rs, 256, 12288, 49152), "4.5");
+        assert!(stacked(2, rs, 256, 12288, 49152) && stacked(2, rs, 512, 8192, 28672), "3 MiB, and 4");
+        assert!(!stacked(2, rs, 512, 8448, 28672) && !stacked(4, rs, 800, 16384, 49152), "more than 4, and 19");
+        assert!(stacked(4, rs, 800, 12288, 49152) && !stacked(4, rs, 804, 8192, 28672), "14, and 9 of 201 rows each");
         assert!(stacked(4, ag, 256, 49152, 12288), "a shard is copied, however large");
     }
 

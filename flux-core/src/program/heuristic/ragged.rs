@@ -16,7 +16,7 @@ use crate::{OpKind, Problem, TileShape};
 /// (results/tuning/rests.txt).
 const UNEVEN: u64 = 30;
 /// Ranks of a GEMM-ReduceScatter up to which tiles span shards of a tile and more: of 16 it is up to 13 % slower by simulation.
-const MOST_FOLDED: u32 = 8;
+pub(super) const MOST_FOLDED: u32 = 8;
 
 /// Rows in all up to which a GEMM-ReduceScatter of small shards is bound by reading `w`, and of those the ones with which tiles of 128 rows are nearly full: with 240 rows two H100 take 0.272 ms
 /// of GPT-3 in tiles of 240x128 and 0.274 of 128x256, shared, and 0.118 and 0.113 of Llama in 240x128 and 128x128; with 256 rows 0.248 and 0.114 in 128x192 and 128x128, whole

@@ -4,23 +4,24 @@
 
 use super::super::schedule::{Chunk, Schedule};
 use super::candidates::CANDIDATES;
-use super::ragged::by_host;
+use super::ragged::{MOST_FOLDED, by_host};
 use super::tiles::{self, LONG};
 use super::{MULTIPROCESSORS, OPERATIONS, is_ragged, unless_unsent};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::machine::Machine;
+use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
 /// What one signal announces where a chunk is staged.
 const STAGED_BYTES: u64 = 2 << 20;
-/// What a rank scatters at most where its kernel stores it to memory of the host, from where its owners' read it: 3 MiB take 2 % less time than by copy engines, 2 MiB 17 %, and
-/// 4 MiB, of which one way should overlap the other, 18 % more (results/tuning/few-rows-carried.txt).
-const SCATTERED_BYTES: u64 = 3 << 20;
-/// The same of more ranks than two, whatever the rows: shards of fewer than 128 rows are sent as tiles of 128 otherwise, and all of these. In tiles of 128x256 four H200 take 4 % less time with 4.5 MiB and 7 less with 5.3 of
-/// GPT-3, 3 more with 5.3 of Llama, and 7 more with 6.2 (results/tuning/pcie-tp4.txt, 2.). In those that are chosen four H100 take 1.14 and 1.13 of serial's time of GPT-3
-/// (results/h100-x4-pcie.json, h100-x4-ragged-pcie.json).
-const SCATTERED_OF_MORE_BYTES: u64 = 11 << 19;
-/// The same of rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take 19 % less time to 3 more so, 4.7 as long of GPT-3 and 13 to 17 % less
+/// What a rank of two scatters at most where its kernel stores it to memory of the host, from where its owners' read it: in two waves of tiles, of which the first leaves while the second is
+/// multiplied, 3 MiB take 8 % less time than in one wave, 4 MiB 7 % less than by copy engines, and 6 MiB 2 % more (results/tuning/pcie-turns.txt).
+const SCATTERED_BYTES: u64 = 4 << 20;
+/// The same of more ranks, and the most rows of a shard: with 200 rows four H100 take 11 and 16 % less time than by copy engines, with 256, whose tiles are full, 8 % more and 2 less
+/// (results/tuning/pcie-turns.txt).
+const SCATTERED_OF_MORE_BYTES: u64 = 15 << 20;
+const SCATTERED_OF_MORE_ROWS: u32 = 200;
+/// The same of two ranks' rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take 19 % less time to 3 more so, 4.7 as long of GPT-3 and 13 to 17 % less
 /// of Llama (results/tuning/ragged-pcie.txt).
 const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
@@ -37,9 +38,31 @@ const SLICE_COLUMNS: u32 = 2048;
 /// 811 TFLOP/s would have to read more than the 2.9 TB/s that an H100's memory gives. Where rows come faster than they are multiplied, more make fewer passes.
 const AS_THEY_COME: u32 = 256;
 
+/// Rows in all up to which what is scattered leaves in one wave: more of them would read `w` no faster.
+const ONE_WAVE_ROWS: u32 = 128;
+/// Columns of tiles that are scattered in several waves. Of two ranks, and of more where the host takes longer than the products, so that it should begin as soon as may be, or does not.
+const COLUMNS_OF_TWO: u32 = 96;
+const COLUMNS_BOUND_BY_HOST: u32 = 64;
+const COLUMNS_BOUND_BY_PRODUCTS: u32 = 128;
+/// Bytes in a nanosecond that leave each of four GPUs while as many come, by NCCL (results/h100-x4-pcie.json), and by how many times longer that takes than the products where it bounds a
+/// call: of Llama at TP 4 3.3 times as long, where 64 columns take up to 11 % less time than 96, but 1 more at 400 rows, and of GPT-3 1.9 times, where they take up to 40 % more than 128 (results/tuning/pcie-turns.txt).
+const LEAVES: u64 = 26;
+const BOUND_PERCENT: u64 = 250;
+
 /// Bytes that a rank scatters to its peers.
 const fn scattered(problem: &Problem) -> u64 {
     scatter_place_bytes(problem) * problem.world().peers() as u64
+}
+
+/// Whether kernels scatter what a GEMM-ReduceScatter's ranks have for each other, if their tiles can.
+fn may_scatter(problem: &Problem) -> bool {
+    let most = match (problem.world().peers(), is_ragged(problem)) {
+        (2.., _) if problem.m_shard() > SCATTERED_OF_MORE_ROWS => 0,
+        (2.., _) => SCATTERED_OF_MORE_BYTES,
+        (_, true) => SCATTERED_RAGGED_BYTES,
+        (_, false) => SCATTERED_BYTES,
+    };
+    scattered(problem) <= most
 }
 
 /// Row blocks that are worked on as they come: of at least 256 rows, and of 512 where a shard has twice as many and rows are there by the time that those before are multiplied.
@@ -56,8 +79,8 @@ fn blocks_that_come(problem: &Problem, tile: TileShape) -> u32 {
 impl Schedule {
     /// As [`heuristic`](Self::heuristic), for transports that carry chunks through the host or over a network: each costs them some 10 us, whatever its size, so
     /// a signal announces about 2 MiB. Shards are single bands, as they come one after another; peers' shards of an AllGather-GEMM are worked on chunk by chunk, of at least 256
-    /// rows, while the next come. Tiles of few rows span shards, which for AllGather-GEMM begin with the first slice of `k`, and for GEMM-ReduceScatter kernels then scatter through the host themselves, up to 3 MiB of a rank, and 4.75 MiB where rows are no
-    /// whole tiles of 128.
+    /// rows, while the next come. Tiles of few rows span shards, which for AllGather-GEMM begin with the first slice of `k`, and for GEMM-ReduceScatter kernels then scatter through the host themselves: of two ranks up to 4 MiB, and 4.75 MiB where rows are
+    /// no whole tiles of 128, of more shards of up to 200 rows.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};
@@ -72,13 +95,10 @@ impl Schedule {
         if let Some(sliced) = Self::sliced_by_host(problem, &usual) {
             return sliced;
         }
-        let ragged = is_ragged(problem);
-        let may_scatter = scattered(problem)
-            <= match (problem.world().peers(), ragged) {
-                (2.., _) => SCATTERED_OF_MORE_BYTES,
-                (_, true) => SCATTERED_RAGGED_BYTES,
-                (_, false) => SCATTERED_BYTES,
-            };
+        if let Some(scattered) = Self::scattered_in_waves(problem) {
+            return scattered;
+        }
+        let (ragged, may_scatter) = (is_ragged(problem), may_scatter(problem));
         if usual.stack && (problem.op() == OpKind::AllGatherGemm || may_scatter) {
             return usual;
         }
@@ -111,6 +131,26 @@ impl Schedule {
         let announced = if short { STAGED_BYTES / 2 } else { STAGED_BYTES };
         let tiles = u32::try_from(announced / unit.max(1)).unwrap_or(u32::MAX).max(least);
         Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, by_chunk, ..Self::of(tile) }
+    }
+
+    /// Of few rows of a GEMM-ReduceScatter: tiles that span shards, in several waves, so that the host takes what one has left while the next is multiplied. Two ranks have other tiles for rows
+    /// that are no whole ones.
+    fn scattered_in_waves(problem: &Problem) -> Option<Self> {
+        let world = problem.world();
+        let few = problem.op() == OpKind::GemmReduceScatter && world.peers() > 0 && problem.m() > ONE_WAVE_ROWS && may_scatter(problem);
+        if !few || world.peers() == 1 && is_ragged(problem) {
+            return None;
+        }
+        let leaves_ns = scattered(problem) / LEAVES;
+        let multiplied_ns = problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS);
+        let columns = match world.peers() {
+            1 => COLUMNS_OF_TWO,
+            _ if 100 * leaves_ns > BOUND_PERCENT * multiplied_ns => COLUMNS_BOUND_BY_HOST,
+            _ => COLUMNS_BOUND_BY_PRODUCTS,
+        };
+        let tile = TileShape::new(ONE_WAVE_ROWS, columns, 64);
+        let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
+        (tiles > u64::from(MULTIPROCESSORS) && world.get() <= MOST_FOLDED).then(|| Self::spanning(problem, tile, 1))
     }
 
     /// Of few rows of an AllGather-GEMM: tiles that span shards, the usual ones if they do, in slices of `k`.
@@ -194,14 +234,23 @@ mod tests {
         assert_eq!([132, 200, 256, 352].map(|m| slices(m, 28672, 8192)), [1, 1, 2, 2]);
     }
 
-    /// Of rows that are no whole tiles, too.
+    /// What took H100s the least time of what was tried, or within 7 % of it (results/tuning/pcie-turns.txt); with 128 rows one wave.
     #[test]
-    fn shards_of_more_ranks_that_are_scattered_are_larger() {
-        let stack = |m| {
-            let problem = Problem::new(OpKind::GemmReduceScatter, m, 12288, 49152, DType::Bf16, WorldSize::new(4).expect("ranks"));
-            Schedule::staged(&problem.expect("a problem")).stack
+    fn rows_are_scattered_in_several_waves_of_narrow_tiles() {
+        let chosen = |world, m, n, k| {
+            let problem = Problem::new(OpKind::GemmReduceScatter, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks"));
+            let schedule = Schedule::staged(&problem.expect("a problem"));
+            (schedule.tile.m, schedule.tile.n, schedule.stack)
         };
-        assert_eq!([300, 352].map(stack), [true, false], "5.3 and 6.2 MiB");
+        for m in [200, 256, 300, 352, 400, 452, 512, 600, 700, 800] {
+            assert_eq!(chosen(4, m, 12288, 49152), (128, 128, true), "{m}: bound by products");
+            assert_eq!(chosen(4, m, 8192, 28672), (128, 64, true), "{m}: bound by the host");
+        }
+        assert_eq!([chosen(4, 128, 12288, 49152), chosen(4, 128, 8192, 28672)], [(128, 96, true), (128, 64, true)], "128 tiles");
+        assert!(!chosen(4, 1024, 12288, 49152).2 && !chosen(4, 1024, 8192, 28672).2, "shards of whole tiles, which copy engines carry");
+        assert_eq!([chosen(2, 256, 12288, 49152), chosen(2, 256, 8192, 28672), chosen(2, 512, 8192, 28672)], [(128, 96, true); 3]);
+        assert!(!chosen(2, 512, 12288, 49152).2, "6 MiB");
+        assert_eq!(chosen(4, 256, 2048, 28672).1, 128, "one wave of tiles of any columns, those of whole waves by their reads");
     }
 
     /// By simulation of two H100, which meets what they took from 1024 rows on within 9.8 %, but one row of 16 within 15 (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).

@@ -1,0 +1,38 @@
+// Rows of a tile that spans shards, from the room where consumers have laid them out to the ranks that own them.
+#pragma once
+#include "core/config.cuh"
+#include "ptx/memory.cuh"
+
+namespace flux {
+
+// A consumer's part of a tile, row by row, to the ranks that own the rows, this one included: rows are short, and a bulk copy takes about as long for a short one as for a long one.
+// Not after a failed wait: a peer may be gone, or already in a new communicator.
+template <class C>
+struct Scatter {
+    static constexpr u32 kPerRow = C::kCols / 8;
+    static constexpr u32 kVectors = C::kRows * kPerRow;  // of 16 bytes
+
+    const Params& p;
+    const Shared<C>& smem;
+    const WorkItem& item;
+    const u32 first_row, first_col;
+    const u64 place;  // this rank's, at each owner
+
+    __device__ __forceinline__ Scatter(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer)
+        : p(p),
+          smem(smem),
+          item(item),
+          first_row(C::kSplitColumns ? 0 : consumer * C::kRows),
+          first_col(C::kSplitColumns ? consumer * C::kCols : 0),
+          place((epoch & 1) * p.half_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes) {}
+
+    __device__ __forceinline__ void store(u32 vector) const {
+        const u32 row = first_row + vector / kPerRow, col = first_col + vector % kPerRow * 8;
+        if (row >= item.rows || col >= item.cols) return;
+        const u32 owner = (item.row + row) / p.m_shard;
+        const u64 at = place + static_cast<u64>((item.row + row) % p.m_shard) * p.source_row_bytes + (item.col + col) * u64{2};
+        ptx::store_global_16(p.data[owner] + at, ptx::load_shared_16(smem.out_row(row) + col * 2));
+    }
+};
+
+}  // namespace flux

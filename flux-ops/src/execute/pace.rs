@@ -1,0 +1,89 @@
+//! How a launch is cut into CTAs, and how their traffic is spread.
+//!
+//! Invariant: it depends on the program alone, and on how many multiprocessors there are; results do not depend on it.
+
+use flux_core::layout::{gather_place_bytes, slot_bytes};
+use flux_core::program::{TileProgram, sink};
+use flux_kernels::cuda::Pace;
+
+/// How much of the time that there is a paced transfer may take.
+pub(super) const SPREAD_PERCENT: u32 = 40;
+
+/// CTAs of a program's launches, on a device of so many multiprocessors, and the gaps in their traffic, where a builder says nothing. A heuristic.
+pub fn own_launch(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
+    let workers = with_a_tile(program, multiprocessors);
+    (workers, pace(program, workers, SPREAD_PERCENT))
+}
+
+/// As many of the CTAs that run at once as have a tile. With more, for folds alone, tiles may share a part of the device unevenly: reading the weights of few
+/// rows took a fifth longer on some GPUs.
+pub(super) fn with_a_tile(program: &TileProgram, ctas: u32) -> u32 {
+    let items = program.items.iter().filter(|item| item.sink != sink::FOLD).count();
+    ctas.min(u32::try_from(items).unwrap_or(u32::MAX))
+}
+
+/// Gaps that spread a CTA's traffic over the time that its tiles take. Sent as they are finished, the partial tiles of a wave meet on the link and
+/// hold up the loads of the next; a CTA's last has no next and no gaps. What movers push is spread only where a shard is at least a wave of tiles:
+/// sent late, the rows of a short call would be waited for.
+pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
+    let problem = &program.problem;
+    let tile = program.tile;
+    // A multiprocessor does 4096 operations a cycle; 1.5 GHz is assumed, for a card at its power limit. Only the gaps depend on it.
+    let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / 6144;
+    let tiles = program.items.len() as u64 / u64::from(problem.world().get());
+    let workers = u64::from(workers);
+    if problem.world().peers() == 0 {
+        return Pace::default();
+    }
+    let gap = |ns: u64, pieces: u64| u32::try_from(ns * u64::from(percent) / 100 / pieces.max(1)).unwrap_or(u32::MAX);
+    let shard_pieces = gather_place_bytes(problem) / u64::from(Pace::PUSHED_BYTES) / workers;
+    Pace {
+        push_gap_ns: if tiles < workers { 0 } else { gap(tile_ns * tiles / workers, shard_pieces) },
+        send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / u64::from(Pace::SENT_BYTES)),
+        turns: 0,
+    }
+}
+
+/// Bytes of tiles that are on their way to memory of the host at once. With half as many four H100 take up to 14 % longer, as CTAs wait for the host to take what they have stored; with two and
+/// a half times as many 4 to 15 % longer of GPT-3, as more multiprocessors wait for it that should load operands, and up to 9 % less of Llama (results/tuning/pcie-turns.txt).
+const AT_ONCE: u32 = 1 << 20;
+
+/// CTAs that scatter a tile to memory of the host at once. Of one wave of tiles all do, by all threads of their consumers: nothing is left to multiply meanwhile.
+pub(super) fn turns(program: &TileProgram, workers: u32) -> u32 {
+    let tiles = program.items.iter().filter(|item| item.sink == sink::SCATTER).count();
+    let bytes = program.tile.m * program.tile.n * program.problem.dtype().bytes() as u32;
+    if tiles as u64 <= u64::from(workers) { 0 } else { AT_ONCE.div_ceil(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::program::Schedule;
+    use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+
+    fn staged(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> TileProgram {
+        let world = WorldSize::new(world).unwrap();
+        let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
+        TileProgram::build(&problem, Rank::new(0), &Schedule::staged(&problem)).unwrap()
+    }
+
+    #[test]
+    fn tiles_of_several_waves_leave_by_turns_and_those_of_one_at_once() {
+        let turns = |world, op, m, n, k| turns(&staged(world, op, m, n, k), 132);
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        assert_eq!(turns(4, rs, 256, 12288, 49152), 32, "of 128x128, 32 KiB each");
+        assert_eq!(turns(4, rs, 256, 8192, 28672), 64, "of 128x64");
+        assert_eq!(turns(2, rs, 256, 12288, 49152), 43, "of 128x96, the last a part of it");
+        assert_eq!([turns(4, rs, 128, 12288, 49152), turns(2, rs, 64, 8192, 28672)], [0; 2], "one wave");
+        assert_eq!([turns(4, rs, 4096, 12288, 49152), turns(4, ag, 256, 49152, 12288)], [0; 2], "nothing is scattered");
+    }
+
+    #[test]
+    fn there_are_no_more_ctas_than_tiles() {
+        let few = staged(4, OpKind::GemmReduceScatter, 64, 1024, 4096);
+        let tiles = few.items.iter().filter(|item| item.sink == sink::SCATTER).count();
+        assert!(tiles > 0 && few.items.len() > tiles, "folds besides");
+        assert_eq!(own_launch(&few, 132).0 as usize, tiles);
+        assert_eq!(own_launch(&staged(4, OpKind::GemmReduceScatter, 512, 12288, 49152), 132).0, 132);
+    }
+}
