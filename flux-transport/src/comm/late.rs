@@ -41,8 +41,8 @@ pub(super) struct Late {
 }
 
 /// Often it is the rank that was waited for; but that one may itself wait for another, or have waited in vain and left. One that has launched its last call
-/// may wait in it, so it is late only where nobody is for certain. Where what this rank waited for is its own, and its call is on a stream, it waits for hosts that have not put all of theirs there, or took
-/// the `deadline` for it: one that is stopped meanwhile has said which call it is in, and sent nothing of it.
+/// may wait in it, so it is late only where nobody is for certain. Where what this rank waited for is its own, and its host is past the call, it waits for hosts that have not put all of theirs on a stream, or
+/// took the `deadline` for it: one that is stopped meanwhile has said which call it is in, and sent nothing of it.
 pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts, deadline: Duration) -> Late {
     if record.code != fault::TIMEOUT {
         return Late { ranks: Vec::new(), certain: true };
@@ -59,8 +59,9 @@ pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdi
     let (waiting, certain) = (ranks(waiting), ranks(certain));
     if record.wait == fault::PUSHED {
         // What was waited for is this rank's own.
-        let launched = reports.iter().any(|report| report.rank.get() == record.rank && matches!(report.doing, Doing::Launched(_)));
-        if !certain.is_empty() || !launched {
+        let in_it = |report: &RankReport| matches!(report.doing, Doing::In(call) if call.epoch == Some(epoch));
+        let own_launched = reports.iter().any(|report| report.rank.get() == record.rank && !in_it(report));
+        if !certain.is_empty() || !own_launched {
             return Late { ranks: certain, certain: true };
         }
         let held_up = reports.iter().filter(|report| !waits(report) && was_long_at(report, epoch, deadline));
@@ -192,6 +193,7 @@ mod tests {
         let is_late = |doing: &[Doing]| late(&reports(doing), Verdicts::default());
         assert_eq!(is_late(&[launched, begun(42), launched, begun(41)]), [1, 3]);
         assert_eq!(is_late(&[launched, begun(43), launched, launched]), [0; 0], "it has put call 42 on a stream");
+        assert_eq!(is_late(&[begun(50), begun(42), launched, begun(50)]), [1], "of ranks whose streams are full");
         assert_eq!(is_late(&[launched, begun(42), Doing::Silent, launched]), [2], "for certain");
         assert_eq!(is_late(&[begun(42), begun(42), launched, launched]), [0; 0], "where hosts execute calls all are in them");
         let spoke = Verdicts { spoke: mask_of([Rank::new(1)]), ..Verdicts::default() };
