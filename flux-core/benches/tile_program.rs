@@ -1,12 +1,12 @@
-//! Time to build, and to verify, the tile programs of the largest reference shapes: GPT-3 175B's MLP at m = 8192 over 8 ranks.
+//! Time to build, and to verify, the tile programs of the largest reference shapes, GPT-3 175B's MLP at m = 8192 over 8 ranks, and to choose how they are cut and sent where chunks are messages.
 //!
-//! An op builds its own rank's program once, when it is made; verifying takes the programs of all ranks.
+//! An op chooses and builds its own rank's program once, when it is made; verifying takes the programs of all ranks.
 
 #![allow(missing_docs, reason = "criterion's macros generate undocumented functions")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use flux_core::program::{Schedule, TileProgram, check};
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::program::{Channels, Schedule, Sending, TileProgram, check};
+use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use std::hint::black_box;
 
 fn tile_program(c: &mut Criterion) {
@@ -19,6 +19,13 @@ fn tile_program(c: &mut Criterion) {
         group.bench_function("build", |b| b.iter(|| build(black_box(Rank::new(3)))));
         let programs: Vec<_> = world.ranks().map(build).collect();
         group.bench_function("verify_all_ranks", |b| b.iter(|| check::verify(black_box(&programs))));
+        // NCCL's on one host: 4 channels for each message.
+        let channels = Channels { all: 32, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false };
+        let choose = |problem: &Problem| {
+            let sending = Sending::heuristic(problem, &channels, world.peers(), None);
+            Schedule::in_messages(problem, &channels, sending, Nodes::apart(world))
+        };
+        group.bench_function("choose_messages", |b| b.iter(|| choose(black_box(&problem))));
         group.finish();
     }
 }

@@ -340,3 +340,4 @@ mod estimate;
 mod lending;
 #[cfg(test)]
 mod tests;
+mod workers;

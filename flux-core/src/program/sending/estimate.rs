@@ -2,6 +2,7 @@
 //!
 //! Invariant: an estimate depends on the call alone. Times are an H200's, where nothing else is said: only which of two is the less matters.
 
+use super::workers::Workers;
 use super::{Call, Sending};
 use crate::OpKind;
 use crate::program::heuristic::{READ, SHARING_NS, is_ragged, w_bytes};
@@ -171,7 +172,7 @@ impl Call<'_> {
     fn one_by_one(&self, tiles: u64, arrival: impl Fn(u32, u64) -> u64) -> u64 {
         let columns = self.tiles / self.row_blocks;
         let (mut shared, begun) = self.shared_first();
-        let (mut free, mut workers) = (vec![begun; self.workers as usize], (0..self.workers as usize).cycle());
+        let mut workers = Workers::new(self.workers, begun);
         let mut rest = tiles - shared;
         let world = self.problem.world().get();
         for band in (0..self.alone.min(world)).map(|step| step..step + 1).chain(bands_of(self.alone.min(world)..world, self.band)) {
@@ -182,12 +183,10 @@ impl Call<'_> {
                 let of_group = (end - first) * columns * band.len() as u64;
                 let whole = of_group.saturating_sub(shared).min(rest);
                 (shared, rest) = (shared.saturating_sub(of_group), rest - whole);
-                for worker in workers.by_ref().take(whole as usize) {
-                    free[worker] = there.max(free[worker]) + self.tile_ns;
-                }
+                workers.take(whole, there, self.tile_ns);
             }
         }
-        free.into_iter().max().unwrap_or(0)
+        workers.all_free()
     }
 
     /// Chunk by chunk of a band as the last tile of it is finished; the own shard as the chunks of the last band have come, for which each worker waits with a
