@@ -155,8 +155,8 @@ struct Storer {
         for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
         if (lane == 0) {
             const u32 mine = ptx::atomic_inc_wrap_relaxed(&p.control->turns_taken, 0xFFFFFFFFu);
-            // Whoever has a turn waits for nobody, so each comes.
-            while (mine - ptx::load_relaxed_gpu(&p.control->turns_done) >= p.turns) ptx::sleep_ns(100);
+            // Whoever has a turn waits for nobody, so each comes. Later ones may be over before this is looked at, so the difference has a sign.
+            while (static_cast<i32>(mine - ptx::load_relaxed_gpu(&p.control->turns_done)) >= static_cast<i32>(p.turns)) ptx::sleep_ns(100);
         }
         __syncwarp();
         if (!__any_sync(0xFFFFFFFFu, poisoned(p))) {
