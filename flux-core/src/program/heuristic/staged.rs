@@ -14,11 +14,11 @@ use crate::{OpKind, Problem, TileShape};
 
 /// What one signal announces where a chunk is staged.
 const STAGED_BYTES: u64 = 2 << 20;
-/// What a rank of two scatters at most where its kernel stores it to memory of the host, from where its owners' read it: in two waves of tiles, of which the first leaves while the second is
-/// multiplied, 3 MiB take 8 % less time than in one wave, 4 MiB 7 % less than by copy engines, and 6 MiB 2 % more (results/tuning/pcie-turns.txt).
+/// What a rank of two scatters at most where its kernel stores it to memory of the host, from where its owners' read it: in several waves of tiles, of which one leaves while the next is
+/// multiplied, 3 MiB take 8 % less time than in one wave, 4 MiB 5 % less than by copy engines, and 6 MiB 3 % more and in the tiles that are chosen 27 (results/tuning/pcie-turns.txt).
 const SCATTERED_BYTES: u64 = 4 << 20;
-/// The same of more ranks, and the most rows of a shard: with 200 rows four H100 take 11 and 16 % less time than by copy engines, with 256, whose tiles are full, 8 % more and 2 less
-/// (results/tuning/pcie-turns.txt).
+/// The same of more ranks, and the most rows of a shard: with 200 rows four H100 take 10 and 14 % less time relative to serial than by copy engines, with 256, whose tiles are full, 8 and 10 %
+/// more, of Llama in 128x192 2 less (results/tuning/pcie-turns.txt, 2. and 5., beside h100-x4-pcie.json).
 const SCATTERED_OF_MORE_BYTES: u64 = 15 << 20;
 const SCATTERED_OF_MORE_ROWS: u32 = 200;
 /// The same of two ranks' rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take 19 % less time to 3 more so, 4.7 as long of GPT-3 and 13 to 17 % less
