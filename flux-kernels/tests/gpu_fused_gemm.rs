@@ -343,16 +343,17 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
 #[test]
 fn calls_after_a_failed_one_announce_nothing() {
     let Some(context) = device("calls_after_a_failed_one_announce_nothing") else { return };
-    for (op, stack) in [(OPS[0], false), (OPS[0], true), (OPS[1], false), (OPS[1], true)] {
+    for (op, stack, turns) in [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)] {
         // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave nothing out.
         let p = problem(op, 8, 256, 256, DType::Bf16, 2);
-        let w = World::new(&context, p, &Schedule { stack, ..schedule(TILES[0], Chunk::Shard) }, Epoch::FIRST);
+        let mut w = World::new(&context, p, &Schedule { stack, ..schedule(TILES[0], Chunk::Shard) }, Epoch::FIRST);
+        w.pace.turns = turns;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
         w.poison(0);
         (0..2 * w.workers).for_each(|_| w.enqueue(0));
         w.synchronize();
-        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, stacked: {stack}: {:?}", w.signals(1));
-        assert_eq!(w.epoch(0), 1, "{op}, stacked: {stack}");
+        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, stacked: {stack}, {turns} turns: {:?}", w.signals(1));
+        assert_eq!(w.epoch(0), 1, "{op}, stacked: {stack}, {turns} turns");
     }
 }
 

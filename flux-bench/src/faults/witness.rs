@@ -4,7 +4,7 @@
 //! soon. The signal's handler only writes a byte.
 
 use crate::end;
-use flux_transport::{CallRecord, Communicator};
+use flux_transport::{CallRecord, CallState, Communicator};
 use signal_hook::consts::SIGUSR1;
 use std::fmt::Write;
 use std::io::Read;
@@ -86,7 +86,10 @@ fn told(progress: Option<String>, calls: &[CallRecord]) -> String {
     for call in &calls[calls.len().saturating_sub(CALLS)..] {
         let (begun, noted) = (call.begun.as_secs_f64(), call.noted.as_secs_f64());
         // Writing to a string does not fail.
-        let _ = write!(words, "; {call}: {:?}, begun at {begun:.6} s, so since {noted:.6} s", call.state);
+        let _ = match call.state {
+            CallState::Begun => write!(words, "; {call}: being made since {begun:.6} s, at {noted:.6} s"),
+            state => write!(words, "; {call}: {state:?}, begun at {begun:.6} s, so since {noted:.6} s"),
+        };
     }
     words
 }

@@ -140,7 +140,7 @@ struct Shared {
     __device__ __forceinline__ u32 there() const { return base + C::kThereOffset; }
     // Whether a consumer has left out rows that it was to scatter. The word is `there`'s: whose programs scatter rows await no partial tiles.
     __device__ __forceinline__ u32 left_out() const { return there(); }
-    // Items of this CTA that the producer has opened, up to the last that awaits partial tiles.
+    // Items of this CTA that the producer has opened, up to the last that awaits partial tiles, or is a fold.
     __device__ __forceinline__ u32 opened() const { return base + C::kOpenedOffset; }
     // Completed when a consumer may write its part of an item: nobody reads or writes its room any more.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }

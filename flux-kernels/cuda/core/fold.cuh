@@ -103,7 +103,7 @@ struct FoldAwaits {
 };
 
 // Waits for what the CTA's folds read, from item `i` on, of which `ahead` is known, then lets its consumers go on; by a warp, whose lanes share the signals. Begun
-// once the CTA's own tiles are sent: earlier, the polls of all CTAs would hold up loads, and what they wait for is seldom there.
+// once the CTA's own tiles are sent, or loaded where they are sent by turns: earlier, the polls of all CTAs would hold up loads, and what they wait for is seldom there.
 template <class C>
 __device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i, FoldAwaits ahead) {
     const u32 lane = threadIdx.x % 32;

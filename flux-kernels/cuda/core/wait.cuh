@@ -12,8 +12,8 @@ struct WaitTarget {
     u32 signal;
 };
 
-// Time for what peers still read of a call when they look for the last time at whether this rank works: loads that are on their way, and all that folds add. Many times
-// what reading gigabytes takes, and what a GPU that several processes share gives to each at a time.
+// Time for what peers still read of a call when they look for the last time at whether this rank works: loads that are on their way, and all that folds add, which may begin when a call is closed whose
+// last tiles leave by turns. Many times what reading gigabytes takes, and what a GPU that several processes share gives to each at a time.
 constexpr u64 kMomentNs = 50000000;
 // That something was said, beside the op, which may be 0 where messages bring it.
 constexpr u64 kSaid = u64{1} << 32;

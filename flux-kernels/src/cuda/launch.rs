@@ -352,7 +352,8 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
             OpKind::AllGatherGemm => args.pace.push_gap_ns,
             OpKind::GemmReduceScatter => args.pace.send_gap_ns,
         },
-        turns: args.pace.turns,
+        // The kernel compares numbers of turns with a sign.
+        turns: args.pace.turns.min(i32::MAX as u32),
         m_shard: problem.m_shard(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,

@@ -73,7 +73,7 @@ pub struct CallRecord {
     pub state: CallState,
     /// When it began, after the communicator was made.
     pub begun: Duration,
-    /// When it came to its state.
+    /// When it came to its state; of one that is being made, when this was told.
     pub noted: Duration,
 }
 
@@ -137,8 +137,10 @@ impl Flight {
 
     /// The calls, oldest first.
     pub(super) fn last(&self) -> Vec<CallRecord> {
+        let now = self.start.elapsed();
+        let as_told = |call: CallRecord| if call.state == CallState::Begun { CallRecord { noted: now, ..call } } else { call };
         let calls = self.calls();
-        (calls.made.saturating_sub(KEPT)..calls.made).filter_map(|at| calls.ring[at % KEPT]).collect()
+        (calls.made.saturating_sub(KEPT)..calls.made).filter_map(|at| calls.ring[at % KEPT]).map(as_told).collect()
     }
 }
 
@@ -209,6 +211,18 @@ mod tests {
     fn a_label_is_printed_in_words() {
         let label = Label::new("ag_gemm", [8, 64, 32]);
         assert_eq!(format!("{label:?}"), "\"ag_gemm 8x64x32\"");
+    }
+
+    #[test]
+    fn a_call_that_is_being_made_is_told_with_how_long() {
+        let flight = Flight::new();
+        let (first, _) = (flight.begin(Some(Epoch::new(1)), None), flight.begin(Some(Epoch::new(2)), None));
+        flight.note(first, CallState::Launched);
+        let took = |at: usize| flight.last()[at].noted.saturating_sub(flight.last()[at].begun);
+        let (launched, made) = (took(0), took(1));
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(took(0), launched);
+        assert!(took(1) >= made + Duration::from_millis(20));
     }
 
     proptest! {

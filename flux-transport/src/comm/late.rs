@@ -41,8 +41,8 @@ pub(super) struct Late {
 }
 
 /// Often it is the rank that was waited for; but that one may itself wait for another, or have waited in vain and left. One that has launched its last call
-/// may wait in it, so it is late only where nobody is for certain. Where what this rank waited for is its own, and its host is past the call, it waits for hosts that have not put all of theirs on a stream, or
-/// took the `deadline` for it: one that is stopped meanwhile has said which call it is in, and sent nothing of it.
+/// may wait in it, so it is late only where nobody is for certain. Where what this rank waited for is its own, its host is past the call and no rank is behind it, it waits for hosts that have been making theirs for
+/// half of the `deadline`, or were: one that is stopped meanwhile has said which call it is in, and sent nothing of it.
 pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts, deadline: Duration) -> Late {
     if record.code != fault::TIMEOUT {
         return Late { ranks: Vec::new(), certain: true };
@@ -59,12 +59,16 @@ pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdi
     let (waiting, certain) = (ranks(waiting), ranks(certain));
     if record.wait == fault::PUSHED {
         // What was waited for is this rank's own.
-        let in_it = |report: &RankReport| matches!(report.doing, Doing::In(call) if call.epoch == Some(epoch));
-        let own_launched = reports.iter().any(|report| report.rank.get() == record.rank && !in_it(report));
-        if !certain.is_empty() || !own_launched {
+        let is_past = |doing: Doing| match doing {
+            Doing::Launched(_) => true,
+            Doing::In(call) => call.epoch.is_some_and(|of| of != epoch),
+            _ => false,
+        };
+        let own_is_past = reports.iter().any(|report| report.rank.get() == record.rank && is_past(report.doing));
+        if !certain.is_empty() || !waiting.is_empty() || !own_is_past {
             return Late { ranks: certain, certain: true };
         }
-        let held_up = reports.iter().filter(|report| !waits(report) && was_long_at(report, epoch, deadline));
+        let held_up = reports.iter().filter(|report| !waits(report) && was_long_at(report, epoch, deadline / 2));
         return Late { ranks: ranks(held_up.collect()), certain: true };
     }
     let awaited = awaited(record, reports, verdicts);
@@ -94,14 +98,16 @@ fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> 
     }
 }
 
-/// Whether a rank's host is at call `epoch` still, or at one before, or was at it for as long as the `deadline`: then it was waited for, if only until it put the call on a stream.
-fn was_long_at(report: &RankReport, epoch: Epoch, deadline: Duration) -> bool {
-    match report.doing {
-        Doing::In(call) if call.state == CallState::Begun && call.epoch.is_some_and(|of| not_after(of, epoch)) => true,
-        _ => report.calls.iter().any(|call| {
-            call.epoch == Some(epoch) && call.state == CallState::Launched && call.noted.saturating_sub(call.begun) >= deadline
-        }),
-    }
+/// Whether a rank's host has been making call `epoch` for so `long`, or one before, or was: then it was waited for, if only until it put the call on a stream.
+fn was_long_at(report: &RankReport, epoch: Epoch, long: Duration) -> bool {
+    report.calls.iter().any(|call| {
+        let in_question = match call.state {
+            CallState::Begun => call.epoch.is_some_and(|of| not_after(of, epoch)),
+            CallState::Launched => call.epoch == Some(epoch),
+            CallState::Done | CallState::Failed | CallState::GivenUp => false,
+        };
+        in_question && call.noted.saturating_sub(call.begun) >= long
+    })
 }
 
 /// Whether call `of` is `epoch` or an earlier one.
@@ -184,27 +190,47 @@ mod tests {
     #[test]
     fn whose_own_messages_stand_still_names_whose_host_was_held_up_in_the_call() {
         let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };
-        let (launched, begun) = (Doing::Launched(call(42, CallState::Launched)), |epoch| Doing::In(call(epoch, CallState::Begun)));
+        let launched = |epoch| call(epoch, CallState::Launched);
+        let begun = |epoch, noted| crate::CallRecord { noted, ..call(epoch, CallState::Begun) };
+        let of = |calls: &[crate::CallRecord]| {
+            let doing: Vec<Doing> =
+                calls.iter().map(|call| if call.state == CallState::Begun { Doing::In(*call) } else { Doing::Launched(*call) }).collect();
+            let mut reports = reports(&doing);
+            for (report, call) in reports.iter_mut().zip(calls) {
+                report.calls = vec![launched(call.epoch.unwrap().before(1).get()), *call];
+            }
+            reports
+        };
         let late = |reports: &[RankReport], verdicts| {
             let late = late(&record, reports, verdicts, DEADLINE);
             assert!(late.certain);
             late.ranks.into_iter().map(Rank::get).collect::<Vec<_>>()
         };
-        let is_late = |doing: &[Doing]| late(&reports(doing), Verdicts::default());
-        assert_eq!(is_late(&[launched, begun(42), launched, begun(41)]), [1, 3]);
-        assert_eq!(is_late(&[launched, begun(43), launched, launched]), [0; 0], "it has put call 42 on a stream");
-        assert_eq!(is_late(&[begun(50), begun(42), launched, begun(50)]), [1], "of ranks whose streams are full");
-        assert_eq!(is_late(&[launched, begun(42), Doing::Silent, launched]), [2], "for certain");
-        assert_eq!(is_late(&[begun(42), begun(42), launched, launched]), [0; 0], "where hosts execute calls all are in them");
+        let is_late = |calls: &[crate::CallRecord]| late(&of(calls), Verdicts::default());
+        let (long, moment) = (DEADLINE, Duration::from_millis(1));
+        assert_eq!(is_late(&[launched(42), begun(42, long), launched(42), begun(41, long)]), [1, 3]);
+        assert_eq!(is_late(&[launched(42), begun(42, moment), launched(42), launched(43)]), [0; 0], "whoever held it up has run on");
+        assert_eq!(is_late(&[launched(42), begun(43, long), launched(42), launched(42)]), [0; 0], "it has put call 42 on a stream");
+        assert_eq!(is_late(&[begun(50, long), begun(42, long), launched(42), begun(50, long)]), [1], "of ranks whose streams are full");
+        assert_eq!(is_late(&[launched(42), begun(42, long), launched(41), launched(42)]), [0; 0], "rank 2 is behind, or may wait itself");
+        assert_eq!(
+            is_late(&[begun(42, long), begun(42, long), launched(42), launched(42)]),
+            [0; 0],
+            "where hosts execute calls all are in them"
+        );
+        let mut reports = of(&[launched(42), begun(42, long), launched(42), launched(42)]);
+        reports[2].doing = Doing::Silent;
+        assert_eq!(late(&reports, Verdicts::default()), [2], "for certain");
+        reports[2].doing = reports[3].doing;
         let spoke = Verdicts { spoke: mask_of([Rank::new(1)]), ..Verdicts::default() };
-        assert_eq!(late(&reports(&[launched, begun(42), begun(42), launched]), spoke), [2], "rank 1 waits itself");
-        let mut ran_on = reports(&[launched, Doing::Launched(call(43, CallState::Launched)), launched, launched]);
-        for (rank, took) in [(1, DEADLINE), (2, DEADLINE / 2)] {
-            ran_on[rank].calls = vec![crate::CallRecord { noted: took, ..call(42, CallState::Launched) }, call(43, CallState::Launched)];
+        assert_eq!(late(&reports, spoke), [0; 0], "rank 1 waits itself");
+        // It has launched the call since, and the next.
+        let took = |took| crate::CallRecord { noted: took, ..launched(42) };
+        reports[1].doing = Doing::Launched(launched(43));
+        for (longest, named) in [(DEADLINE, vec![1]), (DEADLINE / 4, vec![])] {
+            reports[1].calls = vec![took(longest), crate::CallRecord { noted: DEADLINE, ..launched(43) }];
+            assert_eq!(late(&reports, Verdicts::default()), named, "{longest:?}");
         }
-        assert_eq!(late(&ran_on, Verdicts::default()), [1], "it has launched the call after the deadline");
-        ran_on[1].calls.remove(0);
-        assert_eq!(late(&ran_on, Verdicts::default()), [0; 0], "what the call after took says nothing");
     }
 
     #[test]

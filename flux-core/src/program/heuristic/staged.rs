@@ -14,10 +14,15 @@ use crate::{OpKind, Problem, TileShape};
 
 /// What one signal announces where a chunk is staged.
 const STAGED_BYTES: u64 = 2 << 20;
-/// What a rank of two scatters at most where its kernel stores it to memory of the host, from where its owners' read it: in several waves of tiles, of which one leaves while the next is
+/// What a rank of two scatters at most, and the most rows of a shard, where its kernel stores it to memory of the host, from where its owners' read it: in several waves of tiles, of which one leaves while the next is
 /// multiplied, 3 MiB take 8 % less time than in one wave, 4 MiB 5 % less than by copy engines, and 6 MiB 3 % more and in the tiles that are chosen 27 (results/tuning/pcie-turns.txt).
 const SCATTERED_BYTES: u64 = 4 << 20;
-/// The same of more ranks, and the most rows of a shard: with 200 rows four H100 take 10 and 14 % less time relative to serial than by copy engines, with 256, whose tiles are full, 8 and 10 %
+const SCATTERED_ROWS: u32 = 256;
+/// The same in one wave, 3 MiB: they take 2 % less time than by copy engines, and 4 MiB 18 % more (results/tuning/few-rows-carried.txt). Of more ranks, in tiles of 128x256 four H200 take 7 % less with
+/// 5.3 MiB of GPT-3, 3 more with 5.3 of Llama, and 7 more with 6.2 (results/tuning/pcie-tp4.txt, 2.).
+const SCATTERED_AT_ONCE_BYTES: u64 = 3 << 20;
+const SCATTERED_AT_ONCE_OF_MORE_BYTES: u64 = 11 << 19;
+/// The same of more ranks in several waves, and the most rows of a shard: with 200 rows four H100 take 10 and 14 % less time relative to serial than by copy engines, with 256, whose tiles are full, 8 and 10 %
 /// more, of Llama in 128x192 2 less (results/tuning/pcie-turns.txt, 2. and 5., beside h100-x4-pcie.json).
 const SCATTERED_OF_MORE_BYTES: u64 = 15 << 20;
 const SCATTERED_OF_MORE_ROWS: u32 = 200;
@@ -54,15 +59,32 @@ const fn scattered(problem: &Problem) -> u64 {
     scatter_place_bytes(problem) * problem.world().peers() as u64
 }
 
-/// Whether kernels scatter what a GEMM-ReduceScatter's ranks have for each other, if their tiles can.
+/// Whether kernels scatter what a GEMM-ReduceScatter's ranks have for each other, if their tiles can, in one wave or whatever their tiles are.
 fn may_scatter(problem: &Problem) -> bool {
     let most = match (problem.world().peers(), is_ragged(problem)) {
-        (2.., _) if problem.m_shard() > SCATTERED_OF_MORE_ROWS => 0,
-        (2.., _) => SCATTERED_OF_MORE_BYTES,
+        (2.., _) => SCATTERED_AT_ONCE_OF_MORE_BYTES,
         (_, true) => SCATTERED_RAGGED_BYTES,
-        (_, false) => SCATTERED_BYTES,
+        (_, false) => SCATTERED_AT_ONCE_BYTES,
     };
     scattered(problem) <= most
+}
+
+/// Whether they do in several waves of narrow tiles.
+fn may_scatter_in_waves(problem: &Problem) -> bool {
+    let world = problem.world();
+    let (most_bytes, most_rows) = match world.peers() {
+        1 => (SCATTERED_BYTES, SCATTERED_ROWS),
+        _ => (SCATTERED_OF_MORE_BYTES, SCATTERED_OF_MORE_ROWS),
+    };
+    let few = problem.m() > ONE_WAVE_ROWS && problem.m_shard() <= most_rows && scattered(problem) <= most_bytes;
+    // Two ranks have other tiles for rows that are no whole ones.
+    problem.op() == OpKind::GemmReduceScatter
+        && few
+        && match world.peers() {
+            0 => false,
+            1 => !is_ragged(problem),
+            _ => world.get() <= MOST_FOLDED,
+        }
 }
 
 /// Row blocks that are worked on as they come: of at least 256 rows, and of 512 where a shard has twice as many and rows are there by the time that those before are multiplied.
@@ -133,24 +155,21 @@ impl Schedule {
         Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, by_chunk, ..Self::of(tile) }
     }
 
-    /// Of few rows of a GEMM-ReduceScatter: tiles that span shards, in several waves, so that the host takes what one has left while the next is multiplied. Two ranks have other tiles for rows
-    /// that are no whole ones.
+    /// Of few rows of a GEMM-ReduceScatter: tiles that span shards, in several waves, so that the host takes what one has left while the next is multiplied.
     fn scattered_in_waves(problem: &Problem) -> Option<Self> {
-        let world = problem.world();
-        let few = problem.op() == OpKind::GemmReduceScatter && world.peers() > 0 && problem.m() > ONE_WAVE_ROWS && may_scatter(problem);
-        if !few || world.peers() == 1 && is_ragged(problem) {
+        if !may_scatter_in_waves(problem) {
             return None;
         }
         let leaves_ns = scattered(problem) / LEAVES;
         let multiplied_ns = problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS);
-        let columns = match world.peers() {
+        let columns = match problem.world().peers() {
             1 => COLUMNS_OF_TWO,
             _ if 100 * leaves_ns > BOUND_PERCENT * multiplied_ns => COLUMNS_BOUND_BY_HOST,
             _ => COLUMNS_BOUND_BY_PRODUCTS,
         };
         let tile = TileShape::new(ONE_WAVE_ROWS, columns, 64);
         let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
-        (tiles > u64::from(MULTIPROCESSORS) && world.get() <= MOST_FOLDED).then(|| Self::spanning(problem, tile, 1))
+        (tiles > u64::from(MULTIPROCESSORS)).then(|| Self::spanning(problem, tile, 1))
     }
 
     /// Of few rows of an AllGather-GEMM: tiles that span shards, the usual ones if they do, in slices of `k`.
@@ -250,6 +269,8 @@ mod tests {
         assert!(!chosen(4, 1024, 12288, 49152).2 && !chosen(4, 1024, 8192, 28672).2, "shards of whole tiles, which copy engines carry");
         assert_eq!([chosen(2, 256, 12288, 49152), chosen(2, 256, 8192, 28672), chosen(2, 512, 8192, 28672)], [(128, 96, true); 3]);
         assert!(!chosen(2, 512, 12288, 49152).2, "6 MiB");
+        assert!(!chosen(2, 1024, 4096, 28672).2, "4 MiB of 512 rows each");
+        assert!(!chosen(16, 1024, 8192, 28672).2 && !chosen(4, 128, 40960, 49152).2, "15 MiB to fold of 16 ranks, and 7.5 in one wave");
         assert_eq!(chosen(4, 256, 2048, 28672).1, 128, "one wave of tiles of any columns, those of whole waves by their reads");
     }
 
