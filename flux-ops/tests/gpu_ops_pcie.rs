@@ -10,6 +10,7 @@ use common::launched::places;
 use common::suite;
 use common::{AnyOp, Case, Machine, OPS, Plan, Values};
 use cudarc::driver::sys::CUstreamCaptureMode;
+use flux_core::TileShape;
 use flux_core::program::{Chunk, Schedule};
 use flux_ops::CallError;
 use flux_transport::TransportError;
@@ -62,6 +63,35 @@ fn the_way_through_the_host_changes_no_bit() {
                 for (rank, (a, b)) in there.iter().zip(&here).enumerate() {
                     assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{}, {schedule}, on rank {rank}", case.problem);
                 }
+            }
+        }
+    });
+}
+
+/// More tiles than workers leave by turns, beside the next, and as many as workers at once; what is folded is the same.
+#[test]
+fn rows_that_leave_by_turns_give_the_bits_of_those_that_leave_at_once() {
+    on_gpus(|machine| {
+        let tiles = [(128, 64, 1), (128, 64, 2), (64, 128, 1), (208, 128, 1), (128, 256, 1)];
+        for (world, (rows, columns, splits)) in machine.worlds(&[2, 3, 4, 6]).into_iter().flat_map(|world| tiles.map(|tile| (world, tile)))
+        {
+            let w = world as usize;
+            let case = Case::<bf16>::new(OPS[1], [150 * w, 1000, 264 * w], world, Values::Reals, 47);
+            let tile = TileShape::new(rows, columns, 64);
+            let schedule = Schedule { chunk: Chunk::Tiles(1), stack: true, splits, ..Schedule::of(tile) };
+            let results = |workers, by_turns| {
+                let plan = Plan { schedule: Some(schedule), workers, ..Plan::default() };
+                machine.run(world, suite::defaults, |node| {
+                    let op = AnyOp::of(&case, plan, node);
+                    // Ranks that share a GPU have fewer workers by themselves.
+                    assert!(op.explain().contains(" at once, and fold") == by_turns || node.workers.is_some(), "{}", op.explain());
+                    (0..3).map(|_| suite::call(&op, &case, node).unwrap()).collect::<Vec<_>>()
+                })
+            };
+            let (at_once, by_turns) = (results(None, false), results(Some(3), true));
+            for (rank, (a, b)) in at_once.iter().zip(&by_turns).enumerate() {
+                let first = &a[0];
+                assert!(a.iter().chain(b).all(|call| call == first), "{}, {schedule}, on rank {rank}", case.problem);
             }
         }
     });
