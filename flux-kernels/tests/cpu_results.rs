@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "../../flux-core/tests/schedules/mod.rs"]
+mod schedules;
 mod support;
 
 use flux_core::layout::WorkspaceSize;
-use flux_core::program::{Chunk, Lent, Schedule, TileProgram};
+use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
@@ -256,29 +258,8 @@ fn operations_of_different_sizes_take_turns_on_one_workspace() {
     });
 }
 
-fn schedules() -> impl Strategy<Value = Schedule> {
-    let tile = (1..4u32, 1..4u32).prop_map(|(m, n)| TileShape::new(m * 8, n * 8, 8));
-    let chunk = prop_oneof![Just(Chunk::Shard), (1..5u32).prop_map(Chunk::Tiles)];
-    let raster = (1..4_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
-    let lent = (0..4u32, 0..20u32).prop_map(|(first, last)| Lent { first, last });
-    let shares = (prop_oneof![Just(1), 2..12u32], lent);
-    let along_k = (1..5u32, 1..5u32, shares, any::<bool>(), 0..4u32);
-    (tile, chunk, raster, (1..4u32, 0..3u32, 0..3u32), along_k).prop_map(
-        |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, (shares, lent), stack, early))| Schedule {
-            tile,
-            chunk,
-            raster,
-            band,
-            alone,
-            by_chunk,
-            k_chunks,
-            splits,
-            shares,
-            stack,
-            early,
-            lent,
-        },
-    )
+fn tiles() -> impl Strategy<Value = TileShape> {
+    (1..4_u32, 1..4_u32).prop_map(|(m, n)| TileShape::new(m * 8, n * 8, 8))
 }
 
 proptest! {
@@ -292,7 +273,7 @@ proptest! {
         n in 1..6usize,
         k in 1..7usize,
         workers in 1..4usize,
-        schedule in schedules(),
+        schedule in schedules::schedules(tiles()),
         first in any::<u32>(),
     ) {
         exact_calls::<bf16>(problem::<bf16>(op, world, m_shard, n * 8, k * 8), &schedule, workers, Epoch::new(first), 2);

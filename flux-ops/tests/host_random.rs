@@ -1,39 +1,18 @@
 //! Random problems, schedules and workers on the host transport, against the exact result.
 
 mod common;
+#[path = "../../flux-core/tests/schedules/mod.rs"]
+mod schedules;
 
 use common::suite::{call, defaults};
 use common::{AnyOp, Case, Machine, OPS, Plan, Values};
 use flux_core::TileShape;
-use flux_core::program::{Chunk, Lent, Schedule};
-use flux_core::tile::Raster;
 use flux_ops::Activation;
 use half::bf16;
 use proptest::prelude::*;
 
-fn schedules() -> impl Strategy<Value = Schedule> {
-    let tile = (1u32..40, 1u32..40, 1u32..20).prop_map(|(m, n, k)| TileShape::new(m, n, k));
-    let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
-    let raster = (1..4_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
-    let lent = (0..4u32, 0..20u32).prop_map(|(first, last)| Lent { first, last });
-    let shares = (prop_oneof![Just(1), 2..12u32], lent);
-    let along_k = (1..5u32, 1..5u32, shares, any::<bool>(), 0..4u32);
-    (tile, chunk, raster, (1..4u32, 0..3u32, 0..3u32), along_k).prop_map(
-        |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, (shares, lent), stack, early))| Schedule {
-            tile,
-            chunk,
-            raster,
-            band,
-            alone,
-            by_chunk,
-            k_chunks,
-            splits,
-            shares,
-            stack,
-            early,
-            lent,
-        },
-    )
+fn tiles() -> impl Strategy<Value = TileShape> {
+    (1..40_u32, 1..40_u32, 1..20_u32).prop_map(|(m, n, k)| TileShape::new(m, n, k))
 }
 
 proptest! {
@@ -41,7 +20,7 @@ proptest! {
 
     #[test]
     fn every_plan_of_every_problem_gives_the_exact_result(
-        op in 0usize..2, world in 1u32..8, m in 1usize..50, n in 1usize..7, k in 1usize..5, schedule in schedules(), workers in 1u32..4, seed: u16,
+        op in 0usize..2, world in 1u32..8, m in 1usize..50, n in 1usize..7, k in 1usize..5, schedule in schedules::schedules(tiles()), workers in 1u32..4, seed: u16,
         bias: bool, relu: bool,
     ) {
         let w = world as usize;
