@@ -15,6 +15,7 @@ use flux_kernels::Element;
 use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, Rows, RowsMut};
 use half::{bf16, f16};
 use proptest::prelude::*;
+use schedules::chunks;
 use std::num::NonZeroUsize;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -273,7 +274,7 @@ proptest! {
         n in 1..6usize,
         k in 1..7usize,
         workers in 1..4usize,
-        schedule in schedules::schedules(tiles()),
+        schedule in schedules::schedules(tiles(), chunks(), |least| least..=least + 3),
         first in any::<u32>(),
     ) {
         exact_calls::<bf16>(problem::<bf16>(op, world, m_shard, n * 8, k * 8), &schedule, workers, Epoch::new(first), 2);

@@ -10,6 +10,7 @@ use flux_core::TileShape;
 use flux_ops::Activation;
 use half::bf16;
 use proptest::prelude::*;
+use schedules::chunks;
 
 fn tiles() -> impl Strategy<Value = TileShape> {
     (1..40_u32, 1..40_u32, 1..20_u32).prop_map(|(m, n, k)| TileShape::new(m, n, k))
@@ -20,7 +21,7 @@ proptest! {
 
     #[test]
     fn every_plan_of_every_problem_gives_the_exact_result(
-        op in 0usize..2, world in 1u32..8, m in 1usize..50, n in 1usize..7, k in 1usize..5, schedule in schedules::schedules(tiles()), workers in 1u32..4, seed: u16,
+        op in 0usize..2, world in 1u32..8, m in 1usize..50, n in 1usize..7, k in 1usize..5, schedule in schedules::schedules(tiles(), chunks(), |least| least..=least + 3), workers in 1u32..4, seed: u16,
         bias: bool, relu: bool,
     ) {
         let w = world as usize;

@@ -1,6 +1,6 @@
 //! What is in effect of a schedule.
 
-use crate::strategies::chunks;
+use crate::schedules::{self, chunks};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::{Chunk, Lent, Schedule, TileProgram};
 use flux_core::tile::Raster;
@@ -14,29 +14,10 @@ fn numbers(least: u32) -> impl Strategy<Value = u32> {
     prop_oneof![4 => least..=6, 1 => Just(u32::MAX)]
 }
 
-/// Every knob, whether it means something or not.
+/// One tile, which is all that means something for every problem.
 fn schedules() -> impl Strategy<Value = Schedule> {
-    let raster = numbers(1).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
-    let chunk = prop_oneof![4 => chunks(), 1 => Just(Chunk::Tiles(u32::MAX))];
-    let shards = (numbers(1), numbers(0), numbers(0));
-    let lent = (numbers(0), numbers(0)).prop_map(|(first, last)| Lent { first, last });
-    let along_k = (numbers(1), numbers(1), (1..=12_u32, lent), any::<bool>(), numbers(0));
-    (chunk, raster, shards, along_k).prop_map(
-        |(chunk, raster, (band, alone, by_chunk), (k_chunks, splits, (shares, lent), stack, early))| Schedule {
-            tile: TILE,
-            chunk,
-            raster,
-            band,
-            alone,
-            by_chunk,
-            k_chunks,
-            splits,
-            shares,
-            stack,
-            early,
-            lent,
-        },
-    )
+    let chunks = prop_oneof![4 => chunks(), 1 => Just(Chunk::Tiles(u32::MAX))];
+    schedules::schedules(Just(TILE), chunks, numbers)
 }
 
 fn problem(op: OpKind, world: WorldSize, m_shard: usize, n8: usize, k8: usize) -> Problem {

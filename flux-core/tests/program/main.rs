@@ -11,5 +11,7 @@ mod mutations_grid;
 mod mutations_stacked;
 mod nodes;
 mod properties;
+#[path = "../schedules/mod.rs"]
+mod schedules;
 mod simulated;
 mod strategies;

@@ -1,6 +1,7 @@
 //! Each rule, broken on purpose in a valid set of programs: what is reported is the rule that was broken.
 
-use crate::strategies::{Call, any_calls, calls, calls_in_bands, chunks, plain_calls};
+use crate::schedules::chunks;
+use crate::strategies::{Call, any_calls, calls, calls_in_bands, plain_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Chunk, NONE, TileProgram, WorkItem, sink, source};

@@ -2,7 +2,8 @@
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::properties::assert_hears_from_all_that_it_writes_to;
-use crate::strategies::{Call, chunks};
+use crate::schedules::chunks;
+use crate::strategies::Call;
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Schedule, ScheduleError, TileProgram, sink};

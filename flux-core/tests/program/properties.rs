@@ -1,6 +1,7 @@
 //! What holds for every program that is built.
 
-use crate::strategies::{Call, any_calls, build, calls, chunks, plain_calls};
+use crate::schedules::chunks;
+use crate::strategies::{Call, any_calls, build, calls, plain_calls};
 use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check, sink};
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;

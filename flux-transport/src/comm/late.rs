@@ -59,12 +59,7 @@ pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdi
     let (waiting, certain) = (ranks(waiting), ranks(certain));
     if record.wait == fault::PUSHED {
         // What was waited for is this rank's own.
-        let is_past = |doing: Doing| match doing {
-            Doing::Launched(_) => true,
-            Doing::In(call) => call.epoch.is_some_and(|of| of != epoch),
-            _ => false,
-        };
-        let own_is_past = reports.iter().any(|report| report.rank.get() == record.rank && is_past(report.doing));
+        let own_is_past = reports.iter().any(|report| report.rank.get() == record.rank && is_past(report.doing, epoch));
         if !certain.is_empty() || !waiting.is_empty() || !own_is_past {
             return Late { ranks: certain, certain: true };
         }
@@ -95,6 +90,15 @@ fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> 
             Some((peer, of)) if peer.index() < reports.len() => (at, epoch) = (peer, of),
             _ => return at,
         }
+    }
+}
+
+/// Whether a host has put call `epoch` on a stream, by what its rank does.
+fn is_past(doing: Doing, epoch: Epoch) -> bool {
+    match doing {
+        Doing::Launched(_) => true,
+        Doing::In(call) => call.epoch.is_some_and(|of| of != epoch),
+        _ => false,
     }
 }
 

@@ -114,20 +114,6 @@ mod tests {
         assert!(!chosen(rs, 512, 12288, 49152).3 && !chosen(rs, 512, 8192, 28672).3 && !chosen(ag, 256, 49152, 12288).3);
     }
 
-    /// As long as no more than 4 MiB leave a rank of two, and 15 one of more, whose shards have 200 rows at most.
-    #[test]
-    fn few_rows_are_scattered_through_the_host_and_more_are_carried() {
-        let stacked = |world, op, m, n, k| {
-            let problem = Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem");
-            Schedule::staged(&problem).stack
-        };
-        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        assert!(stacked(2, rs, 256, 12288, 49152) && stacked(2, rs, 512, 8192, 28672), "3 MiB, and 4");
-        assert!(!stacked(2, rs, 512, 8448, 28672) && !stacked(4, rs, 800, 16384, 49152), "more than 4, and 19");
-        assert!(stacked(4, rs, 800, 12288, 49152) && !stacked(4, rs, 804, 8192, 28672), "14, and 9 of 201 rows each");
-        assert!(stacked(4, ag, 256, 49152, 12288), "a shard is copied, however large");
-    }
-
     /// What ran fastest on 2 H200 over NCCL, or within 6 % of it (results/tuning/short-calls.txt).
     #[test]
     fn few_rows_that_are_not_stacked_have_few_waves() {

@@ -7,6 +7,7 @@ mod candidates;
 mod estimate;
 mod few_rows;
 mod ragged;
+mod scattered;
 mod slices;
 mod staged;
 mod tiles;

@@ -4,31 +4,16 @@
 
 use super::super::schedule::{Chunk, Schedule};
 use super::candidates::CANDIDATES;
-use super::ragged::{MOST_FOLDED, by_host};
+use super::ragged::by_host;
+use super::scattered::may_scatter;
 use super::tiles::{self, LONG};
 use super::{MULTIPROCESSORS, OPERATIONS, is_ragged, unless_unsent};
-use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::machine::Machine;
-use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
 /// What one signal announces where a chunk is staged.
 const STAGED_BYTES: u64 = 2 << 20;
-/// What a rank of two scatters at most, and the most rows of a shard, where its kernel stores it to memory of the host, from where its owners' read it: in several waves of tiles, of which one leaves while the next is
-/// multiplied, 3 MiB take 8 % less time than in one wave, 4 MiB 5 % less than by copy engines, and 6 MiB 3 % more and in the tiles that are chosen 27 (results/tuning/pcie-turns.txt).
-const SCATTERED_BYTES: u64 = 4 << 20;
-const SCATTERED_ROWS: u32 = 256;
-/// The same in one wave, 3 MiB: they take 2 % less time than by copy engines, and 4 MiB 18 % more (results/tuning/few-rows-carried.txt). Of more ranks, in tiles of 128x256 four H200 take 7 % less with
-/// 5.3 MiB of GPT-3, 3 more with 5.3 of Llama, and 7 more with 6.2 (results/tuning/pcie-tp4.txt, 2.).
-const SCATTERED_AT_ONCE_BYTES: u64 = 3 << 20;
-const SCATTERED_AT_ONCE_OF_MORE_BYTES: u64 = 11 << 19;
-/// The same of more ranks in several waves, and the most rows of a shard: with 200 rows four H100 take 10 and 14 % less time relative to serial than by copy engines, with 256, whose tiles are full, 8 and 10 %
-/// more, of Llama in 128x192 2 less (results/tuning/pcie-turns.txt, 2. and 5., beside h100-x4-pcie.json).
-const SCATTERED_OF_MORE_BYTES: u64 = 15 << 20;
-const SCATTERED_OF_MORE_ROWS: u32 = 200;
-/// The same of two ranks' rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take 19 % less time to 3 more so, 4.7 as long of GPT-3 and 13 to 17 % less
-/// of Llama (results/tuning/ragged-pcie.txt).
-const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
 /// Operations of a rank below which small tiles are sent through the host, so that the first chunk leaves sooner: 0.48 T take 11 % less time with 128x128 than with 128x256, and
 /// 0.62 T 6 % more (results/tuning/short-calls.txt).
 const STAGED_SHORT: u64 = 550_000_000_000;
@@ -42,50 +27,6 @@ const SLICE_COLUMNS: u32 = 2048;
 /// Rows of an AllGather-GEMM that are worked on as they come, whose tiles share a pass over `w`: each of its bytes serves an operation for each row, so that with fewer than 280 the card's
 /// 811 TFLOP/s would have to read more than the 2.9 TB/s that an H100's memory gives. Where rows come faster than they are multiplied, more make fewer passes.
 const AS_THEY_COME: u32 = 256;
-
-/// Rows in all up to which what is scattered leaves in one wave: more of them would read `w` no faster.
-const ONE_WAVE_ROWS: u32 = 128;
-/// Columns of tiles that are scattered in several waves. Of two ranks, and of more where the host takes longer than the products, so that it should begin as soon as may be, or does not.
-const COLUMNS_OF_TWO: u32 = 96;
-const COLUMNS_BOUND_BY_HOST: u32 = 64;
-const COLUMNS_BOUND_BY_PRODUCTS: u32 = 128;
-/// Bytes in a nanosecond that leave each of four GPUs while as many come, by NCCL (results/h100-x4-pcie.json), and by how many times longer that takes than the products where it bounds a
-/// call: of Llama at TP 4 3.3 times as long, where 64 columns take up to 11 % less time than 96, but 1 more at 400 rows, and of GPT-3 1.9 times, where they take up to 40 % more than 128 (results/tuning/pcie-turns.txt).
-const LEAVES: u64 = 26;
-const BOUND_PERCENT: u64 = 250;
-
-/// Bytes that a rank scatters to its peers.
-const fn scattered(problem: &Problem) -> u64 {
-    scatter_place_bytes(problem) * problem.world().peers() as u64
-}
-
-/// Whether kernels scatter what a GEMM-ReduceScatter's ranks have for each other, if their tiles can, in one wave or whatever their tiles are.
-fn may_scatter(problem: &Problem) -> bool {
-    let most = match (problem.world().peers(), is_ragged(problem)) {
-        (2.., _) => SCATTERED_AT_ONCE_OF_MORE_BYTES,
-        (_, true) => SCATTERED_RAGGED_BYTES,
-        (_, false) => SCATTERED_AT_ONCE_BYTES,
-    };
-    scattered(problem) <= most
-}
-
-/// Whether they do in several waves of narrow tiles.
-fn may_scatter_in_waves(problem: &Problem) -> bool {
-    let world = problem.world();
-    let (most_bytes, most_rows) = match world.peers() {
-        1 => (SCATTERED_BYTES, SCATTERED_ROWS),
-        _ => (SCATTERED_OF_MORE_BYTES, SCATTERED_OF_MORE_ROWS),
-    };
-    let few = problem.m() > ONE_WAVE_ROWS && problem.m_shard() <= most_rows && scattered(problem) <= most_bytes;
-    // Two ranks have other tiles for rows that are no whole ones.
-    problem.op() == OpKind::GemmReduceScatter
-        && few
-        && match world.peers() {
-            0 => false,
-            1 => !is_ragged(problem),
-            _ => world.get() <= MOST_FOLDED,
-        }
-}
 
 /// Row blocks that are worked on as they come: of at least 256 rows, and of 512 where a shard has twice as many and rows are there by the time that those before are multiplied.
 fn blocks_that_come(problem: &Problem, tile: TileShape) -> u32 {
@@ -153,23 +94,6 @@ impl Schedule {
         let announced = if short { STAGED_BYTES / 2 } else { STAGED_BYTES };
         let tiles = u32::try_from(announced / unit.max(1)).unwrap_or(u32::MAX).max(least);
         Self { chunk: Chunk::Tiles(tiles), raster: usual.raster, by_chunk, ..Self::of(tile) }
-    }
-
-    /// Of few rows of a GEMM-ReduceScatter: tiles that span shards, in several waves, so that the host takes what one has left while the next is multiplied.
-    fn scattered_in_waves(problem: &Problem) -> Option<Self> {
-        if !may_scatter_in_waves(problem) {
-            return None;
-        }
-        let leaves_ns = scattered(problem) / LEAVES;
-        let multiplied_ns = problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS);
-        let columns = match problem.world().peers() {
-            1 => COLUMNS_OF_TWO,
-            _ if 100 * leaves_ns > BOUND_PERCENT * multiplied_ns => COLUMNS_BOUND_BY_HOST,
-            _ => COLUMNS_BOUND_BY_PRODUCTS,
-        };
-        let tile = TileShape::new(ONE_WAVE_ROWS, columns, 64);
-        let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
-        (tiles > u64::from(MULTIPROCESSORS)).then(|| Self::spanning(problem, tile, 1))
     }
 
     /// Of few rows of an AllGather-GEMM: tiles that span shards, the usual ones if they do, in slices of `k`.
@@ -253,27 +177,6 @@ mod tests {
         assert_eq!([132, 200, 256, 352].map(|m| slices(m, 28672, 8192)), [1, 1, 2, 2]);
     }
 
-    /// What took H100s the least time of what was tried, or within 7 % of it (results/tuning/pcie-turns.txt); with 128 rows one wave.
-    #[test]
-    fn rows_are_scattered_in_several_waves_of_narrow_tiles() {
-        let chosen = |world, m, n, k| {
-            let problem = Problem::new(OpKind::GemmReduceScatter, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks"));
-            let schedule = Schedule::staged(&problem.expect("a problem"));
-            (schedule.tile.m, schedule.tile.n, schedule.stack)
-        };
-        for m in [200, 256, 300, 352, 400, 452, 512, 600, 700, 800] {
-            assert_eq!(chosen(4, m, 12288, 49152), (128, 128, true), "{m}: bound by products");
-            assert_eq!(chosen(4, m, 8192, 28672), (128, 64, true), "{m}: bound by the host");
-        }
-        assert_eq!([chosen(4, 128, 12288, 49152), chosen(4, 128, 8192, 28672)], [(128, 96, true), (128, 64, true)], "128 tiles");
-        assert!(!chosen(4, 1024, 12288, 49152).2 && !chosen(4, 1024, 8192, 28672).2, "shards of whole tiles, which copy engines carry");
-        assert_eq!([chosen(2, 256, 12288, 49152), chosen(2, 256, 8192, 28672), chosen(2, 512, 8192, 28672)], [(128, 96, true); 3]);
-        assert!(!chosen(2, 512, 12288, 49152).2, "6 MiB");
-        assert!(!chosen(2, 1024, 4096, 28672).2, "4 MiB of 512 rows each");
-        assert!(!chosen(16, 1024, 8192, 28672).2 && !chosen(4, 128, 40960, 49152).2, "15 MiB to fold of 16 ranks, and 7.5 in one wave");
-        assert_eq!(chosen(4, 256, 2048, 28672).1, 128, "one wave of tiles of any columns, those of whole waves by their reads");
-    }
-
     /// By simulation of two H100, which meets what they took from 1024 rows on within 9.8 %, but one row of 16 within 15 (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).
     #[test]
     fn what_is_worked_on_as_it_comes_is_done_sooner_where_the_host_bounds_it() {
@@ -301,7 +204,7 @@ mod tests {
         let chosen = |m, n, k| {
             let problem = Problem::new(OpKind::GemmReduceScatter, m, n, k, DType::Bf16, two).expect("a problem");
             let schedule = Schedule::staged(&problem);
-            assert!(!schedule.stack || scattered(&problem) <= SCATTERED_RAGGED_BYTES && schedule.shares == 1);
+            assert!(!schedule.stack || may_scatter(&problem) && schedule.shares == 1);
             (schedule.tile.m, schedule.tile.n, schedule.stack)
         };
         let gpt3 = |m| chosen(m, 12288, 49152);

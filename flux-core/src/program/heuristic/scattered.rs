@@ -1,0 +1,129 @@
+//! Few rows of a GEMM-ReduceScatter through the host: kernels store them to memory of the host themselves, from where their owners' read them.
+//!
+//! Invariant: tiles of one wave leave when nothing is left to multiply; of several, one wave leaves while the next is multiplied.
+
+use super::super::schedule::Schedule;
+use super::ragged::MOST_FOLDED;
+use super::{MULTIPROCESSORS, OPERATIONS, is_ragged};
+use crate::layout::scatter_place_bytes;
+use crate::tile::TileGrid;
+use crate::{OpKind, Problem, TileShape};
+
+/// What a rank of two scatters at most, and the most rows of a shard, where its kernel stores it to memory of the host, from where its owners' read it: in several waves of tiles, of which one leaves while the next is
+/// multiplied, 3 MiB take 8 % less time than in one wave, 4 MiB 5 % less than by copy engines, and 6 MiB 3 % more and in the tiles that are chosen 27 (results/tuning/pcie-turns.txt).
+const SCATTERED_BYTES: u64 = 4 << 20;
+const SCATTERED_ROWS: u32 = 256;
+/// The same in one wave, 3 MiB: they take 2 % less time than by copy engines, and 4 MiB 18 % more (results/tuning/few-rows-carried.txt). Of more ranks, in tiles of 128x256 four H200 take 7 % less with
+/// 5.3 MiB of GPT-3, 3 more with 5.3 of Llama, and 7 more with 6.2 (results/tuning/pcie-tp4.txt, 2.).
+const SCATTERED_AT_ONCE_BYTES: u64 = 3 << 20;
+const SCATTERED_AT_ONCE_OF_MORE_BYTES: u64 = 11 << 19;
+/// The same of more ranks in several waves, and the most rows of a shard: with 200 rows four H100 take 10 and 14 % less time relative to serial than by copy engines, with 256, whose tiles are full, 8 and 10 %
+/// more, of Llama in 128x192 2 less (results/tuning/pcie-turns.txt, 2. and 5., beside h100-x4-pcie.json).
+const SCATTERED_OF_MORE_BYTES: u64 = 15 << 20;
+const SCATTERED_OF_MORE_ROWS: u32 = 200;
+/// The same of two ranks' rows that are no whole tiles of 128, which tiles that span shards fill better: 3.0 to 4.1 MiB take 19 % less time to 3 more so, 4.7 as long of GPT-3 and 13 to 17 % less
+/// of Llama (results/tuning/ragged-pcie.txt).
+const SCATTERED_RAGGED_BYTES: u64 = 19 << 18;
+/// Rows in all up to which what is scattered leaves in one wave: more of them would read `w` no faster.
+const ONE_WAVE_ROWS: u32 = 128;
+/// Columns of tiles that are scattered in several waves. Of two ranks, and of more where the host takes longer than the products, so that it should begin as soon as may be, or does not.
+const COLUMNS_OF_TWO: u32 = 96;
+const COLUMNS_BOUND_BY_HOST: u32 = 64;
+const COLUMNS_BOUND_BY_PRODUCTS: u32 = 128;
+/// Bytes in a nanosecond that leave each of four GPUs while as many come, by NCCL, of 256 and 512 rows 23 to 27 (results/h100-x4-pcie.json), and by how many times longer that takes than the products where it bounds a
+/// call: of Llama at TP 4 3.3 times as long, where 64 columns take up to 11 % less time than 96, but 1 more at 400 rows, and of GPT-3 1.9 times, where they take up to 40 % more than 128 (results/tuning/pcie-turns.txt).
+const LEAVES: u64 = 26;
+const BOUND_PERCENT: u64 = 250;
+
+/// Bytes that a rank scatters to its peers.
+const fn scattered(problem: &Problem) -> u64 {
+    scatter_place_bytes(problem) * problem.world().peers() as u64
+}
+
+/// Whether kernels scatter what a GEMM-ReduceScatter's ranks have for each other, if their tiles can, in one wave or whatever their tiles are.
+pub(super) fn may_scatter(problem: &Problem) -> bool {
+    let most = match (problem.world().peers(), is_ragged(problem)) {
+        (2.., _) => SCATTERED_AT_ONCE_OF_MORE_BYTES,
+        (_, true) => SCATTERED_RAGGED_BYTES,
+        (_, false) => SCATTERED_AT_ONCE_BYTES,
+    };
+    scattered(problem) <= most
+}
+
+/// Whether they do in several waves of narrow tiles.
+fn may_scatter_in_waves(problem: &Problem) -> bool {
+    let world = problem.world();
+    let (most_bytes, most_rows) = match world.peers() {
+        1 => (SCATTERED_BYTES, SCATTERED_ROWS),
+        _ => (SCATTERED_OF_MORE_BYTES, SCATTERED_OF_MORE_ROWS),
+    };
+    let few = problem.m() > ONE_WAVE_ROWS && problem.m_shard() <= most_rows && scattered(problem) <= most_bytes;
+    // Two ranks have other tiles for rows that are no whole ones.
+    problem.op() == OpKind::GemmReduceScatter
+        && few
+        && match world.peers() {
+            0 => false,
+            1 => !is_ragged(problem),
+            _ => world.get() <= MOST_FOLDED,
+        }
+}
+
+impl Schedule {
+    /// Of few rows of a GEMM-ReduceScatter: tiles that span shards, in several waves, so that the host takes what one has left while the next is multiplied.
+    pub(super) fn scattered_in_waves(problem: &Problem) -> Option<Self> {
+        if !may_scatter_in_waves(problem) {
+            return None;
+        }
+        let leaves_ns = scattered(problem) / LEAVES;
+        let multiplied_ns = problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS);
+        let columns = match problem.world().peers() {
+            1 => COLUMNS_OF_TWO,
+            _ if 100 * leaves_ns > BOUND_PERCENT * multiplied_ns => COLUMNS_BOUND_BY_HOST,
+            _ => COLUMNS_BOUND_BY_PRODUCTS,
+        };
+        let tile = TileShape::new(ONE_WAVE_ROWS, columns, 64);
+        let tiles = TileGrid::new(problem.m(), problem.n_local(), tile).tiles();
+        (tiles > u64::from(MULTIPROCESSORS)).then(|| Self::spanning(problem, tile, 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, WorldSize};
+
+    /// As long as no more than 4 MiB leave a rank of two, and 15 one of more, whose shards have 200 rows at most.
+    #[test]
+    fn few_rows_are_scattered_through_the_host_and_more_are_carried() {
+        let stacked = |world, op, m, n, k| {
+            let problem = Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem");
+            Schedule::staged(&problem).stack
+        };
+        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        assert!(stacked(2, rs, 256, 12288, 49152) && stacked(2, rs, 512, 8192, 28672), "3 MiB, and 4");
+        assert!(!stacked(2, rs, 512, 8448, 28672) && !stacked(4, rs, 800, 16384, 49152), "more than 4, and 19");
+        assert!(stacked(4, rs, 800, 12288, 49152) && !stacked(4, rs, 804, 8192, 28672), "14, and 9 of 201 rows each");
+        assert!(stacked(4, ag, 256, 49152, 12288), "a shard is copied, however large");
+    }
+
+    /// What took H100s the least time of what was tried, or within 7 % of it (results/tuning/pcie-turns.txt); with 128 rows one wave.
+    #[test]
+    fn rows_are_scattered_in_several_waves_of_narrow_tiles() {
+        let chosen = |world, m, n, k| {
+            let problem = Problem::new(OpKind::GemmReduceScatter, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks"));
+            let schedule = Schedule::staged(&problem.expect("a problem"));
+            (schedule.tile.m, schedule.tile.n, schedule.stack)
+        };
+        for m in [200, 256, 300, 352, 400, 452, 512, 600, 700, 800] {
+            assert_eq!(chosen(4, m, 12288, 49152), (128, 128, true), "{m}: bound by products");
+            assert_eq!(chosen(4, m, 8192, 28672), (128, 64, true), "{m}: bound by the host");
+        }
+        assert_eq!([chosen(4, 128, 12288, 49152), chosen(4, 128, 8192, 28672)], [(128, 96, true), (128, 64, true)], "128 tiles");
+        assert!(!chosen(4, 1024, 12288, 49152).2 && !chosen(4, 1024, 8192, 28672).2, "shards of whole tiles, which copy engines carry");
+        assert_eq!([chosen(2, 256, 12288, 49152), chosen(2, 256, 8192, 28672), chosen(2, 512, 8192, 28672)], [(128, 96, true); 3]);
+        assert!(!chosen(2, 512, 12288, 49152).2, "6 MiB");
+        assert!(!chosen(2, 1024, 4096, 28672).2, "4 MiB of 512 rows each");
+        assert!(!chosen(16, 1024, 8192, 28672).2 && !chosen(4, 128, 40960, 49152).2, "15 MiB to fold of 16 ranks, and 7.5 in one wave");
+        assert_eq!(chosen(4, 256, 2048, 28672).1, 128, "one wave of tiles of any columns, those of whole waves by their reads");
+    }
+}
