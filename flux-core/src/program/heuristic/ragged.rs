@@ -131,7 +131,7 @@ impl Schedule {
     }
 
     /// With each tile that may span shards, in one slice and with nothing shared.
-    fn all_spanning(problem: &Problem) -> impl Iterator<Item = Self> {
+    pub(super) fn all_spanning(problem: &Problem) -> impl Iterator<Item = Self> {
         CANDIDATES.iter().filter(|tile| may_span(problem, tile)).map(|tile| Self::spanning(problem, tile.tile, 1))
     }
 
