@@ -102,7 +102,7 @@ impl Machine {
     pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
 
     /// Two of these that reach memory of the host alone: 54 GB/s one way and 34 each way, where both GPUs copy (results/h100-x2-links.txt). Copies follow each other in
-    /// their time (results/timelines/pcie-llama-2048.txt: 2 MiB every 62 us). The clock is fitted to results/h100-x2-pcie.json of af866aa (in the history), where cards rest longer than between links; the record of 19ac363 is a later run's. Of
+    /// their time (results/timelines/pcie-llama-2048.txt: 2 MiB every 62 us). The clock is fitted to results/h100-x2-pcie.json of af866aa (in the history), where cards rest longer than between links; later records are of other machines. Of
     /// more GPUs, which share the host, no rate is known.
     pub const H100_PAIR_BY_HOST: Self = Self {
         name: "H100-pair-by-host",

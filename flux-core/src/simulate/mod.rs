@@ -10,7 +10,7 @@
 //! Through memory of the host ([`Machine::through_host`]) a message is a chunk, which leaves when it is whole and goes on when all of it is there; rows leave once for all who read them.
 //!
 //! Against the measured rows with m >= 512 (`flux-bench simulate --against`): within 7.1 % of results/h100-x2-nvlink.json, half of the rows within 3.8, and within 6.9 of h100-x4-nvlink.json, half within 3.5, with nothing fitted but what an H100's memory is said to give; from m = 1024 on
-//! within 9.8 % of 15 of the 16 rows of results/h100-x2-pcie.json, half of them within 2.1, and 15 % of Llama's AllGather-GEMM at 1024: a later run than the one that a clock was fitted to; within 10.0 % of results/h200-x4-nvlink.json,
+//! within 8.5 % of the 16 rows of results/h100-x2-pcie.json, half of them within 1.4: a later run than the one that a clock was fitted to; within 10.0 % of results/h200-x4-nvlink.json,
 //! half of them within 5.2, of another machine than it was fitted to, whose record, of 668cd2b, is in the history; within 9.1 % of results/h200-x2-nvlink.json, half within 5.0. Of schedules that were tried and lose
 //! (results/tuning/wide-bands.txt, TP 4) it is within 10 % too: where the peers' shards are one band, the AllGather-GEMM of Llama at m = 4096 takes 0.759 ms and took 0.74 and
 //! 0.77, its own schedule 0.64. One number, what a copy takes besides its bytes, is fitted to those among them that are in slices of k.

@@ -124,7 +124,7 @@ impl Schedule {
     }
 
     /// The same of a GEMM-ReduceScatter's tiles that span shards, whose rows kernels store to memory of the host: of its waves and of what the last leaves or, where that is longer, of the first and what all leave, while
-    /// as much comes. Two H100 take up to 14 % more than this and 25 us, and up to 13 % less, of Llama and GPT-3 with 260 to 700 rows where tiles are filled (results/tuning/pcie-turns.txt, 6.).
+    /// as much comes. Two H100 take 25 us more than this, and 7 % more or less in the mean, where tiles are filled (results/tuning/pcie-turns.txt, 6.).
     pub(super) fn scattered_by_host_ns(&self, problem: &Problem) -> u64 {
         let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
         let reads = self.passes(problem, &work.grid).saturating_mul(w_bytes(problem)) / READ;

@@ -183,7 +183,7 @@ mod tests {
         assert_eq!([132, 200, 256, 352].map(|m| slices(m, 28672, 8192)), [1, 1, 2, 2]);
     }
 
-    /// By simulation of two H100, which meets what they took from 1024 rows on within 9.8 %, but one row of 16 within 15 (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).
+    /// By simulation of two H100, which meets what they took from 1024 rows on within 8.5 % (`flux-bench simulate --machine h100-pair-by-host --against results/h100-x2-pcie.json`).
     #[test]
     fn what_is_worked_on_as_it_comes_is_done_sooner_where_the_host_bounds_it() {
         let gained = |m, n, k| {
