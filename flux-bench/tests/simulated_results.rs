@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use flux_bench::plan::ScheduleArgs;
-use flux_bench::report::{Head, Row};
+use flux_bench::report::Row;
 use flux_bench::shapes::{self, parse_op};
 use flux_bench::show;
 use flux_bench::simulate::{Compared, LEAST_ROWS, Simulation, compare, schedules, table};
