@@ -17,14 +17,14 @@ const SCATTERED_ROWS: u32 = 256;
 /// 5.3 MiB of GPT-3, 3 more with 5.3 of Llama, and 7 more with 6.2 (results/tuning/pcie-tp4.txt, 2.).
 const SCATTERED_AT_ONCE_BYTES: u64 = 3 << 20;
 const SCATTERED_AT_ONCE_OF_MORE_BYTES: u64 = 11 << 19;
-/// The same of more ranks in several waves, and the most rows of a shard: with 200 rows four H100 take 10 and 14 % less time relative to serial than by copy engines, with 256, whose tiles are full, 8 and 10 %
-/// more, of Llama in 128x192 2 less (results/tuning/pcie-turns.txt, 2. and 5., beside h100-x4-pcie.json).
+/// The same of more ranks in several waves, and the most rows of a shard: with 200 rows four H100 take 10 and 14 % less time relative to serial than by copy engines, with 256, whose tiles are full, 12 and 14 %
+/// more, of Llama in 128x192 1 more (results/tuning/pcie-turns.txt, 2. and 5., beside h100-x4-pcie.json).
 const SCATTERED_OF_MORE_BYTES: u64 = 15 << 20;
 const SCATTERED_OF_MORE_ROWS: u32 = 200;
 /// The same of two ranks' rows that are no whole tiles of 128, which tiles that span shards fill better: of Llama 5.3 and 5.7 MB take 9 and 6 % less time so than by copy engines, of GPT-3 5.6 as long and 5.9 4 % more
 /// (results/tuning/pcie-turns.txt, 6.).
 const SCATTERED_RAGGED_BYTES: u64 = 11 << 19;
-/// Percent of the rows of tiles that may be beyond the last row, of turned ones and of others: of the latter with more two H100 take up to 65 % longer than by estimate (the same).
+/// Percent of the rows of tiles that may be beyond the last row, of turned ones and of others: of the latter with more two H100 take up to 38 % longer than by estimate where hosts are not late (the same).
 const MAY_BE_BEYOND: u64 = 15;
 const MAY_BE_BEYOND_WHOLE: u64 = 6;
 /// Rows in all up to which what is scattered leaves in one wave: more of them would read `w` no faster.
