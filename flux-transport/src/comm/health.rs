@@ -170,7 +170,13 @@ impl Health {
         self.spoke.fetch_or(mask_of([by]), Ordering::AcqRel);
         if what.late().any(|late| late == self.rank) {
             // In this order: a call that ends meanwhile and sees that this rank was given up sees the fault, too.
-            self.note(Fault::Aborted { rank: by, reason: reason::LATE }, reason::LATE);
+            let fault = Fault::Aborted { rank: by, reason: reason::LATE };
+            if self.transport.read_fault().is_none() {
+                // Before what another rank has said of a third is taken for the first: this one would pass on a verdict that its peers no longer wait for.
+                let _ = self.first.set(First { fault, abort: reason::LATE, cause: Cause::Abort });
+            } else {
+                self.note(fault, reason::LATE);
+            }
             let _ = self.given_up_by.set(by); // the first is as good as any
             self.transport.set_abort(reason::LATE);
         } else if what.record.code == fault::DISAGREED {
@@ -267,6 +273,21 @@ mod tests {
         assert_eq!(health.status(), Err(Fault::Aborted { rank: Rank::new(0), reason: reason::LATE }));
         assert_eq!(health.given_up_by(), Some(Rank::new(0)));
         assert!(!without_a_fault.load(Ordering::Relaxed));
+    }
+
+    /// Ranks 2 and 3 were stopped. Rank 0 has given up the one, rank 1 the other, and rank 3 runs on and hears of both.
+    #[test]
+    fn a_rank_that_was_given_up_blames_nobody_though_another_was_given_up_before() {
+        let gave_up = |by, late| {
+            let record =
+                FaultRecord { state: 1, code: fault::TIMEOUT, wait: fault::SIGNAL, rank: by, peer: late, ..FaultRecord::default() };
+            Notice::GaveUp { by: Rank::new(by), what: GaveUp { communicator: 0, late: mask_of([Rank::new(late)]), record } }
+        };
+        let health = Health::new(Rank::new(3), 0, Box::new(Fake::default()));
+        health.notice(gave_up(0, 2));
+        health.notice(gave_up(1, 3));
+        assert_eq!(health.status(), Err(Fault::Aborted { rank: Rank::new(1), reason: reason::LATE }));
+        assert_eq!((health.given_up_by(), health.said().is_none()), (Some(Rank::new(1)), true));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::failure::{DOUBT, GATHER};
 use super::health::Health;
 use super::hearsay::{Heard, is_second_hand};
 use super::late::{Late, Verdicts, late};
-use super::{CallRecord, Communicator, Failure, Inner, RankReport};
+use super::{CallRecord, Communicator, Doing, Failure, Inner, RankReport};
 use crate::control::{GaveUp, mask_of};
 use crate::fault::reason;
 use crate::{Fault, TransportError};
@@ -77,7 +77,7 @@ impl Communicator {
         }
     }
 
-    /// What becomes of this rank's record, as soon as there is no doubt, or when it has lasted. The waits of peers come to their deadlines about now, so they are asked again.
+    /// What becomes of this rank's record. The waits of peers come to their deadlines about now, so they are asked again while there is a doubt.
     fn judgement(&self, record: &FaultRecord, ranks: &mut [RankReport], until: Instant) -> Judgement {
         let Inner { health, world, .. } = &*self.inner;
         let ask = |ranks: &mut [RankReport]| {
@@ -87,20 +87,7 @@ impl Communicator {
             world.control().settle();
             self.note_departures(ranks);
         };
-        let mut asked = Instant::now();
-        loop {
-            let found = Judgement::of(health, record, ranks, self.deadline());
-            let over = Instant::now() >= until;
-            if found.certain() || (over && asked >= until) {
-                return found;
-            }
-            if over || asked.elapsed() >= AGAIN {
-                asked = Instant::now();
-                ask(ranks);
-            } else {
-                std::thread::sleep(LOOK);
-            }
-        }
+        decided(ranks, until, |ranks| Judgement::of(health, record, ranks, self.deadline()), ask)
     }
 
     /// The first fault as it is to be told, by what the ranks do; peers are told, too.
@@ -108,7 +95,8 @@ impl Communicator {
         let Inner { health, world, .. } = &*self.inner;
         let control = world.control();
         let Some(record) = health.own_record() else {
-            if let Some(what) = health.said() {
+            // Not told by a rank that was given up itself: its verdicts are nobody's.
+            if let Some(what) = health.said().filter(|_| health.given_up_by().is_none()) {
                 control.give_up(&what);
             }
             return fault;
@@ -175,5 +163,70 @@ impl Judgement {
             Self::Unheard => false,
             Self::Own(late) => late.certain,
         }
+    }
+
+    /// Whether it gives up a rank that has not answered.
+    fn names_a_silent_one(&self, ranks: &[RankReport]) -> bool {
+        let is_silent = |rank: &Rank| ranks.get(rank.index()).is_some_and(|report| report.doing == Doing::Silent);
+        matches!(self, Self::Own(late) if late.ranks.iter().any(is_silent))
+    }
+}
+
+/// What is judged of the ranks as soon as there is no doubt, or when it has lasted `until` then and they were asked once more. To be given up is final, so nobody is for silence who was asked but once: a rank that
+/// was stopped for a moment, or came to its answer late, is not.
+fn decided(
+    ranks: &mut [RankReport],
+    until: Instant,
+    judge: impl Fn(&[RankReport]) -> Judgement,
+    ask: impl Fn(&mut [RankReport]),
+) -> Judgement {
+    let (mut asked, mut again) = (Instant::now(), false);
+    loop {
+        let found = judge(ranks);
+        let over = Instant::now() >= until;
+        let hasty = !again && found.names_a_silent_one(ranks);
+        if !hasty && (found.certain() || (over && asked >= until)) {
+            return found;
+        }
+        if over || hasty || asked.elapsed() >= AGAIN {
+            (asked, again) = (Instant::now(), true);
+            ask(ranks);
+        } else {
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::failure::tests::{call, reports, timeout};
+    use super::*;
+    use crate::CallState;
+
+    /// Ranks 0 and 1 wait in call 42 for rank 2, which has not come to it; rank 1, for whose rows rank 0 waits, does not answer when it is asked first.
+    #[test]
+    fn who_answers_when_asked_once_more_is_not_given_up_for_silence() {
+        let (waits, behind) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
+        let (record, long) = (timeout(0, 1, 42), Duration::from_secs(5));
+        let judge = |ranks: &[RankReport]| Judgement::Own(late(&record, ranks, Verdicts::default(), long));
+        let given_up = |until, second| {
+            let (mut ranks, asked) = (reports(&[waits, Doing::Silent, behind]), std::cell::Cell::new(0));
+            let ask = |ranks: &mut [RankReport]| {
+                asked.set(asked.get() + 1);
+                ranks[1].doing = second;
+            };
+            let Judgement::Own(found) = decided(&mut ranks, until, judge, ask) else { unreachable!() };
+            (found.ranks, asked.get())
+        };
+        for until in [Instant::now(), Instant::now() + long] {
+            assert_eq!(given_up(until, waits), (vec![Rank::new(2)], 1));
+            assert_eq!(given_up(until, Doing::Silent), (vec![Rank::new(1)], 1), "asked twice in all");
+        }
+        // Whoever has left, or is gone, says so by itself.
+        let mut ranks = reports(&[waits, Doing::Gone, behind]);
+        let Judgement::Own(found) = decided(&mut ranks, Instant::now() + long, judge, |_| panic!("nobody is asked")) else {
+            unreachable!()
+        };
+        assert_eq!(found.ranks, [Rank::new(1)]);
     }
 }
