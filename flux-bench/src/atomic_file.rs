@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Why a file was not written. Nothing is left behind.
@@ -32,6 +33,15 @@ pub enum WriteError {
         /// The system's reason.
         source: io::Error,
     },
+}
+
+/// Whether both lead to one file, by whatever names and links. `output` need not be there.
+pub(crate) fn same_file(input: &Path, output: &Path) -> io::Result<bool> {
+    let file = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    match file(output) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        output => Ok(file(input)? == output?),
+    }
 }
 
 /// Checks that [`write()`] could create its temporary file beside `target`, so that hours of work are not lost to a misspelt path.

@@ -8,6 +8,7 @@ use crate::{
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Benchmarks, verification and runs of flux.
 #[derive(Debug, Parser)]
@@ -74,12 +75,28 @@ fn filter() -> EnvFilter {
     const USUAL: &str = "warn";
     // What is no text is no filter; it does not count as not set.
     match std::env::var_os("FLUX_LOG").map(|value| value.to_string_lossy().into_owned()) {
-        Some(value) if !value.is_empty() => EnvFilter::try_new(&value).unwrap_or_else(|error| {
+        Some(value) if !value.is_empty() => read(&value).unwrap_or_else(|error| {
             end::say(&format!("FLUX_LOG = {value:?} is no filter, so {USUAL} is taken: {error}"));
             USUAL.into()
         }),
         _ => USUAL.into(),
     }
+}
+
+/// The filter that `value` says. A word that is no level would be taken for a module's name, and silence all others.
+fn read(value: &str) -> anyhow::Result<EnvFilter> {
+    for part in value.split(',').map(str::trim) {
+        match part.split_once(['=', '[']) {
+            None if part.is_empty() || part.parse::<LevelFilter>().is_err() => {
+                anyhow::bail!("{part:?} is none of off, error, warn, info, debug and trace, nor of the form flux_transport=debug")
+            }
+            Some((name, _)) if !name.is_empty() && !name.starts_with("flux_") => {
+                anyhow::bail!("{name:?} is none of flux's crates, as flux_transport")
+            }
+            _ => {}
+        }
+    }
+    Ok(EnvFilter::try_new(value)?)
 }
 
 /// The exit status: of a launch that of its ranks, else 0 or 1.

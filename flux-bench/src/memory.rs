@@ -2,6 +2,7 @@
 //!
 //! Invariant: a [`Buffer`] starts on a 16-byte border, as the ops require, and is used only with the [`Site`](crate::site::Site) that made it.
 
+use anyhow::Context;
 use flux_kernels::Element;
 use flux_transport::cuda::DeviceBlock;
 use std::marker::PhantomData;
@@ -17,9 +18,15 @@ pub struct HostBuffer<T> {
 
 impl<T: Element> HostBuffer<T> {
     /// `elements` zeros.
-    pub fn new(elements: usize) -> Self {
-        let blocks = vec![0; (elements * size_of::<T>()).div_ceil(size_of::<u128>())];
-        Self { blocks, elements, element: PhantomData }
+    ///
+    /// # Errors
+    /// There is not so much memory.
+    pub fn new(elements: usize) -> anyhow::Result<Self> {
+        let bytes = elements.saturating_mul(size_of::<T>());
+        let (count, mut blocks) = (bytes.div_ceil(size_of::<u128>()), Vec::new());
+        blocks.try_reserve_exact(count).with_context(|| format!("{bytes} bytes of operands cannot be had"))?;
+        blocks.resize(count, 0);
+        Ok(Self { blocks, elements, element: PhantomData })
     }
 
     /// The elements.
@@ -70,11 +77,18 @@ mod tests {
     #[test]
     fn host_buffers_are_aligned_and_exact() {
         for elements in [1, 7, 8, 9, 1000] {
-            let mut buffer = HostBuffer::<bf16>::new(elements);
+            let mut buffer = HostBuffer::<bf16>::new(elements).unwrap();
             assert_eq!(buffer.elements().len(), elements);
             assert_eq!(buffer.elements().as_ptr().addr() % 16, 0);
             buffer.elements_mut()[elements - 1] = bf16::ONE;
             assert_eq!(buffer.elements()[elements - 1], bf16::ONE);
         }
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error_that_says_how_much() {
+        let error = HostBuffer::<bf16>::new(usize::MAX / 8).unwrap_err();
+        assert_eq!(error.to_string(), format!("{} bytes of operands cannot be had", usize::MAX / 8 * 2));
+        assert!(HostBuffer::<bf16>::new(usize::MAX).is_err());
     }
 }

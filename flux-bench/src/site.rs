@@ -73,7 +73,7 @@ impl Site {
     /// Memory of `elements` elements; the contents are undefined.
     pub fn alloc<T: Element>(&self, elements: usize) -> anyhow::Result<Buffer<T>> {
         Ok(match &self.gpu {
-            None => Buffer::Host(HostBuffer::new(elements)),
+            None => Buffer::Host(HostBuffer::new(elements)?),
             Some(gpu) => Buffer::Cuda { block: gpu.alloc(elements * size_of::<T>())?, elements },
         })
     }

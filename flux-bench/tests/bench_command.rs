@@ -137,8 +137,37 @@ fn a_filter_of_the_log_that_cannot_be_read_is_named_and_changes_nothing_else() {
         "{error}"
     );
     assert_eq!(error.lines().count(), 1, "{error}");
-    for fine in ["", "warn", "flux_transport=debug"] {
-        assert!(with(fine).stderr.is_empty(), "{fine}");
+    for misspelt in ["verbose", "warnn", "9", ",", "flux-bench=debug", "debug,flux_transport=trace,infos"] {
+        let done = with(misspelt);
+        let error = String::from_utf8_lossy(&done.stderr).into_owned();
+        let says = format!("flux-bench: FLUX_LOG = {misspelt:?} is no filter, so warn is taken: ");
+        assert!(done.status.success() && error.starts_with(&says) && error.lines().count() == 1, "{error}");
+    }
+    for fine in ["", "warn", "flux_transport=debug", "error,flux_transport=debug", "flux_bench", "OFF"] {
+        let error = with(fine).stderr;
+        assert_eq!(error.is_empty(), fine != "flux_bench", "{fine}: {}", String::from_utf8_lossy(&error));
+    }
+}
+
+#[test]
+fn a_picture_does_not_replace_what_it_shows() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = folder.path().join("record.json");
+    std::fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/../results/h100-x2-pcie.json"), &record).unwrap();
+    let before = std::fs::read(&record).unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_flux-bench")).arg("show").arg(&record).arg("--svg").arg(&record).output().unwrap();
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(1) && error.contains("is a file that is shown, which it would replace: name another"), "{error}");
+    assert_eq!(std::fs::read(&record).unwrap(), before);
+}
+
+#[test]
+fn a_launch_does_with_a_folder_of_temporary_files_that_is_not_told_as_a_whole() {
+    for temporary in ["", "relative"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.args("bench --processes --transport host --tp 2 --shapes gpt3/64 --ms 64 --samples 1 --ops ag_gemm".split(' '));
+        let done = command.env("TMPDIR", temporary).env_remove("XDG_RUNTIME_DIR").output().unwrap();
+        assert!(done.status.success(), "{temporary:?}: {}", String::from_utf8_lossy(&done.stderr));
     }
 }
 
@@ -154,6 +183,7 @@ fn what_changes_nothing_is_refused() {
         ("simulate --ms 512 --early 2 --ops ag_gemm", "--early is for gemm_rs, and changes nothing of ag_gemm"),
         ("simulate --ms 512 --band 100", "--band 100: there are 8 shards, so more than 8 changes nothing"),
         ("simulate --ms 512 --tp 4 --by-chunk 4", "--by-chunk 4: there are 3 shards of peers, so more than 3 changes nothing"),
+        ("simulate --ms 512 --lent 1,2", "--lent is for the messages of nccl, which are not simulated"),
         ("simulate --ms 512 --splits 0", "splits = 0: it must be at least 1"),
         ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --band 3", "--band 3: there are 2 shards"),
         ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --ops gemm_rs --alone 1", "--alone is for ag_gemm"),

@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use serde::Deserialize;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -31,16 +32,14 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
     status.is_ok_and(|s| s.success())
 }
 
-/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory: its exit code.
+/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory and in the place of this process, so that signals and exit status are its own. Returns where it does not come to run.
 pub(crate) fn flux_bench(profile: &str, subcommand: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let mut run = cargo();
     run.args(["run", "--profile", profile, "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
     run.args(["--package", "flux-bench", "--", subcommand]).args(args);
     run.env("FLUX_COMMIT", commit());
-    let status = run.status().with_context(|| format!("cannot start {}", shown(&run)))?;
-    // It has said why; so has cargo, where it did not come to run.
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    code.map(ExitCode::from).with_context(|| format!("{} failed: {status}", shown(&run)))
+    let error = run.exec();
+    Err(error).with_context(|| format!("cannot start {}", shown(&run)))
 }
 
 /// The commit of the working tree, with `-dirty` where it has changes; `unknown` outside a repository.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: this crate depends on none of ours, so that a task runs, and says what is wrong, when they do not build.
 
-#![allow(clippy::print_stdout, reason = "a command line program answers on stdout")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers on stdout, and says on stderr what is wrong")]
 
 mod cargo;
 mod dist;
@@ -66,8 +66,15 @@ enum Task {
     Ci,
 }
 
-fn main() -> anyhow::Result<ExitCode> {
-    match Cli::parse().task {
+fn main() -> ExitCode {
+    run(Cli::parse().task).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(task: Task) -> anyhow::Result<ExitCode> {
+    match task {
         Task::Bench { args } => return cargo::flux_bench("release", "bench", &args),
         Task::Faults { args } => return cargo::flux_bench("release", "faults", &args),
         Task::Results => return cargo::flux_bench("dev", "show", &["--publish".into(), cargo::root().into()]),
@@ -75,6 +82,9 @@ fn main() -> anyhow::Result<ExitCode> {
         Task::Test { args } => test::run(&args),
         Task::Kernels { out } => kernels::compile(out.as_deref()),
         Task::Dist => dist::build().map(drop),
+        Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {
+            return cargo::flux_bench("release", "gpu-ci", &["--help".into()]);
+        }
         Task::GpuCi { args } => dist::gpu_ci(&args),
         Task::Ci => cargo::check(std::process::Command::new(cargo::root().join(".ci/run"))),
     }?;

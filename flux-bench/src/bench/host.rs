@@ -72,7 +72,7 @@ impl<'a, T: Element> HostLane<'a, T> {
         let first = rows * self.site.rank().index();
         let mut sum = vec![0.0_f32; rows];
         let mut wide = vec![0.0_f32; rows];
-        let mut part = HostBuffer::new(rows);
+        let mut part = HostBuffer::new(rows)?;
         for rank in self.op.problem().world().ranks() {
             self.shown.read(rank, first, part.elements_mut())?;
             T::widen(part.elements(), &mut wide);

@@ -22,15 +22,14 @@ use anyhow::Context;
 use flux_core::{DType, Problem};
 use flux_kernels::Element;
 use flux_transport::nccl::{Comm, UniqueId};
-use flux_transport::{Communicator, Options, Select, World};
+use flux_transport::{Communicator, World};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
 /// Measures all cases; collective. One communicator and one harness for all rows, as a program would have them.
 pub(super) fn run(job: &Job, world: &World) -> anyhow::Result<Found> {
-    let options = if job.on_gpus { machine::options(job.transport, world.local_rank(), 1) } else { Options::from(Select::Host) };
-    let site = Site::new(Communicator::connect_blocking(world, options)?)?;
+    let site = Site::new(Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?)?;
     let placement = Placement::of(world, site.comm())?;
     let rank = Rank { job, site: &site, bar: bar(job, world.rank().get() == 0) };
     let rows = match job.dtype {

@@ -120,6 +120,7 @@ fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
 fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
     ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
     let world = shapes::world(args.tp)?;
+    ensure!(args.schedule.lent.is_none(), "--lent is for the messages of nccl, and here are none: leave it out");
     args.schedule.check(&args.ops, world)?;
     let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, args.dtype, world)?;
     ensure!(!layers.is_empty(), "there is nothing to measure");

@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     }
     launch::refuse("faults")?;
     ensure!(args.kills + args.stops + args.missing > 0, "there is nothing to inject: ask for --kills, --stops or --missing");
-    let has_nodes = args.nodes.is_some() || std::env::var_os("FLUX_NODES").is_some();
+    let has_nodes = args.nodes.is_some() || std::env::var_os("FLUX_NODES").is_some_and(|nodes| !nodes.is_empty());
     ensure!(
         args.transport != Select::Mixed || has_nodes,
         "all ranks are of this machine: --transport mixed takes --nodes too, over which they are dealt"

@@ -56,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
     pub limit: u64,
     /// Time the one shape that is given in this very process, and write its row to this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "at_most", "limit"])]
     pub here: Option<PathBuf>,
     #[command(flatten)]
     defect: Defect,
@@ -83,6 +83,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(!cases.is_empty(), "there is nothing to time");
     if let Some(path) = &args.here {
         let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
+        atomic_file::check(path)?;
         let first_call = match args.dtype {
             DType::Bf16 => timing::first_call::<bf16>,
             DType::F16 => timing::first_call::<f16>,

@@ -9,7 +9,7 @@ pub use step::{Outcome, Step};
 
 use crate::atomic_file;
 use crate::{limited, limits, out, report};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use flux_transport::launch::Signals;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -73,7 +73,9 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let signals = Signals::catch()?;
     let out = args.out.as_ref().unwrap_or(&args.dist);
     let logs = out.join("logs");
-    std::fs::create_dir_all(&logs)?;
+    let dist = &args.dist;
+    ensure!(dist.join("tests").is_dir(), "{} is no folder that `cargo xtask dist` has built: it has no tests/", dist.display());
+    std::fs::create_dir_all(&logs).with_context(|| format!("{} cannot be made", logs.display()))?;
     let pytorch = gpus > 1 && has_pytorch(OsStr::new("python3"), LOOK, &logs.join("pytorch.log"));
     let planned = plan::steps(args, out, gpus, pytorch)?;
     let is_of = |only: &String, name: &str| name.contains(only.as_str());
@@ -181,6 +183,15 @@ mod tests {
         script(&folder.path().join("tests/gpu_good"), "exit 0");
         let args = Args { dist: folder.path().to_owned(), limit: 20, only: Vec::new(), no_skips: false, tp: None, out: None };
         (folder, args)
+    }
+
+    #[test]
+    fn a_folder_that_is_no_dist_is_refused_and_not_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, args) = dist();
+        let error = check(&Args { dist: folder.path().join("mispelt"), ..args }, 2).unwrap_err();
+        assert!(error.to_string().ends_with("mispelt is no folder that `cargo xtask dist` has built: it has no tests/"), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -200,7 +200,7 @@ pub(crate) const LAUNCHED_BY: &str = "FLUX_LAUNCHED_BY";
 /// The command line that repeats this run: that of this process, or of `flux-bench launch` where that has started it. With the variables that change what
 /// it measures, quoted for a shell on any machine: of absolute paths only the file's name is told.
 pub fn command_line() -> String {
-    if let Ok(launcher) = std::env::var(LAUNCHED_BY) {
+    if let Some(launcher) = std::env::var(LAUNCHED_BY).ok().filter(|launcher| !launcher.is_empty()) {
         return launcher;
     }
     let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
@@ -245,9 +245,26 @@ fn shown(variables: impl Iterator<Item = (String, String)>, words: impl Iterator
         let absolute = i == program || option.is_some() || value.starts_with('/');
         let value = if absolute { value.rsplit('/').next().unwrap_or_default() } else { value };
         let word = option.map_or_else(|| value.to_owned(), |option| format!("{option}={value}"));
-        line.push(if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', r"'\''")) });
+        line.push(if !word.is_empty() && word.chars().all(plain) { word } else { quoted(&word) });
     }
     line.join(" ")
+}
+
+/// A word for a shell, on one line: one with control characters as bash, zsh and ksh have it.
+fn quoted(word: &str) -> String {
+    if !word.contains(char::is_control) {
+        return format!("'{}'", word.replace('\'', r"'\''"));
+    }
+    let escaped = word.chars().map(|c| match c {
+        '\\' | '\'' => format!("\\{c}"),
+        '\n' => r"\n".to_owned(),
+        '\t' => r"\t".to_owned(),
+        // Those beyond ASCII by their number, as they are several bytes.
+        c if c.is_ascii_control() => format!(r"\x{:02x}", u32::from(c)),
+        c if c.is_control() => format!(r"\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    });
+    format!("$'{}'", escaped.collect::<String>())
 }
 
 /// The commit that this program was built from, as the build said it in `FLUX_COMMIT` (`cargo xtask` does): where and with which variables the program runs says

@@ -157,6 +157,13 @@ fn a_command_line_is_quoted_with_what_counts_and_tells_no_machines_paths() {
 }
 
 #[test]
+fn words_of_a_command_line_stay_on_its_line() {
+    let words = ["flux-bench", "sh", "-c", "export X=1\nexec it's \\t\t\u{1b}\u{85}é"];
+    let line = shown(std::iter::empty(), words.map(str::to_owned).into_iter());
+    assert_eq!(line, r"flux-bench sh -c $'export X=1\nexec it\'s \\t\t\x1b\u0085é'");
+}
+
+#[test]
 fn a_file_says_which_libraries_made_it_unless_it_is_older() {
     let origin = |report: &Report| Origin { cublaslt: Some("13.1.0".to_owned()), nvrtc: Some("13.0".to_owned()), ..report.origin.clone() };
     let known = Report { origin: origin(&report()), ..report() };

@@ -26,8 +26,7 @@ use flux_transport::{Communicator, Select, World};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Arguments of `flux-bench run`.
 #[derive(Debug, clap::Args)]
@@ -64,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     atomic_file::check(&args.output)?;
     let input = Input::read(&args.input)?;
     ensure!(
-        !same_file(&args.input, &args.output)?,
+        !atomic_file::same_file(&args.input, &args.output)?,
         "--output {} is the file of --input, whose operands it would replace: name another",
         args.output.display()
     );
@@ -89,15 +88,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     atomic_file::write(&args.output, |w| w.write_all(&file))?;
     out::line(&format_args!("{problem}: y [{}, {}] written to {}", problem.m(), problem.n(), args.output.display()));
     Ok(())
-}
-
-/// Whether both lead to one file, by whatever names and links. `output` need not be there.
-fn same_file(input: &Path, output: &Path) -> std::io::Result<bool> {
-    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
-    match file(output) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        output => Ok(file(input)? == output?),
-    }
 }
 
 /// The global `y`, as bytes.

@@ -60,6 +60,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         (Some(_), _) => bail!("peers are shown beside one file, not {}", reports.len()),
     };
     if let Some(path) = &args.svg {
+        for read in args.files.iter().chain(&args.peers) {
+            ensure!(
+                !atomic_file::same_file(read, path)?,
+                "--svg {} is a file that is shown, which it would replace: name another",
+                path.display()
+            );
+        }
         let [report] = &reports[..] else { bail!("a picture shows one file, not {}", reports.len()) };
         write(path, &svg(report, peers.as_ref()))?;
     }

@@ -74,6 +74,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Push::Kernel => Pushes::Kernel,
         Push::CopyEngine => Pushes::CopyEngines,
     };
+    ensure!(args.schedule.lent.is_none(), "--lent is for the messages of nccl, which are not simulated: leave it out");
     let plan = Plan { schedule: args.schedule, push: args.push, ..Plan::default() };
     if let Some(path) = &args.against {
         let report = show::read(path)?;

@@ -25,6 +25,7 @@ use crate::machine;
 use crate::out;
 use crate::plan::Plan;
 use crate::ranks;
+use crate::shapes;
 use crate::site::Site;
 use anyhow::ensure;
 use flux_core::DType;
@@ -95,6 +96,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     let on_gpus = machine::uses_gpus(args.transport)?;
     check(args, on_gpus)?;
     let tp = args.tp.unwrap_or(if on_gpus { machine::gpu_count() * args.ranks_per_gpu } else { 8 });
+    shapes::world(tp)?;
     if args.processes {
         return launch::again(tp, None, args.ranks_per_gpu > 1);
     }

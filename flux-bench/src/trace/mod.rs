@@ -29,6 +29,7 @@ use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem};
 use flux_kernels::Element;
 use flux_ops::Timeline;
+use flux_transport::cuda;
 use flux_transport::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Select, World};
 use half::{bf16, f16};
@@ -37,6 +38,7 @@ use std::time::Duration;
 
 /// Arguments of `flux-bench trace`.
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("shown").required(true).multiple(true)))]
 pub struct Args {
     /// The op: ag_gemm or gemm_rs
     #[arg(long, alias = "op", value_name = "OP", value_parser = shapes::parse_op)]
@@ -57,10 +59,10 @@ pub struct Args {
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub calls: u32,
     /// Write the time line to this file, as trace events in JSON
-    #[arg(long, value_name = "FILE", required_unless_present = "summary")]
+    #[arg(long, value_name = "FILE", group = "shown")]
     pub output: Option<PathBuf>,
     /// Print when the waves of tiles came past each phase
-    #[arg(long)]
+    #[arg(long, group = "shown")]
     pub summary: bool,
     /// Changes to the plan
     #[command(flatten)]
@@ -87,7 +89,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         atomic_file::check(path)?;
     }
-    ensure!(machine::uses_gpus(Select::Auto)?, "there is no GPU here: time lines are recorded by the CUDA kernel");
+    cuda::available().context("time lines are recorded by the CUDA kernel")?;
+    ensure!(machine::uses_gpus(Select::Auto)?, "time lines are recorded by the CUDA kernel, and FLUX_TRANSPORT asks for the host");
     let tp = args.tp.unwrap_or_else(machine::gpu_count);
     let problem = problem(args, tp)?;
     let id = UniqueId::new().context("lining the ranks up needs NCCL")?;

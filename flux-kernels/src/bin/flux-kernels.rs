@@ -42,6 +42,11 @@ fn nvrtc() -> ExitCode {
 }
 
 fn compile(folder: &Path) -> ExitCode {
+    // Before minutes of work are lost to a misspelt path.
+    if let Err(error) = std::fs::create_dir_all(folder) {
+        eprintln!("error: {} cannot be made: {error}", folder.display());
+        return ExitCode::FAILURE;
+    }
     let reports = match aot::compile_all(folder) {
         Ok(reports) => reports,
         Err(error) => {

@@ -176,9 +176,10 @@ fn said((family, seat): &(&Family, Seat)) -> String {
     format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, seat.rank, seat.world.get())
 }
 
-/// Where private run-time directories are made: `XDG_RUNTIME_DIR` where it is a directory, else the directory of temporary files.
+/// Where private run-time directories are made: `XDG_RUNTIME_DIR` where it is a directory, else that of temporary files, which is `/tmp` where `TMPDIR` does not say where in the whole system.
 pub(crate) fn runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
-    lookup("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir()).unwrap_or_else(std::env::temp_dir)
+    let said = |name| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    said("XDG_RUNTIME_DIR").filter(|path| path.is_dir()).or_else(|| said("TMPDIR")).unwrap_or_else(|| PathBuf::from("/tmp"))
 }
 
 #[cfg(test)]
