@@ -7,6 +7,17 @@ use flux_kernels::Element;
 use flux_transport::cuda::DeviceBlock;
 use std::marker::PhantomData;
 
+/// An empty list with room for so many elements of operands.
+///
+/// # Errors
+/// There is not so much memory.
+pub fn room<T>(elements: usize) -> anyhow::Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(elements)
+        .with_context(|| format!("{} bytes of operands cannot be had", elements.saturating_mul(size_of::<T>())))?;
+    Ok(list)
+}
+
 /// Elements in host memory.
 #[derive(Debug)]
 pub struct HostBuffer<T> {
@@ -22,9 +33,8 @@ impl<T: Element> HostBuffer<T> {
     /// # Errors
     /// There is not so much memory.
     pub fn new(elements: usize) -> anyhow::Result<Self> {
-        let bytes = elements.saturating_mul(size_of::<T>());
-        let (count, mut blocks) = (bytes.div_ceil(size_of::<u128>()), Vec::new());
-        blocks.try_reserve_exact(count).with_context(|| format!("{bytes} bytes of operands cannot be had"))?;
+        let count = elements.saturating_mul(size_of::<T>()).div_ceil(size_of::<u128>());
+        let mut blocks = room(count)?;
         blocks.resize(count, 0);
         Ok(Self { blocks, elements, element: PhantomData })
     }
@@ -87,8 +97,8 @@ mod tests {
 
     #[test]
     fn memory_that_cannot_be_had_is_an_error_that_says_how_much() {
-        let error = HostBuffer::<bf16>::new(usize::MAX / 8).unwrap_err();
-        assert_eq!(error.to_string(), format!("{} bytes of operands cannot be had", usize::MAX / 8 * 2));
+        let error = HostBuffer::<bf16>::new(1 << 60).unwrap_err();
+        assert_eq!(error.to_string(), format!("{} bytes of operands cannot be had", 1_u64 << 61));
         assert!(HostBuffer::<bf16>::new(usize::MAX).is_err());
     }
 }

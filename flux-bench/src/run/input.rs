@@ -2,6 +2,7 @@
 //!
 //! Invariant: an [`Input`] that exists has `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of `[n]`, all of one 16-bit type, whole.
 
+use crate::memory::room;
 use flux_core::DType;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -127,26 +128,37 @@ impl Input {
     }
 
     /// Elements of `bias`, `[n]`, where there is one.
-    pub fn bias<T: bytemuck::Pod>(&self) -> Option<Vec<T>> {
-        self.bias.clone().map(|bias| elements(&self.file[bias]))
+    ///
+    /// # Errors
+    /// There is not so much memory, as of the others.
+    pub fn bias<T: bytemuck::Pod>(&self) -> anyhow::Result<Option<Vec<T>>> {
+        self.bias.clone().map(|bias| elements(&self.file[bias])).transpose()
     }
 
     /// Elements of `x`, `[m, k]`.
-    pub fn x<T: bytemuck::Pod>(&self) -> Vec<T> {
+    ///
+    /// # Errors
+    /// There is not so much memory.
+    pub fn x<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
         elements(&self.file[self.x.clone()])
     }
 
     /// Elements of `w`, `[n, k]`.
-    pub fn w<T: bytemuck::Pod>(&self) -> Vec<T> {
+    ///
+    /// # Errors
+    /// There is not so much memory.
+    pub fn w<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
         elements(&self.file[self.w.clone()])
     }
 }
 
 /// Bytes of the file, which lie on any border, as elements.
-fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
-    let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> anyhow::Result<Vec<T>> {
+    let count = bytes.len() / size_of::<T>();
+    let mut elements = room(count)?;
+    elements.resize(count, T::zeroed());
     bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
-    elements
+    Ok(elements)
 }
 
 type Matrix = (usize, usize, DType, Range<usize>);
@@ -212,7 +224,7 @@ mod tests {
     fn a_good_file_gives_the_extents_and_the_elements() {
         let input = parse(file(&[("x", Dtype::F16, &[4, 16]), ("w", Dtype::F16, &[24, 16])])).unwrap();
         assert_eq!((input.m, input.n, input.k, input.dtype), (4, 24, 16, DType::F16));
-        assert_eq!((input.x::<half::f16>().len(), input.w::<half::f16>().len()), (64, 384));
+        assert_eq!((input.x::<half::f16>().unwrap().len(), input.w::<half::f16>().unwrap().len()), (64, 384));
     }
 
     #[test]

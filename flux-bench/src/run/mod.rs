@@ -12,6 +12,7 @@ use crate::end;
 use crate::finish::Finish;
 use crate::launch;
 use crate::machine;
+use crate::memory::room;
 use crate::op::FusedOp;
 use crate::operands::{bias_window, elements, w_window, x_window, y_window};
 use crate::out;
@@ -92,7 +93,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 /// The global `y`, as bytes.
 fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input) -> anyhow::Result<Vec<u8>> {
-    let (x, w, bias) = (input.x::<T>(), input.w::<T>(), input.bias::<T>());
+    let (x, w, bias) = (input.x::<T>()?, input.w::<T>()?, input.bias::<T>()?);
     let finish = Finish { bias: bias.is_some(), activation: args.activation };
     let k = problem.k() as usize;
     let body = |world: &World| {
@@ -100,10 +101,10 @@ fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input) -> anyhow:
         let site = Site::new(comm)?;
         let op = FusedOp::<T>::finished(problem, site.comm(), &Plan::default(), finish)?;
         let mut set = site.finished_set(problem, finish)?;
-        site.upload(&mut set.x, &cut(&x, k, x_window(problem, site.rank())))?;
-        site.upload(&mut set.w, &cut(&w, k, w_window(problem, site.rank())))?;
+        site.upload(&mut set.x, &cut(&x, k, x_window(problem, site.rank()))?)?;
+        site.upload(&mut set.w, &cut(&w, k, w_window(problem, site.rank()))?)?;
         if let (Some(own), Some(bias)) = (&mut set.bias, &bias) {
-            site.upload(own, &cut(bias, bias.len(), bias_window(problem, site.rank())))?;
+            site.upload(own, &cut(bias, bias.len(), bias_window(problem, site.rank()))?)?;
         }
         site.forward(&op, &mut set)?;
         site.sync(&op)?;
@@ -111,7 +112,8 @@ fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input) -> anyhow:
     };
     let parts = ranks::on_threads(World::local(problem.world().get())?, body)?;
     let n = problem.n() as usize;
-    let mut y = vec![T::from_f32(0.0); problem.m() as usize * n];
+    let mut y = room(problem.m() as usize * n)?;
+    y.resize(problem.m() as usize * n, T::from_f32(0.0));
     for (rank, part) in problem.world().ranks().zip(&parts) {
         paste(&mut y, n, y_window(problem, rank), part);
     }
@@ -119,12 +121,12 @@ fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input) -> anyhow:
 }
 
 /// A window's elements, dense, out of a matrix of `cols` columns.
-fn cut<T: Copy>(from: &[T], cols: usize, window: Window) -> Vec<T> {
-    let mut part = Vec::with_capacity(elements(window));
+fn cut<T: Copy>(from: &[T], cols: usize, window: Window) -> anyhow::Result<Vec<T>> {
+    let mut part = room(elements(window))?;
     for row in from.chunks_exact(cols).skip(window.row0 as usize).take(window.rows as usize) {
         part.extend_from_slice(&row[window.col0 as usize..][..window.cols as usize]);
     }
-    part
+    Ok(part)
 }
 
 /// The inverse of [`cut`].
@@ -145,7 +147,7 @@ mod tests {
         let mut to = vec![0; 60];
         for (row0, col0) in [(0, 0), (0, 5), (3, 0), (3, 5)] {
             let window = Window { row0, col0, rows: 3, cols: 5 };
-            paste(&mut to, 10, window, &cut(&from, 10, window));
+            paste(&mut to, 10, window, &cut(&from, 10, window).unwrap());
         }
         assert_eq!(to, from);
     }
