@@ -5,7 +5,7 @@ use serde::Deserialize;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 
 /// The workspace's root.
 pub(crate) fn root() -> &'static Path {
@@ -32,8 +32,11 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
     status.is_ok_and(|s| s.success())
 }
 
-/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory and in the place of this process, so that signals and exit status are its own. Returns where it does not come to run.
-pub(crate) fn flux_bench(profile: &str, subcommand: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {
+/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory and in the place of this process, so that signals and exit status are its own.
+///
+/// # Errors
+/// Whenever this returns: cargo could not be started.
+pub(crate) fn flux_bench(profile: &str, subcommand: &str, args: &[OsString]) -> anyhow::Result<()> {
     let mut run = cargo();
     run.args(["run", "--profile", profile, "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
     run.args(["--package", "flux-bench", "--", subcommand]).args(args);

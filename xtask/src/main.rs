@@ -67,26 +67,28 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    run(Cli::parse().task).unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
-        ExitCode::FAILURE
-    })
+    match run(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
-fn run(task: Task) -> anyhow::Result<ExitCode> {
+fn run(task: Task) -> anyhow::Result<()> {
     match task {
-        Task::Bench { args } => return cargo::flux_bench("release", "bench", &args),
-        Task::Faults { args } => return cargo::flux_bench("release", "faults", &args),
-        Task::Results => return cargo::flux_bench("dev", "show", &["--publish".into(), cargo::root().into()]),
-        Task::Doctor => return cargo::flux_bench("release", "doctor", &[]),
+        Task::Bench { args } => cargo::flux_bench("release", "bench", &args),
+        Task::Faults { args } => cargo::flux_bench("release", "faults", &args),
+        Task::Results => cargo::flux_bench("dev", "show", &["--publish".into(), cargo::root().into()]),
+        Task::Doctor => cargo::flux_bench("release", "doctor", &[]),
         Task::Test { args } => test::run(&args),
         Task::Kernels { out } => kernels::compile(out.as_deref()),
         Task::Dist => dist::build().map(drop),
         Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {
-            return cargo::flux_bench("release", "gpu-ci", &["--help".into()]);
+            cargo::flux_bench("release", "gpu-ci", &["--help".into()])
         }
         Task::GpuCi { args } => dist::gpu_ci(&args),
         Task::Ci => cargo::check(std::process::Command::new(cargo::root().join(".ci/run"))),
-    }?;
-    Ok(ExitCode::SUCCESS)
+    }
 }

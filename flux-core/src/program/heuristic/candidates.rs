@@ -75,12 +75,17 @@ pub(super) fn of_one_shard(problem: &Problem) -> impl Iterator<Item = &'static C
     CANDIDATES.iter().filter(move |tile| (tile.sent || !sends) && (is_long || tile.tile != LARGE.0))
 }
 
+/// Percent of the rows of such tiles, of so many, that are beyond the last, rounded down.
+pub(super) fn beyond_percent(tile: TileShape, rows: u32) -> u64 {
+    let covered = u64::from(rows.next_multiple_of(tile.m));
+    100 * (covered - u64::from(rows)) / covered
+}
+
 /// The time of a step of such tiles of so many rows relative to its operations, in percent.
 pub(super) fn percent(tile: TileShape, rows: u32, comes: Comes) -> u64 {
     let to_peers = comes == Comes::ToPeers;
     let free = if comes == Comes::BesideKernels && area(tile) <= QUICK { BEYOND_BESIDE_MESSAGES } else { BEYOND };
-    let covered = u64::from(rows.next_multiple_of(tile.m));
-    let beyond = (100 * (covered - u64::from(rows)) / covered).saturating_sub(free);
+    let beyond = beyond_percent(tile, rows).saturating_sub(free);
     let beyond = match tile.n {
         _ if tile == LARGE.0 => 0,
         128 if tile.is_turned() && to_peers => 3 * beyond / 2,

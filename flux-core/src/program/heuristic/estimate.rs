@@ -55,6 +55,11 @@ fn side_by_side(a: u64, b: u64) -> u64 {
     u64::try_from(longer + shorter * percent.pow(4) / (8 * 100_u128.pow(4))).unwrap_or(u64::MAX)
 }
 
+/// Nanoseconds in which so many bytes go through the host, while as many go the other way.
+pub(super) fn through_host_ns(bytes: u128) -> u64 {
+    u64::try_from(1000 * bytes / u128::from(Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us)).unwrap_or(u64::MAX)
+}
+
 /// Nanoseconds of a call with such tiles: of its waves or, where that is longer, of the first and what the host then carries of the peers' tiles, which come first.
 pub(super) fn by_host_ns(problem: &Problem, tile: TileShape) -> u128 {
     let tiles_of_shard = u128::from(TileGrid::of_shard(problem, tile).tiles());
@@ -63,7 +68,7 @@ pub(super) fn by_host_ns(problem: &Problem, tile: TileShape) -> u128 {
     let wave = steps * 2 * area(tile) * u64::from(tile.k) * (percent(tile, problem.m_shard(), Comes::Carried) + small) / (100 * OPERATIONS);
     let waves = (u128::from(problem.world().get()) * tiles_of_shard).div_ceil(MULTIPROCESSORS.into());
     let bytes = u128::from(problem.world().peers()) * tiles_of_shard * u128::from(slot_bytes(problem, tile));
-    let carried = 1000 * bytes / u128::from(Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us);
+    let carried = u128::from(through_host_ns(bytes));
     (u128::from(wave) * waves).max(u128::from(wave) + carried)
 }
 
@@ -118,8 +123,7 @@ impl Schedule {
         let all = self.multiplied_ns(problem, &work, workers, Comes::Carried).max(w_bytes(problem) / READ);
         let slots = if work.shares.is_some() { work.tiles } else { work.tiles.next_multiple_of(workers) };
         let first = u64::try_from(u128::from(all) * u128::from(workers.min(slots)) / u128::from(slots)).unwrap_or(all);
-        let bytes = gather_place_bytes(problem).saturating_mul(problem.world().peers().into());
-        let comes = bytes.saturating_mul(1000) / Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us;
+        let comes = through_host_ns(u128::from(gather_place_bytes(problem)) * u128::from(problem.world().peers()));
         first.max(comes).saturating_add(all - first).saturating_add(self.sharing_ns(&work, workers, all))
     }
 
@@ -131,10 +135,7 @@ impl Schedule {
         let all = self.multiplied_ns(problem, &work, workers, Comes::Carried).max(reads);
         let waves = work.tiles.div_ceil(workers);
         let bytes = u128::from(scatter_place_bytes(problem)) * u128::from(problem.world().peers());
-        let leave = |tiles: u64| {
-            let at_this_rate = u128::from(work.tiles) * u128::from(Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us);
-            u64::try_from(1000 * bytes * u128::from(tiles) / at_this_rate).unwrap_or(u64::MAX)
-        };
+        let leave = |tiles: u64| through_host_ns(bytes * u128::from(tiles) / u128::from(work.tiles));
         let behind = all.saturating_add(leave(work.tiles - (waves - 1) * workers));
         behind.max((all / waves).saturating_add(leave(work.tiles)))
     }

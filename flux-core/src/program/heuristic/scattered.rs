@@ -3,6 +3,7 @@
 //! Invariant: tiles of one wave leave when nothing is left to multiply; of several, one wave leaves while the next is multiplied.
 
 use super::super::schedule::Schedule;
+use super::candidates::beyond_percent;
 use super::ragged::MOST_FOLDED;
 use super::{MULTIPROCESSORS, OPERATIONS, ROWS, is_ragged};
 use crate::layout::scatter_place_bytes;
@@ -24,9 +25,9 @@ const SCATTERED_OF_MORE_ROWS: u32 = 200;
 /// The same of two ranks' rows that are no whole tiles of 128, which tiles that span shards fill better: of Llama 5.3 and 5.7 MB take 9 and 6 % less time so than by copy engines, of GPT-3 5.6 as long and 5.9 4 % more
 /// (results/tuning/pcie-turns.txt, 6.).
 const SCATTERED_RAGGED_BYTES: u64 = 11 << 19;
-/// Percent of the rows of tiles that may be beyond the last row, of turned ones and of others: of the latter with more two H100 take up to 38 % longer than by estimate where hosts are not late (the same).
-const MAY_BE_BEYOND: u64 = 15;
-const MAY_BE_BEYOND_WHOLE: u64 = 6;
+/// Percent of the rows of tiles from which on too many are beyond the last row, of turned ones and of others: of the latter with more two H100 take up to 38 % longer than by estimate where hosts are not late (the same).
+const TOO_MUCH_BEYOND: u64 = 15;
+const TOO_MUCH_BEYOND_WHOLE: u64 = 6;
 /// Rows in all up to which what is scattered leaves in one wave: more of them would read `w` no faster.
 const ONE_WAVE_ROWS: u32 = 128;
 /// Columns of tiles that are scattered in several waves. Of two ranks, and of more where the host takes longer than the products, so that it should begin as soon as may be, or does not.
@@ -40,9 +41,7 @@ const BOUND_PERCENT: u64 = 250;
 
 /// Whether few enough of such tiles' rows are beyond the last.
 fn is_filled(problem: &Problem, tile: TileShape) -> bool {
-    let rows = u64::from(problem.m().next_multiple_of(tile.m));
-    let most = if tile.is_turned() { MAY_BE_BEYOND } else { MAY_BE_BEYOND_WHOLE };
-    100 * (rows - u64::from(problem.m())) <= most * rows
+    beyond_percent(tile, problem.m()) < if tile.is_turned() { TOO_MUCH_BEYOND } else { TOO_MUCH_BEYOND_WHOLE }
 }
 
 /// Bytes that a rank scatters to its peers.
@@ -79,8 +78,14 @@ fn may_scatter_in_waves(problem: &Problem) -> bool {
 }
 
 impl Schedule {
-    /// Of few rows of a GEMM-ReduceScatter: tiles that span shards, in several waves, so that the host takes what one has left while the next is multiplied.
-    pub(super) fn scattered_in_waves(problem: &Problem) -> Option<Self> {
+    /// Of few rows of a GEMM-ReduceScatter: tiles that span shards, more of them than a wave, so that the host takes what one has left while the next is multiplied; of two ranks' rows between whole tiles in one wave, too,
+    /// where that takes less time by estimate.
+    pub(super) fn scattered_few_rows(problem: &Problem) -> Option<Self> {
+        Self::scattered_in_waves(problem).or_else(|| Self::scattered_in_row_blocks(problem))
+    }
+
+    /// In narrow tiles of 128 rows.
+    fn scattered_in_waves(problem: &Problem) -> Option<Self> {
         if !may_scatter_in_waves(problem) {
             return None;
         }
@@ -96,9 +101,10 @@ impl Schedule {
         (tiles > u64::from(MULTIPROCESSORS)).then(|| Self::spanning(problem, tile, 1))
     }
 
-    /// Of two ranks' rows of a GEMM-ReduceScatter that are no whole tiles of 128, and more than one row block: of tiles that span shards those of which an estimate of the waves, and of what the host takes, says least.
-    pub(super) fn scattered_in_row_blocks(problem: &Problem) -> Option<Self> {
-        if problem.op() != OpKind::GemmReduceScatter || problem.world().peers() != 1 || problem.m() <= 2 * ROWS {
+    /// Of two ranks' rows that are no whole tiles of 128, and more than one row block: in the tiles that they fill of which an estimate of the waves, and of what the host takes, says least.
+    fn scattered_in_row_blocks(problem: &Problem) -> Option<Self> {
+        let is_of_two = problem.op() == OpKind::GemmReduceScatter && problem.world().peers() == 1;
+        if !is_of_two || problem.m() <= 2 * ROWS || !is_ragged(problem) || !may_scatter(problem) {
             return None;
         }
         let filled = Self::all_spanning(problem).filter(|whole| is_filled(problem, whole.tile));

@@ -4,12 +4,12 @@
 
 use super::super::schedule::{Chunk, Schedule};
 use super::candidates::CANDIDATES;
+use super::estimate::through_host_ns;
 use super::ragged::by_host;
 use super::scattered::may_scatter;
 use super::tiles::{self, LONG};
 use super::{MULTIPROCESSORS, OPERATIONS, is_ragged, unless_unsent};
 use crate::layout::{gather_place_bytes, slot_bytes};
-use crate::machine::Machine;
 use crate::{OpKind, Problem, TileShape};
 
 /// What one signal announces where a chunk is staged.
@@ -33,7 +33,7 @@ fn blocks_that_come(problem: &Problem, tile: TileShape) -> u32 {
     let (n, k) = (u64::from(problem.n_local()), u64::from(problem.k_local()));
     let row_bytes = k * problem.dtype().bytes() as u64;
     // In nanoseconds, while as much goes out.
-    let comes = 1000 * row_bytes / Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us;
+    let comes = through_host_ns(row_bytes.into());
     let multiplied = 2 * n * k / (u64::from(MULTIPROCESSORS) * OPERATIONS);
     let rows = if comes > multiplied { AS_THEY_COME } else { (problem.m_shard() / 2).clamp(AS_THEY_COME, 2 * AS_THEY_COME) };
     rows.div_ceil(tile.m)
@@ -58,16 +58,10 @@ impl Schedule {
         if let Some(sliced) = Self::sliced_by_host(problem, &usual) {
             return sliced;
         }
-        if let Some(scattered) = Self::scattered_in_waves(problem) {
+        if let Some(scattered) = Self::scattered_few_rows(problem) {
             return scattered;
         }
         let (ragged, may_scatter) = (is_ragged(problem), may_scatter(problem));
-        if ragged
-            && may_scatter
-            && let Some(scattered) = Self::scattered_in_row_blocks(problem)
-        {
-            return scattered;
-        }
         if usual.stack && (problem.op() == OpKind::AllGatherGemm || may_scatter) {
             return usual;
         }
@@ -125,6 +119,7 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Machine;
     use crate::program::TileProgram;
     use crate::simulate::{Pushes, simulate};
     use crate::{DType, WorldSize};
