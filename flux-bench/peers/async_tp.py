@@ -168,7 +168,8 @@ class Bench:
             raise Failed(why or "it failed on another rank")
         if tuple(result.shape) != tuple(serial.shape):
             return False
-        # A product is rounded once; a sum of W partial products in that type has W of them rounded, and W - 1 sums. Both paths, so twice.
+        # A product is rounded once; a sum of W partial products in that type has W of them rounded,
+        # and W - 1 sums. Both paths, so twice.
         roundings = 2 if gathers else 2 * (2 * self.world - 1)
         largest = serial.abs().max().float()
         difference = (result.float() - serial.float()).abs().max()

@@ -1,6 +1,7 @@
 //! The command line.
 //!
-//! Invariant: the exit status is 0 only where everything that was asked for was done and, where something was checked, found right.
+//! Invariant: the exit status is 0 only where everything that was asked for was done and, where
+//! something was checked, found right.
 
 use crate::{
     bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, limited, links, out, peers, run, show, simulate, soak, trace,
@@ -28,7 +29,8 @@ enum Command {
     Trace(trace::Args),
     /// Time what a user would pick instead: PyTorch, with NCCL in turn and with its fused ops
     Peers(peers::Args),
-    /// Time the first call of an op in a process that has just built it, beside calls after as long a rest, which decide, and calls right after another
+    /// Time the first call of an op in a process that has just built it, beside calls after as long
+    /// a rest, which decide, and calls right after another
     FirstCall(first_call::Args),
     /// Predict what both ops take, by a model of a machine that need not be there
     Simulate(simulate::Args),
@@ -70,7 +72,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What `FLUX_LOG` asks for; where that cannot be read, it is said so, and what is taken where nothing is asked for.
+/// What `FLUX_LOG` asks for; where that cannot be read, it is said so, and what is taken where
+/// nothing is asked for.
 fn filter() -> EnvFilter {
     const USUAL: &str = "warn";
     // What is no text is no filter; it does not count as not set.
@@ -83,7 +86,8 @@ fn filter() -> EnvFilter {
     }
 }
 
-/// The filter that `value` says. A word that is no level is taken for a module's name, and silences all others: a misspelt level, too.
+/// The filter that `value` says. A word that is no level is taken for a module's name, and silences
+/// all others: a misspelt level, too.
 fn read(value: &str) -> anyhow::Result<EnvFilter> {
     for part in value.split(',').map(str::trim) {
         let is_level = !part.is_empty() && part.parse::<LevelFilter>().is_ok();

@@ -1,6 +1,7 @@
 //! What an op does to its sums before it rounds them, and what that must come to.
 //!
-//! Invariant: the reference activations are the definitions, in fp64, not the formulas that the ops use.
+//! Invariant: the reference activations are the definitions, in fp64, not the formulas that the ops
+//! use.
 
 use flux_core::OpKind;
 use flux_ops::Activation;

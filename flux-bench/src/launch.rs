@@ -1,6 +1,7 @@
 //! `flux-bench launch`: a program once for every rank, as processes of this machine.
 //!
-//! Invariant: the launch fails where a rank failed, says which was the first, and leaves no rank behind.
+//! Invariant: the launch fails where a rank failed, says which was the first, and leaves no rank
+//! behind.
 
 use crate::end;
 use crate::report::{LAUNCHED_BY, command_line};
@@ -19,13 +20,16 @@ pub struct Args {
     /// How many processes; each sees its rank in FLUX_RANK and their number in FLUX_WORLD_SIZE
     #[arg(long)]
     pub ranks: u32,
-    /// Have them take themselves for ranks of so many hosts, for tests: they meet over TCP, share no memory, and NCCL has only sockets on the loopback device
+    /// Have them take themselves for ranks of so many hosts, for tests: they meet over TCP, share
+    /// no memory, and NCCL has only sockets on the loopback device
     #[arg(long, value_name = "HOSTS")]
     pub hosts: Option<u32>,
-    /// Have NCCL take each rank for the only one of its host: it takes no two ranks of a host on one device. For ranks that share devices
+    /// Have NCCL take each rank for the only one of its host: it takes no two ranks of a host on
+    /// one device. For ranks that share devices
     #[arg(long)]
     pub sharing_devices: bool,
-    /// Have the other ranks go on where one has failed, to rebuild without it; the launch fails all the same
+    /// Have the other ranks go on where one has failed, to rebuild without it; the launch fails all
+    /// the same
     #[arg(long)]
     pub keep_going: bool,
     /// The program and its arguments
@@ -33,7 +37,8 @@ pub struct Args {
     pub program: Vec<OsString>,
 }
 
-/// Runs the ranks to their end, and returns the exit status that stands for all: of the first that failed, or 0.
+/// Runs the ranks to their end, and returns the exit status that stands for all: of the first that
+/// failed, or 0.
 pub fn run(args: &Args) -> anyhow::Result<u8> {
     let ranks = WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
     let (program, words) = args.program.split_first().context("there is no program to launch")?;
@@ -49,7 +54,8 @@ pub fn run(args: &Args) -> anyhow::Result<u8> {
     Ok(exit_code(launcher.run()?))
 }
 
-/// The command of this process, once as each rank: in a launch it is a rank, and looks at `--processes` and `--hosts` no more.
+/// The command of this process, once as each rank: in a launch it is a rank, and looks at
+/// `--processes` and `--hosts` no more.
 pub fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> anyhow::Result<bool> {
     let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(std::env::args_os().skip(1)).collect();
     match run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? {
@@ -76,7 +82,8 @@ fn tell(failed: &Failed, others: Others) -> Others {
     others
 }
 
-/// Refuses to be one of the processes of a launch, where the command makes its ranks itself: each process would do all of it.
+/// Refuses to be one of the processes of a launch, where the command makes its ranks itself: each
+/// process would do all of it.
 ///
 /// # Errors
 /// There is a launcher, of more than one rank.

@@ -1,5 +1,5 @@
-//! Measuring and verifying flux: every figure that is reported was measured beside its baselines in the same run, of an op whose whole
-//! output was verified.
+//! Measuring and verifying flux: every figure that is reported was measured beside its baselines in
+//! the same run, of an op whose whole output was verified.
 //!
 //! The program `flux-bench` is this library's command line.
 

@@ -1,7 +1,8 @@
 //! Programs run with a time limit.
 //!
-//! Invariant: [`run`] ends soon after its limit, or after a signal that ends this process from outside. When it returns, nothing that the program started in its process
-//! group runs any more, unless the kernel does not let it go. When this process is killed, the kernel kills the program.
+//! Invariant: [`run`] ends soon after its limit, or after a signal that ends this process from
+//! outside. When it returns, nothing that the program started in its process group runs any more,
+//! unless the kernel does not let it go. When this process is killed, the kernel kills the program.
 
 use flux_transport::launch::Signals;
 use flux_transport::limited;
@@ -13,10 +14,12 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// How long a program that was killed may take to go: its driver may have memory of several GPUs to free.
+/// How long a program that was killed may take to go: its driver may have memory of several GPUs to
+/// free.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// A signal that came while a program ran, and that is to end this process when it has put away what it made.
+/// A signal that came while a program ran, and that is to end this process when it has put away
+/// what it made.
 #[derive(Debug, thiserror::Error)]
 #[error("ended by signal {}", .0.as_raw())]
 struct Interrupted(Signal);
@@ -31,11 +34,12 @@ pub fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
     error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Interrupted>()?.0))
 }
 
-/// Runs `command` for at most `limit`, with everything that it writes in the file `log`. `None` where it had to be killed.
+/// Runs `command` for at most `limit`, with everything that it writes in the file `log`. `None`
+/// where it had to be killed.
 ///
 /// # Errors
-/// A log that cannot be created, a program that cannot be started, or a signal that came meanwhile (`interrupted_by`): a terminal's does not come to the program, which
-/// is in a group of its own.
+/// A log that cannot be created, a program that cannot be started, or a signal that came meanwhile
+/// (`interrupted_by`): a terminal's does not come to the program, which is in a group of its own.
 pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
     let log = File::create(log)?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
@@ -45,8 +49,9 @@ pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Opt
         // The parent may have died before the line above.
         if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
     };
-    // SAFETY: between fork and exec the closure makes two system calls that are async-signal-safe; it allocates nothing, takes no lock and
-    // touches no memory but a copied process id and the error that it returns by value.
+    // SAFETY: between fork and exec the closure makes two system calls that are async-signal-safe;
+    // it allocates nothing, takes no lock and touches no memory but a copied process id and the
+    // error that it returns by value.
     unsafe { command.pre_exec(die_with_parent) };
     let signals = Signals::catch()?;
     let mut came = None;

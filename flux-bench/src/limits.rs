@@ -1,10 +1,12 @@
 //! The most that options may ask for.
 //!
-//! Invariant: what is within the limits fits memory, and no moment that is made of them is beyond what the clock can say.
+//! Invariant: what is within the limits fits memory, and no moment that is made of them is beyond
+//! what the clock can say.
 
 use flux_core::rank::MAX_WORLD;
 
-/// Rounds at one shape, whose times every rank keeps of all ranks: 400 MiB of 16. Also calls before the one that is shown.
+/// Rounds at one shape, whose times every rank keeps of all ranks: 400 MiB of 16. Also calls before
+/// the one that is shown.
 pub const SAMPLES: i64 = 100_000;
 /// Calls in a row.
 pub const CALLS: u64 = 1_000_000;

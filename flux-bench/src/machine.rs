@@ -29,7 +29,8 @@ pub fn gpu_count() -> u32 {
     cuda::device_count().unwrap_or(0)
 }
 
-/// Whether ranks of a transport work on GPUs here; `auto` is what `FLUX_TRANSPORT` names, as it is for a communicator.
+/// Whether ranks of a transport work on GPUs here; `auto` is what `FLUX_TRANSPORT` names, as it is
+/// for a communicator.
 ///
 /// # Errors
 /// GPUs are asked for where there are none, or the variable names no transport.
@@ -63,7 +64,8 @@ fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
     }
 }
 
-/// Options of a rank with this number on its host: a GPU each, or `ranks_per_gpu` on each, dealt in order.
+/// Options of a rank with this number on its host: a GPU each, or `ranks_per_gpu` on each, dealt in
+/// order.
 pub fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Options {
     let mut options = Options::from(select);
     if ranks_per_gpu > 1 && select != Select::Host && gpu_count() > 0 {
@@ -73,12 +75,14 @@ pub fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Options {
     options
 }
 
-/// Ranks whose kernels run on a GPU at once where `ranks_per_gpu` are on each: those of one process; several processes take turns.
+/// Ranks whose kernels run on a GPU at once where `ranks_per_gpu` are on each: those of one
+/// process; several processes take turns.
 pub fn at_once(launch: Launch, ranks_per_gpu: u32) -> u32 {
     if launch == Launch::Threads { ranks_per_gpu } else { 1 }
 }
 
-/// CTAs of an op's kernel that run at once on `comm`'s device of `sms` multiprocessors: what the transport needs is left to it.
+/// CTAs of an op's kernel that run at once on `comm`'s device of `sms` multiprocessors: what the
+/// transport needs is left to it.
 pub fn ctas(comm: &Communicator, sms: u32) -> u32 {
     match comm.capabilities().mover {
         Mover::Messages { channels } => sms.saturating_sub(channels.all).max(1),
@@ -86,7 +90,8 @@ pub fn ctas(comm: &Communicator, sms: u32) -> u32 {
     }
 }
 
-/// Names the machine on which `ranks` ranks ran as threads or processes, one on each GPU where they have GPUs.
+/// Names the machine on which `ranks` ranks ran as threads or processes, one on each GPU where they
+/// have GPUs.
 pub fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     if !on_gpus {
         let device = format!("host ({ranks} ranks as {as_what} on {} cores)", cores());
@@ -102,7 +107,8 @@ pub fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     }
 }
 
-/// The driver's own version, which only the kernel module tells without a library of its own: the first word with dots.
+/// The driver's own version, which only the kernel module tells without a library of its own: the
+/// first word with dots.
 pub(crate) fn driver() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     driver_of(&text)

@@ -1,6 +1,7 @@
 //! Operands' memory, wherever the rank works.
 //!
-//! Invariant: a [`Buffer`] starts on a 16-byte border, as the ops require, and is used only with the [`Site`](crate::site::Site) that made it.
+//! Invariant: a [`Buffer`] starts on a 16-byte border, as the ops require, and is used only with
+//! the [`Site`](crate::site::Site) that made it.
 
 use anyhow::Context;
 use flux_kernels::Element;

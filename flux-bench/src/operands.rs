@@ -1,6 +1,7 @@
 //! Which part of the global operands is whose.
 //!
-//! Invariant: the ranks' windows of `y` tile the global `[m, n]` output; their windows of `x` tile `[m, k]` and those of `w` `[n, k]`.
+//! Invariant: the ranks' windows of `y` tile the global `[m, n]` output; their windows of `x` tile
+//! `[m, k]` and those of `w` `[n, k]`.
 
 use crate::data::{self, Fill, Window};
 use crate::finish::Finish;
@@ -24,7 +25,8 @@ pub struct Operands {
 }
 
 impl Operands {
-    /// The operands of call number `call`, of an op without bias and activation; other calls have other data.
+    /// The operands of call number `call`, of an op without bias and activation; other calls have
+    /// other data.
     pub fn new(problem: Problem, base_seed: u64, call: u64, fill: Fill) -> Self {
         let seed = |operand| data::seed(base_seed, operand, call);
         Self { problem, seed_x: seed(0), seed_w: seed(1), seed_bias: seed(2), fill, finish: Finish::default() }

@@ -1,7 +1,8 @@
 //! What commands print.
 //!
-//! Invariant: printing ends nothing: what was measured is still written and what is asked for still done when nobody reads, or can keep, what is printed. A reader
-//! that has gone has seen enough; any other failure is said once, at the end, and fails the command ([`end`]).
+//! Invariant: printing ends nothing: what was measured is still written and what is asked for still
+//! done when nobody reads, or can keep, what is printed. A reader that has gone has seen enough;
+//! any other failure is said once, at the end, and fails the command ([`end`]).
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -20,7 +21,8 @@ pub fn line(what: &impl Display) {
     keep(writeln!(io::stdout(), "{what}"));
 }
 
-/// Writes a line to the standard error as a whole: processes that share it would else write into each other's lines.
+/// Writes a line to the standard error as a whole: processes that share it would else write into
+/// each other's lines.
 pub fn note(words: &str) {
     // There is nobody else to tell.
     let _ = io::stderr().write_all(format!("{words}\n").as_bytes());

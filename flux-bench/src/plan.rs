@@ -1,6 +1,7 @@
 //! What a run of the benchmark changes of the ops' own choices, to try schedules out.
 //!
-//! Invariant: what is left out stays what a user gets who says nothing, and what is given stands in a record as what it comes to.
+//! Invariant: what is left out stays what a user gets who says nothing, and what is given stands in
+//! a record as what it comes to.
 
 use anyhow::bail;
 use flux_core::program::{Chunk, Lent, Schedule, Sending};
@@ -12,7 +13,8 @@ use flux_transport::Communicator;
 /// How a problem is cut and in which order; what is `None` is left to the op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct ScheduleArgs {
-    /// The N-th schedule to compare over peers' memory, in place of the op's own: 0 is the heuristic's there, then the fastest by estimate first
+    /// The N-th schedule to compare over peers' memory, in place of the op's own: 0 is the
+    /// heuristic's there, then the fastest by estimate first
     #[arg(long, value_name = "N", help_heading = "Plan")]
     pub candidate: Option<usize>,
     /// Rows and columns of a tile, as in 128x192, in place of the heuristic's choice
@@ -35,7 +37,7 @@ pub struct ScheduleArgs {
     pub by_chunk: Option<u32>,
     /// Most slices that k is announced in (ag_gemm)
     #[arg(long, value_name = "SLICES", help_heading = "Plan")]
-    pub k_chunks: Option<u32>,
+    pub k_slices: Option<u32>,
     /// Items that share a tile's k
     #[arg(long, value_name = "ITEMS", help_heading = "Plan")]
     pub splits: Option<u32>,
@@ -45,7 +47,8 @@ pub struct ScheduleArgs {
     /// Partial tiles that are added while a tile is multiplied (gemm_rs)
     #[arg(long, value_name = "TILES", help_heading = "Plan")]
     pub early: Option<u32>,
-    /// Items that are launched on the multiprocessors of messages beside the kernel, ahead of the first message and behind the last, at most (nccl): 0,0 for none
+    /// Items that are launched on the multiprocessors of messages beside the kernel, ahead of the
+    /// first message and behind the last, at most (nccl): 0,0 for none
     #[arg(long, value_parser = lent, value_name = "FIRST,LAST", help_heading = "Plan")]
     pub lent: Option<Lent>,
     /// Tiles span shards
@@ -65,7 +68,8 @@ pub struct Plan {
     /// Who carries the shard of ag_gemm on GPUs: auto, kernel or copy-engine
     #[arg(long, value_parser = push, help_heading = "Plan")]
     pub push: Option<Push>,
-    /// When messages go (nccl): before what they bring is read, or to so many peers at once beside the kernel: before, all or a number
+    /// When messages go (nccl): before what they bring is read, or to so many peers at once beside
+    /// the kernel: before, all or a number
     #[arg(long, value_parser = sending, value_name = "PEERS", help_heading = "Plan")]
     pub sending: Option<Sending>,
     /// Percent of the time that there is over which the kernel spreads its traffic
@@ -117,7 +121,8 @@ pub(crate) fn check_op(option: &str, op: OpKind, given: bool, ops: &[OpKind]) ->
 }
 
 impl ScheduleArgs {
-    /// Refuses what is of none of `ops`, and more shards than `world` has: either would change nothing, and stand in the words of the schedule all the same.
+    /// Refuses what is of none of `ops`, and more shards than `world` has: either would change
+    /// nothing, and stand in the words of the schedule all the same.
     ///
     /// # Errors
     /// Names the option.
@@ -125,7 +130,7 @@ impl ScheduleArgs {
         for (option, op, given) in [
             ("--alone", OpKind::AllGatherGemm, self.alone.is_some()),
             ("--by-chunk", OpKind::AllGatherGemm, self.by_chunk.is_some()),
-            ("--k-chunks", OpKind::AllGatherGemm, self.k_chunks.is_some()),
+            ("--k-slices", OpKind::AllGatherGemm, self.k_slices.is_some()),
             ("--early", OpKind::GemmReduceScatter, self.early.is_some()),
         ] {
             check_op(option, op, given, ops)?;
@@ -156,14 +161,16 @@ impl ScheduleArgs {
         Ok(())
     }
 
-    /// The op's own schedule with what is not left out, as far as it is [in effect](Schedule::in_effect): with options for both ops, an op leaves out those of the other.
+    /// The op's own schedule with what is not left out, as far as it is [in
+    /// effect](Schedule::in_effect): with options for both ops, an op leaves out those of the
+    /// other.
     pub fn over(&self, own: Schedule, problem: &Problem, nodes: Nodes) -> Schedule {
         let candidate = self.candidate.and_then(|number| Schedule::candidates(problem).get(number).copied());
         let own = candidate.unwrap_or(own);
         // Not every tile has a kernel where tiles do not span shards.
-        let own = if self.no_stack && self.tile.is_none() { own.unstacked(problem) } else { own };
+        let own = if self.no_stack && self.tile.is_none() { own.per_shard(problem) } else { own };
         let asked = self.asked(own);
-        let Self { candidate: _, tile: _, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, lent, stack, no_stack } =
+        let Self { candidate: _, tile: _, chunk, group, band, alone, by_chunk, k_slices, splits, shares, early, lent, stack, no_stack } =
             *self;
         let ran = asked.in_effect(problem, nodes);
         let shards = if band.or(alone).or(by_chunk).is_some() { ran } else { asked };
@@ -176,7 +183,7 @@ impl ScheduleArgs {
             band: shards.band,
             alone: shards.alone,
             by_chunk: shards.by_chunk,
-            k_chunks: given(k_chunks.is_some()).k_chunks,
+            k_slices: given(k_slices.is_some()).k_slices,
             splits: given(splits.is_some()).splits,
             shares: given(shares.is_some()).shares,
             stack: given(stack || no_stack).stack,
@@ -187,7 +194,7 @@ impl ScheduleArgs {
 
     /// The op's own schedule with every word that is given.
     fn asked(&self, own: Schedule) -> Schedule {
-        let Self { candidate: _, tile, chunk, group, band, alone, by_chunk, k_chunks, splits, shares, early, lent, stack, no_stack } =
+        let Self { candidate: _, tile, chunk, group, band, alone, by_chunk, k_slices, splits, shares, early, lent, stack, no_stack } =
             *self;
         let chunk = chunk.map(|tiles| if tiles == 0 { Chunk::Shard } else { Chunk::Tiles(tiles) });
         Schedule {
@@ -197,7 +204,7 @@ impl ScheduleArgs {
             band: band.unwrap_or(own.band),
             alone: alone.unwrap_or(own.alone),
             by_chunk: by_chunk.unwrap_or(own.by_chunk),
-            k_chunks: k_chunks.unwrap_or(own.k_chunks),
+            k_slices: k_slices.unwrap_or(own.k_slices),
             splits: splits.unwrap_or(own.splits),
             shares: shares.unwrap_or(own.shares),
             early: early.unwrap_or(own.early),
@@ -213,7 +220,8 @@ impl Plan {
         Self { workers: Some(workers), ..Self::default() }
     }
 
-    /// Refuses what only GPUs have: on the host it would change nothing, and stand in the command of a record all the same.
+    /// Refuses what only GPUs have: on the host it would change nothing, and stand in the command
+    /// of a record all the same.
     ///
     /// # Errors
     /// Names the option.
@@ -274,7 +282,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_stays_the_ops_own() {
-        let own = Schedule { k_chunks: 3, stack: true, ..Schedule::of(TileShape::new(128, 256, 64)) };
+        let own = Schedule { k_slices: 3, stack: true, ..Schedule::of(TileShape::new(128, 256, 64)) };
         let problem = problem(OpKind::AllGatherGemm);
         let over = |args: ScheduleArgs| args.over(own, &problem, Nodes::apart(problem.world()));
         assert_eq!(over(ScheduleArgs::default()), own);
@@ -293,7 +301,7 @@ mod tests {
         assert!(candidate(all.len() - 1).check_candidate(&problem).is_ok() && ScheduleArgs::default().check_candidate(&problem).is_ok());
         let refused = candidate(all.len()).check_candidate(&problem).unwrap_err().to_string();
         assert_eq!(refused, format!("--candidate {0}: {problem} has {0}, so {1} is the last", all.len(), all.len() - 1));
-        assert_eq!(over(ScheduleArgs { k_chunks: Some(1), ..candidate(3) }), Schedule { k_chunks: 1, ..all[3] });
+        assert_eq!(over(ScheduleArgs { k_slices: Some(1), ..candidate(3) }), Schedule { k_slices: 1, ..all[3] });
     }
 
     #[test]

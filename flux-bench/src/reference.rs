@@ -1,27 +1,32 @@
 //! The fp64 reference on the host, over a rank's whole output.
 //!
-//! Invariant: nothing that is checked here comes from what is checked. Operands are generated anew from their seeds, and the tolerance of an
-//! element is derived from its own terms.
+//! Invariant: nothing that is checked here comes from what is checked. Operands are generated anew
+//! from their seeds, and the tolerance of an element is derived from its own terms.
 //!
-//! An op rounds to the element type once, and a GEMM-ReduceScatter also each partial sum that it sends, or scatters where its tiles are stacked. With `u` the type's unit roundoff,
-//! `p_s` the partial sum of source `s` and `A` the sum of the terms' absolute values:
+//! An op rounds to the element type once, and a GEMM-ReduceScatter also each partial sum that it
+//! sends, or scatters where its tiles are flattened. With `u` the type's unit roundoff, `p_s` the
+//! partial sum of source `s` and `A` the sum of the terms' absolute values:
 //!
 //! ```text
 //! E = sum over sent partials of u |p_s|  +  (sqrt(k) + W) eps_f32 A       sent partials, accumulation in fp32
 //! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)                          and the output's own rounding
 //! ```
 //!
-//! Where ranks are grouped in nodes, what another node's ranks but one have is rounded, added to that one's and rounded again: with `e` for the roundings in a
-//! node of sum `q`, its part of `E` is `e + u (|q| + e)`.
+//! Where ranks are grouped in nodes, what another node's ranks but one have is rounded, added to
+//! that one's and rounded again: with `e` for the roundings in a node of sum `q`, its part of `E`
+//! is `e + u (|q| + e)`.
 //!
-//! A bias `b` is one more term of fp32, exact before it is added: `E` grows by `eps_f32 (|sum of p_s + b| + E)`. An activation whose slope is at
-//! most `L` and which is off by at most `c |v|` itself makes `L E + c (|v| + E)` of `E`, before the output's rounding
-//! ([`Activation::slope`](flux_ops::Activation::slope), [`Activation::ERROR`](flux_ops::Activation::ERROR)).
+//! A bias `b` is one more term of fp32, exact before it is added: `E` grows by
+//! `eps_f32 (|sum of p_s + b| + E)`. An activation whose slope is at most `L` and which is off by
+//! at most `c |v|` itself makes `L E + c (|v| + E)` of `E`, before the output's rounding
+//! ([`Activation::slope`](flux_ops::Activation::slope),
+//! [`Activation::ERROR`](flux_ops::Activation::ERROR)).
 //!
-//! `sqrt(k) eps_f32` is the probabilistic bound of an inner product with independent roundings (Higham and Mary, "A new approach to
-//! probabilistic rounding error analysis", 2019), with their factor at 2. Where the data are small integers every partial sum is exact in
-//! fp32, and the output must equal the correctly rounded sum of the correctly rounded partials, with a bias and ReLU or without: no tolerance.
-//! Before GELU and SiLU `E` is then zero.
+//! `sqrt(k) eps_f32` is the probabilistic bound of an inner product with independent roundings
+//! (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), with their
+//! factor at 2. Where the data are small integers every partial sum is exact in fp32, and the
+//! output must equal the correctly rounded sum of the correctly rounded partials, with a bias and
+//! ReLU or without: no tolerance. Before GELU and SiLU `E` is then zero.
 
 use crate::data::{self, Fill, Window};
 use crate::finish::activated;
@@ -38,7 +43,8 @@ pub struct Verdict {
     pub max_error: f64,
     /// Largest `|reference|`.
     pub max_reference: f64,
-    /// Elements beyond their bound, or not exact where the data are integers; a NaN is beyond any bound.
+    /// Elements beyond their bound, or not exact where the data are integers; a NaN is beyond any
+    /// bound.
     pub violations: u64,
     /// The first of them.
     pub first: Option<Violation>,
@@ -84,7 +90,8 @@ impl Verdict {
         Some(Self { max_error: f64::from_bits(error), max_reference: f64::from_bits(reference), violations, first })
     }
 
-    /// What is wrong alone: how far off integers are, or a baseline, says nothing of the op's random data.
+    /// What is wrong alone: how far off integers are, or a baseline, says nothing of the op's
+    /// random data.
     #[must_use]
     pub(crate) fn of_wrong_elements(self) -> Self {
         Self { violations: self.violations, first: self.first, ..Self::default() }
@@ -112,12 +119,12 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Checks `rank`'s output `y`, dense, against the reference. Where tiles are `stacked`, a rank rounds its own partial sums too; where ranks are grouped in
-/// `nodes`, other nodes send sums.
+/// Checks `rank`'s output `y`, dense, against the reference. Where tiles are `flattened`, a rank
+/// rounds its own partial sums too; where ranks are grouped in `nodes`, other nodes send sums.
 ///
 /// # Panics
 /// When `y` does not hold exactly the rank's elements.
-pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (stacked, nodes): (bool, Nodes)) -> Verdict {
+pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, nodes): (bool, Nodes)) -> Verdict {
     let problem = &operands.problem;
     let window = y_window(problem, rank);
     assert_eq!(y.len(), elements(window), "{window:?}");
@@ -132,7 +139,7 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (stacked, no
     let mut verdict = Verdict::default();
     for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
         for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
-            let expected = expect::<T>(operands, ((!stacked).then_some(rank), nodes), x, w, bias[col]);
+            let expected = expect::<T>(operands, ((!flattened).then_some(rank), nodes), x, w, bias[col]);
             let got = f64::from(y.to_f32());
             let error = (got - expected.value).abs();
             if error.is_nan() || error > expected.bound {
@@ -161,8 +168,8 @@ struct Expected {
     bound: f64,
 }
 
-/// One element of the output, from a row of `x`, a row of `w` and its column's bias, of a rank that `keeps` its own partial sums unrounded, or of one that
-/// does not.
+/// One element of the output, from a row of `x`, a row of `w` and its column's bias, of a rank that
+/// `keeps` its own partial sums unrounded, or of one that does not.
 fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes), x: &[f32], w: &[f32], bias: f32) -> Expected {
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
@@ -210,7 +217,8 @@ fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes)
     Expected { value, bound: before + unit * (value.abs() + before) }
 }
 
-/// Sum of products and of their absolute values. Products of two 11-bit significands are exact in fp32, so fp64 sums are exact to `k 2^-53`.
+/// Sum of products and of their absolute values. Products of two 11-bit significands are exact in
+/// fp32, so fp64 sums are exact to `k 2^-53`.
 fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
     const LANES: usize = 8;
     let (mut sum, mut abs) = ([0.0_f64; LANES], [0.0_f64; LANES]);
@@ -246,8 +254,9 @@ mod tests {
         assert_eq!((Verdict::from_bytes(&bytes[1..]), Verdict::from_bytes(&[])), (None, None));
     }
 
-    /// What an op must write, by the definition: an order of summation and a way to index that the reference does not use.
-    fn outputs(operands: &Operands, rank: Rank, (stacked, nodes): (bool, Nodes)) -> Vec<bf16> {
+    /// What an op must write, by the definition: an order of summation and a way to index that the
+    /// reference does not use.
+    fn outputs(operands: &Operands, rank: Rank, (flattened, nodes): (bool, Nodes)) -> Vec<bf16> {
         let p = &operands.problem;
         let at = |seed, row, col| f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
         let window = y_window(p, rank);
@@ -264,7 +273,7 @@ mod tests {
                     let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(rank)).get();
                     sums[if sources == 1 { 0 } else { relay as usize }] += if sources == 1 || source == relay { part } else { sent(part) };
                 }
-                let own = |source: usize| sources == 1 || (source == rank.index() && !stacked);
+                let own = |source: usize| sources == 1 || (source == rank.index() && !flattened);
                 let sum: f64 = sums.iter().enumerate().map(|(source, &sum)| if own(source) { sum } else { sent(sum) }).sum();
                 let Finish { bias, activation } = operands.finish;
                 let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
@@ -274,7 +283,7 @@ mod tests {
         y
     }
 
-    /// Neither stacked nor grouped.
+    /// Neither flattened nor grouped.
     fn plain(operands: &Operands) -> (bool, Nodes) {
         (false, Nodes::apart(operands.problem.world()))
     }

@@ -5,7 +5,8 @@ use std::time::Duration;
 /// How long, if at all.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Rest {
-    /// Milliseconds of rest before each timed call, so that the card is further from its power limit; with 50 and more NVLink sleeps
+    /// Milliseconds of rest before each timed call, so that the card is further from its power
+    /// limit; with 50 and more NVLink sleeps
     #[arg(id = "rest", long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub ms: Option<u64>,
 }

@@ -1,6 +1,7 @@
 //! The shapes that are measured: two models' feed-forward layers.
 //!
-//! Invariant: a layer's two halves are each other's transpose, so what AllGather-GEMM writes is what GEMM-ReduceScatter reads.
+//! Invariant: a layer's two halves are each other's transpose, so what AllGather-GEMM writes is
+//! what GEMM-ReduceScatter reads.
 
 use anyhow::Context;
 use flux_core::{DType, OpKind, Problem, WorldSize};
@@ -38,7 +39,8 @@ pub enum ShapeError {
 }
 
 impl Model {
-    /// What reports call it: the name, with the divisor where the extents are a fraction of the model's.
+    /// What reports call it: the name, with the divisor where the extents are a fraction of the
+    /// model's.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -85,7 +87,8 @@ pub struct Layer {
     pub problem: Problem,
 }
 
-/// Every op of every model at every `m`, on elements of type `dtype`, for `world` ranks; `m` changes fastest.
+/// Every op of every model at every `m`, on elements of type `dtype`, for `world` ranks; `m`
+/// changes fastest.
 ///
 /// # Errors
 /// A shape that the world cannot split, with its name.
@@ -103,7 +106,8 @@ pub fn layers(models: &[Model], ops: &[OpKind], ms: &[usize], dtype: DType, worl
     Ok(layers)
 }
 
-/// What `--shapes` and `--ms` say, and where they say nothing whole layers at `on_gpus` rows, or on the host what two cores finish in seconds.
+/// What `--shapes` and `--ms` say, and where they say nothing whole layers at `on_gpus` rows, or on
+/// the host what two cores finish in seconds.
 pub(crate) fn or_usual(models: &[Model], ms: &[usize], on_gpus: Option<&[usize]>) -> anyhow::Result<(Vec<Model>, Vec<usize>)> {
     let usual = if on_gpus.is_some() { ["gpt3", "llama70b"] } else { ["gpt3/16", "llama70b/16"] };
     let models = if models.is_empty() { usual.iter().map(|word| word.parse()).collect::<Result<_, _>>()? } else { models.to_vec() };
@@ -169,8 +173,9 @@ mod tests {
         assert_eq!(parse_dtype("fp8"), Err("\"fp8\" is neither bf16 nor fp16".to_owned()));
     }
 
-    /// No operand has an element above 1, so no sum of products, of all ranks or of some, is above `k`: even the worst data leave no row of fp16 infinite. What is
-    /// drawn has a standard deviation of at most `sqrt(k) / 3`, 74.
+    /// No operand has an element above 1, so no sum of products, of all ranks or of some, is above
+    /// `k`: even the worst data leave no row of fp16 infinite. What is drawn has a standard
+    /// deviation of at most `sqrt(k) / 3`, 74.
     #[test]
     fn no_sum_of_any_layer_is_more_than_fp16_holds() {
         // Of 16 ranks' partial sums each is rounded, and each sum of them.

@@ -1,7 +1,7 @@
 //! Where a rank works: its memory, and the harness on it.
 //!
-//! Invariant: a site does on a device what it does on the host: same data, same checks, same order of events on its stream. Whoever drives it
-//! does not ask which it is.
+//! Invariant: a site does on a device what it does on the host: same data, same checks, same order
+//! of events on its stream. Whoever drives it does not ask which it is.
 
 use crate::data::{self, Fill, Window};
 use crate::finish::Finish;
@@ -90,7 +90,8 @@ impl Site {
         Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, y: part(y_window)?, holds: None })
     }
 
-    /// Writes the rank's parts of `operands`, in order on the stream. What the set holds already is not written again.
+    /// Writes the rank's parts of `operands`, in order on the stream. What the set holds already is
+    /// not written again.
     pub fn fill<T: Element>(&self, set: &mut OperandSet<T>, operands: Operands) -> anyhow::Result<()> {
         let held = set.holds.replace(operands);
         let same = |seed: fn(&Operands) -> u64| {
@@ -127,15 +128,18 @@ impl Site {
         Ok(())
     }
 
-    /// Fills this rank's part of the communicator's data region, both halves, with NaN, in order on the stream.
+    /// Fills this rank's part of the communicator's data region, both halves, with NaN, in order on
+    /// the stream.
     ///
     /// # Safety
-    /// No rank has a call under way, and none begins one before every rank is past this, its stream included.
+    /// No rank has a call under way, and none begins one before every rank is past this, its stream
+    /// included.
     pub unsafe fn poison_workspace(&self) -> anyhow::Result<()> {
         let workspace = self.comm.workspace();
         let (data, bytes) = (workspace.data[self.rank().index()], workspace.size.data_bytes() as usize);
         match &self.gpu {
-            // SAFETY: the region is this long and in memory of this process; the caller keeps everybody else away.
+            // SAFETY: the region is this long and in memory of this process; the caller keeps
+            // everybody else away.
             None if bytes > 0 => unsafe { with_exposed_provenance_mut::<u8>(data as usize).write_bytes(0xFF, bytes) },
             None => {}
             Some(gpu) => gpu.poison(data, bytes)?,
@@ -176,8 +180,8 @@ impl Site {
             Buffer::Host(buffer) => TensorMut::host(buffer.elements_mut(), y_layout)?,
             Buffer::Cuda { block, elements } => {
                 let raw = raw::<T>(block.address(), *elements, y_layout, &self.comm);
-                // SAFETY: the block is exclusively borrowed here, is freed only after its device has finished, and everything that touches it goes to
-                // this site's one stream.
+                // SAFETY: the block is exclusively borrowed here, is freed only after its device
+                // has finished, and everything that touches it goes to this site's one stream.
                 unsafe { TensorMut::from_raw(raw)? }
             }
         };
@@ -185,15 +189,16 @@ impl Site {
         Ok(())
     }
 
-    /// Waits for the stream and checks the whole of a set's `y` against the reference of what the set holds, made by tiles that are `stacked` or not.
-    pub fn verify<T: Element>(&self, set: &OperandSet<T>, stacked: bool) -> anyhow::Result<Verdict> {
+    /// Waits for the stream and checks the whole of a set's `y` against the reference of what the
+    /// set holds, made by tiles that are `flattened` or not.
+    pub fn verify<T: Element>(&self, set: &OperandSet<T>, flattened: bool) -> anyhow::Result<Verdict> {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
         };
         let nodes = self.comm.nodes();
         match &set.y {
-            Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), (stacked, nodes))),
-            Buffer::Cuda { block, .. } => self.expect_gpu()?.verify(operands, self.rank(), block.address(), (stacked, nodes)),
+            Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), (flattened, nodes))),
+            Buffer::Cuda { block, .. } => self.expect_gpu()?.verify(operands, self.rank(), block.address(), (flattened, nodes)),
         }
     }
 
@@ -215,7 +220,8 @@ impl Site {
         Ok(())
     }
 
-    /// As [`sync`](Self::sync), but for at most `limit`, after which it is an error that says how far the call has come.
+    /// As [`sync`](Self::sync), but for at most `limit`, after which it is an error that says how
+    /// far the call has come.
     pub fn sync_within<T: Element>(&self, op: &FusedOp<T>, limit: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + limit;
         if let Some(gpu) = &self.gpu {
@@ -239,8 +245,8 @@ impl Site {
 fn view<'a, T: Element>(buffer: &'a Buffer<T>, layout: Layout, comm: &Communicator) -> anyhow::Result<TensorRef<'a, T>> {
     Ok(match buffer {
         Buffer::Host(buffer) => TensorRef::host(buffer.elements(), layout)?,
-        // SAFETY: the block is borrowed for as long as the view, is freed only after its device has finished, and is written only on the
-        // site's one stream.
+        // SAFETY: the block is borrowed for as long as the view, is freed only after its device has
+        // finished, and is written only on the site's one stream.
         Buffer::Cuda { block, elements } => unsafe { TensorRef::from_raw(raw::<T>(block.address(), *elements, layout, comm))? },
     })
 }

@@ -192,7 +192,7 @@ fn what_changes_nothing_is_refused() {
         assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));
     }
     // Each for one of the ops that are there, and as far as the shards go.
-    let done = flux_bench(&["simulate", "--ms", "512", "--push", "kernel", "--early", "1", "--k-chunks", "2", "--band", "8"]);
+    let done = flux_bench(&["simulate", "--ms", "512", "--push", "kernel", "--early", "1", "--k-slices", "2", "--band", "8"]);
     assert!(done.status.success(), "{}", text(&done));
 }
 
@@ -201,12 +201,13 @@ fn a_record_says_what_an_option_comes_to() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("host.json");
     let words =
-        "bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --no-stack --splits 4294967295 --early 1 --k-chunks 9 --json";
+        "bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --no-stack --splits 4294967295 --early 1 --k-slices 9 --json";
     let done = flux_bench(&words.split(' ').chain([path.to_str().unwrap()]).collect::<Vec<_>>());
     assert!(done.status.success(), "{}", text(&done));
     let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let plan = |op: &str| &report.rows.iter().find(|row| row.head.op == op).unwrap().plan;
-    // 96 columns are 2 steps of 64, 192 are 3; and partial tiles are added after a tile whose k is split.
+    // 96 columns are 2 steps of 64, 192 are 3; and partial tiles are added after a tile whose k is
+    // split.
     assert!(plan("ag_gemm").contains(", band 1, 2 slices of k, 2 splits, CPU executor"), "{}", plan("ag_gemm"));
     assert!(plan("gemm_rs").contains(", band 1, 3 splits, CPU executor"), "{}", plan("gemm_rs"));
 }
@@ -323,7 +324,8 @@ fn a_failed_rank_is_named_and_the_others_end_or_go_on() {
     let done = flux_bench(&["launch", "--ranks", "2", "--", "sh", "-c", killed, pipe.to_str().unwrap()]);
     assert_eq!(done.status.code(), Some(128 + 9), "{}", text(&done));
     assert_eq!(text(&done), "flux-bench: rank 1 was killed by signal 9; ending the others\n");
-    // Rank 2 ends the wait of rank 0 when rank 1 has failed and the launcher has seen it: a process is there until it is reaped.
+    // Rank 2 ends the wait of rank 0 when rank 1 has failed and the launcher has seen it: a process
+    // is there until it is reaped.
     let pid = folder.path().join("pid");
     let goes_on = "case $FLUX_RANK in 0) read line < \"$0\"; echo $line;; 1) echo $$ > \"$1\"; exit 7;; \
         2) until [ -s \"$1\" ]; do sleep 0.01; done; while kill -0 $(cat \"$1\") 2>&-; do sleep 0.01; done; echo went on > \"$0\";; esac";

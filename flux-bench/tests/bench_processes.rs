@@ -1,4 +1,5 @@
-//! `flux-bench bench` with ranks as processes, on the host: the same rows as with threads, and an end in time where a rank fails.
+//! `flux-bench bench` with ranks as processes, on the host: the same rows as with threads, and an
+//! end in time where a rank fails.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 

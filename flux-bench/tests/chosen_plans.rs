@@ -1,4 +1,5 @@
-//! What the heuristic chooses for rows between whole tiles is near the fastest of the plans that were timed beside each other.
+//! What the heuristic chooses for rows between whole tiles is near the fastest of the plans that
+//! were timed beside each other.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
@@ -7,7 +8,8 @@ use flux_core::{DType, OpKind, Problem, WorldSize};
 use std::fs;
 use std::path::Path;
 
-/// Tables of plans beside each other, and of how many ranks where a line does not say it: a line for each shape and machine, with the fastest, and what was chosen when they were timed.
+/// Tables of plans beside each other, and of how many ranks where a line does not say it: a line
+/// for each shape and machine, with the fastest, and what was chosen when they were timed.
 const TABLES: [(&str, u32); 3] = [("plans-of-rows.txt", 2), ("tile-rows.txt", 2), ("slices-tp4.txt", 4)];
 /// The same on one GPU as a rank of several, where nothing comes over links.
 const OF_ONE_RANK: [(&str, u32); 1] = [("plans-of-one-rank.txt", 8)];
@@ -23,14 +25,15 @@ struct Line {
     plans: Vec<(String, f64)>,
 }
 
-/// A plan as the tables write it: tile, whether it spans shards or in which bands it does not, slices, splits, shared and early.
+/// A plan as the tables write it: tile, whether it spans shards or in which bands it does not,
+/// slices, splits, shared and early.
 fn written(schedule: &Schedule) -> String {
-    let Schedule { tile, band, k_chunks, splits, shares, stack, early, .. } = *schedule;
+    let Schedule { tile, band, k_slices, splits, shares, stack, early, .. } = *schedule;
     let more = |letter: &str, number: u32, least: u32| (number > least).then(|| format!("{letter}{number}"));
     let words = [
         Some(format!("{}x{}", tile.m, tile.n)),
         Some(if stack { "S".to_owned() } else { format!("u b{band}") }),
-        more("k", k_chunks, 1),
+        more("k", k_slices, 1),
         more("/", splits, 1),
         (shares > 1).then(|| "sh".to_owned()),
         more("e", early, 0),
@@ -43,7 +46,8 @@ fn in_any_slices(plan: &str) -> String {
     plan.split_whitespace().filter(|word| !word.starts_with('k')).collect::<Vec<_>>().join(" ")
 }
 
-/// A line of a table, if it is one: `op model rows tp ranks serial X: plan time | plan time`, a chosen plan with a mark; of so many `ranks` where `tp` is missing.
+/// A line of a table, if it is one: `op model rows tp ranks serial X: plan time | plan time`, a
+/// chosen plan with a mark; of so many `ranks` where `tp` is missing.
 fn line(text: &str, ranks: u32) -> Option<Line> {
     let (head, plans) = text.split_once(": ")?;
     let mut words = head.split_whitespace();
@@ -61,7 +65,8 @@ fn line(text: &str, ranks: u32) -> Option<Line> {
     Some(Line { op, model, rows, ranks, plans: plans.split('|').filter_map(timed).collect() })
 }
 
-/// Of the lines of these tables in which today's choice stands: by how many percent it is above the fastest, in ascending order, with the choice.
+/// Of the lines of these tables in which today's choice stands: by how many percent it is above the
+/// fastest, in ascending order, with the choice.
 fn above_the_fastest(tables: &[(&str, u32)]) -> Vec<(f64, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results/tuning");
     let of_table = |&(name, ranks): &(&str, u32)| {
@@ -75,7 +80,8 @@ fn above_the_fastest(tables: &[(&str, u32)]) -> Vec<(f64, String)> {
         let problem = Problem::new(op, rows, n, k, DType::Bf16, WorldSize::new(ranks).unwrap()).unwrap();
         let chosen = written(&Schedule::heuristic(&problem));
         let fastest = plans.iter().map(|plan| plan.1).fold(f64::INFINITY, f64::min);
-        // Else the same in another number of slices, which are fewer since: with so few as are chosen calls take up to 4 % less time (slices-tp4.txt, 4.).
+        // Else the same in another number of slices, which are fewer since: with so few as are
+        // chosen calls take up to 4 % less time (slices-tp4.txt, 4.).
         let exactly = plans.iter().find(|plan| plan.0 == chosen);
         let same = exactly.or_else(|| plans.iter().find(|plan| in_any_slices(&plan.0) == in_any_slices(&chosen)));
         if let Some((_, time)) = same {
@@ -86,8 +92,9 @@ fn above_the_fastest(tables: &[(&str, u32)]) -> Vec<(f64, String)> {
     above
 }
 
-/// Today's choice stands in so many lines at least, and takes so many percent more than the fastest, in the mean and at most: said in words. One that changes to a plan that stands in no line makes
-/// lines fewer.
+/// Today's choice stands in so many lines at least, and takes so many percent more than the
+/// fastest, in the mean and at most: said in words. One that changes to a plan that stands in no
+/// line makes lines fewer.
 fn assert_near(tables: &[(&str, u32)], lines: usize, mean_percent: f64, most_percent: f64) -> String {
     let above = above_the_fastest(tables);
     let mean = above.iter().map(|line| line.0).sum::<f64>() / above.len() as f64;

@@ -28,7 +28,8 @@ fn as_the_role_says() {
     let role = std::env::var_os(ROLE).expect("a role");
     // SAFETY: a function of this program, which takes nothing and returns nothing.
     assert_eq!(unsafe { atexit(crash) }, 0);
-    // Unlike `print!`, past the capture of tests; and without a line's end, so that it waits in the buffer.
+    // Unlike `print!`, past the capture of tests; and without a line's end, so that it waits in the
+    // buffer.
     write!(std::io::stdout(), "half a line").unwrap();
     if role == "exits" {
         std::process::exit(1);

@@ -1,4 +1,5 @@
-//! docs/environment.md names every variable of flux's own that its crates and programs speak of, and none that nothing reads.
+//! docs/environment.md names every variable of flux's own that its crates and programs speak of,
+//! and none that nothing reads.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
@@ -26,7 +27,8 @@ fn variables(text: &str) -> impl Iterator<Item = String> {
     words.filter(|word| word.len() > "FLUX_".len() && word.starts_with("FLUX_") && !word.starts_with(OF_TESTS)).map(str::to_owned)
 }
 
-/// The sources of the crates and programs, and of what the tests of all of them share to say what they skip.
+/// The sources of the crates and programs, and of what the tests of all of them share to say what
+/// they skip.
 fn texts(root: &Path) -> Vec<String> {
     let crates = ["flux-core", "flux-kernels", "flux-transport", "flux-ops", "flux-bench", "xtask"];
     let files = crates.iter().flat_map(|name| sources(&root.join(name).join("src")));

@@ -1,4 +1,5 @@
-//! `flux-bench faults` on the host, with few faults: the whole count is a step of its own (`cargo xtask faults`).
+//! `flux-bench faults` on the host, with few faults: the whole count is a step of its own
+//! (`cargo xtask faults`).
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 

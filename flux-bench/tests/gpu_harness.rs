@@ -1,5 +1,5 @@
-//! The harness on a GPU agrees with the harness on the host, and the baseline computes what it is timed for. A harness that checks nothing
-//! would pass everything else.
+//! The harness on a GPU agrees with the harness on the host, and the baseline computes what it is
+//! timed for. A harness that checks nothing would pass everything else.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 

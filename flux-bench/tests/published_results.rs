@@ -23,7 +23,8 @@ fn the_readme_and_the_pictures_match_the_committed_results() {
     }
 }
 
-/// The rows of a file as a report of type `R` writes them again, with their text, and as they are in the file.
+/// The rows of a file as a report of type `R` writes them again, with their text, and as they are
+/// in the file.
 fn rows<R: Serialize + DeserializeOwned>(text: &str) -> (Vec<Value>, String, Vec<Value>) {
     let report: R = serde_json::from_str(text).unwrap();
     let of = |report: Value| report["rows"].as_array().unwrap().clone();

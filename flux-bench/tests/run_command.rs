@@ -1,4 +1,5 @@
-//! `flux-bench run`: real operands give the right output file, and every failure gives a sentence, an exit status and no file.
+//! `flux-bench run`: real operands give the right output file, and every failure gives a sentence,
+//! an exit status and no file.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
@@ -83,7 +84,8 @@ fn an_output_that_cannot_be_written_is_refused_before_the_work() {
     refused(&case, &missing, "/no: No such file or directory (os error 2)\n", &[]);
 }
 
-/// Names of one file are told by the file: the name that is replaced may be the last that leads to the operands.
+/// Names of one file are told by the file: the name that is replaced may be the last that leads to
+/// the operands.
 #[test]
 fn an_output_that_is_the_input_is_refused_and_the_input_stays() {
     let case = Case::new(Dtype::BF16);
@@ -102,7 +104,8 @@ fn an_output_that_is_the_input_is_refused_and_the_input_stays() {
     }
 }
 
-/// A limit on the size of files, with its signal ignored, makes writes fail half way, as a full disk does.
+/// A limit on the size of files, with its signal ignored, makes writes fail half way, as a full
+/// disk does.
 #[test]
 fn a_disk_that_fills_up_leaves_the_old_output_alone() {
     let case = Case::new(Dtype::BF16);

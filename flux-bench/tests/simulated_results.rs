@@ -1,4 +1,5 @@
-//! What is simulated of the committed results is what was measured, within what the model is said to be off by.
+//! What is simulated of the committed results is what was measured, within what the model is said
+//! to be off by.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
@@ -14,22 +15,26 @@ use flux_core::simulate::Pushes;
 use flux_core::{DType, TileShape};
 use std::path::Path;
 
-/// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in
-/// the history), and calls that are long enough to slow the clock down by more than calls of a tenth of their length.
+/// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of
+/// GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in the history),
+/// and calls that are long enough to slow the clock down by more than calls of a tenth of their
+/// length.
 const AT_MOST: f64 = 10.0;
 /// So much of that may be another machine's clocks: the median of its rows' deviations.
 const CLOCKS: f64 = 7.0;
-/// Around what all rows of another machine have in common: those of seven records are within 7.6 to 10.7 % (8be58e2, a1d4c84, 837d258, fac8ce0, fb2f9bb and e110e4c, in the history, and
-/// the committed one, whose long calls are the slowest for their card's power limit).
+/// Around what all rows of another machine have in common: those of seven records are within 7.6 to
+/// 10.7 % (8be58e2, a1d4c84, 837d258, fac8ce0, fb2f9bb and e110e4c, in the history, and the
+/// committed one, whose long calls are the slowest for their card's power limit).
 const AROUND_CLOCKS: f64 = 11.0;
 /// Half of the rows of four H100 are met better than that.
 const HALF: f64 = 4.0;
-/// The same of four H200 of another machine than the model was fitted to, whose record, of 668cd2b, is in the history and was met within 10 % and half within 3: this one is off by 10.03 and 5.2.
+/// The same of four H200 of another machine than the model was fitted to, whose record, of 668cd2b,
+/// is in the history and was met within 10 % and half within 3: this one is off by 10.03 and 5.2.
 const AT_MOST_ELSEWHERE: f64 = 11.0;
 const HALF_ELSEWHERE: f64 = 6.0;
 
-/// The deviations of the medians, in percent and in ascending order, where the model is meant to hold, of rows that were measured with the schedule that the op has today, at least so
-/// many.
+/// The deviations of the medians, in percent and in ascending order, where the model is meant to
+/// hold, of rows that were measured with the schedule that the op has today, at least so many.
 fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results").join(name);
     let report = show::read(&path).unwrap();
@@ -47,7 +52,8 @@ fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
 
 #[test]
 fn committed_rows_are_met_within_the_tolerance() {
-    // Another machine than the one that was fitted, quicker than that: all rows but those at the power limit are simulated too long.
+    // Another machine than the one that was fitted, quicker than that: all rows but those at the
+    // power limit are simulated too long.
     let mut four: Vec<f64> = deviations("h200-x4-nvlink.json", &Machine::H200, 15).into_iter().map(f64::abs).collect();
     four.sort_by(f64::total_cmp);
     assert!(four.iter().all(|&off| off <= AT_MOST_ELSEWHERE) && four[four.len() / 2] <= HALF_ELSEWHERE, "{four:?}");
@@ -71,7 +77,8 @@ fn so_are_those_of_h100_over_links_and_through_the_host() {
     }
 }
 
-/// Op, model, m, schedule, and T_op of the two runs in results/tuning/wide-bands.txt, at TP 4. `Machine::copy_ns` is fitted to those with slices of k.
+/// Op, model, m, schedule, and T_op of the two runs in results/tuning/wide-bands.txt, at TP 4.
+/// `Machine::copy_ns` is fitted to those with slices of k.
 const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 14] = [
     ("ag_gemm", "gpt3", 2048, wide(bands(1, 3, None)), [0.826, 0.828]),
     ("ag_gemm", "llama70b", 2048, bands(1, 3, None), [0.336, 0.333]),
@@ -98,7 +105,7 @@ const OWN: ScheduleArgs = ScheduleArgs {
     band: None,
     alone: None,
     by_chunk: None,
-    k_chunks: None,
+    k_slices: None,
     splits: None,
     // Those of the records have none.
     shares: Some(1),
@@ -107,9 +114,9 @@ const OWN: ScheduleArgs = ScheduleArgs {
     no_stack: false,
 };
 
-const fn bands(alone: u32, band: u32, k_chunks: Option<u32>) -> ScheduleArgs {
+const fn bands(alone: u32, band: u32, k_slices: Option<u32>) -> ScheduleArgs {
     // A chunk of each shard by itself they could not be awaited then.
-    ScheduleArgs { alone: Some(alone), band: Some(band), by_chunk: Some(0), k_chunks, ..OWN }
+    ScheduleArgs { alone: Some(alone), band: Some(band), by_chunk: Some(0), k_slices, ..OWN }
 }
 
 const fn tiles(cols: u32) -> ScheduleArgs {

@@ -1,6 +1,8 @@
-//! Time to build, and to verify, the tile programs of the largest reference shapes, GPT-3 175B's MLP at m = 8192 over 8 ranks, and to choose how they are cut and sent where chunks are messages.
+//! Time to build, and to verify, the tile programs of the largest reference shapes, GPT-3 175B's
+//! MLP at m = 8192 over 8 ranks, and to choose how they are cut and sent where chunks are messages.
 //!
-//! An op chooses and builds its own rank's program once, when it is made; verifying takes the programs of all ranks.
+//! An op chooses and builds its own rank's program once, when it is made; verifying takes the
+//! programs of all ranks.
 
 #![allow(missing_docs, reason = "criterion's macros generate undocumented functions")]
 

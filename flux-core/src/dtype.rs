@@ -19,7 +19,8 @@ impl DType {
         2
     }
 
-    /// Unit roundoff of a conversion from fp32, round to nearest: half the distance from 1 to the next number.
+    /// Unit roundoff of a conversion from fp32, round to nearest: half the distance from 1 to the
+    /// next number.
     pub const fn unit_roundoff(self) -> f64 {
         match self {
             Self::Bf16 => 1.0 / 256.0,

@@ -1,7 +1,8 @@
-//! Byte layout of the memory that a communicator's ranks share, and of a rank's private control block.
+//! Byte layout of the memory that a communicator's ranks share, and of a rank's private control
+//! block.
 //!
-//! Invariant: each word that is polled or written by another rank lies on a [`LINE`] of its own and has one writer in a call. The
-//! kernel mirrors these constants in `flux-kernels/cuda/program.cuh`.
+//! Invariant: each word that is polled or written by another rank lies on a [`LINE`] of its own and
+//! has one writer in a call. The kernel mirrors these constants in `flux-kernels/cuda/program.cuh`.
 //!
 //! ```text
 //! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer, slots or scattered rows, from the start of the half;
@@ -19,14 +20,14 @@ use bytemuck::{Pod, Zeroable};
 /// Bytes between words that different ranks write or poll.
 pub const LINE: u64 = 128;
 
-/// Offset, in a pad, of the word in which `rank` says why it has given up, 0 while it has not. By it `rank` also shows the owner, when they connect, that it reaches
-/// the pad.
+/// Offset, in a pad, of the word in which `rank` says why it has given up, 0 while it has not. By
+/// it `rank` also shows the owner, when they connect, that it reaches the pad.
 pub const fn broken_offset(rank: u32) -> u64 {
     rank as u64 * LINE
 }
 
-/// Offset, in a pad, of the two words by which `rank` says which call of half `half` it is in: the call's number, and then that of its op, or of the ops of
-/// all calls up to it, which is not 0.
+/// Offset, in a pad, of the two words by which `rank` says which call of half `half` it is in: the
+/// call's number, and then that of its op, or of the ops of all calls up to it, which is not 0.
 ///
 /// Both begin as 0, so whoever looks takes the first for said when there is an op, too.
 pub const fn calling_offset(rank: u32, half: usize) -> u64 {
@@ -35,13 +36,14 @@ pub const fn calling_offset(rank: u32, half: usize) -> u64 {
 
 /// Offset, in a pad, of signal `index` of the calls that use half `half` of the data regions.
 ///
-/// Each half has words of its own, because one signal may be raised by other ranks in an op than in the next: a rank that is a call ahead must not be taken
-/// for one that is awaited now.
+/// Each half has words of its own, because one signal may be raised by other ranks in an op than in
+/// the next: a rank that is a call ahead must not be taken for one that is awaited now.
 pub const fn signal_offset(index: u32, half: usize) -> u64 {
     (MAX_WORLD as u64 + 2 * index as u64 + half as u64) * LINE
 }
 
-/// Bytes of what ranks say about themselves, which begins as 0; the others of a pad begin as the epoch before the first call's.
+/// Bytes of what ranks say about themselves, which begins as 0; the others of a pad begin as the
+/// epoch before the first call's.
 pub const BROKEN_BYTES: u64 = signal_offset(0, 0);
 
 /// Bytes of a pad of `signals` signals.
@@ -52,17 +54,21 @@ pub const fn pad_bytes(signals: u32) -> u64 {
 /// Offsets in the control block.
 pub mod control {
     use super::LINE;
-    /// The number of the call in progress, or of the next one between calls: advanced when no worker waits for peers any more.
+    /// The number of the call in progress, or of the next one between calls: advanced when no
+    /// worker waits for peers any more.
     pub const EPOCH: u64 = 0;
-    /// Behind it, where messages bring which call a rank is in: what its host says of the ops of its calls up to that one. Both words are one message.
+    /// Behind it, where messages bring which call a rank is in: what its host says of the ops of
+    /// its calls up to that one. Both words are one message.
     pub const SAID: u64 = 4;
     /// Workers that wait for peers no more; the last one closes the call.
     pub const TICKET: u64 = LINE;
     /// Non-zero once a wait of this rank has failed: every other wait gives up.
     pub const POISON: u64 = 2 * LINE;
-    /// The last epoch whose transfers a mover outside of the executor has finished reading from the caller's `x`.
+    /// The last epoch whose transfers a mover outside of the executor has finished reading from the
+    /// caller's `x`.
     pub const PUSHED: u64 = 3 * LINE;
-    /// Turns that workers have taken to scatter a tile through the host, of all calls: so many at once, so that what the host has not taken yet holds up no loads.
+    /// Turns that workers have taken to scatter a tile through the host, of all calls: so many at
+    /// once, so that what the host has not taken yet holds up no loads.
     pub const TURNS_TAKEN: u64 = 4 * LINE;
     /// Those of them that are over.
     pub const TURNS_DONE: u64 = 5 * LINE;
@@ -79,7 +85,8 @@ pub const ABORT_OFFSET: u64 = LINE;
 /// Bytes of the fault block.
 pub const FAULT_BYTES: u64 = 2 * LINE;
 
-/// What a failed wait leaves behind, in memory that the host can read while the device is busy. 64 bytes.
+/// What a failed wait leaves behind, in memory that the host can read while the device is busy. 64
+/// bytes.
 ///
 /// `state` is written last, with release order; the other fields are valid once it is non-zero.
 #[repr(C)]
@@ -143,7 +150,8 @@ pub struct WorkspaceSize {
 }
 
 impl WorkspaceSize {
-    /// The halves start on borders of this many bytes, which suits tensor maps and the allocation granularity of the driver.
+    /// The halves start on borders of this many bytes, which suits tensor maps and the allocation
+    /// granularity of the driver.
     pub const ALIGN: u64 = 1 << 21;
 
     /// What covers both.
@@ -156,8 +164,8 @@ impl WorkspaceSize {
         }
     }
 
-    /// Distance between the two halves: `half_bytes` rounded up to [`Self::ALIGN`].
-    /// Saturates, as what follows from it does: what is too large for a number is too large for memory.
+    /// Distance between the two halves: `half_bytes` rounded up to [`Self::ALIGN`]. Saturates, as
+    /// what follows from it does: what is too large for a number is too large for memory.
     pub const fn half_stride(&self) -> u64 {
         match self.half_bytes.checked_next_multiple_of(Self::ALIGN) {
             Some(stride) => stride,
@@ -184,7 +192,8 @@ pub const fn gather_place_bytes(problem: &Problem) -> u64 {
 /// Rows of which partial tiles are sent, where a shard has fewer than a tile: those of whole warps.
 const STRIP: u32 = 16;
 
-/// Bytes of one slot: a whole tile of partial sums, whatever its valid extent; of tiles of 64 and 128 rows only as many rows as a shard has, where it has fewer, in strips of 16.
+/// Bytes of one slot: a whole tile of partial sums, whatever its valid extent; of tiles of 64 and
+/// 128 rows only as many rows as a shard has, where it has fewer, in strips of 16.
 ///
 /// The order of the elements inside is private to the executor that writes and reads it.
 ///
@@ -198,12 +207,13 @@ const STRIP: u32 = 16;
 /// # Ok::<(), flux_core::ProblemError>(())
 /// ```
 pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
-    let few = tile.m <= 128 && !tile.is_turned() && problem.m_shard() < tile.m;
+    let few = tile.m <= 128 && !tile.swaps_ab() && problem.m_shard() < tile.m;
     let rows = if few { problem.m_shard().next_multiple_of(STRIP) } else { tile.m };
     rows as u64 * tile.n as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of one source's place among the scattered rows of a stacked GEMM-ReduceScatter: `m_shard` rows of `n` elements, dense.
+/// Bytes of one source's place among the scattered rows of a flattened GEMM-ReduceScatter: `m_shard`
+/// rows of `n` elements, dense.
 pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
 }
@@ -219,25 +229,26 @@ pub const fn part_bytes(tile: TileShape) -> u64 {
 pub const PARTS_ALIGN: u64 = 1024;
 
 /// Offset of the first part slot in a half: behind everything that peers write.
-pub const fn parts_offset(problem: &Problem, tile: TileShape, stacked: bool) -> u64 {
-    shared_bytes(problem, tile, stacked).next_multiple_of(PARTS_ALIGN)
+pub const fn split_k_offset(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
+    shared_bytes(problem, tile, flattened).next_multiple_of(PARTS_ALIGN)
 }
 
 /// Bytes of one half for `problem`: what peers write, and the part slots behind it.
-pub const fn half_bytes(problem: &Problem, tile: TileShape, stacked: bool, part_slots: u32) -> u64 {
-    if part_slots == 0 {
-        return shared_bytes(problem, tile, stacked);
+pub const fn half_bytes(problem: &Problem, tile: TileShape, flattened: bool, split_k_slots: u32) -> u64 {
+    if split_k_slots == 0 {
+        return shared_bytes(problem, tile, flattened);
     }
     // more than there can be is refused where it is taken
-    parts_offset(problem, tile, stacked).saturating_add(part_bytes(tile).saturating_mul(part_slots as u64))
+    split_k_offset(problem, tile, flattened).saturating_add(part_bytes(tile).saturating_mul(split_k_slots as u64))
 }
 
-/// What peers write of a half: the places of all peers' shards, or all peers' slots. Stacked, the places of all ranks.
-const fn shared_bytes(problem: &Problem, tile: TileShape, stacked: bool) -> u64 {
+/// What peers write of a half: the places of all peers' shards, or all peers' slots. Flattened, the
+/// places of all ranks.
+const fn shared_bytes(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
     let (world, peers) = (problem.world().get() as u64, problem.world().peers() as u64);
     match problem.op() {
-        OpKind::AllGatherGemm if stacked => world * gather_place_bytes(problem),
-        OpKind::GemmReduceScatter if stacked => world * scatter_place_bytes(problem),
+        OpKind::AllGatherGemm if flattened => world * gather_place_bytes(problem),
+        OpKind::GemmReduceScatter if flattened => world * scatter_place_bytes(problem),
         OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
         OpKind::GemmReduceScatter => {
             let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_local().div_ceil(tile.n) as u64);

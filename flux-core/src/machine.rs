@@ -1,6 +1,7 @@
 //! What a machine does in how much time, as far as a call depends on it.
 //!
-//! Invariant: every amount takes a time that is rounded up to a nanosecond, so no rate is ever exceeded.
+//! Invariant: every amount takes a time that is rounded up to a nanosecond, so no rate is ever
+//! exceeded.
 
 use std::time::Duration;
 
@@ -13,8 +14,9 @@ pub struct Machine {
     pub name: &'static str,
     /// The word by which the driver's names of the GPU say which it is.
     pub gpu: &'static str,
-    /// Whether what is for others goes through memory of the host, into and out of it at the rate of the links: it goes on when all of a message is there, rows go into it once
-    /// whoever reads them, and copy engines carry it.
+    /// Whether what is for others goes through memory of the host, into and out of it at the rate
+    /// of the links: it goes on when all of a message is there, rows go into it once whoever reads
+    /// them, and copy engines carry it.
     pub through_host: bool,
     /// Multiprocessors, each of which is one worker.
     pub multiprocessors: u32,
@@ -34,15 +36,18 @@ pub struct Machine {
     pub begin_ns: u64,
     /// Nanoseconds from when a rank has done its part of the call until the call has ended there.
     pub end_ns: u64,
-    /// Nanoseconds that a tile takes besides its steps: filling the pipeline and leaving the result.
+    /// Nanoseconds that a tile takes besides its steps: filling the pipeline and leaving the
+    /// result.
     pub tile_ns: u64,
     /// Bytes of partial results that a worker adds in a microsecond.
     pub add_bytes_per_us: u64,
     /// Nanoseconds from the begin of a call until the kernel pushes its first rows.
     pub push_begins_ns: u64,
-    /// Nanoseconds that a piece of a shard takes besides its bytes which the kernel pushes: each CTA orders what it has stored before it is counted, and only then goes on to the next piece.
+    /// Nanoseconds that a piece of a shard takes besides its bytes which the kernel pushes: each
+    /// CTA orders what it has stored before it is counted, and only then goes on to the next piece.
     pub push_ns: u64,
-    /// Nanoseconds in which each CTA loads, or stores to one rank, a round of a piece: as much of a row as a warp moves at a time, one after another.
+    /// Nanoseconds in which each CTA loads, or stores to one rank, a round of a piece: as much of a
+    /// row as a warp moves at a time, one after another.
     pub push_round_ns: u64,
     /// Nanoseconds from the begin of a call until a copy engine does.
     pub copy_begins_ns: u64,
@@ -50,7 +55,8 @@ pub struct Machine {
     pub copy_ns: u64,
 }
 
-/// Bytes of a row that a warp pushes at a time: `kPieceBytes` of `flux-kernels/cuda/core/mover.cuh`.
+/// Bytes of a row that a warp pushes at a time: `kPieceBytes` of
+/// `flux-kernels/cuda/core/mover.cuh`.
 const PUSHED_BYTES: u64 = 2048;
 
 impl Machine {
@@ -87,8 +93,9 @@ impl Machine {
         copy_ns: 4400,
     };
 
-    /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet says, 400 GB/s where an H200's says 900, and 3.35 TB/s where it says 4.8, both
-    /// scaled by what is reached of the H200's. All else is as of [`H200`](Self::H200).
+    /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet
+    /// says, 400 GB/s where an H200's says 900, and 3.35 TB/s where it says 4.8, both scaled by
+    /// what is reached of the H200's. All else is as of [`H200`](Self::H200).
     pub const H800: Self = Self {
         name: "H800",
         gpu: "H800",
@@ -98,12 +105,16 @@ impl Machine {
         ..Self::H200
     };
 
-    /// H100 (SXM) on one switch: an H200 whose memory gives 2.97 TB/s, as an [`H800`](Self::H800)'s. Held against results/h100-x2-nvlink.json and h100-x4-nvlink.json.
+    /// H100 (SXM) on one switch: an H200 whose memory gives 2.97 TB/s, as an
+    /// [`H800`](Self::H800)'s. Held against results/h100-x2-nvlink.json and h100-x4-nvlink.json.
     pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
 
-    /// Two of these that reach memory of the host alone: 54 GB/s one way and 34 each way, where both GPUs copy (results/h100-x2-links.txt). Copies follow each other in
-    /// their time (results/timelines/pcie-llama-2048.txt: 2 MiB every 62 us). The clock is fitted to results/h100-x2-pcie.json of af866aa (in the history), where cards rest longer than between links; later records are of other machines. Of
-    /// more GPUs, which share the host, no rate is known.
+    /// Two of these that reach memory of the host alone: 54 GB/s one way and 34 each way, where
+    /// both GPUs copy (results/h100-x2-links.txt). Copies follow each other in their time
+    /// (results/timelines/pcie-llama-2048.txt: 2 MiB every 62 us). The clock is fitted to
+    /// results/h100-x2-pcie.json of af866aa (in the history), where cards rest longer than between
+    /// links; later records are of other machines. Of more GPUs, which share the host, no rate is
+    /// known.
     pub const H100_PAIR_BY_HOST: Self = Self {
         name: "H100-pair-by-host",
         through_host: true,
@@ -142,7 +153,8 @@ impl Machine {
         self.carrying(bytes).saturating_add(Duration::from_nanos(self.copy_ns))
     }
 
-    /// Besides its bytes, of a piece of a shard that the kernel pushes to so many ranks, maybe the own one, of so many rows with so many bytes.
+    /// Besides its bytes, of a piece of a shard that the kernel pushes to so many ranks, maybe the
+    /// own one, of so many rows with so many bytes.
     pub(crate) fn pushing(&self, (rows, row_bytes): (u64, u64), ranks: u64) -> Duration {
         let rounds = rows.saturating_mul(row_bytes.div_ceil(PUSHED_BYTES)).div_ceil(self.multiprocessors.max(1).into());
         let in_rounds = self.push_round_ns.saturating_mul(rounds).saturating_mul(ranks.saturating_add(1));

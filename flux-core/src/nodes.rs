@@ -1,7 +1,8 @@
 //! Nodes: groups of ranks that reach each other's memory; between them data travels as messages.
 //!
-//! Invariant: all nodes have the same number of ranks, which are consecutive: rank `node * per_node + local`. The ranks with one local number are a
-//! **rail**, and whatever crosses nodes stays on its rail.
+//! Invariant: all nodes have the same number of ranks, which are consecutive: rank
+//! `node * per_node + local`. The ranks with one local number are a **rail**, and whatever crosses
+//! nodes stays on its rail.
 
 use crate::{Rank, WorldSize};
 use std::fmt;
@@ -99,7 +100,8 @@ impl Nodes {
         (0..self.count).map(move |node| self.rank(node, self.local_of(rank))).filter(move |&peer| peer != rank)
     }
 
-    /// The rank `step` steps after `rank`: around its node, then around the next node from the same local number on, and so on.
+    /// The rank `step` steps after `rank`: around its node, then around the next node from the same
+    /// local number on, and so on.
     #[must_use]
     pub const fn after(self, rank: Rank, step: u32) -> Rank {
         let (distance, turn) = (step / self.per_node(), step % self.per_node());

@@ -1,7 +1,8 @@
 //! The two operations and their shapes.
 //!
-//! Invariant: a [`Problem`] that exists is executable: its extents are positive, divide by the world size where they are split, and
-//! every row of every operand is a multiple of 16 bytes, as the bulk tensor loads require.
+//! Invariant: a [`Problem`] that exists is executable: its extents are positive, divide by the
+//! world size where they are split, and every row of every operand is a multiple of 16 bytes, as
+//! the bulk tensor loads require.
 
 use crate::{DType, Rank, WorldSize};
 use std::fmt;
@@ -47,7 +48,8 @@ impl Shape {
     }
 }
 
-/// Extents are limited so that every index, in elements of one operand, fits 40 bits and every coordinate a positive `i32`.
+/// Extents are limited so that every index, in elements of one operand, fits 40 bits and every
+/// coordinate a positive `i32`.
 pub const MAX_EXTENT: u32 = 1 << 24;
 
 /// Elements that a row of an operand is a multiple of: 16 bytes.
@@ -174,14 +176,16 @@ impl Problem {
     pub const fn m_shard(&self) -> u32 {
         self.m / self.world.get()
     }
-    /// Output columns that one rank computes: `n / W` for AllGather-GEMM, `n` for GEMM-ReduceScatter.
+    /// Output columns that one rank computes: `n / W` for AllGather-GEMM, `n` for
+    /// GEMM-ReduceScatter.
     pub const fn n_local(&self) -> u32 {
         match self.op {
             OpKind::AllGatherGemm => self.n / self.world.get(),
             OpKind::GemmReduceScatter => self.n,
         }
     }
-    /// Length of the inner product that one rank computes: `k` for AllGather-GEMM, `k / W` for GEMM-ReduceScatter.
+    /// Length of the inner product that one rank computes: `k` for AllGather-GEMM, `k / W` for
+    /// GEMM-ReduceScatter.
     pub const fn k_local(&self) -> u32 {
         match self.op {
             OpKind::AllGatherGemm => self.k,
@@ -206,7 +210,8 @@ impl Problem {
             OpKind::GemmReduceScatter => Shape { rows: self.m_shard(), cols: self.n },
         }
     }
-    /// Floating-point operations of one rank, a multiply and an add counted as two. Saturates: no program is so large.
+    /// Floating-point operations of one rank, a multiply and an add counted as two. Saturates: no
+    /// program is so large.
     pub const fn flop_per_rank(&self) -> u64 {
         (2 * self.m as u64 * self.n_local() as u64).saturating_mul(self.k_local() as u64)
     }
@@ -229,7 +234,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever is wrong with some extents, whoever does what each error says comes to a problem.
+        /// Whatever is wrong with some extents, whoever does what each error says comes to a
+        /// problem.
         #[test]
         fn what_an_error_advises_passes_every_check(extents in prop::array::uniform3(1_usize..200), ag: bool, world in 1_u32..=16) {
             let op = if ag { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };

@@ -1,6 +1,7 @@
 //! Ranks and world sizes.
 //!
-//! Invariant: a [`WorldSize`] lies in `1..=MAX_WORLD`, so a rank's arrays of peers have a fixed capacity on the device.
+//! Invariant: a [`WorldSize`] lies in `1..=MAX_WORLD`, so a rank's arrays of peers have a fixed
+//! capacity on the device.
 
 use std::fmt;
 
@@ -12,7 +13,8 @@ pub const MAX_WORLD: usize = 16;
 pub struct Rank(u32);
 
 impl Rank {
-    /// The rank with this number. Whether it is below the world size is the communicator's business.
+    /// The rank with this number. Whether it is below the world size is the communicator's
+    /// business.
     pub const fn new(rank: u32) -> Self {
         Self(rank)
     }
@@ -39,7 +41,8 @@ impl Rank {
         Self((self.0 + world.get() - steps % world.get()) % world.get())
     }
 
-    /// Position of this rank among the ranks other than `owner`, in rank order: the index of its place in `owner`'s gather buffer.
+    /// Position of this rank among the ranks other than `owner`, in rank order: the index of its
+    /// place in `owner`'s gather buffer.
     ///
     /// `None` for `owner` itself, which keeps nothing of its own there.
     pub const fn place_at(self, owner: Self) -> Option<u32> {

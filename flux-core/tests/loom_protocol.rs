@@ -1,5 +1,6 @@
-//! The signal protocol in every interleaving and with every stale read that the memory model allows: what `src/signal` runs over real
-//! memory, unchanged, over loom's atomics. Those of signals, counters and the ticket are also broken on purpose, and each break must be found.
+//! The signal protocol in every interleaving and with every stale read that the memory model
+//! allows: what `src/signal` runs over real memory, unchanged, over loom's atomics. Those of
+//! signals, counters and the ticket are also broken on purpose, and each break must be found.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p flux-core --test loom_protocol --release`
 #![cfg(loom)]
@@ -125,7 +126,8 @@ fn patient(_looks: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Every schedule with at most so many preemptions: loom's own measure of how deep to look, and the one that keeps a test at seconds.
+/// Every schedule with at most so many preemptions: loom's own measure of how deep to look, and the
+/// one that keeps a test at seconds.
 fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
@@ -183,7 +185,8 @@ fn calls_of(words: &RankWords, calls: u32, part: Part) {
     }
 }
 
-/// Two workers of a rank read in its first call, and the one that closes it makes the next, on the strength of which the peer writes over what both have read.
+/// Two workers of a rank read in its first call, and the one that closes it makes the next, on the
+/// strength of which the peer writes over what both have read.
 fn readers(flaws: Flaws) {
     explore(2, move || {
         let [first, second] = machine(flaws);
@@ -200,7 +203,8 @@ fn readers(flaws: Flaws) {
         };
         let call = Protocol::open(&first, SENDER);
         send(call, &first, 0, 1);
-        // Before there are two of them: workers that spin beside each other have no end in the model.
+        // Before there are two of them: workers that spin beside each other have no end in the
+        // model.
         call.wait(0, READER, patient).expect("nothing fails");
         let other = first.clone();
         let other = thread::spawn(move || work(other));
@@ -247,7 +251,8 @@ fn a_relaxed_publish_is_caught() {
     calls(Flaws { signal: Flaw::RelaxedStore, ..SOUND }, 1, [Part::Both; 2]);
 }
 
-/// That every rank hears from every other in a call is what holds it back from a half that is still read.
+/// That every rank hears from every other in a call is what holds it back from a half that is still
+/// read.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn reuse_of_a_half_by_a_rank_that_hears_from_nobody_is_caught() {
@@ -306,7 +311,8 @@ fn of_two_failing_waits_one_leaves_a_whole_record_and_both_end() {
     });
 }
 
-/// Calls of two ranks that say which op each is of, `ops` of them on each; what the last call of each comes to.
+/// Calls of two ranks that say which op each is of, `ops` of them on each; what the last call of
+/// each comes to.
 fn announced(flaws: Flaws, ops: [&'static [u32]; 2]) {
     explore(3, move || {
         let [first, second] = machine(flaws);

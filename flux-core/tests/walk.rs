@@ -1,5 +1,6 @@
-//! Ranks as threads, several workers each, walk their tile programs against the signal protocol; instead of a matrix product each item
-//! checks that every element it would read is the one that the call and the source should have left there.
+//! Ranks as threads, several workers each, walk their tile programs against the signal protocol;
+//! instead of a matrix product each item checks that every element it would read is the one that
+//! the call and the source should have left there.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
@@ -13,8 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Memory of all ranks: pads, control and fault blocks as words, and the data region as one stamp for each step of a row of a gather place, each slot, each
-/// part slot, or each row of each column block that is scattered.
+/// Memory of all ranks: pads, control and fault blocks as words, and the data region as one stamp
+/// for each step of a row of a gather place, each slot, each part slot, or each row of each column
+/// block that is scattered.
 struct Machine {
     world: WorldSize,
     size: WorkspaceSize,
@@ -36,7 +38,7 @@ impl Half {
         let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
         let shared = world * p.slots_per_source.max(m_shard * p.k_steps().max(col_blocks));
         let cells = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Self { shared: cells(shared), parts: cells(p.part_slots) }
+        Self { shared: cells(shared), parts: cells(p.split_k_slots) }
     }
 
     fn write(&self, cell: u32, value: u64) {
@@ -84,8 +86,9 @@ impl Machine {
     fn words(&mut self) -> Vec<SharedMemory> {
         let pads: Vec<*mut u8> = self.pads.iter_mut().map(|pad| pad.as_mut_ptr().cast()).collect();
         let blocks = self.control.iter_mut().zip(&mut self.faults);
-        // SAFETY: the blocks have the sizes that the layout asks for, their heap memory outlives the views, which every test joins its
-        // threads to see the end of, and is reached through the views only.
+        // SAFETY: the blocks have the sizes that the layout asks for, their heap memory outlives
+        // the views, which every test joins its threads to see the end of, and is reached through
+        // the views only.
         blocks.map(|(c, f)| unsafe { SharedMemory::new(&pads, c.as_mut_ptr().cast(), f.as_mut_ptr().cast(), self.size) }).collect()
     }
 }
@@ -98,7 +101,7 @@ fn walk(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], w
         check_rows(p, call, data, item);
         p.late_awaits_of(item).iter().try_for_each(wait)?;
         finish(p, call, data, item);
-        call.complete(item, p.heard_by(item))?;
+        call.complete(item, p.signalled_ranks(item))?;
     }
     call.leave(u32::try_from(workers).unwrap(), !p.transfers.is_empty(), patient(Duration::from_secs(20)))
 }
@@ -110,7 +113,7 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
     }
     let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
     for row in item.row..item.row + item.rows {
-        let (place, source) = if p.stacked { (row / m_shard, row / m_shard) } else { (item.a_outer, item.out_outer) };
+        let (place, source) = if p.flattened { (row / m_shard, row / m_shard) } else { (item.a_outer, item.out_outer) };
         for step in item.k_first..item.k_first + item.k_steps {
             let index = row % m_shard * k_steps + step;
             let seen = data[p.rank.index()][call.half()].read(place * m_shard * k_steps + index);
@@ -142,14 +145,14 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
     }
     match item.sink {
         sink::SEND => at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source)),
-        sink::LEND => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
+        sink::PARTIAL => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
         sink::SCATTER => {
             for row in item.row..item.row + item.rows {
                 let index = scattered(row % m_shard);
                 at(row / m_shard).write(rank * m_shard * col_blocks + index, stamp(epoch, rank, index));
             }
         }
-        sink::FOLD => {
+        sink::REDUCE_ROWS => {
             for (source, row) in (0..item.partials).flat_map(|source| (item.row..item.row + item.rows).map(move |row| (source, row))) {
                 let index = scattered(row);
                 assert_eq!(own.read(source * m_shard * col_blocks + index), stamp(epoch, source, index), "row {row} in {item:?}");
@@ -203,7 +206,8 @@ fn programs_on(op: OpKind, nodes: u32, world: u32, schedule: Schedule) -> Vec<Ti
     world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap()).collect()
 }
 
-/// Runs `calls` calls on all ranks, whose last is `u32::MAX + calls / 2`, modulo 2^32: the wrap lies in the middle.
+/// Runs `calls` calls on all ranks, whose last is `u32::MAX + calls / 2`, modulo 2^32: the wrap
+/// lies in the middle.
 fn run(programs: &[TileProgram], workers: usize, calls: u32) {
     let first = Epoch::new(0).before(calls / 2);
     let mut machine = Machine::new(programs, first);
@@ -256,10 +260,10 @@ fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
 #[test]
 fn calls_that_split_slice_and_stack_read_what_the_same_call_left() {
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
-        for (world, k_chunks, splits, stack, band) in
+        for (world, k_slices, splits, stack, band) in
             [(1, 2, 3, true, 1), (2, 3, 1, true, 1), (3, 2, 2, false, 2), (3, 2, 2, true, 1), (5, 3, 3, true, 1)]
         {
-            let schedule = Schedule { chunk: Chunk::Tiles(2), k_chunks, splits, stack, band, ..Schedule::of(TILE) };
+            let schedule = Schedule { chunk: Chunk::Tiles(2), k_slices, splits, stack, band, ..Schedule::of(TILE) };
             run(&programs(op, world, schedule), 3, 40);
         }
     }
@@ -288,7 +292,8 @@ fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
     assert_eq!((record.code, record.wait, record.rank, record.peer, record.signal), (fault::TIMEOUT, fault::SIGNAL, 0, 1, 2));
     assert_eq!((record.expected, record.seen, record.epoch, record.abort), (1, 0, 1, 0));
 
-    // the other waits of the rank give up at once, nothing more is published, and the first record stays
+    // the other waits of the rank give up at once, nothing more is published, and the first record
+    // stays
     let never = |_| -> ControlFlow<()> { unreachable!("a poisoned wait does not pause") };
     assert_eq!(call.wait(0, Rank::new(1), never), Err(Poisoned));
     assert_eq!(call.complete(&programs[0].items[0], [Rank::new(1)]), Err(Poisoned));

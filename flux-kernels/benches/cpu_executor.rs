@@ -1,6 +1,8 @@
-//! Time of one call of the CPU executor: all ranks of a world as threads over plain memory, movers included.
+//! Time of one call of the CPU executor: all ranks of a world as threads over plain memory, movers
+//! included.
 //!
-//! A sample is `iters` calls in a row on every rank, decided by one leader, from a common start to the last rank's end.
+//! A sample is `iters` calls in a row on every rank, decided by one leader, from a common start to
+//! the last rank's end.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot run should stop")]

@@ -1,5 +1,6 @@
-// The tile program's records and the parameters of a launch, word for word as the host lays them out
-// (`flux-core/src/program/record.rs`, `flux-core/src/layout.rs`, `flux-kernels/src/cuda/params.rs`).
+// The tile program's records and the parameters of a launch, word for word as the host lays them
+// out (`flux-core/src/program/record.rs`, `flux-core/src/layout.rs`,
+// `flux-kernels/src/cuda/params.rs`).
 #pragma once
 #include "types.cuh"
 
@@ -10,7 +11,7 @@ constexpr u32 kMaxWorld = 16;
 constexpr u32 kLine = 128;
 
 enum class Source : u32 { kCaller = 0, kGather = 1 };
-enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kLend = 3, kScatter = 4, kFold = 5 };
+enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kPartial = 3, kScatter = 4, kReduceRows = 5 };
 enum class Activation : u32 { kNone = 0, kGelu = 1, kSilu = 2, kRelu = 3 };  // epilogue.rs
 
 struct WorkItem {
@@ -71,10 +72,10 @@ struct WorkerStamps {
 static_assert(sizeof(WorkerStamps) == 56, "trace.rs");
 
 struct Params {
-    TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x; stacked: [1, 1, m, k_local]
-    TensorMap a_gather;  // [2 halves, W - 1 places, m_shard, k_local] of the own gather buffer; stacked: [2, 1, m, k_local]
+    TensorMap a_caller;  // [1, W or 1, m_shard, k_local] of the caller's x; flattened: [1, 1, m, k_local]
+    TensorMap a_gather;  // [2 halves, W - 1 places, m_shard, k_local] of the own gather buffer; flattened: [2, 1, m, k_local]
     TensorMap b;         // [n_local, k_local] of the caller's w
-    TensorMap y;         // [W or 1, m_shard, n_local] of the caller's y; stacked: [1, m, n_local]
+    TensorMap y;         // [W or 1, m_shard, n_local] of the caller's y; flattened: [1, m, n_local]
 
     u64 data[kMaxWorld];  // every rank's data region, as mapped here
     u64 pad[kMaxWorld];   // every rank's pad, as mapped here
@@ -91,7 +92,7 @@ struct Params {
     u64 place_bytes;       // distance of places in a gather buffer
     u64 y_address;         // the caller's y, for sums that are folded
     u64 y_row_bytes;       // distance of its rows
-    u64 parts_offset;      // of the part slots in a half
+    u64 split_k_offset;      // of the part slots in a half
     u64 aside;             // memory of this GPU for the parts of tiles that CTAs lay aside
     u64 bias;              // [n_local], added to every row of the result; 0 for none
     u64 told;              // by rank, which call each is in and of which op, where messages bring it and all else before what reads it is launched; 0 where pads say it
@@ -124,18 +125,20 @@ __device__ __forceinline__ u32* broken_word(u64 pad, u32 rank) {
     return reinterpret_cast<u32*>(pad + static_cast<u64>(rank) * kLine);
 }
 
-// Which call `rank` is in, on every peer's pad, written by `rank`: its number in the lower half, and in the upper its op.
+// Which call `rank` is in, on every peer's pad, written by `rank`: its number in the lower half,
+// and in the upper its op.
 __device__ __forceinline__ u64* calling_words(u64 pad, u32 rank, u32 epoch) {
     return reinterpret_cast<u64*>(pad + static_cast<u64>(rank) * kLine + 8 + (epoch & 1) * 8);
 }
 
-// Each half has words of its own: one signal may be raised by other ranks in an op than in the next, and a rank that is a call ahead must not be taken
-// for one that is awaited now.
+// Each half has words of its own: one signal may be raised by other ranks in an op than in the
+// next, and a rank that is a call ahead must not be taken for one that is awaited now.
 __device__ __forceinline__ u32* signal_word(u64 pad, u32 index, u32 epoch) {
     return reinterpret_cast<u32*>(pad + (static_cast<u64>(kMaxWorld) + 2 * static_cast<u64>(index) + (epoch & 1)) * kLine);
 }
 
-// Partial tiles that the item adds while it multiplies, between steps along k; it adds the others after.
+// Partial tiles that the item adds while it multiplies, between steps along k; it adds the others
+// after.
 __device__ __forceinline__ u32 early_of(const Params& p, const WorkItem& item) {
     return item.partials != 0 ? p.early : 0;
 }

@@ -1,6 +1,7 @@
 //! Compiling every kernel ahead of time.
 //!
-//! Invariant: a folder that this wrote serves every lookup of this version of the sources, with no compiler on the machine.
+//! Invariant: a folder that this wrote serves every lookup of this version of the sources, with no
+//! compiler on the machine.
 
 use crate::cache::{AheadError, Cubins};
 use crate::inspect::Report;
@@ -10,8 +11,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Compiles every source for every architecture into `folder`, on as many threads as there are cores, and says what each takes, in the order of
-/// [`sources::all`].
+/// Compiles every source for every architecture into `folder`, on as many threads as there are
+/// cores, and says what each takes, in the order of [`sources::all`].
 ///
 /// # Errors
 /// The first [`AheadError`] in that order; the others are compiled all the same.

@@ -1,21 +1,24 @@
 //! What becomes of an output's fp32 value before its one rounding: `y = act(v + bias)`.
 //!
-//! Invariant: it is done once, to the whole sum, by whoever stores the element; a partial sum that travels has neither bias nor activation. The
-//! kernel's counterpart is `flux-kernels/cuda/core/epilogue.cuh`, with the same formulas.
+//! Invariant: it is done once, to the whole sum, by whoever stores the element; a partial sum that
+//! travels has neither bias nor activation. The kernel's counterpart is
+//! `flux-kernels/cuda/core/epilogue.cuh`, with the same formulas.
 
 use std::fmt;
 
-/// What is applied to an element of AllGather-GEMM's result, in fp32, after the bias and before the rounding to the element type.
+/// What is applied to an element of AllGather-GEMM's result, in fp32, after the bias and before the
+/// rounding to the element type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Activation {
     /// Nothing.
     #[default]
     None = 0,
-    /// GELU in its tanh form: `0.5 v (1 + tanh(h))` with `h = sqrt(2/pi) (v + 0.044715 v^3)` (Hendrycks and Gimpel, "Gaussian error linear units",
-    /// arXiv 1606.08415).
+    /// GELU in its tanh form: `0.5 v (1 + tanh(h))` with `h = sqrt(2/pi) (v + 0.044715 v^3)`
+    /// (Hendrycks and Gimpel, "Gaussian error linear units", arXiv 1606.08415).
     Gelu = 1,
-    /// SiLU, or swish: `v / (1 + exp(-v))` (Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118).
+    /// SiLU, or swish: `v / (1 + exp(-v))` (Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units",
+    /// arXiv 1702.03118).
     Silu = 2,
     /// `max(v, 0)`; a NaN stays one.
     Relu = 3,
@@ -32,7 +35,8 @@ impl Activation {
 
     /// The activation of `v`, off by at most [`Self::ERROR`]` * |v|`.
     ///
-    /// GELU is computed as `v / (1 + exp(-2h))`, its equal since `1 + tanh(h) = 2 / (1 + exp(-2h))`: nothing cancels for negative `v`.
+    /// GELU is computed as `v / (1 + exp(-2h))`, its equal since
+    /// `1 + tanh(h) = 2 / (1 + exp(-2h))`: nothing cancels for negative `v`.
     pub fn apply(self, v: f32) -> f32 {
         match self {
             Self::Gelu => v / (1.0 + (v * (-GELU_LINEAR - GELU_CUBIC * (v * v))).exp()),
@@ -42,12 +46,15 @@ impl Activation {
         }
     }
 
-    /// Bound of the error of [`Self::apply`] and of the kernel's counterpart, in units of `|v|`; ReLU and none are exact.
+    /// Bound of the error of [`Self::apply`] and of the kernel's counterpart, in units of `|v|`;
+    /// ReLU and none are exact.
     ///
-    /// With `u = 2^-24` and `s` the logistic function: the argument `z` of the exponential is off by at most `5 u |z|` (square, constant, product,
-    /// sum, product), the exponential by `2 u` of itself, the sum by `u`, the quotient by `4 u`. What is off by `d` before the logistic
-    /// function changes it by `s (1 - s) d`, and `s (1 - s) |z|` is below 0.225 and `s (1 - s)` at most 0.25, so the result is
-    /// off by at most `(5 * 0.225 + 2 * 0.25 + 1 + 4) u |v|`, which is below `7 u |v|`.
+    /// With `u = 2^-24` and `s` the logistic function: the argument `z` of the exponential is off
+    /// by at most `5 u |z|` (square, constant, product, sum, product), the exponential by `2 u` of
+    /// itself, the sum by `u`, the quotient by `4 u`. What is off by `d` before the logistic
+    /// function changes it by `s (1 - s) d`, and `s (1 - s) |z|` is below 0.225 and `s (1 - s)` at
+    /// most 0.25, so the result is off by at most `(5 * 0.225 + 2 * 0.25 + 1 + 4) u |v|`, which is
+    /// below `7 u |v|`.
     pub const ERROR: f64 = 7.0 / (1 << 24) as f64;
 
     /// Largest slope anywhere: what an error of `v` grows by.

@@ -1,7 +1,8 @@
-//! The kernels that walk a tile program, what compiles them, and the CPU executor of the same programs.
+//! The kernels that walk a tile program, what compiles them, and the CPU executor of the same
+//! programs.
 //!
-//! Invariant: nothing here knows which transport is in use. A kernel and the executor alike see addresses, signals and a
-//! [`TileProgram`](flux_core::program::TileProgram).
+//! Invariant: nothing here knows which transport is in use. A kernel and the executor alike see
+//! addresses, signals and a [`TileProgram`](flux_core::program::TileProgram).
 
 pub mod aot;
 pub mod cache;

@@ -1,15 +1,15 @@
 //! The instantiations of the fused kernel.
 //!
-//! Invariant: a variant's numbers are those of `struct Config` in `flux-kernels/cuda/core/config.cuh`; both sides compute the same bytes
-//! of shared memory.
+//! Invariant: a variant's numbers are those of `struct Config` in
+//! `flux-kernels/cuda/core/config.cuh`; both sides compute the same bytes of shared memory.
 
 use crate::sources::Source;
 use flux_core::program::TileProgram;
 use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
-/// One instantiation: operation, element type, tile, how many rooms a tile leaves through and how many stages of operands are in flight, and whether it records its
-/// time line.
+/// One instantiation: operation, element type, tile, how many rooms a tile leaves through and how
+/// many stages of operands are in flight, and whether it records its time line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
@@ -20,8 +20,9 @@ pub struct Variant {
     traced: bool,
 }
 
-/// Tiles that there are kernels for, with the stages that fit beside a room for each consumer's part in 227 KiB of shared memory, and beside one in which they take
-/// turns: where there are enough of the first, and where the second makes room for one more.
+/// Tiles that there are kernels for, with the stages that fit beside a room for each consumer's
+/// part in 227 KiB of shared memory, and beside one in which they take turns: where there are
+/// enough of the first, and where the second makes room for one more.
 const TILES: [(TileShape, Option<u32>, Option<u32>); 27] = [
     (TileShape::new(256, 192, 64), None, Some(3)),
     (TileShape::new(192, 256, 64), None, Some(3)),
@@ -57,14 +58,16 @@ pub fn tiles() -> impl Iterator<Item = TileShape> {
     TILES.iter().map(|(tile, ..)| *tile)
 }
 
-/// Whether a GEMM-ReduceScatter of several ranks has a kernel for such tiles where they span shards: rows that are scattered leave from room for the whole tile.
+/// Whether a GEMM-ReduceScatter of several ranks has a kernel for such tiles where they span
+/// shards: rows that are scattered leave from room for the whole tile.
 pub fn is_scattered(tile: TileShape) -> bool {
     TILES.iter().any(|(t, two, _)| *t == tile && two.is_some())
 }
 
-/// Whether it has one where they do not, and are sent as partial tiles: turned ones if their consumers take turns in a room, `kSlotted` of config.cuh.
+/// Whether it has one where they do not, and are sent as partial tiles: turned ones if their
+/// consumers take turns in a room, `kSlotted` of config.cuh.
 pub fn is_sent(tile: TileShape) -> bool {
-    TILES.iter().any(|(t, _, one)| *t == tile && (!tile.is_turned() || one.is_some() && are_vectors(tile)))
+    TILES.iter().any(|(t, _, one)| *t == tile && (!tile.swaps_ab() || one.is_some() && are_vectors(tile)))
 }
 
 /// Whether a thread's rounded accumulators are whole vectors.
@@ -82,8 +85,8 @@ pub struct NoSuchTile {
     pub tile: TileShape,
 }
 
-/// Every variant that is compiled ahead of time, for both operations and element types; the [`traced`](Variant::traced) forms are compiled where they
-/// are used.
+/// Every variant that is compiled ahead of time, for both operations and element types; the
+/// [`traced`](Variant::traced) forms are compiled where they are used.
 pub fn all() -> Vec<Variant> {
     let mut variants = Vec::new();
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
@@ -101,10 +104,11 @@ impl Variant {
 
     fn with_tile(op: OpKind, dtype: DType, (tile, two, one): (TileShape, Option<u32>, Option<u32>)) -> impl Iterator<Item = Self> {
         let variant = move |rooms, stages| Self { op, dtype, tile, rooms, stages, traced: false };
-        // Rows that are scattered need room for the whole tile; without them a stage more is better.
+        // Rows that are scattered need room for the whole tile; without them a stage more is
+        // better.
         let (two, one) = match op {
             OpKind::AllGatherGemm => (two.filter(|_| one.is_none()), one),
-            OpKind::GemmReduceScatter => (two, one.filter(|_| !tile.is_turned() || are_vectors(tile))),
+            OpKind::GemmReduceScatter => (two, one.filter(|_| !tile.swaps_ab() || are_vectors(tile))),
         };
         [two.map(|stages| variant(2, stages)), one.map(|stages| variant(1, stages))].into_iter().flatten()
     }
@@ -121,7 +125,8 @@ impl Variant {
     /// All variants that can execute a program, at least one: the results are the same, to the bit.
     ///
     /// # Errors
-    /// [`NoSuchTile`] when no kernel has this tile, or none that can do what the program asks of it.
+    /// [`NoSuchTile`] when no kernel has this tile, or none that can do what the program asks of
+    /// it.
     pub fn fitting(program: &TileProgram) -> Result<Vec<Self>, NoSuchTile> {
         let (op, dtype, tile) = (program.problem.op(), program.problem.dtype(), program.tile);
         let entry = TILES.iter().find(|(t, ..)| *t == tile).ok_or(NoSuchTile { tile })?;
@@ -132,16 +137,18 @@ impl Variant {
     /// Whether it can execute a program.
     pub fn fits(&self, program: &TileProgram) -> bool {
         // Rows that go to several owners leave from a room of the whole tile.
-        let scatters = self.op == OpKind::GemmReduceScatter && program.stacked;
-        // Turned tiles have slots only where their consumers share a room: `kSlotted` of config.cuh.
-        let slots = self.op == OpKind::GemmReduceScatter && !program.stacked && program.problem.world().peers() > 0;
+        let scatters = self.op == OpKind::GemmReduceScatter && program.flattened;
+        // Swap-AB tiles have slots only where their consumers share a room: `kSlotted` of
+        // config.cuh.
+        let slots = self.op == OpKind::GemmReduceScatter && !program.flattened && program.problem.world().peers() > 0;
         let of_program = (program.problem.op(), program.problem.dtype(), program.tile);
         (self.op, self.dtype, self.tile) == of_program
             && (self.rooms == Self::CONSUMERS || !scatters)
-            && (self.rooms == 1 || !self.tile.is_turned() || !slots)
+            && (self.rooms == 1 || !self.tile.swaps_ab() || !slots)
     }
 
-    /// The same kernel, recording when each phase of each item ended: it takes a [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
+    /// The same kernel, recording when each phase of each item ended: it takes a
+    /// [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
     #[must_use]
     pub const fn traced(self) -> Self {
         Self { traced: true, ..self }
@@ -167,18 +174,19 @@ impl Variant {
         self.tile
     }
 
-    /// Whether two steps along k are loaded at once: `kPairs` of config.cuh. What lies side by side in a row of `w` is asked for together, and no miss need bring
-    /// more than its line.
+    /// Whether two steps along k are loaded at once: `kPairs` of config.cuh. What lies side by side
+    /// in a row of `w` is asked for together, and no miss need bring more than its line.
     pub(crate) const fn loads_pairs(&self) -> bool {
         self.stages >= 6 && self.stages.is_multiple_of(2)
     }
 
     /// Whether consumers share a tile by columns, and not by rows: `kSplitColumns` of config.cuh.
     const fn splits_columns(&self) -> bool {
-        self.tile.m == 64 || self.tile.is_turned() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
+        self.tile.m == 64 || self.tile.swaps_ab() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
     }
 
-    /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One consumer's columns are whole boxes.
+    /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One
+    /// consumer's columns are whole boxes.
     pub(crate) const fn box_cols(&self) -> u32 {
         let cols = if self.splits_columns() { self.tile.n / Self::CONSUMERS } else { self.tile.n };
         if cols.is_multiple_of(64) {
@@ -190,23 +198,24 @@ impl Variant {
         }
     }
 
-    /// Rows of these boxes: `kBoxRows` of config.cuh, whose `kTurned` is [`TileShape::is_turned`].
+    /// Rows of these boxes: `kBoxRows` of config.cuh, whose `kSwapAB` is [`TileShape::swaps_ab`].
     pub(crate) const fn box_rows(&self) -> u32 {
-        match self.tile.is_turned() {
+        match self.tile.swaps_ab() {
             false => 64,
             true if self.splits_columns() => self.tile.m,
             true => self.tile.m / Self::CONSUMERS,
         }
     }
 
-    /// Device memory that each CTA of a launch needs to itself, in bytes: where the first consumer's part of a partial tile waits until the
-    /// second's has been sent.
-    pub const fn aside_bytes(&self) -> u64 {
+    /// Device memory that each CTA of a launch needs to itself, in bytes: where the first
+    /// consumer's part of a partial tile waits until the second's has been sent.
+    pub const fn epilogue_staging_bytes(&self) -> u64 {
         let sends = matches!(self.op, OpKind::GemmReduceScatter) && self.rooms == 1;
         if sends { (self.tile.m * self.tile.n) as u64 } else { 0 }
     }
 
-    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, two words, and room to align to 1024.
+    /// Dynamic shared memory of a CTA, in bytes: stages, output buffers, barriers, two words, and
+    /// room to align to 1024.
     pub const fn shared_bytes(&self) -> u32 {
         let stage = (self.tile.m + self.tile.n) * self.tile.k * 2;
         let out = self.tile.m * self.tile.n * 2 * self.rooms / Self::CONSUMERS;
@@ -291,6 +300,6 @@ mod tests {
         let (ag, rs, scatters) =
             (chosen(OpKind::AllGatherGemm, false), chosen(OpKind::GemmReduceScatter, false), chosen(OpKind::GemmReduceScatter, true));
         assert_eq!([ag.stages, rs.stages, scatters.stages], [4, 4, 3]);
-        assert!(rs.aside_bytes() > 0 && ag.aside_bytes() == 0 && scatters.aside_bytes() == 0);
+        assert!(rs.epilogue_staging_bytes() > 0 && ag.epilogue_staging_bytes() == 0 && scatters.epilogue_staging_bytes() == 0);
     }
 }

@@ -1,4 +1,5 @@
-//! Bias and activation of the CPU executor: once for each element, in fp32, whatever the world, the tails and who stores the tile.
+//! Bias and activation of the CPU executor: once for each element, in fp32, whatever the world, the
+//! tails and who stores the tile.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -53,7 +54,8 @@ fn each_rank<T: Element>(global: &Global<T>, workers: usize, check: impl Fn(u32,
 #[test]
 fn integer_biases_are_added_exactly_once() {
     fn check<T: Element>() {
-        // Larger than any sum of products, so that a bias that is missing, doubled or of another column shows.
+        // Larger than any sum of products, so that a bias that is missing, doubled or of another
+        // column shows.
         let bias = |numbers: &mut Numbers| (numbers.next() % 129) as f32 - 64.0;
         for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
             for activation in [Activation::None, Activation::Relu].iter().filter(|a| activations(op).contains(a)) {

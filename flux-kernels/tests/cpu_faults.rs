@@ -241,11 +241,12 @@ fn folds_that_store_the_same_rows_are_refused() {
 
 /// The folds of a program's first columns.
 fn folds(program: &mut TileProgram) -> [&mut WorkItem; 2] {
-    let mut folds = program.items.iter_mut().filter(|item| item.sink == sink::FOLD && item.col == 0);
+    let mut folds = program.items.iter_mut().filter(|item| item.sink == sink::REDUCE_ROWS && item.col == 0);
     [folds.next().unwrap(), folds.next().unwrap()]
 }
 
-/// Fails unless an executor takes the program of this schedule, and refuses each of these changes to it.
+/// Fails unless an executor takes the program of this schedule, and refuses each of these changes
+/// to it.
 fn refuses_all(schedule: &Schedule, mutations: &[Mutation]) {
     let (program, _) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, schedule, FIRST);
     Executor::<bf16>::new(program.clone(), NonZeroUsize::MIN).unwrap();

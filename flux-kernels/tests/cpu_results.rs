@@ -1,4 +1,5 @@
-//! What the CPU executor computes: the product, whatever the ranks' timing, the schedule and the number of workers.
+//! What the CPU executor computes: the product, whatever the ranks' timing, the schedule and the
+//! number of workers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -25,7 +26,8 @@ use support::{Member, Memory, alone, run};
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 const NO_PAUSE: Duration = Duration::ZERO;
 
-/// A problem with tails on every side: `m_shard` rows a rank, `n` columns and `k` per rank where they are split.
+/// A problem with tails on every side: `m_shard` rows a rank, `n` columns and `k` per rank where
+/// they are split.
 fn problem<T: Element>(op: OpKind, world: u32, m_shard: usize, n: usize, k: usize) -> Problem {
     let w = world as usize;
     let (n, k) = match op {
@@ -39,7 +41,8 @@ fn schedule(tile_m: u32, tile_n: u32, chunk: Chunk) -> Schedule {
     Schedule { chunk, raster: Raster::RowGroups(2), ..Schedule::of(TileShape::new(tile_m, tile_n, 16)) }
 }
 
-/// `calls` calls on changing integers, each compared for equality; all memory that a call may read is NaN before it.
+/// `calls` calls on changing integers, each compared for equality; all memory that a call may read
+/// is NaN before it.
 fn exact_calls<T: Element>(problem: Problem, schedule: &Schedule, workers: usize, first: Epoch, calls: u64) {
     let globals: Vec<Global<T>> = (0..calls).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
     let barrier = Barrier::new(problem.world().index());
@@ -78,8 +81,8 @@ fn integers_are_exact_for_every_world_type_and_chunk() {
 }
 
 /// What small shards are given: tiles that span them, splits and slices of `k`.
-fn small(stack: bool, splits: u32, k_chunks: u32) -> Schedule {
-    Schedule { stack, splits, k_chunks, chunk: Chunk::Tiles(1), band: 2, ..Schedule::of(TileShape::new(16, 24, 16)) }
+fn small(stack: bool, splits: u32, k_slices: u32) -> Schedule {
+    Schedule { stack, splits, k_slices, chunk: Chunk::Tiles(1), band: 2, ..Schedule::of(TileShape::new(16, 24, 16)) }
 }
 
 #[test]
@@ -135,7 +138,8 @@ fn random_numbers_stay_within_the_derived_bound() {
     check::<f16>();
 }
 
-/// The outputs of all ranks in three calls without a barrier between them, each rank late by up to `pause` of its own.
+/// The outputs of all ranks in three calls without a barrier between them, each rank late by up to
+/// `pause` of its own.
 fn outputs(problem: Problem, schedule: &Schedule, workers: usize, pause: Duration) -> Vec<Vec<Vec<bf16>>> {
     let global: Global<bf16> = Global::new(problem, 3, Numbers::uniform);
     run(&problem, schedule, workers, Epoch::FIRST, |mut member: Member<'_, bf16>| {
@@ -171,9 +175,9 @@ fn small_shards_give_the_same_bits_for_any_run_timing_and_number_of_workers() {
         let problem = problem::<bf16>(op, 5, 7, 56, 104);
         for (stack, splits) in [(true, 1), (true, 3), (false, 3)] {
             let expected = outputs(problem, &small(stack, splits, 1), 1, NO_PAUSE);
-            for (workers, k_chunks, pause) in [(1, 3, NO_PAUSE), (2, 1, Duration::from_millis(3)), (5, 4, Duration::from_millis(3))] {
-                let got = outputs(problem, &small(stack, splits, k_chunks), workers, pause);
-                assert!(got == expected, "{problem}, {workers} workers, {k_chunks} slices, {splits} splits, stacked {stack}");
+            for (workers, k_slices, pause) in [(1, 3, NO_PAUSE), (2, 1, Duration::from_millis(3)), (5, 4, Duration::from_millis(3))] {
+                let got = outputs(problem, &small(stack, splits, k_slices), workers, pause);
+                assert!(got == expected, "{problem}, {workers} workers, {k_slices} slices, {splits} splits, flattened {stack}");
             }
         }
     }

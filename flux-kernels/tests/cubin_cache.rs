@@ -1,4 +1,5 @@
-//! The cubin cache under threads, processes and damage. The compiler is a stand-in: no NVRTC is needed.
+//! The cubin cache under threads, processes and damage. The compiler is a stand-in: no NVRTC is
+//! needed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -118,7 +119,8 @@ const CHILD: &str = "FLUX_TEST_CACHE_CHILD";
 #[test]
 fn processes_that_race_and_damage_all_get_the_whole_cubin() {
     if let Some(folder) = std::env::var_os(CHILD) {
-        // A child: reads and writes the same few entries as its siblings, and now and then damages one.
+        // A child: reads and writes the same few entries as its siblings, and now and then damages
+        // one.
         let folder = PathBuf::from(folder);
         for round in 0..40u32 {
             let text = format!("text {}", round % 4);

@@ -1,4 +1,5 @@
-//! The fused kernel on one GPU: ranks share the device, so that both ops, the movers and the close of a call run without a transport.
+//! The fused kernel on one GPU: ranks share the device, so that both ops, the movers and the close
+//! of a call run without a transport.
 
 #![allow(clippy::print_stdout, reason = "a skipped test says why, a rate is there to be read")]
 
@@ -92,10 +93,11 @@ fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Var
     }
 }
 
-/// Whether there is no kernel for it: rows that are scattered leave from a room for the whole tile, which the largest have not, and some turned ones have no partial tiles.
+/// Whether there is no kernel for it: rows that are scattered leave from a room for the whole tile,
+/// which the largest have not, and some turned ones have no partial tiles.
 fn is_refused(program: &TileProgram) -> bool {
     let sends = program.problem.op() == OpKind::GemmReduceScatter && program.problem.world().peers() > 0;
-    sends && if program.stacked { is_not_scattered(program.tile) } else { is_not_sent(program.tile) }
+    sends && if program.flattened { is_not_scattered(program.tile) } else { is_not_sent(program.tile) }
 }
 
 /// Whether there is no room for its rows as a whole.
@@ -135,7 +137,8 @@ fn relays_add_what_their_mates_send_and_send_the_sum() {
     }
 }
 
-/// Also what `compute-sanitizer memcheck` is run on: it serialises launches, so ranks that await each other would time out under it.
+/// Also what `compute-sanitizer memcheck` is run on: it serialises launches, so ranks that await
+/// each other would time out under it.
 #[test]
 fn alone_every_variant_is_right() {
     let Some(context) = device("alone_every_variant_is_right") else { return };
@@ -180,7 +183,8 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     }
 }
 
-/// Under `compute-sanitizer memcheck` too: the bias ends where its memory ends, in the middle of a tile.
+/// Under `compute-sanitizer memcheck` too: the bias ends where its memory ends, in the middle of a
+/// tile.
 #[test]
 fn alone_every_epilogue_is_right() {
     let Some(context) = device("alone_every_epilogue_is_right") else { return };
@@ -194,7 +198,8 @@ fn together_every_epilogue_is_right_on_whole_and_ragged_tiles() {
     check_all_epilogues(&context, &cases);
 }
 
-/// The first items and the last are launches of their own, with nothing to do where there are none: the call is over when all are.
+/// The first items and the last are launches of their own, with nothing to do where there are none:
+/// the call is over when all are.
 #[test]
 fn launches_among_others_are_one_call() {
     let Some(context) = device("launches_among_others_are_one_call") else { return };
@@ -224,8 +229,8 @@ fn tiles_that_span_shards_and_split_k_are_right() {
         for tile in TILES {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
-                for (stack, splits, k_chunks) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
-                    let schedule = Schedule { stack, splits, k_chunks, band: 2, ..Schedule::of(tile) };
+                for (stack, splits, k_slices) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
+                    let schedule = Schedule { stack, splits, k_slices, band: 2, ..Schedule::of(tile) };
                     check(&context, p, &schedule);
                 }
             }
@@ -236,18 +241,20 @@ fn tiles_that_span_shards_and_split_k_are_right() {
     }
 }
 
-/// Rows of a shard, `n` and `k` of a rank, ranks, least number of workers that share first tiles, early partial tiles.
+/// Rows of a shard, `n` and `k` of a rank, ranks, least number of workers that share first tiles,
+/// early partial tiles.
 const SHARED: [(usize, usize, usize, u32, u32, u32); 4] =
     [(136, 840, 2000, 2, 2, 0), (256, 1032, 1344, 3, 7, 2), (72, 776, 1600, 8, 9, 4), (1024, 2560, 2048, 2, 33, 1)];
 
 /// With the least number of workers for which first tiles are shared, at least `from`.
 fn shared_from(from: u32, p: Problem, schedule: Schedule) -> Schedule {
     let ways = (from..from + 64).map(|shares| Schedule { shares, ..schedule });
-    let shares = |way: &Schedule| TileProgram::build(&p, Rank::new(0), way).expect("a valid schedule").part_slots > 0;
+    let shares = |way: &Schedule| TileProgram::build(&p, Rank::new(0), way).expect("a valid schedule").split_k_slots > 0;
     ways.into_iter().find(shares).unwrap_or_else(|| panic!("{p}, {schedule}: no tiles are left over of any waves"))
 }
 
-/// Every variant: the first tiles shared by groups of workers, of few and of many, with whole tiles behind them and early partial tiles.
+/// Every variant: the first tiles shared by groups of workers, of few and of many, with whole tiles
+/// behind them and early partial tiles.
 #[test]
 fn first_tiles_that_groups_of_workers_share_are_right() {
     let Some(context) = device("first_tiles_that_groups_of_workers_share_are_right") else { return };
@@ -262,7 +269,8 @@ fn first_tiles_that_groups_of_workers_share_are_right() {
     }
 }
 
-/// Every variant: partial tiles that are added while their tile is multiplied, with and without later ones, of whole and ragged tiles, several to a CTA.
+/// Every variant: partial tiles that are added while their tile is multiplied, with and without
+/// later ones, of whole and ragged tiles, several to a CTA.
 #[test]
 fn partial_tiles_that_are_early_are_right() {
     let Some(context) = device("partial_tiles_that_are_early_are_right") else { return };
@@ -303,7 +311,11 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
             w.delay(late % 4, 300_000);
             w.call();
             for (rank, bits) in first.iter().enumerate() {
-                assert!(w.result(rank) == *bits, "{op}, {early} early, stacked: {stack}, rank {rank} differs with rank {} late", late % 4);
+                assert!(
+                    w.result(rank) == *bits,
+                    "{op}, {early} early, flattened: {stack}, rank {rank} differs with rank {} late",
+                    late % 4
+                );
             }
         }
         // Thirteen calls from six before the wrap.
@@ -325,7 +337,8 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
         let record = w.fault(0);
         assert_eq!((record.state, record.code, record.wait, record.rank, record.peer), (1, fault::TIMEOUT, fault::SIGNAL, 0, 1), "{op}");
         assert_eq!(w.epoch(0), 1, "a failed call does not advance the epoch");
-        // Rank 1 finds all that it awaits, and that its peer has given up: what its peer's streams do by now may have overwritten it.
+        // Rank 1 finds all that it awaits, and that its peer has given up: what its peer's streams
+        // do by now may have overwritten it.
         w.enqueue(1);
         w.synchronize();
         let record = w.fault(1);
@@ -344,7 +357,8 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
 fn calls_after_a_failed_one_announce_nothing() {
     let Some(context) = device("calls_after_a_failed_one_announce_nothing") else { return };
     for (op, stack, turns) in [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)] {
-        // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave nothing out.
+        // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave
+        // nothing out.
         let p = problem(op, 8, 256, 256, DType::Bf16, 2);
         let mut w = World::new(&context, p, &Schedule { stack, ..schedule(TILES[0], Chunk::Shard) }, Epoch::FIRST);
         w.pace.turns = turns;
@@ -352,8 +366,8 @@ fn calls_after_a_failed_one_announce_nothing() {
         w.poison(0);
         (0..2 * w.workers).for_each(|_| w.enqueue(0));
         w.synchronize();
-        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, stacked: {stack}, {turns} turns: {:?}", w.signals(1));
-        assert_eq!(w.epoch(0), 1, "{op}, stacked: {stack}, {turns} turns");
+        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, flattened: {stack}, {turns} turns: {:?}", w.signals(1));
+        assert_eq!(w.epoch(0), 1, "{op}, flattened: {stack}, {turns} turns");
     }
 }
 
@@ -376,7 +390,8 @@ fn calls_of_different_ops_fail_on_all_ranks() {
             for rank in 0..3 {
                 let (record, own) = (w.fault(rank), if rank == 1 { 9 } else { 4 });
                 assert_eq!(w.epoch(rank), first, "{op}: rank {rank} has not closed the call");
-                // Who hears of another's failure first says so, but of the other op nobody can miss, whatever is waited for meanwhile.
+                // Who hears of another's failure first says so, but of the other op nobody can
+                // miss, whatever is waited for meanwhile.
                 let disagreed = (record.code, record.expected, record.seen) == (fault::DISAGREED, own, 13 - own);
                 assert!(disagreed || (record.code, record.abort) == (fault::ABORTED, fault::IN_ANOTHER_OP), "{op}: {record:?}");
             }
@@ -468,7 +483,8 @@ struct Context(sys::CUcontext);
 impl Context {
     fn new() -> Self {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the out pointer is valid, no parameters are given, and the driver has a device 0, whose context has been opened.
+        // SAFETY: the out pointer is valid, no parameters are given, and the driver has a device 0,
+        // whose context has been opened.
         unsafe { sys::cuCtxCreate_v4(&raw mut context, std::ptr::null_mut(), 0, 0) }.result().expect("a context");
         Self(context)
     }

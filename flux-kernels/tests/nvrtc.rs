@@ -1,5 +1,6 @@
-//! Compiling with a real NVRTC: one that is installed, or the one that `cargo xtask kernels` has fetched. Without either the tests are skipped, and fail where `CI` is
-//! set: there `cargo xtask test` fetches one first.
+//! Compiling with a real NVRTC: one that is installed, or the one that `cargo xtask kernels` has
+//! fetched. Without either the tests are skipped, and fail where `CI` is set: there
+//! `cargo xtask test` fetches one first.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

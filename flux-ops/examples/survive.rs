@@ -1,7 +1,10 @@
-//! A service that goes on when a rank is lost: `cargo run -p flux-ops --example survive` starts three processes, one of which ends in the midst of its requests. The
-//! others are told so, rebuild without it, take over its part of the weights and answer every request. Fails if a number is off, or a rank more is lost.
+//! A service that goes on when a rank is lost: `cargo run -p flux-ops --example survive` starts
+//! three processes, one of which ends in the midst of its requests. The others are told so, rebuild
+//! without it, take over its part of the weights and answer every request. Fails if a number is
+//! off, or a rank more is lost.
 //!
-//! Under a launcher that lets the others live it is one of the ranks: `flux-bench launch --ranks 4 --keep-going -- survive 2 7` loses rank 2 in request 7.
+//! Under a launcher that lets the others live it is one of the ranks:
+//! `flux-bench launch --ranks 4 --keep-going -- survive 2 7` loses rank 2 in request 7.
 #![allow(clippy::print_stdout, reason = "an example that shows what happens")]
 
 use flux_ops::{AllGatherGemm, TensorMut, TensorRef, WorldSize, bf16};
@@ -12,7 +15,8 @@ use std::{env, error::Error, process, process::ExitCode};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Global rows of a request, and columns and length of the layer's weights: 1 to 4 ranks can share them.
+/// Global rows of a request, and columns and length of the layer's weights: 1 to 4 ranks can share
+/// them.
 const M: usize = 24;
 const N: usize = 96;
 const K: usize = 64;
@@ -68,11 +72,13 @@ fn serve(world: &World) -> Outcome<()> {
                 request += 1;
             }
             Err(error) => {
-                // What has broken the communicator, with what each rank was doing. Any other error is not mended by a new one.
+                // What has broken the communicator, with what each rank was doing. Any other error
+                // is not mended by a new one.
                 println!("rank {number}: request {request}: {}", comm.failure().ok_or(error)?);
                 comm = rebuilt(&comm)?;
                 layer = Layer { op: layer.op.rebuild(&comm)?, w: part(weight, N, &comm) };
-                // Some may have had their answer when others met the fault: all begin again with the first request that one of them lacks.
+                // Some may have had their answer when others met the fault: all begin again with
+                // the first request that one of them lacks.
                 let lacked = comm.exchange(&request.to_le_bytes())?;
                 let lacked = lacked.iter().filter_map(|said| Some(u64::from_le_bytes(said.as_slice().try_into().ok()?)));
                 request = lacked.min().unwrap_or(request);
@@ -85,7 +91,8 @@ fn serve(world: &World) -> Outcome<()> {
     Ok(())
 }
 
-/// The communicator of those that are left. A rank that does not come is named by the error, and the next attempt goes on without it.
+/// The communicator of those that are left. A rank that does not come is named by the error, and
+/// the next attempt goes on without it.
 fn rebuilt(comm: &Communicator) -> Result<Communicator, ConnectError> {
     loop {
         match comm.rebuild_blocking(Rebuild::Survivors) {
@@ -118,7 +125,8 @@ impl Layer {
     }
 }
 
-/// Compares an answer with the same computed plainly: sums of so few small integers are exact, also in bf16.
+/// Compares an answer with the same computed plainly: sums of so few small integers are exact, also
+/// in bf16.
 fn check(y: &[bf16], request: u64, comm: &Communicator) -> Outcome<()> {
     let cols = N / comm.world_size().index();
     for (at, &found) in y.iter().enumerate() {

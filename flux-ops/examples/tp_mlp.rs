@@ -1,5 +1,6 @@
-//! A tensor-parallel MLP, `y = gelu(x w1^T + b1) w2^T + b2`, on whatever transport is there: `cargo run -p flux-ops --example tp_mlp`.
-//! Tokens are split over the ranks before and after, the inner features in between. Fails if a number is off.
+//! A tensor-parallel MLP, `y = gelu(x w1^T + b1) w2^T + b2`, on whatever transport is there:
+//! `cargo run -p flux-ops --example tp_mlp`. Tokens are split over the ranks before and after, the
+//! inner features in between. Fails if a number is off.
 #![allow(clippy::print_stdout, reason = "an example that shows its result")]
 
 #[path = "support/device.rs"]
@@ -47,7 +48,8 @@ fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     let up = AllGatherGemm::<bf16>::builder(m, inner, FEATURES).bias(true).activation(Activation::Gelu).build(&comm)?;
     let down = GemmReduceScatter::<bf16>::builder(m, FEATURES, inner).bias(true).build(&comm)?;
 
-    // This rank's part of the global x [m, FEATURES], w1 [inner, FEATURES], b1 [inner] and w2 [FEATURES, inner], and all of b2 [FEATURES].
+    // This rank's part of the global x [m, FEATURES], w1 [inner, FEATURES], b1 [inner] and w2
+    // [FEATURES, inner], and all of b2 [FEATURES].
     let part = |tensor, rows, cols, row, col| -> Vec<bf16> {
         (0..rows * cols).map(|i| bf16::from_f64(element(tensor, row + i / cols, col + i % cols))).collect()
     };
@@ -74,8 +76,9 @@ fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-/// Compares rows of `y`, from global row `first` on, with the same in fp64 on one thread. Roundings that may differ: the activated inner features, the
-/// partial sums that travel, the output; fp32 adds less than a twentieth.
+/// Compares rows of `y`, from global row `first` on, with the same in fp64 on one thread. Roundings
+/// that may differ: the activated inner features, the partial sums that travel, the output; fp32
+/// adds less than a twentieth.
 fn check(y: &[bf16], first: usize, inner: usize) -> Result<(), String> {
     let u = 1.05 * DType::Bf16.unit_roundoff();
     for (i, row) in y.chunks_exact(FEATURES).enumerate().map(|(i, row)| (first + i, row)) {

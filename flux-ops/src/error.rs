@@ -1,7 +1,8 @@
-//! What can go wrong with an op: when it is built ([`BuildError`]) and when it is called ([`CallError`]).
+//! What can go wrong with an op: when it is built ([`BuildError`]) and when it is called
+//! ([`CallError`]).
 //!
-//! Invariant: an error that is not a fault leaves everything as it was; the communicator and the op can be used again. Each names the
-//! value, the limit and what to do.
+//! Invariant: an error that is not a fault leaves everything as it was; the communicator and the op
+//! can be used again. Each names the value, the limit and what to do.
 
 use crate::tensor::{Layout, Location};
 use flux_core::problem::Shape;
@@ -43,7 +44,7 @@ pub enum BuildError {
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
         "the {transport} transport carries whole rows, tiles of one owner, or all rows for one: `{schedule}` has slices of k, or tiles that span shards and have a \
-         signal each; use k_chunks = 1, and chunk = shard where tiles span shards"
+         signal each; use k_slices = 1, and chunk = shard where tiles span shards"
     )]
     NoMessages {
         /// The transport.
@@ -51,7 +52,8 @@ pub enum BuildError {
         /// What was asked for.
         schedule: Schedule,
     },
-    /// What is sent comes from tiles that await what is received, or goes on to mates beside the kernel.
+    /// What is sent comes from tiles that await what is received, or goes on to mates beside the
+    /// kernel.
     #[error(
         "{op} on the {transport} transport cannot have its messages before what they bring is read, unless tiles span shards (nccl): send them beside the kernel"
     )]
@@ -104,7 +106,8 @@ pub enum BuildError {
     /// The host executor does not take the program.
     #[error(transparent)]
     Execute(#[from] ExecuteError),
-    /// The ranks could not talk, as where this one builds alone, or not grow the communicator's workspace.
+    /// The ranks could not talk, as where this one builds alone, or not grow the communicator's
+    /// workspace.
     #[error("while building {op}: {source}")]
     Transport {
         /// The op and its global extents.
@@ -131,9 +134,11 @@ impl std::fmt::Display for Requests {
 
 /// Why a call was refused or failed.
 ///
-/// Bad operands and streams are found before anything is launched: the communicator is as before, and a good call works. The peers have made theirs meanwhile and wait for this
-/// rank's until the deadline: a rank that has no good call to make ends their waits at once by [`Communicator::abort`](flux_transport::Communicator::abort). After
-/// [`CallError::Launch`] and [`CallError::Fault`] it is broken, and [`status`](crate::AllGatherGemm::status) says so.
+/// Bad operands and streams are found before anything is launched: the communicator is as before,
+/// and a good call works. The peers have made theirs meanwhile and wait for this rank's until the
+/// deadline: a rank that has no good call to make ends their waits at once by
+/// [`Communicator::abort`](flux_transport::Communicator::abort). After [`CallError::Launch`] and
+/// [`CallError::Fault`] it is broken, and [`status`](crate::AllGatherGemm::status) says so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -173,7 +178,8 @@ pub enum CallError {
         /// Where the operand is.
         found: Location,
     },
-    /// The output shares memory with an input, or lies between its rows: the whole ranges count, from the first element to the last.
+    /// The output shares memory with an input, or lies between its rows: the whole ranges count,
+    /// from the first element to the last.
     #[error("y ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): y needs memory of its own", y.start, y.end, input.start, input.end)]
     Overlap {
         /// `x`, `w` or `bias`.
@@ -203,7 +209,8 @@ pub enum CallError {
         /// The driver's error code.
         code: i32,
     },
-    /// The communicator does not take the call: an earlier fault has broken it, or the stream is of another device than it works on.
+    /// The communicator does not take the call: an earlier fault has broken it, or the stream is of
+    /// another device than it works on.
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// The kernel could not be launched.
@@ -212,8 +219,8 @@ pub enum CallError {
     /// The host executor did not take the call.
     #[error(transparent)]
     Execute(ExecuteError),
-    /// The call failed, here or on a peer that has said so; `y` is undefined and the communicator is broken until rebuilt. Says what every rank was
-    /// doing.
+    /// The call failed, here or on a peer that has said so; `y` is undefined and the communicator
+    /// is broken until rebuilt. Says what every rank was doing.
     #[error(transparent)]
     Fault(Box<Failure>),
 }

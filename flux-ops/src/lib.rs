@@ -1,12 +1,15 @@
 //! AllGather-GEMM and GEMM-ReduceScatter, fused at tile level, over any transport.
 //!
-//! Invariant: an op computes the same on every transport, from operands that were checked before anything is launched. Nothing here knows how
-//! bytes move: an op hands a tile program to an executor and the communicator's memory to both.
+//! Invariant: an op computes the same on every transport, from operands that were checked before
+//! anything is launched. Nothing here knows how bytes move: an op hands a tile program to an
+//! executor and the communicator's memory to both.
 //!
-//! [`AllGatherGemm`] and [`GemmReduceScatter`] are the two halves of a tensor-parallel MLP or attention block; `examples/tp_mlp.rs`
-//! shows them together, and `examples/survive.rs` what a service does when a rank is lost.
+//! [`AllGatherGemm`] and [`GemmReduceScatter`] are the two halves of a tensor-parallel MLP or
+//! attention block; `examples/tp_mlp.rs` shows them together, and `examples/survive.rs` what a
+//! service does when a rank is lost.
 //!
-//! The types of `flux_core` that an op takes and gives are here too, so that a program needs that crate for nothing else:
+//! The types of `flux_core` that an op takes and gives are here too, so that a program needs that
+//! crate for nothing else:
 //!
 //! ```
 //! use flux_ops::{AllGatherGemm, Chunk, DType, Location, RawTensor, Schedule, TensorRef, TileShape, WorldSize, bf16};

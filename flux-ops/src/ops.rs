@@ -27,70 +27,82 @@ impl<Op> Builder<Op> {
         Self { request, op: PhantomData }
     }
 
-    /// How the problem is cut and ordered, in place of the heuristic's choice. The same on every rank.
+    /// How the problem is cut and ordered, in place of the heuristic's choice. The same on every
+    /// rank.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.request.schedule = Some(schedule);
         self
     }
 
-    /// When the messages of a call go and to how many peers at once, on transports whose mover they are, in place of the heuristic's choice. The same on every rank.
+    /// When the messages of a call go and to how many peers at once, on transports whose mover they
+    /// are, in place of the heuristic's choice. The same on every rank.
     pub fn sending(mut self, sending: Sending) -> Self {
         self.request.sending = Some(sending);
         self
     }
 
-    /// Whether calls add a bias, in place of `false`: they are then made with `forward_with_bias`. The same on every rank.
+    /// Whether calls add a bias, in place of `false`: they are then made with `forward_with_bias`.
+    /// The same on every rank.
     pub fn bias(mut self, bias: bool) -> Self {
         self.request.finish.bias = bias;
         self
     }
 
-    /// Workers on this rank, in place of as many as the device runs at once: CTAs of the kernel, or threads of the host executor.
-    /// They may differ between ranks and do not change the result.
+    /// Workers on this rank, in place of as many as the device runs at once: CTAs of the kernel, or
+    /// threads of the host executor. They may differ between ranks and do not change the result.
     pub fn workers(mut self, workers: u32) -> Self {
         self.request.hands.workers = Some(workers);
         self
     }
 
-    /// Who pushes this rank's shard to the others (AllGather-GEMM on CUDA), in place of [`Push::Auto`]. It may differ between ranks.
+    /// Who pushes this rank's shard to the others (AllGather-GEMM on CUDA), in place of
+    /// [`Push::Auto`]. It may differ between ranks.
     pub fn push(mut self, push: Push) -> Self {
         self.request.hands.push = push;
         self
     }
 
-    /// How much of the time that there is the kernel spreads its traffic over, in percent, in place of 40, or of 0 where all is stored on the rank's own device
-    /// (`nccl`, `pcie`): 0 sends everything as soon as it is there, and at 100 a wave's partial tiles are on their way until the next is finished; more is refused.
-    /// The result is the same.
+    /// How much of the time that there is the kernel spreads its traffic over, in percent, in place
+    /// of 40, or of 0 where all is stored on the rank's own device (`nccl`, `pcie`): 0 sends
+    /// everything as soon as it is there, and at 100 a wave's partial tiles are on their way until
+    /// the next is finished; more is refused. The result is the same.
     pub fn spread(mut self, percent: u32) -> Self {
         self.request.hands.spread = Some(percent);
         self
     }
 
-    /// Whether each call on a GPU leaves its time line, for `timeline()` to read. The kernel that records is one of its own, compiled at the first
-    /// use, and a little slower. It may differ between ranks and does not change the result.
+    /// Whether each call on a GPU leaves its time line, for `timeline()` to read. The kernel that
+    /// records is one of its own, compiled at the first use, and a little slower. It may differ
+    /// between ranks and does not change the result.
     pub fn trace(mut self, trace: bool) -> Self {
         self.request.hands.trace = trace;
         self
     }
 
-    /// What the op will need of a communicator of `world` ranks: the same on all of them, and known before anything is taken.
-    /// A communicator holds the largest of its ops, not the sum. Where messages carry chunks, an op whose schedule is not named may need another size,
-    /// and as much again for what is on its way.
+    /// What the op will need of a communicator of `world` ranks: the same on all of them, and known
+    /// before anything is taken. A communicator holds the largest of its ops, not the sum. Where
+    /// messages carry chunks, an op whose schedule is not named may need another size, and as much
+    /// again for what is on its way.
     ///
-    /// On the host transport the executor of each rank takes memory of its own besides: `w` in fp32, `[n/W, k]` or `[n, k/W]`, and for each worker the rows of `x` that a tile may
-    /// be of in fp32, `[m/W, k]` or `[m/W, k/W]` (all `m` where tiles span shards), and a tile in fp32, but no larger than those rows of the output.
+    /// On the host transport the executor of each rank takes memory of its own besides: `w` in
+    /// fp32, `[n/W, k]` or `[n, k/W]`, and for each worker the rows of `x` that a tile may be of in
+    /// fp32, `[m/W, k]` or `[m/W, k/W]` (all `m` where tiles span shards), and a tile in fp32, but
+    /// no larger than those rows of the output.
     ///
     /// # Errors
-    /// [`BuildError::Problem`] or [`BuildError::Schedule`], as [`build`](Builder::<AllGatherGemm<half::bf16>>::build) would find.
+    /// [`BuildError::Problem`] or [`BuildError::Schedule`], as
+    /// [`build`](Builder::<AllGatherGemm<half::bf16>>::build) would find.
     pub fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
         self.request.workspace(world)
     }
 }
 
-/// `y[m, n/W] = act(gather(x[m/W, k]) * transpose(w[n/W, k]) + bias[n/W])`: each rank gives its rows of `x`, and gets all rows of its columns of
-/// `y`. Bias and activation are there where the builder was told so; both are applied in fp32, before the one rounding.
+/// `y[m, n/W] = act(gather(x[m/W, k]) * transpose(w[n/W, k]) + bias[n/W])`: each rank gives its
+/// rows of `x`, and gets all rows of its columns of `y`. Bias and activation are there where the
+/// builder was told so; both are applied in fp32, before the one rounding.
 ///
-/// The column-parallel Linear layer of a tensor-parallel model. `m`, `n` and `k` are global, `W` is the number of ranks; all operands are row-major.
+/// The column-parallel Linear layer of a tensor-parallel model. `m`, `n` and `k` are global, `W` is
+/// the number of ranks; all operands are row-major.
 ///
 /// ```
 /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef};
@@ -115,14 +127,17 @@ pub struct AllGatherGemm<T> {
     fused: FusedOp<T>,
 }
 
-/// `y[m/W, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n, k/W]))`: each rank gives all rows of its part of the inner
-/// dimension, and gets its rows of the sum.
+/// `y[m/W, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n,
+/// k/W]))`: each rank gives all rows of its part of the inner dimension, and gets its rows of the
+/// sum.
 ///
-/// The row-parallel Linear layer of a tensor-parallel model. Partial sums travel in the operands' type and are added in fp32, in an order that owner,
-/// schedule and nodes fix and no timing changes (`docs/architecture.md`), so the result is the same bits in every run.
+/// The row-parallel Linear layer of a tensor-parallel model. Partial sums travel in the operands'
+/// type and are added in fp32, in an order that owner, schedule and nodes fix and no timing changes
+/// (`docs/architecture.md`), so the result is the same bits in every run.
 ///
-/// A bias `[n]` is added once, to the fp32 sum, by the rank that owns the row: `y[m/W, n] = scatter(sum) + bias[n]`. There is no activation, because
-/// the layers that end in one are column-parallel; what follows a sum in a model is a residual or a norm.
+/// A bias `[n]` is added once, to the fp32 sum, by the rank that owns the row:
+/// `y[m/W, n] = scatter(sum) + bias[n]`. There is no activation, because the layers that end in one
+/// are column-parallel; what follows a sum in a model is a residual or a norm.
 ///
 /// Used as [`AllGatherGemm`] is.
 #[derive(Debug)]
@@ -131,24 +146,30 @@ pub struct GemmReduceScatter<T> {
 }
 
 impl<T: Element> AllGatherGemm<T> {
-    /// Starts an op of global extents: `m` and `n` are divisible by the number of ranks, `n/W` and `k` by 8.
+    /// Starts an op of global extents: `m` and `n` are divisible by the number of ranks, `n/W` and
+    /// `k` by 8.
     pub fn builder(m: usize, n: usize, k: usize) -> Builder<Self> {
         Builder::new(Request::new(OpKind::AllGatherGemm, m, n, k, T::DTYPE))
     }
 
-    /// Computes `y` from this rank's `x` and `w`. Collective: every rank makes the same calls in the same order; one that differs fails on all, with
-    /// [`Fault::Disagreed`](flux_transport::Fault::Disagreed), or `Aborted` where another rank has found it first.
+    /// Computes `y` from this rank's `x` and `w`. Collective: every rank makes the same calls in
+    /// the same order; one that differs fails on all, with
+    /// [`Fault::Disagreed`](flux_transport::Fault::Disagreed), or `Aborted` where another rank has
+    /// found it first.
     ///
-    /// - `x`: `[m/W, k]`, this rank's rows. `w`: `[n/W, k]`, this rank's columns of the output. `y`: `[m, n/W]`, overwritten. Row strides are
-    ///   multiples of 8 elements.
-    /// - `stream`: on CUDA, of the communicator's device. The call is put on it and returns: nothing is allocated, the host waits for nothing,
-    ///   and the stream may be in capture where `comm.capabilities().graphs` says so (nvlink). Calls of one communicator run in the order in which they
-    ///   are made, whatever streams they are on. On the host transport the call returns when it is done, and blocks its thread until then; on any
-    ///   transport while another thread's call is being made.
+    /// - `x`: `[m/W, k]`, this rank's rows. `w`: `[n/W, k]`, this rank's columns of the output.
+    ///   `y`: `[m, n/W]`, overwritten. Row strides are multiples of 8 elements.
+    /// - `stream`: on CUDA, of the communicator's device. The call is put on it and returns:
+    ///   nothing is allocated, the host waits for nothing, and the stream may be in capture where
+    ///   `comm.capabilities().graphs` says so (nvlink). Calls of one communicator run in the order
+    ///   in which they are made, whatever streams they are on. On the host transport the call
+    ///   returns when it is done, and blocks its thread until then; on any transport while another
+    ///   thread's call is being made.
     ///
     /// # Errors
-    /// [`CallError`]: bad operands are refused before anything is launched, and peers wait for a good call of this rank's, or for its
-    /// [`Communicator::abort`]. What goes wrong on the device later is found by [`Self::status`].
+    /// [`CallError`]: bad operands are refused before anything is launched, and peers wait for a
+    /// good call of this rank's, or for its [`Communicator::abort`]. What goes wrong on the device
+    /// later is found by [`Self::status`].
     pub fn forward(
         &self,
         x: &TensorRef<'_, T>,
@@ -159,9 +180,11 @@ impl<T: Element> AllGatherGemm<T> {
         self.fused.forward(x, w, None, y, stream.into())
     }
 
-    /// As [`Self::forward`], on an op that was built with [`Builder::bias`]: `y = act(gather(x) * transpose(w) + bias)`.
+    /// As [`Self::forward`], on an op that was built with [`Builder::bias`]:
+    /// `y = act(gather(x) * transpose(w) + bias)`.
     ///
-    /// - `bias`: `[n/W]`, this rank's columns, as a view of shape `(n/W,)` or `(1, n/W)`. Added to every row.
+    /// - `bias`: `[n/W]`, this rank's columns, as a view of shape `(n/W,)` or `(1, n/W)`. Added to
+    ///   every row.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -176,17 +199,21 @@ impl<T: Element> AllGatherGemm<T> {
         self.fused.forward(x, w, Some(bias), y, stream.into())
     }
 
-    /// Whether a call made so far is known to have failed; waits for no call. On CUDA, ask when the stream has come past the call whose `y` is to be
-    /// read: what that returned is its result only if this says so. On the host `forward` itself fails.
+    /// Whether a call made so far is known to have failed; waits for no call. On CUDA, ask when the
+    /// stream has come past the call whose `y` is to be read: what that returned is its result only
+    /// if this says so. On the host `forward` itself fails.
     ///
     /// # Errors
-    /// The fault that broke the communicator: results since then are undefined, every later call is refused, and it must be rebuilt
-    /// ([`Communicator::rebuild`]) on every rank. The first to ask also asks the peers what they do, for little more than 0.25 s at most: see [`Self::failure`].
+    /// The fault that broke the communicator: results since then are undefined, every later call is
+    /// refused, and it must be rebuilt ([`Communicator::rebuild`]) on every rank. The first to ask
+    /// also asks the peers what they do, for little more than 0.25 s at most: see
+    /// [`Self::failure`].
     pub fn status(&self) -> Result<(), Fault> {
         self.fused.status()
     }
 
-    /// The time line of the last call, of an op that was built with [`trace`](Builder::trace). Waits for what is on `stream`, where the calls went.
+    /// The time line of the last call, of an op that was built with [`trace`](Builder::trace).
+    /// Waits for what is on `stream`, where the calls went.
     ///
     /// # Errors
     /// [`TimelineError`]: the op does not trace, or was not called.
@@ -194,14 +221,17 @@ impl<T: Element> AllGatherGemm<T> {
         self.fused.timeline(stream.into())
     }
 
-    /// The fault that broke the communicator, with what every rank was doing; `None` while it works.
+    /// The fault that broke the communicator, with what every rank was doing; `None` while it
+    /// works.
     pub fn failure(&self) -> Option<&Failure> {
         self.fused.failure()
     }
 
-    /// The same op, with the same options, on another communicator: that which [`Communicator::rebuild`] has made. Collective there. This one is of no
-    /// more use, and is best dropped. With fewer ranks each has larger shards and maybe another number: the caller shards its operands anew, as
-    /// [`problem`](Self::problem) says, from where the lost rank's are still to be had.
+    /// The same op, with the same options, on another communicator: that which
+    /// [`Communicator::rebuild`] has made. Collective there. This one is of no more use, and is
+    /// best dropped. With fewer ranks each has larger shards and maybe another number: the caller
+    /// shards its operands anew, as [`problem`](Self::problem) says, from where the lost rank's are
+    /// still to be had.
     ///
     /// # Errors
     /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.
@@ -236,15 +266,19 @@ impl<T: Element> AllGatherGemm<T> {
 }
 
 impl<T: Element> GemmReduceScatter<T> {
-    /// Starts an op of global extents: `m` and `k` are divisible by the number of ranks, `n` and `k/W` by 8.
+    /// Starts an op of global extents: `m` and `k` are divisible by the number of ranks, `n` and
+    /// `k/W` by 8.
     pub fn builder(m: usize, n: usize, k: usize) -> Builder<Self> {
         Builder::new(Request::new(OpKind::GemmReduceScatter, m, n, k, T::DTYPE))
     }
 
-    /// Computes this rank's rows of the sum over all ranks. Collective: every rank makes the same calls in the same order; one that differs fails on all, with
-    /// [`Fault::Disagreed`](flux_transport::Fault::Disagreed), or `Aborted` where another rank has found it first.
+    /// Computes this rank's rows of the sum over all ranks. Collective: every rank makes the same
+    /// calls in the same order; one that differs fails on all, with
+    /// [`Fault::Disagreed`](flux_transport::Fault::Disagreed), or `Aborted` where another rank has
+    /// found it first.
     ///
-    /// - `x`: `[m, k/W]`. `w`: `[n, k/W]`. `y`: `[m/W, n]`, overwritten. Row strides are multiples of 8 elements.
+    /// - `x`: `[m, k/W]`. `w`: `[n, k/W]`. `y`: `[m/W, n]`, overwritten. Row strides are multiples
+    ///   of 8 elements.
     /// - `stream`: as for [`AllGatherGemm::forward`].
     ///
     /// # Errors
@@ -259,10 +293,11 @@ impl<T: Element> GemmReduceScatter<T> {
         self.fused.forward(x, w, None, y, stream.into())
     }
 
-    /// As [`Self::forward`], on an op that was built with [`Builder::bias`]: `y = scatter(sum x * transpose(w)) + bias`.
+    /// As [`Self::forward`], on an op that was built with [`Builder::bias`]:
+    /// `y = scatter(sum x * transpose(w)) + bias`.
     ///
-    /// - `bias`: `[n]`, the whole and the same on every rank, as a view of shape `(n,)` or `(1, n)`. Each rank adds it to its own rows of the sum, so
-    ///   it is in the result once.
+    /// - `bias`: `[n]`, the whole and the same on every rank, as a view of shape `(n,)` or
+    ///   `(1, n)`. Each rank adds it to its own rows of the sum, so it is in the result once.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -293,14 +328,17 @@ impl<T: Element> GemmReduceScatter<T> {
         self.fused.timeline(stream.into())
     }
 
-    /// The fault that broke the communicator, with what every rank was doing; `None` while it works.
+    /// The fault that broke the communicator, with what every rank was doing; `None` while it
+    /// works.
     pub fn failure(&self) -> Option<&Failure> {
         self.fused.failure()
     }
 
-    /// The same op, with the same options, on another communicator: that which [`Communicator::rebuild`] has made. Collective there. This one is of no
-    /// more use, and is best dropped. With fewer ranks each has larger shards and maybe another number: the caller shards its operands anew, as
-    /// [`problem`](Self::problem) says, from where the lost rank's are still to be had.
+    /// The same op, with the same options, on another communicator: that which
+    /// [`Communicator::rebuild`] has made. Collective there. This one is of no more use, and is
+    /// best dropped. With fewer ranks each has larger shards and maybe another number: the caller
+    /// shards its operands anew, as [`problem`](Self::problem) says, from where the lost rank's are
+    /// still to be had.
     ///
     /// # Errors
     /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.
@@ -335,23 +373,29 @@ impl<T: Element> GemmReduceScatter<T> {
 }
 
 impl<T: Element> Builder<AllGatherGemm<T>> {
-    /// What is applied to each element after the bias, in place of [`Activation::None`]. The same on every rank.
+    /// What is applied to each element after the bias, in place of [`Activation::None`]. The same
+    /// on every rank.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.request.finish.activation = activation;
         self
     }
 
-    /// Builds the op; collective, between the same calls on every rank, and drains what was launched on `comm` before: another thread of a rank must not be in a call meanwhile, as
-    /// that call may wait for a peer that builds. Blocks its thread until all ranks have come: asynchronous programs call it on one that may
-    /// block (`spawn_blocking`).
+    /// Builds the op; collective, between the same calls on every rank, and drains what was
+    /// launched on `comm` before: another thread of a rank must not be in a call meanwhile, as that
+    /// call may wait for a peer that builds. Blocks its thread until all ranks have come:
+    /// asynchronous programs call it on one that may block (`spawn_blocking`).
     ///
-    /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it, and a captured call does not follow.
-    /// An op outlives the graphs that its calls were captured in: it frees what their kernels read when it is dropped, or replaced by what `rebuild` returns, and knows of no replay.
+    /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it,
+    /// and a captured call does not follow. An op outlives the graphs that its calls were captured
+    /// in: it frees what their kernels read when it is dropped, or replaced by what `rebuild`
+    /// returns, and knows of no replay.
     ///
     /// # Errors
-    /// [`BuildError`]. Where all ranks build, every rank has then left the build with an error, and `comm` can be used unless it is [`BuildError::Transport`].
-    /// A rank that builds alone waits for the others until the deadline of `comm`, and the ranks are out of step from then on: rebuild `comm`. One whose peers
-    /// are at another step of theirs, as [`Communicator::exchange`] or [`Communicator::barrier`], is told at which.
+    /// [`BuildError`]. Where all ranks build, every rank has then left the build with an error, and
+    /// `comm` can be used unless it is [`BuildError::Transport`]. A rank that builds alone waits
+    /// for the others until the deadline of `comm`, and the ranks are out of step from then on:
+    /// rebuild `comm`. One whose peers are at another step of theirs, as [`Communicator::exchange`]
+    /// or [`Communicator::barrier`], is told at which.
     pub fn build(self, comm: &Communicator) -> Result<AllGatherGemm<T>, BuildError> {
         Ok(AllGatherGemm { fused: FusedOp::build(self.request, comm)? })
     }

@@ -1,7 +1,7 @@
 //! One call's time line: when each phase of each of a rank's items ended.
 //!
-//! Invariant: times are nanoseconds of the rank's own GPU; only differences within one timeline mean anything. To see ranks side by side, line them
-//! up by [`Timeline::start_ns`].
+//! Invariant: times are nanoseconds of the rank's own GPU; only differences within one timeline
+//! mean anything. To see ranks side by side, line them up by [`Timeline::start_ns`].
 
 use flux_core::Rank;
 use flux_core::program::WorkItem;

@@ -1,5 +1,5 @@
-//! `forward` on the host allocates nothing once it has run, neither on the caller's thread nor on the mover's, but for what the GEMM crate takes
-//! to pack the operands of a tile.
+//! `forward` on the host allocates nothing once it has run, neither on the caller's thread nor on
+//! the mover's, but for what the GEMM crate takes to pack the operands of a tile.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -44,8 +44,9 @@ const CALLS: usize = 20;
 const TILES: usize = RANKS;
 /// A tile for each shard.
 const WHOLE: Schedule = Schedule::of(TileShape::new(128, 256, 64));
-/// Tiles that span shards, each of two items: 3 row blocks, and column blocks of 24 columns (AG) or 48 (RS).
-const CUT: Schedule = Schedule { k_chunks: 2, splits: 2, stack: true, ..Schedule::of(TileShape::new(16, 16, 8)) };
+/// Tiles that span shards, each of two items: 3 row blocks, and column blocks of 24 columns (AG) or
+/// 48 (RS).
+const CUT: Schedule = Schedule { k_slices: 2, splits: 2, stack: true, ..Schedule::of(TileShape::new(16, 16, 8)) };
 
 /// One rank's calls: a few to warm up, then counted ones.
 fn count(aligned: &Barrier, products: usize, mut forward: impl FnMut()) {

@@ -1,7 +1,8 @@
-//! Communicators that come and go, each with an op and a call, leave nothing behind, on GPUs and on the host. A binary of its own with one test: others would
-//! change what is counted.
+//! Communicators that come and go, each with an op and a call, leave nothing behind, on GPUs and on
+//! the host. A binary of its own with one test: others would change what is counted.
 //!
-//! Ranks are threads with a GPU each, or share the only one over nvlink; or processes of a launch (`common/launched.rs`), of which each counts what it holds itself, and all together the memory
+//! Ranks are threads with a GPU each, or share the only one over nvlink; or processes of a launch
+//! (`common/launched.rs`), of which each counts what it holds itself, and all together the memory
 //! of the devices that they share.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
@@ -20,16 +21,20 @@ use std::time::{Duration, Instant};
 const RANKS: u32 = 2;
 /// Cycles before anything is counted: they make what the driver, NCCL and the allocator keep.
 const FIRST: u32 = 10;
-/// How long processes of a launch take for one machine's cycles, however many they make of those wanted: over NCCL's sockets such ranks take a second and more to connect.
+/// How long processes of a launch take for one machine's cycles, however many they make of those
+/// wanted: over NCCL's sockets such ranks take a second and more to connect.
 const SHARE: Duration = Duration::from_secs(15);
 /// The least they make: a leak of the driver's least block in each is twice [`SLACK`].
 const LEAST: u32 = 16;
-/// How long the system may take to forget threads that have ended, and NCCL to end a communicator's.
+/// How long the system may take to forget threads that have ended, and NCCL to end a
+/// communicator's.
 const SETTLES: Duration = Duration::from_secs(20);
 /// For how long a device's free memory stays as it is once nobody gives any back.
 const QUIET: Duration = Duration::from_millis(200);
-/// What the driver may keep of a device's memory, which it takes in blocks of 2 MiB: eight of them, for what it makes at need, such as a pool's room for small allocations. What is freed in a
-/// stream's order, in blocks of 32 MiB, it gives back whole when the device is waited for, as no such allocation lives between cycles. A leak of one block a cycle is 32 MiB and more.
+/// What the driver may keep of a device's memory, which it takes in blocks of 2 MiB: eight of them,
+/// for what it makes at need, such as a pool's room for small allocations. What is freed in a
+/// stream's order, in blocks of 32 MiB, it gives back whole when the device is waited for, as no
+/// such allocation lives between cycles. A leak of one block a cycle is 32 MiB and more.
 const SLACK: u64 = 16 << 20;
 
 #[test]
@@ -64,7 +69,8 @@ fn several() -> Result<u32, String> {
     places.and_then(|count| if count >= RANKS { Ok(count) } else { Err(format!("{RANKS} GPUs needed, {count} here")) })
 }
 
-/// Makes so many cycles, after which there is no more than before, or as many as a launch has time for. Returns how many, and how long they took.
+/// Makes so many cycles, after which there is no more than before, or as many as a launch has time
+/// for. Returns how many, and how long they took.
 fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
     let cases = OPS.map(|op| Case::<bf16>::new(op, suite::ragged(machine, op, ranks), ranks, Values::Integers, 61));
     let expected = cases.each_ref().map(|case| match machine {
@@ -72,7 +78,8 @@ fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
         _ => case.expected_on(machine),
     });
     let until = launched().map(|_| Instant::now() + SHARE);
-    // By turns with either op. Returns the ranks' devices, and whether time is up for one of them, which all hear.
+    // By turns with either op. Returns the ranks' devices, and whether time is up for one of them,
+    // which all hear.
     let cycle = |number: u32| {
         let at = number as usize % OPS.len();
         let is_late = [u8::from(until.is_some_and(|until| Instant::now() >= until))];
@@ -89,7 +96,8 @@ fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
     // They keep the contexts, which would go with the last communicator.
     let devices: Vec<CudaDevice> = cycle(0).0.into_iter().map(|ordinal| CudaDevice::open(ordinal).unwrap()).collect();
     (1..FIRST).for_each(|number| drop(cycle(number)));
-    // Where ranks are processes, nobody reads what a device has free before all are through their cycles, nor goes on before all have read.
+    // Where ranks are processes, nobody reads what a device has free before all are through their
+    // cycles, nor goes on before all have read.
     let meeting = Meeting::new(if launched().is_some() { ranks as usize } else { 1 });
     meeting.wait();
     let before = Held::at_rest(&devices);
@@ -122,7 +130,8 @@ fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
 /// What this process holds.
 #[derive(Debug)]
 struct Held {
-    /// Descriptors, threads and shared mappings, by kind: what they are called, without the numbers that each has anew.
+    /// Descriptors, threads and shared mappings, by kind: what they are called, without the numbers
+    /// that each has anew.
     kinds: BTreeMap<String, usize>,
     mappings: usize,
     /// Free bytes of each device.
@@ -130,7 +139,8 @@ struct Held {
 }
 
 impl Held {
-    /// When nothing that ranks have dropped is on its way back to a device any more: counted in, it would hide as much that leaks.
+    /// When nothing that ranks have dropped is on its way back to a device any more: counted in, it
+    /// would hide as much that leaks.
     fn at_rest(devices: &[CudaDevice]) -> Self {
         let until = Instant::now() + SETTLES;
         let (mut held, mut since) = (Self::now(devices), Instant::now());
@@ -188,7 +198,8 @@ fn entries(folder: &str) -> impl Iterator<Item = std::path::PathBuf> {
     std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path())
 }
 
-/// A mapping of memory that others have too. Those of the driver's devices come and go with its own memory.
+/// A mapping of memory that others have too. Those of the driver's devices come and go with its own
+/// memory.
 fn shared(line: &str) -> Option<String> {
     let mut fields = line.split_ascii_whitespace();
     let shared = fields.nth(1)?.ends_with('s');

@@ -1,7 +1,8 @@
 //! Both ops over NCCL's messages: the bits of peer memory, and faults as everywhere.
 //!
-//! Ranks are threads with a GPU each, as NCCL takes no two of a process on one; or processes of a launch (`common/launched.rs`), with any number on each. Where there are
-//! not two GPUs and no launch, or no NCCL, one line says why all are skipped.
+//! Ranks are threads with a GPU each, as NCCL takes no two of a process on one; or processes of a
+//! launch (`common/launched.rs`), with any number on each. Where there are not two GPUs and no
+//! launch, or no NCCL, one line says why all are skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
@@ -69,7 +70,8 @@ fn messages_give_the_bits_of_peer_memory() {
             for shape in [suite::ragged(machine, op, world), suite::few_rows(machine, op, world)] {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 51);
                 let expected = case.expected_on(machine);
-                // Whether tiles span shards decides what is rounded; else another tile adds along k alike.
+                // Whether tiles span shards decides what is rounded; else another tile adds along k
+                // alike.
                 let with = |schedule| {
                     let plan = Plan { schedule: Some(schedule), ..Plan::default() };
                     let one = |node: &Node| call(&AnyOp::of(&case, plan, node), &case, node).unwrap();

@@ -1,7 +1,9 @@
-//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, two ways to push).
+//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, two ways to
+//! push).
 //!
-//! Ranks are threads with a GPU each, and on a machine with one GPU share it; or they are processes of a launch (`common/launched.rs`), with any number on each. Where there is
-//! none, one line says why all are skipped.
+//! Ranks are threads with a GPU each, and on a machine with one GPU share it; or they are processes
+//! of a launch (`common/launched.rs`), with any number on each. Where there is none, one line says
+//! why all are skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
@@ -34,7 +36,8 @@ fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
 }
 
-/// Copy engines bring the same bytes as the kernel's own movers, and ranks need not agree on either.
+/// Copy engines bring the same bytes as the kernel's own movers, and ranks need not agree on
+/// either.
 #[test]
 fn whoever_pushes_changes_no_bit() {
     on_gpus(|machine| {
@@ -55,7 +58,8 @@ fn whoever_pushes_changes_no_bit() {
     });
 }
 
-/// A kernel that records computes the same, and what it records is in the order in which things happen.
+/// A kernel that records computes the same, and what it records is in the order in which things
+/// happen.
 #[test]
 fn a_traced_call_gives_the_same_bits_and_times_in_order() {
     on_gpus(|machine| {
@@ -90,7 +94,7 @@ fn assert_in_order(timeline: &Timeline) {
         let (mut opened_after, mut sent_after) = (worker.entered, worker.entered);
         for (i, TimedItem { item, times: t }) in timeline.items.iter().enumerate().skip(w).step_by(workers) {
             // A fold, which the producer passes by, has no tile to multiply and send.
-            let fold = item.sink == sink::FOLD;
+            let fold = item.sink == sink::REDUCE_ROWS;
             let adds = item.partials > 0 && !fold;
             let producer = [opened_after, t.opened, t.rows_there, t.loaded, if adds { t.partials_there } else { t.loaded }];
             let tile = [t.multiplied, t.summed, t.written, t.sent];
@@ -107,8 +111,8 @@ fn assert_in_order(timeline: &Timeline) {
     }
 }
 
-/// A call is captured once and replayed on changing inputs, with eager calls in between. An op that is told to use the copy engines leaves them at
-/// the capture and comes to the same bits.
+/// A call is captured once and replayed on changing inputs, with eager calls in between. An op that
+/// is told to use the copy engines leaves them at the capture and comes to the same bits.
 #[test]
 fn a_replayed_graph_gives_the_bits_of_eager_calls() {
     on_gpus(|machine| {
@@ -126,7 +130,8 @@ fn a_replayed_graph_gives_the_bits_of_eager_calls() {
 /// Each rank captures its own part; the ranks' replays meet on the devices.
 fn replay<T: Number>(node: &Node, cases: &[Case<T>], push: Push) {
     let stream = node.cuda_stream().unwrap();
-    // SAFETY: every buffer of this rank is used on this one stream. A tracked buffer would bring events from outside into the capture.
+    // SAFETY: every buffer of this rank is used on this one stream. A tracked buffer would bring
+    // events from outside into the capture.
     unsafe { stream.context().disable_event_tracking() };
     let op = AnyOp::of(&cases[0], Plan { push, ..Plan::default() }, node);
     let eager: Vec<Vec<T>> = cases.iter().map(|case| suite::call(&op, case, node).unwrap()).collect();

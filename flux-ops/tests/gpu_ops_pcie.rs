@@ -1,7 +1,9 @@
-//! Both ops on GPUs whose ranks reach each other through the host only: what must hold on any machine, and that the way makes no difference.
+//! Both ops on GPUs whose ranks reach each other through the host only: what must hold on any
+//! machine, and that the way makes no difference.
 //!
-//! Ranks are threads with a GPU each, or processes of a launch (`common/launched.rs`), with any number on each. Where there are not two GPUs and no launch, one line says so
-//! and all are skipped.
+//! Ranks are threads with a GPU each, or processes of a launch (`common/launched.rs`), with any
+//! number on each. Where there are not two GPUs and no launch, one line says so and all are
+//! skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
@@ -35,11 +37,13 @@ fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
 }
 
-/// With one schedule the sums have one order, so the bits are those of ranks that store to each other.
+/// With one schedule the sums have one order, so the bits are those of ranks that store to each
+/// other.
 #[test]
 fn the_way_through_the_host_changes_no_bit() {
     on_gpus(|staged| {
-        // Many rows in pieces; few by the kernels themselves, tile by tile, and by copy engines as one piece.
+        // Many rows in pieces; few by the kernels themselves, tile by tile, and by copy engines as
+        // one piece.
         let pieces = |op, world: u32| {
             let [_, n, k] = suite::ragged(staged, op, world);
             ([257 * world as usize, n, k], Chunk::Tiles(1))
@@ -68,7 +72,8 @@ fn the_way_through_the_host_changes_no_bit() {
     });
 }
 
-/// More tiles than workers leave by turns, beside the next, and as many as workers at once; what is folded is the same.
+/// More tiles than workers leave by turns, beside the next, and as many as workers at once; what is
+/// folded is the same.
 #[test]
 fn rows_that_leave_by_turns_give_the_bits_of_those_that_leave_at_once() {
     on_gpus(|machine| {

@@ -1,4 +1,5 @@
-//! Both ops on the host transport, with the programs of ranks in several nodes: one network less than the real thing, the same sums.
+//! Both ops on the host transport, with the programs of ranks in several nodes: one network less
+//! than the real thing, the same sums.
 
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
@@ -39,7 +40,7 @@ fn integers_give_the_exact_result_on_every_group() {
             let expected = case.expected_across(&plain, nodes(count, world));
             MACHINE.run(world, in_nodes(count), |node| {
                 assert_eq!(node.comm.nodes(), nodes(count, world));
-                for schedule in [None, Some(plain), Some(Schedule { band: 3, splits: 2, k_chunks: 2, ..plain })] {
+                for schedule in [None, Some(plain), Some(Schedule { band: 3, splits: 2, k_slices: 2, ..plain })] {
                     let op = AnyOp::of(&case, Plan { schedule, ..Plan::default() }, node);
                     for _ in 0..3 {
                         case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
@@ -50,7 +51,8 @@ fn integers_give_the_exact_result_on_every_group() {
     }
 }
 
-/// Where ranks reach each other, tiles would span shards as small as these; across nodes an op chooses another plan by itself.
+/// Where ranks reach each other, tiles would span shards as small as these; across nodes an op
+/// chooses another plan by itself.
 #[test]
 fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
     let (count, world) = (2, 4);
@@ -65,7 +67,8 @@ fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
     }
 }
 
-/// What is added first is the own node's, then the others' sums: other bits than those of ranks that all reach each other, within the derived bound.
+/// What is added first is the own node's, then the others' sums: other bits than those of ranks
+/// that all reach each other, within the derived bound.
 #[test]
 fn sums_of_nodes_are_rounded_in_a_fixed_order() {
     let (count, world) = (2, 6);
@@ -137,7 +140,7 @@ fn tiles_that_span_shards_are_refused_across_nodes() {
         let schedule = Schedule { stack: true, ..Schedule::of(TileShape::new(16, 16, 16)) };
         let plan = Plan { schedule: Some(schedule), ..Plan::default() };
         let refused = AnyOp::<bf16>::build(OPS[0], [32, 32, 16], plan, &node.comm).unwrap_err();
-        assert!(matches!(refused, BuildError::Schedule(ScheduleError::StackedNodes { .. })), "{refused}");
+        assert!(matches!(refused, BuildError::Schedule(ScheduleError::FlattenedNodes { .. })), "{refused}");
     });
 }
 
@@ -171,8 +174,8 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let tile = (1u32..20, 1u32..20, 1u32..10).prop_map(|(m, n, k)| TileShape::new(m, n, k));
     let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
     let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
-    (tile, chunk, raster, 1..5u32, (1..4u32, 1..4u32, 0..3u32)).prop_map(|(tile, chunk, raster, band, (k_chunks, splits, early))| {
-        Schedule { chunk, raster, band, k_chunks, splits, early, ..Schedule::of(tile) }
+    (tile, chunk, raster, 1..5u32, (1..4u32, 1..4u32, 0..3u32)).prop_map(|(tile, chunk, raster, band, (k_slices, splits, early))| {
+        Schedule { chunk, raster, band, k_slices, splits, early, ..Schedule::of(tile) }
     })
 }
 

@@ -21,7 +21,8 @@ fn on_host(test: impl FnOnce(Machine)) {
 
 tests_of_any_machine!(on_host);
 
-/// Every test of this binary, with ranks as processes: what tests on GPUs do where ranks share them.
+/// Every test of this binary, with ranks as processes: what tests on GPUs do where ranks share
+/// them.
 #[test]
 fn ranks_as_processes_pass_all_of_these_tests() {
     if launched().is_some() {

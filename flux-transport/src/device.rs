@@ -83,7 +83,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// What orders a call's work: nothing on the host, where calls are synchronous; a stream on a device.
+/// What orders a call's work: nothing on the host, where calls are synchronous; a stream on a
+/// device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stream {

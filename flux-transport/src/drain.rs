@@ -1,7 +1,8 @@
 //! Waiting until a rank's calls have ended, which ends too.
 //!
-//! Invariant: kernels' waits end by the communicator's deadline, so a drain is short, but for what they compute. The limits here are for when that fails: what was
-//! waited for in vain may still use all that it was given, so its device is given up and none of it is freed.
+//! Invariant: kernels' waits end by the communicator's deadline, so a drain is short, but for what
+//! they compute. The limits here are for when that fails: what was waited for in vain may still use
+//! all that it was given, so its device is given up and none of it is freed.
 
 use crate::TransportError;
 use crate::calls::locked;
@@ -18,7 +19,8 @@ pub(crate) const FAILED: &str = "calls that had failed did not end";
 /// Besides, for work of the device that is not this communicator's.
 const OTHERS: Duration = Duration::from_secs(20);
 
-/// Until when something is waited for that has no end of its own, each from when it was first said to need one.
+/// Until when something is waited for that has no end of its own, each from when it was first said
+/// to need one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     failed: Option<Instant>,
@@ -26,8 +28,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Looks until `done` says so: true; false once the limits are over. Each time `allowed` says how long calls that have failed are waited for, and how
-    /// long what works is.
+    /// Looks until `done` says so: true; false once the limits are over. Each time `allowed` says
+    /// how long calls that have failed are waited for, and how long what works is.
     pub(crate) fn wait<E>(
         &mut self,
         mut done: impl FnMut() -> Result<bool, E>,
@@ -73,7 +75,8 @@ impl<P: PartialEq> Steps<P> {
         Self { allowed: working(deadline), at: None }
     }
 
-    /// How long who stands at `place` may take to its next step, as [`Limits`] count it: anew from each.
+    /// How long who stands at `place` may take to its next step, as [`Limits`] count it: anew from
+    /// each.
     pub(crate) fn allowed(&mut self, place: P) -> Option<Duration> {
         let stands = self.at.as_ref() == Some(&place);
         self.at = Some(place);
@@ -81,7 +84,8 @@ impl<P: PartialEq> Steps<P> {
     }
 }
 
-/// Waits for all work of a device, whoever launched it: what is freed after waits for that, too, and replayed graphs are known to nobody else.
+/// Waits for all work of a device, whoever launched it: what is freed after waits for that, too,
+/// and replayed graphs are known to nobody else.
 #[derive(Debug)]
 pub(crate) struct Drain {
     device: CudaDevice,
@@ -94,10 +98,12 @@ impl Drain {
         Self { device, waits: Waits { failed: failing(deadline), working: working(deadline), last: Mutex::new(None) } }
     }
 
-    /// Waits until the device is idle; `failed` says whether calls have failed. Work that comes meanwhile may not count.
+    /// Waits until the device is idle; `failed` says whether calls have failed. Work that comes
+    /// meanwhile may not count.
     ///
     /// # Errors
-    /// [`TransportError::NotDrained`] where it is not in time. That is sooner once calls have failed, and the device is given up then: nothing is to be used any more.
+    /// [`TransportError::NotDrained`] where it is not in time. That is sooner once calls have
+    /// failed, and the device is given up then: nothing is to be used any more.
     pub(crate) fn wait(&self, failed: impl Fn() -> bool) -> Result<(), TransportError> {
         let device = self.device.clone();
         let drained = self.waits.wait(&failed, move || device.synchronize());
@@ -107,7 +113,8 @@ impl Drain {
         drained
     }
 
-    /// The same for the last time, before what the device uses is freed. Where it is not idle in time it is given up, so that nothing is.
+    /// The same for the last time, before what the device uses is freed. Where it is not idle in
+    /// time it is given up, so that nothing is.
     pub(crate) fn leave(&self, rank: u32, failed: impl Fn() -> bool) {
         let Err(error) = self.wait(failed) else { return };
         // A device that has failed runs nothing any more.
@@ -124,7 +131,8 @@ struct Waits {
     /// How long is waited where calls have failed, and where they have not.
     failed: Duration,
     working: Duration,
-    /// A wait that was not over in time. There is one at most: a device that is stuck does not collect threads.
+    /// A wait that was not over in time. There is one at most: a device that is stuck does not
+    /// collect threads.
     last: Mutex<Option<OnThread>>,
 }
 
@@ -159,7 +167,8 @@ impl Waits {
     }
 }
 
-/// Has `shared` never be freed: for the context of a device that was given up, and what other ranks of the process share with it.
+/// Has `shared` never be freed: for the context of a device that was given up, and what other ranks
+/// of the process share with it.
 pub(crate) fn keep<T>(shared: &Arc<T>) {
     let _ = Arc::into_raw(Arc::clone(shared));
 }

@@ -1,7 +1,8 @@
 //! Entries of the fuzz targets in `flux-transport/fuzz`: what this crate reads that others wrote.
 //!
-//! Invariant: each entry takes any bytes, checks what its readers rely on, and says whether one of them took the bytes; none needs a GPU, a file or a network. There
-//! only under test and `cargo fuzz`.
+//! Invariant: each entry takes any bytes, checks what its readers rely on, and says whether one of
+//! them took the bytes; none needs a GPU, a file or a network. There only under test and
+//! `cargo fuzz`.
 
 pub use crate::bootstrap::fuzz::{environment, frame, handshake, hello, roster, stream};
 pub use crate::comm::fuzz::{facts, report, size, verdict};
@@ -105,7 +106,8 @@ mod tests {
         for (name, target) in TARGETS {
             let corpus = corpus(name);
             assert!(!corpus.is_empty(), "{name}");
-            // As far as it goes without a fuzzer: each input, cut anywhere and with any one byte another.
+            // As far as it goes without a fuzzer: each input, cut anywhere and with any one byte
+            // another.
             for bytes in &corpus {
                 target(bytes);
                 for at in 0..bytes.len().min(300) {

@@ -1,10 +1,13 @@
-//! What helps a person whose ranks do not share memory as they meant them to: the same words whoever finds it out.
+//! What helps a person whose ranks do not share memory as they meant them to: the same words
+//! whoever finds it out.
 //!
-//! Invariant: nothing is decided by it, and nothing is guessed: a hint is given where what it rests on was seen.
+//! Invariant: nothing is decided by it, and nothing is guessed: a hint is given where what it rests
+//! on was seen.
 
 use crate::probe::line;
 
-/// The boot of the kernel that this process runs on; empty where that is not known. Containers of one machine have the same.
+/// The boot of the kernel that this process runs on; empty where that is not known. Containers of
+/// one machine have the same.
 pub(crate) fn boot() -> String {
     line(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
@@ -17,7 +20,8 @@ pub(crate) fn visible() -> String {
     shown(&std::env::var_os(VISIBLE).unwrap_or_default().to_string_lossy())
 }
 
-/// Text of an environment as an error can show it: on one line, and not without end. What is shown so is shown so again.
+/// Text of an environment as an error can show it: on one line, and not without end. What is shown
+/// so is shown so again.
 pub(crate) fn shown(text: &str) -> String {
     // Sixteen devices by name, and some.
     const SHOWN: usize = 1024;
@@ -25,14 +29,16 @@ pub(crate) fn shown(text: &str) -> String {
     line(&line(text).chars().take(SHOWN).collect::<String>())
 }
 
-/// What two ranks on one device need, whose `CUDA_VISIBLE_DEVICES` are these: ranks that see one device each may have been shown the same.
+/// What two ranks on one device need, whose `CUDA_VISIBLE_DEVICES` are these: ranks that see one
+/// device each may have been shown the same.
 pub(crate) fn own_device(visible: [&str; 2]) -> String {
     let [one, other] = visible.map(|list| if list.is_empty() { "not set".to_owned() } else { format!("`{list}`") });
     let both = if one == other { format!("{one} for both") } else { format!("{one} and {other}") };
     format!("give each rank a device of its own ({VISIBLE} is {both})")
 }
 
-/// What ranks need that count as ranks of different hosts though they run on this one kernel; nothing where they do not.
+/// What ranks need that count as ranks of different hosts though they run on this one kernel;
+/// nothing where they do not.
 pub(crate) fn one_machine(boots: [&str; 2]) -> &'static str {
     match boots {
         [one, other] if !one.is_empty() && one == other => {

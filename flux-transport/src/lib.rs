@@ -1,7 +1,8 @@
 //! Ranks, how they meet, the memory that they share and who moves data between them.
 //!
-//! Invariant: whatever the transport, a [`Communicator`] shows its memory as addresses laid out by [`flux_core::layout`], and every wait on a
-//! peer, in a kernel or here, ends with data, a deadline, a loss or an abort. Nothing here knows what a GEMM is.
+//! Invariant: whatever the transport, a [`Communicator`] shows its memory as addresses laid out by
+//! [`flux_core::layout`], and every wait on a peer, in a kernel or here, ends with data, a
+//! deadline, a loss or an abort. Nothing here knows what a GEMM is.
 //!
 //! ```
 //! use flux_transport::{Communicator, ConnectError, Select, World};
@@ -18,7 +19,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The types of `flux_core` that ranks are connected and told apart with are here too: [`Rank`], [`WorldSize`], [`Nodes`], [`Epoch`] and [`WorkspaceSize`].
+//! The types of `flux_core` that ranks are connected and told apart with are here too: [`Rank`],
+//! [`WorldSize`], [`Nodes`], [`Epoch`] and [`WorkspaceSize`].
 
 pub mod bootstrap;
 mod calls;

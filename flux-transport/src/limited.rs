@@ -1,8 +1,10 @@
 //! Waiting for a program with a limit.
 //!
-//! Invariant: [`wait`] ends soon after its limit whatever the program does. When it returns, nothing of the program's process group runs any more, unless the
-//! kernel does not let it go (a driver call that does not return); then it is collected when it does. That holds in a process that is not told how its children
-//! end, too: because whoever started it had it ignore SIGCHLD, which exec keeps, or another of its threads waits for any child.
+//! Invariant: [`wait`] ends soon after its limit whatever the program does. When it returns,
+//! nothing of the program's process group runs any more, unless the kernel does not let it go (a
+//! driver call that does not return); then it is collected when it does. That holds in a process
+//! that is not told how its children end, too: because whoever started it had it ignore SIGCHLD,
+//! which exec keeps, or another of its threads waits for any child.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -13,16 +15,18 @@ use std::time::{Duration, Instant};
 /// How often a program is looked at: its end is seen this late at most.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The status of `child`, the leader of a process group of its own, or `None` where the group had to be killed after `limit`. A group that was killed may take
-/// `grace` to go.
+/// The status of `child`, the leader of a process group of its own, or `None` where the group had
+/// to be killed after `limit`. A group that was killed may take `grace` to go.
 ///
 /// # Errors
-/// `ECHILD` where it has ended and this process is not told how; else the system's, where it cannot be looked at or killed.
+/// `ECHILD` where it has ended and this process is not told how; else the system's, where it cannot
+/// be looked at or killed.
 pub fn wait(child: Child, limit: Duration, grace: Duration) -> io::Result<Option<ExitStatus>> {
     wait_unless(child, limit, grace, || false)
 }
 
-/// As [`wait`], but the group is killed as soon as `give_up` says so, too, which is asked again and again.
+/// As [`wait`], but the group is killed as soon as `give_up` says so, too, which is asked again and
+/// again.
 ///
 /// # Errors
 /// As those of [`wait`].
@@ -34,7 +38,8 @@ pub fn wait_unless(
 ) -> io::Result<Option<ExitStatus>> {
     let leader = Pid::from_child(&child);
     let mut given_up = false;
-    // Not reaped, so that the group's number is still its own when it is killed; where the system has reaped it, numbers go round before this one is another's.
+    // Not reaped, so that the group's number is still its own when it is killed; where the system
+    // has reaped it, numbers go round before this one is another's.
     let over = within(limit, || {
         given_up = give_up();
         Ok(given_up || waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some())

@@ -1,7 +1,8 @@
 //! What a backend does for a communicator.
 //!
-//! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and [`finish`](Transport::finish) of one call under its
-//! lock, and [`reserve`](Transport::reserve) too; the other methods at any time from any thread.
+//! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and
+//! [`finish`](Transport::finish) of one call under its lock, and [`reserve`](Transport::reserve)
+//! too; the other methods at any time from any thread.
 
 mod check;
 
@@ -61,8 +62,9 @@ pub enum Mover {
     Thread,
     /// The device's copy engines, on a stream of their own.
     CopyEngine,
-    /// Messages, sent and received on a stream of their own: an executor's kernel stores into memory of this rank's [node](Transport::nodes) only, and
-    /// [`Transport::exchange`] carries both what is pushed and what is sent.
+    /// Messages, sent and received on a stream of their own: an executor's kernel stores into
+    /// memory of this rank's [node](Transport::nodes) only, and [`Transport::exchange`] carries
+    /// both what is pushed and what is sent.
     Messages {
         /// Multiprocessors that the messages' kernels need while the executor's waits.
         channels: Channels,
@@ -89,21 +91,25 @@ pub struct Capabilities {
 pub enum PeerStores {
     /// Everything: into peers' data regions and pads.
     All,
-    /// Rows that they scatter, and that these are there, where [the transport](Transport::scatter) shows it in such a call. What travels so is read by the peers' executors as
-    /// they add it. Other calls are [carried](Transport::carry).
+    /// Rows that they scatter, and that these are there, where [the transport](Transport::scatter)
+    /// shows it in such a call. What travels so is read by the peers' executors as they add it.
+    /// Other calls are [carried](Transport::carry).
     Rows,
-    /// Nothing: each call is [carried](Transport::carry), or [exchanged](Transport::exchange) as messages.
+    /// Nothing: each call is [carried](Transport::carry), or [exchanged](Transport::exchange) as
+    /// messages.
     Nothing,
 }
 
-/// A communicator's workspace, as addresses that this rank's executor uses; laid out as [`flux_core::layout`] says.
+/// A communicator's workspace, as addresses that this rank's executor uses; laid out as
+/// [`flux_core::layout`] says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkspaceView {
     /// Data regions, by rank, the own one included.
     pub data: Vec<u64>,
     /// Pads, by rank.
     pub pads: Vec<u64>,
-    /// Where rows come that other ranks scatter to this one, if not to its data region, which is not what [they reach](PeerStores::Rows).
+    /// Where rows come that other ranks scatter to this one, if not to its data region, which is
+    /// not what [they reach](PeerStores::Rows).
     pub scattered: Option<u64>,
     /// The own control block.
     pub control: u64,
@@ -115,17 +121,21 @@ pub struct WorkspaceView {
     pub deadline_ns: u64,
 }
 
-/// What this rank's executor says of the call in progress, where messages bring what it compares that with: which ops all calls up to this one were of, and not of this one alone.
+/// What this rank's executor says of the call in progress, where messages bring what it compares
+/// that with: which ops all calls up to this one were of, and not of this one alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// Address of a word for each rank, which messages bring before what reads what else they bring: the call's number, and in the upper half what its host says of the ops of its calls
-    /// up to that one. 0 where the own pad has it of all ranks: as mates say it there, and messages bring it or mates pass it on.
+    /// Address of a word for each rank, which messages bring before what reads what else they
+    /// bring: the call's number, and in the upper half what its host says of the ops of its calls
+    /// up to that one. 0 where the own pad has it of all ranks: as mates say it there, and messages
+    /// bring it or mates pass it on.
     pub words: u64,
     /// What this rank's host says of those of the call in progress.
     pub said: u32,
 }
 
-/// A mover's work in one call: columns of rows of this rank's shard, each transfer to a gather buffer, with its signal.
+/// A mover's work in one call: columns of rows of this rank's shard, each transfer to a gather
+/// buffer, with its signal.
 #[derive(Clone, Copy, Debug)]
 pub struct MoverJob<'a> {
     /// Address of the first row of the shard.
@@ -151,7 +161,8 @@ pub struct Exchange<'a> {
     pub source: Source<'a>,
     /// Bytes of a place at a reader.
     pub place_bytes: u64,
-    /// The program's [rounds](flux_core::program::TileProgram::rounds), as [ordered](Sending::ordered).
+    /// The program's [rounds](flux_core::program::TileProgram::rounds), as
+    /// [ordered](Sending::ordered).
     pub rounds: &'a [Round],
     /// Which of them go at once, and when.
     pub sending: Sending,
@@ -162,13 +173,15 @@ pub struct Exchange<'a> {
 /// Where sent chunks come from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// The caller's shard, which is there when the call begins (AllGather-GEMM). Rounds carry what crosses nodes of the transfers; what does not, and what is
-    /// passed on of what the rounds bring, are copies.
+    /// The caller's shard, which is there when the call begins (AllGather-GEMM). Rounds carry what
+    /// crosses nodes of the transfers; what does not, and what is passed on of what the rounds
+    /// bring, are copies.
     Rows(MoverJob<'a>),
-    /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions, each chunk when its signal is raised there
-    /// (GEMM-ReduceScatter).
+    /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions,
+    /// each chunk when its signal is raised there (GEMM-ReduceScatter).
     Stored {
-        /// Whether a reader has a place for every rank, in rank order, and so for itself, as where tiles span shards.
+        /// Whether a reader has a place for every rank, in rank order, and so for itself, as where
+        /// tiles span shards.
         of_all: bool,
     },
 }
@@ -182,7 +195,8 @@ pub struct Carry<'a> {
     pub row_stride: u64,
     /// What goes where.
     pub route: &'a Route,
-    /// Number of the op that the call is of, the same on all ranks where they make the same calls: the call fails where peers say other ones.
+    /// Number of the op that the call is of, the same on all ranks where they make the same calls:
+    /// the call fails where peers say other ones.
     pub op: u32,
 }
 
@@ -205,9 +219,10 @@ pub trait Transport: Send + Sync + Debug {
     /// What it is and how the ranks are connected, in a sentence or a few lines.
     fn explain(&self) -> String;
 
-    /// Replaces the workspace by one of `size`, which all ranks have agreed on and which covers the present one. Collective. No call is under
-    /// way on this rank. The new words are initialised before any rank returns; epochs go on from the present one, which the ranks
-    /// compare. Fails on all ranks if it fails on one, and then leaves the workspace as it was.
+    /// Replaces the workspace by one of `size`, which all ranks have agreed on and which covers the
+    /// present one. Collective. No call is under way on this rank. The new words are initialised
+    /// before any rank returns; epochs go on from the present one, which the ranks compare. Fails
+    /// on all ranks if it fails on one, and then leaves the workspace as it was.
     fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError>;
 
     /// The workspace.
@@ -216,7 +231,8 @@ pub trait Transport: Send + Sync + Debug {
     /// Orders what comes next on `stream` after the call before.
     fn begin(&self, stream: Stream) -> Result<(), TransportError>;
 
-    /// The number of the next call, or of the one in progress; `None` where only the device knows it, after a capture.
+    /// The number of the next call, or of the one in progress; `None` where only the device knows
+    /// it, after a capture.
     fn epoch(&self) -> Option<Epoch>;
 
     /// Whether the stream of the call in progress is being captured. Not where no call can be.
@@ -224,35 +240,44 @@ pub trait Transport: Send + Sync + Debug {
         false
     }
 
-    /// Whether [`push`](Self::push) can be used in the call in progress; where not, the executor pushes, unless the call is exchanged or carried.
+    /// Whether [`push`](Self::push) can be used in the call in progress; where not, the executor
+    /// pushes, unless the call is exchanged or carried.
     fn copy_engine_usable(&self) -> bool {
         false
     }
 
-    /// Has the mover carry out `push`, then say so in the control block; returns at once. At most once in a call, and not where
-    /// [`copy_engine_usable`](Self::copy_engine_usable) says no: that is [`TransportError::MoverUnusable`].
+    /// Has the mover carry out `push`, then say so in the control block; returns at once. At most
+    /// once in a call, and not where [`copy_engine_usable`](Self::copy_engine_usable) says no: that
+    /// is [`TransportError::MoverUnusable`].
     ///
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError>;
 
-    /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions, and returns the workspace as the executor of this call uses it: the addresses of peers
-    /// in other nodes are those of memory of this rank's, which is sent from there. At most once in a call, and only where [`Mover::Messages`] carries. What is
-    /// sent [before](Sending::Before) the executor's kernel has come when what is enqueued next on `stream` begins, or the call has failed. What the executor [stores](Source::Stored) is
-    /// sent by [`exchange_stored`](Self::exchange_stored).
+    /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions, and
+    /// returns the workspace as the executor of this call uses it: the addresses of peers in other
+    /// nodes are those of memory of this rank's, which is sent from there. At most once in a call,
+    /// and only where [`Mover::Messages`] carries. What is sent [before](Sending::Before) the
+    /// executor's kernel has come when what is enqueued next on `stream` begins, or the call has
+    /// failed. What the executor [stores](Source::Stored) is sent by
+    /// [`exchange_stored`](Self::exchange_stored).
     ///
-    /// Not one method with [`carry`](Self::carry): an exchange is in rounds that all ranks go through in one order, and a route has each side in its own order; either in the other's
+    /// Not one method with [`carry`](Self::carry): an exchange is in rounds that all ranks go
+    /// through in one order, and a route has each side in its own order; either in the other's
     /// place would be a protocol that is neither argued nor proven.
     ///
     /// # Safety
-    /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks hand over the same program's rounds.
+    /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks
+    /// hand over the same program's rounds.
     unsafe fn exchange(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
     }
 
-    /// Has the messages of an exchange that was handed over in this call carry what the executor [stores](Source::Stored). After its launch: messages await what it stores, and the host
-    /// waits for these where a stream is full. Where they go [before](Sending::Before) what they bring is read, on `stream`, after what stores it and before what is enqueued next. Once after
-    /// such an [`exchange`](Self::exchange).
+    /// Has the messages of an exchange that was handed over in this call carry what the executor
+    /// [stores](Source::Stored). After its launch: messages await what it stores, and the host
+    /// waits for these where a stream is full. Where they go [before](Sending::Before) what they
+    /// bring is read, on `stream`, after what stores it and before what is enqueued next. Once
+    /// after such an [`exchange`](Self::exchange).
     ///
     /// # Safety
     /// As there, and it is the same exchange.
@@ -260,21 +285,25 @@ pub trait Transport: Send + Sync + Debug {
         Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
     }
 
-    /// Where what an executor enqueues comes after what was enqueued before of the [exchange](Self::exchange) of the call in progress, and before what is after: work of this call for the
-    /// multiprocessors that its messages need only then. What comes next on the caller's stream once the call has finished comes after it. Nothing where messages have no stream of their own, or
-    /// none that the executor may use.
+    /// Where what an executor enqueues comes after what was enqueued before of the
+    /// [exchange](Self::exchange) of the call in progress, and before what is after: work of this
+    /// call for the multiprocessors that its messages need only then. What comes next on the
+    /// caller's stream once the call has finished comes after it. Nothing where messages have no
+    /// stream of their own, or none that the executor may use.
     fn beside(&self) -> Option<Stream> {
         None
     }
 
-    /// What the executor of the call in progress says of it, and where it hears whether its peers say the same, which it then has to see before it ends the call; nothing where the op's number
-    /// says enough, on pads that all reach, or where the transport compares.
+    /// What the executor of the call in progress says of it, and where it hears whether its peers
+    /// say the same, which it then has to see before it ends the call; nothing where the op's
+    /// number says enough, on pads that all reach, or where the transport compares.
     fn heard(&self) -> Option<Heard> {
         None
     }
 
-    /// Carries all that the call in progress sends and receives, beside its kernel, which was launched before; returns at once. Once in a call. Where
-    /// executors store to peers themselves, or [scatter](Self::scatter) to them, there is nothing to carry.
+    /// Carries all that the call in progress sends and receives, beside its kernel, which was
+    /// launched before; returns at once. Once in a call. Where executors store to peers themselves,
+    /// or [scatter](Self::scatter) to them, there is nothing to carry.
     ///
     /// # Safety
     /// The shard can be read, and is not written, until the call has finished on `stream`.
@@ -282,18 +311,21 @@ pub trait Transport: Send + Sync + Debug {
         Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
     }
 
-    /// The workspace for an executor that scatters the rows of the call in progress, which is of the op with number `op` (as in [`Carry::op`]), to peers itself, where it
+    /// The workspace for an executor that scatters the rows of the call in progress, which is of
+    /// the op with number `op` (as in [`Carry::op`]), to peers itself, where it
     /// [may](PeerStores::Rows). Instead of [`carry`](Self::carry), before the kernel's launch.
     fn scatter(&self, _stream: Stream, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport has no memory of the host to scatter rows to" })
     }
 
-    /// Ends the call in progress where no executor ran: the call does not count, and its epoch is the next call's.
+    /// Ends the call in progress where no executor ran: the call does not count, and its epoch is
+    /// the next call's.
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
         self.finish(stream)
     }
 
-    /// Ends the call in progress: what comes next on `stream` comes after its transfers. On the host, waits for them.
+    /// Ends the call in progress: what comes next on `stream` comes after its transfers. On the
+    /// host, waits for them.
     fn finish(&self, stream: Stream) -> Result<(), TransportError>;
 
     /// This rank's fault record, if a wait has failed. Does not synchronise.
@@ -302,7 +334,8 @@ pub trait Transport: Send + Sync + Debug {
     /// Ends all waits of this rank, now and later. `reason` is not 0.
     fn set_abort(&self, reason: u32);
 
-    /// How far what carries the call in progress has come, in words, where that is known without the driver.
+    /// How far what carries the call in progress has come, in words, where that is known without
+    /// the driver.
     fn progress(&self) -> Option<String> {
         None
     }
@@ -310,8 +343,9 @@ pub trait Transport: Send + Sync + Debug {
     /// Returns when all calls of this rank have ended that were finished before.
     ///
     /// # Errors
-    /// [`TransportError::NotDrained`] where they are not by a limit that the transport derives from the communicator's deadline: what works is waited for
-    /// longer, and what has failed not much longer. What they use cannot be freed then.
+    /// [`TransportError::NotDrained`] where they are not by a limit that the transport derives from
+    /// the communicator's deadline: what works is waited for longer, and what has failed not much
+    /// longer. What they use cannot be freed then.
     fn drain(&self) -> Result<(), TransportError>;
 }
 
@@ -328,8 +362,8 @@ pub enum TransportError {
     /// This thread would wait for itself.
     #[error("this thread has a call of the communicator that has not ended: finish or drop it first")]
     InCall,
-    /// Another thread's call, or its change of the workspace, did not end while this thread waited for its turn. This thread has begun nothing, and the communicator
-    /// is as it was.
+    /// Another thread's call, or its change of the workspace, did not end while this thread waited
+    /// for its turn. This thread has begun nothing, and the communicator is as it was.
     #[error(
         "another thread's call of the communicator has not ended for {waited:?}, so this thread has begun none: finish or drop it first"
     )]
@@ -441,7 +475,8 @@ pub(crate) fn nanoseconds(deadline: Duration) -> u64 {
     u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Bytes of a workspace's data region, and of that and the pad; an error where there is no such number.
+/// Bytes of a workspace's data region, and of that and the pad; an error where there is no such
+/// number.
 pub(crate) fn checked_bytes(size: &WorkspaceSize) -> Result<(u64, u64), TransportError> {
     let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN);
     let data = stride.and_then(|stride| stride.checked_mul(2));
@@ -478,7 +513,8 @@ mod tests {
             let data = size(half_bytes, 9).data_bytes();
             assert_eq!(checked_bytes(&size(half_bytes, 9)).unwrap(), (data, data + pad_bytes(9)));
         }
-        // Twice the first is 0 in 64 bits, the second is rounded up to it, the third to nothing; the last leaves no room for the pad.
+        // Twice the first is 0 in 64 bits, the second is rounded up to it, the third to nothing;
+        // the last leaves no room for the pad.
         let half = 1 << 63;
         for (half_bytes, signals) in
             [(half, 0), (half - WorkspaceSize::ALIGN + 1, 0), (u64::MAX, 0), (half - WorkspaceSize::ALIGN, u32::MAX)]

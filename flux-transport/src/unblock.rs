@@ -1,6 +1,7 @@
 //! Work that blocks, for a future: on a thread of its own.
 //!
-//! Invariant: the future is ready when the work has ended, however it ended: a panic is the panic of whoever polls, as if the work had been done there.
+//! Invariant: the future is ready when the work has ended, however it ended: a panic is the panic
+//! of whoever polls, as if the work had been done there.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,7 +21,8 @@ fn lock<T>(handover: &Mutex<Handover<T>>) -> MutexGuard<'_, Handover<T>> {
     handover.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does `work` on a thread of this name. A future that is dropped before leaves the work to end by itself.
+/// Does `work` on a thread of this name. A future that is dropped before leaves the work to end by
+/// itself.
 ///
 /// # Errors
 /// The system's, where it gives no thread.

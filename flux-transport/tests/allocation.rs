@@ -1,4 +1,5 @@
-//! A call allocates nothing, neither on the caller's thread nor on the mover's, once it has seen its program.
+//! A call allocates nothing, neither on the caller's thread nor on the mover's, once it has seen
+//! its program.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 

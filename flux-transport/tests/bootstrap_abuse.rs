@@ -1,4 +1,5 @@
-//! Clients that mean no good while a group forms, and hosts that cannot give what it needs: the group forms or says why, and nothing is left.
+//! Clients that mean no good while a group forms, and hosts that cannot give what it needs: the
+//! group forms or says why, and nothing is left.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
@@ -212,7 +213,8 @@ impl Drop for Done<'_> {
     }
 }
 
-/// A group forms, its last rank after 1,000 clients that come and go, 100 that talk nonsense, 10 that drip and 10 that say nothing and stay.
+/// A group forms, its last rank after 1,000 clients that come and go, 100 that talk nonsense, 10
+/// that drip and 10 that say nothing and stay.
 fn form_under_abuse<M: Meeting>(meeting: &M, nonsense: impl Fn(u64) -> Vec<u8>, drip: &[u8], also: impl Fn() + Sync) {
     let done = AtomicBool::new(false);
     let ranks = meeting.ranks();
@@ -262,7 +264,8 @@ fn a_group_on_one_host_forms_under_abuse() {
     form_under_abuse(&OnHost(private()), |number| noise(number, 1 + number as usize % 300), b"fluxhelo", || {});
 }
 
-/// Ports on which this process listens: rank 0's, and those where the other ranks wait for each other.
+/// Ports on which this process listens: rank 0's, and those where the other ranks wait for each
+/// other.
 fn listening() -> Vec<u16> {
     let sockets: Vec<String> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -420,7 +423,8 @@ fn a_directory_where_nothing_can_be_made_is_named() {
     assert!(errors[1].to_string().contains("not seen: rank 0; rank 0 was looked for in /proc/"), "{}", errors[1]);
 }
 
-/// How a process ends for which `full` is a file system of one inode, in a mount namespace of its own; `None` where this system gives none to tests.
+/// How a process ends for which `full` is a file system of one inode, in a mount namespace of its
+/// own; `None` where this system gives none to tests.
 fn ends_where_full(full: &Path, process: &Command) -> Option<Output> {
     let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$0\" || exit 77; echo mounted; exec \"$@\"";
     let mut inside = Command::new("unshare");

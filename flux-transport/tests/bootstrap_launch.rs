@@ -1,6 +1,7 @@
 //! Real processes: the launcher, and ranks that die.
 //!
-//! A process that this test starts is this test's own program again, told by `FLUX_TEST_ROLE` what to be.
+//! A process that this test starts is this test's own program again, told by `FLUX_TEST_ROLE` what
+//! to be.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
@@ -250,7 +251,8 @@ fn processes_with_the_same_rank_both_hear_of_the_other() {
     // Rank 0 is this process.
     let of = |rank| bootstrap_common::environment(directory.path(), rank, 3);
     let error = std::thread::scope(|scope| {
-        // Rank 2 comes when the others have heard it: before, the group could form with one of the two.
+        // Rank 2 comes when the others have heard it: before, the group could form with one of the
+        // two.
         scope.spawn(|| {
             noted(&names[0], "error");
             assert!(matches!(join(&of(2), ample()), Err(BootstrapError::DuplicateRank { .. })));
@@ -340,7 +342,8 @@ fn a_program_that_does_not_start_is_named() {
     assert!(error.to_string().contains("/no/such/program"), "{error}");
 }
 
-/// The launcher in a process of its own, with ranks that wait: it, the ranks, and what the ranks started.
+/// The launcher in a process of its own, with ranks that wait: it, the ranks, and what the ranks
+/// started.
 fn launch_waiting(notes: &Path) -> (Child, Vec<i32>, Vec<i32>) {
     let launcher = start("launches", notes, None);
     let pids: Vec<Vec<i32>> =

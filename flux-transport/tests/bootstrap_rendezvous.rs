@@ -87,7 +87,8 @@ fn a_rank_started_twice_is_named_to_all_ranks() {
     for twice in [0, 2] {
         let directory = private();
         let came: Vec<_> = [0, 1, 2, twice].map(|rank| environment(directory.path(), rank, 4)).into();
-        // Without it the group cannot form before the second of the same rank is there; it hears of them all the same.
+        // Without it the group cannot form before the second of the same rank is there; it hears of
+        // them all the same.
         let late = environment(directory.path(), 3, 4);
         let pid = std::process::id();
         std::thread::scope(|scope| {

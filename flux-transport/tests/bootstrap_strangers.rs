@@ -1,4 +1,5 @@
-//! Clients that are no ranks, while the group forms: it forms all the same, and nothing of them stays.
+//! Clients that are no ranks, while the group forms: it forms all the same, and nothing of them
+//! stays.
 //!
 //! One test, alone in its process: it counts the process's descriptors.
 

@@ -1,6 +1,8 @@
-//! Processes of another user at the rendezvous of one host: no end of it takes them for ranks, even where the directory has let them in.
+//! Processes of another user at the rendezvous of one host: no end of it takes them for ranks, even
+//! where the directory has let them in.
 //!
-//! The directory keeps other users out by its mode, so each test opens it first: what is tested is that the ranks ask all the same.
+//! The directory keeps other users out by its mode, so each test opens it first: what is tested is
+//! that the ranks ask all the same.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
@@ -24,8 +26,9 @@ use rustix::thread::set_thread_res_uid;
 /// `nobody` on most systems; the user needs no entry anywhere.
 const OTHER: u32 = 65_534;
 
-/// What another user does, on a thread of its own: the system keeps a thread's user for the thread, and says of a socket whose it was. `None` where this
-/// system does not let the tests take another user.
+/// What another user does, on a thread of its own: the system keeps a thread's user for the thread,
+/// and says of a socket whose it was. `None` where this system does not let the tests take another
+/// user.
 fn as_other<T: Send>(act: impl FnOnce() -> T + Send) -> Option<T> {
     let other = Uid::from_raw(OTHER);
     let body = || set_thread_res_uid(other, other, other).is_ok().then(act);
@@ -41,7 +44,8 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// What comes of a connection within some seconds: nothing at all, its end (no bytes), or a message.
+/// What comes of a connection within some seconds: nothing at all, its end (no bytes), or a
+/// message.
 fn heard(socket: &OwnedFd) -> Option<Vec<u8>> {
     let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
     if rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).unwrap() == 0 {

@@ -1,4 +1,5 @@
-//! A rank that does not come to an NCCL communicator. A binary of its own: the attempt leaves a thread behind.
+//! A rank that does not come to an NCCL communicator. A binary of its own: the attempt leaves a
+//! thread behind.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;

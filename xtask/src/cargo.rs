@@ -1,4 +1,5 @@
-//! Running cargo and other programs: a task fails where a program that it ran failed, and says which.
+//! Running cargo and other programs: a task fails where a program that it ran failed, and says
+//! which.
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
@@ -32,7 +33,8 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
     status.is_ok_and(|s| s.success())
 }
 
-/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory and in the place of this process, so that signals and exit status are its own.
+/// Builds flux-bench with `profile` and runs its `subcommand`, in the caller's directory and in the
+/// place of this process, so that signals and exit status are its own.
 ///
 /// # Errors
 /// Whenever this returns: cargo could not be started.
@@ -45,7 +47,8 @@ pub(crate) fn flux_bench(profile: &str, subcommand: &str, args: &[OsString]) -> 
     Err(error).with_context(|| format!("cannot start {}", shown(&run)))
 }
 
-/// The commit of the working tree, with `-dirty` where it has changes; `unknown` outside a repository.
+/// The commit of the working tree, with `-dirty` where it has changes; `unknown` outside a
+/// repository.
 pub(crate) fn commit() -> String {
     let git = Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]).current_dir(root()).output();
     match git {

@@ -1,4 +1,5 @@
-//! `dist/`: a folder that tests and measures flux on a host with GPUs and nothing else, neither toolchain nor network.
+//! `dist/`: a folder that tests and measures flux on a host with GPUs and nothing else, neither
+//! toolchain nor network.
 //!
 //! ```text
 //! dist/flux-bench     the program          dist/tests/gpu_*    the test binaries that need a GPU

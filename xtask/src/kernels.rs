@@ -1,4 +1,5 @@
-//! Compiling every kernel, which needs no GPU. Fails where one spills, uses local memory or has its wgmma instructions serialized.
+//! Compiling every kernel, which needs no GPU. Fails where one spills, uses local memory or has its
+//! wgmma instructions serialized.
 //!
 //! Where the machine has no NVRTC, its wheel is fetched once into `nvrtc/` of the target folder.
 
@@ -17,7 +18,8 @@ const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
 /// How `flux-kernels` says that it found no NVRTC.
 const NO_NVRTC: i32 = 3;
 
-/// Compiles every kernel into `out`, `cubins/` of the target folder unless given, and prints what each takes.
+/// Compiles every kernel into `out`, `cubins/` of the target folder unless given, and prints what
+/// each takes.
 pub(crate) fn compile(out: Option<&Path>) -> anyhow::Result<()> {
     let target = target_folder()?;
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
@@ -29,7 +31,8 @@ pub(crate) fn provide_nvrtc() -> anyhow::Result<()> {
     with_nvrtc(&target_folder()?, &["nvrtc".as_ref()])
 }
 
-/// Runs the program that compiles, with the fetched NVRTC or the machine's; where there is neither, one is fetched.
+/// Runs the program that compiles, with the fetched NVRTC or the machine's; where there is neither,
+/// one is fetched.
 fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
     let fetched = target.join("nvrtc");
     let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());

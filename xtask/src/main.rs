@@ -1,6 +1,7 @@
 //! Development tasks: `cargo xtask <task>`.
 //!
-//! Invariant: this crate depends on none of ours, so that a task runs, and says what is wrong, when they do not build.
+//! Invariant: this crate depends on none of ours, so that a task runs, and says what is wrong, when
+//! they do not build.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers on stdout, and says on stderr what is wrong")]
 
@@ -23,29 +24,34 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Measure both ops against the unfused path, on the GPUs or, without any, on the host transport (`--help` for its options)
+    /// Measure both ops against the unfused path, on the GPUs or, without any, on the host
+    /// transport (`--help` for its options)
     #[command(disable_help_flag = true)]
     Bench {
         /// Passed on to `flux-bench bench`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Run every test that needs no GPU: unit, integration and documentation tests, and the examples
+    /// Run every test that needs no GPU: unit, integration and documentation tests, and the
+    /// examples
     Test {
         /// Passed on to the test runner, for example a filter
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Write the results of README.md and the pictures in `docs/` anew, from `results/*-TRANSPORT.json` and the `*-peers.json` beside them
+    /// Write the results of README.md and the pictures in `docs/` anew, from
+    /// `results/*-TRANSPORT.json` and the `*-peers.json` beside them
     Results,
-    /// Kill, stop and withhold ranks, and check every error, rebuild and result (`--help` for its options)
+    /// Kill, stop and withhold ranks, and check every error, rebuild and result (`--help` for its
+    /// options)
     #[command(disable_help_flag = true)]
     Faults {
         /// Passed on to `flux-bench faults`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Compile every kernel, without a GPU, and print its registers, spills, stack and shared memory; fails where one spills
+    /// Compile every kernel, without a GPU, and print its registers, spills, stack and shared
+    /// memory; fails where one spills
     Kernels {
         /// Where the cubins go [default: `cubins` in the target folder]
         #[arg(long, value_name = "DIR")]

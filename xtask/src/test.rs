@@ -1,4 +1,5 @@
-//! The README's test command: everything that needs no GPU. Tests that need what a machine does not have are skipped, and counted at the end.
+//! The README's test command: everything that needs no GPU. Tests that need what a machine does not
+//! have are skipped, and counted at the end.
 
 use crate::cargo::{cargo, check, has_subcommand, root};
 use crate::kernels;
@@ -18,7 +19,8 @@ const IN_PART: &str = ", in part: ";
 /// What users are shown, of which each fails where something is not as it says.
 const EXAMPLES: [&str; 2] = ["tp_mlp", "survive"];
 
-/// Runs unit and integration tests, then documentation tests, then the examples; stops at the first that fails.
+/// Runs unit and integration tests, then documentation tests, then the examples; stops at the first
+/// that fails.
 pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     let in_ci = std::env::var_os("CI").is_some();
     if in_ci {

@@ -1,7 +1,8 @@
-//! The contenders on the host: the same executor for the fused op and for the GEMM alone, plain copies for the collectives.
+//! The contenders on the host: the same executor for the fused op and for the GEMM alone, plain
+//! copies for the collectives.
 //!
-//! Invariant: all contenders use the same number of threads, one rank's share of the cores, so a ratio of two times compares schedules. The times
-//! themselves say nothing about GPUs.
+//! Invariant: all contenders use the same number of threads, one rank's share of the cores, so a
+//! ratio of two times compares schedules. The times themselves say nothing about GPUs.
 
 use super::measure::{Contender, Lane, Sample};
 use super::shown::Shown;
@@ -39,7 +40,8 @@ impl<'a, T: Element> HostLane<'a, T> {
         let gemm = FusedOp::build(&part, &comm, &Plan::with_workers(workers))?;
         let gemm_site = Site::new(comm)?;
         let mut gemm_set = gemm_site.operand_set(&part)?;
-        // The same amount of the same kind of data; which numbers they are changes nothing about the time.
+        // The same amount of the same kind of data; which numbers they are changes nothing about
+        // the time.
         let Some(held) = set.holds else { bail!("the operands must be filled first") };
         gemm_site.fill(&mut gemm_set, Operands { problem: part, ..held })?;
         let shown = match problem.op() {
@@ -65,7 +67,8 @@ impl<'a, T: Element> HostLane<'a, T> {
         self.op.problem().world().ranks().zip(shards).try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
     }
 
-    /// The own rows of every rank's partial sums, added in rank order in fp32 and rounded once, into `y`.
+    /// The own rows of every rank's partial sums, added in rank order in fp32 and rounded once,
+    /// into `y`.
     fn reduce_scatter(&mut self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
         let rows = y.elements().len();

@@ -1,7 +1,10 @@
-//! Interleaved rounds: in each, every contender runs once, so that a machine that slows down slows them all.
+//! Interleaved rounds: in each, every contender runs once, so that a machine that slows down slows
+//! them all.
 //!
-//! Invariant: the ranks run the same contenders in the same order, each sample starts with all ranks lined up, and every call takes the next operand set of a
-//! rotation, whosever it is: what the call before has left in L2 is no contender's own. Rounds count in which every rank's host was in time: elsewhere its launch is timed.
+//! Invariant: the ranks run the same contenders in the same order, each sample starts with all
+//! ranks lined up, and every call takes the next operand set of a rotation, whosever it is: what
+//! the call before has left in L2 is no contender's own. Rounds count in which every rank's host
+//! was in time: elsewhere its launch is timed.
 
 use crate::report::{Enqueue, Late, Measured};
 use crate::rest::Rest;
@@ -27,7 +30,8 @@ impl Contender {
     /// All.
     pub const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
 
-    /// All, in the order of a round. The collective is a rest for the card, which to and fro would give to its neighbours and never to the op.
+    /// All, in the order of a round. The collective is a rest for the card, which to and fro would
+    /// give to its neighbours and never to the op.
     pub fn in_round(round: usize) -> [Self; 4] {
         in_round(Self::ALL, round)
     }
@@ -43,9 +47,11 @@ impl Contender {
     }
 }
 
-/// Four contenders in the order of a round: in four rounds each follows each other once, and none itself, whose heat and leavings in L2 it finds.
+/// Four contenders in the order of a round: in four rounds each follows each other once, and none
+/// itself, whose heat and leavings in L2 it finds.
 ///
-/// Source: Williams, "Experimental designs balanced for the estimation of residual effects of treatments", 1949.
+/// Source: Williams, "Experimental designs balanced for the estimation of residual effects of
+/// treatments", 1949.
 pub(crate) fn in_round<C: Copy>(contenders: [C; 4], round: usize) -> [C; 4] {
     [0, 1, 3, 2].map(|contender| contenders[(contender + round) % 4])
 }
@@ -57,23 +63,27 @@ pub struct Sample {
     pub span: Span,
     /// How long the host took to enqueue it; nothing where the host itself does what is called.
     pub enqueued: Option<Duration>,
-    /// Whether the device may have waited for the host, which had not enqueued all of it by the time that it was to begin.
+    /// Whether the device may have waited for the host, which had not enqueued all of it by the
+    /// time that it was to begin.
     pub late: bool,
 }
 
 /// One rank's contenders at one shape.
 pub trait Lane {
-    /// Lines the ranks up, runs `contender` once on this rank's operand set number `call` of its rotation, and says how long that took.
+    /// Lines the ranks up, runs `contender` once on this rank's operand set number `call` of its
+    /// rotation, and says how long that took.
     fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample>;
 
-    /// Lines the ranks up once, runs `contender` so many times back to back on all operand sets in turn, and says how long that took in all.
+    /// Lines the ranks up once, runs `contender` so many times back to back on all operand sets in
+    /// turn, and says how long that took in all.
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span>;
 }
 
 /// Rounds whose times are thrown away: caches, clocks, and whatever is loaded at the first use.
 pub const WARM_UP: usize = 5;
 
-/// Times all contenders over so many rounds, each sample after a rest. Collective; every rank gets the same result. `tick` is called after each round, warm-up included.
+/// Times all contenders over so many rounds, each sample after a rest. Collective; every rank gets
+/// the same result. `tick` is called after each round, warm-up included.
 pub fn measure(lane: &mut dyn Lane, comm: &Communicator, samples: usize, rest: Rest, tick: &dyn Fn()) -> anyhow::Result<Measured> {
     let mut samples_of: [Vec<Sample>; 4] = Default::default();
     let mut calls = 0..;
@@ -99,14 +109,16 @@ pub fn measure(lane: &mut dyn Lane, comm: &Communicator, samples: usize, rest: R
     Ok(Measured { gemm, comm: collective, serial, op, late, enqueue })
 }
 
-/// What the slowest rank's host takes to enqueue a call, of all rounds; nothing where hosts do not only enqueue. Collective.
+/// What the slowest rank's host takes to enqueue a call, of all rounds; nothing where hosts do not
+/// only enqueue. Collective.
 fn enqueued(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<Option<Times>> {
     let took = |sample: &Sample| Some(Span { start: 0.0, end: sample.enqueued?.as_secs_f64() * 1e3 });
     mine.iter().map(took).collect::<Option<Vec<_>>>().map(|spans| slowest(comm, &spans)).transpose()
 }
 
-/// The slowest rank's time of the rounds in which no rank was late, and how many others there were: these count too where they are more than half, as then being late is what
-/// the contender does. Collective.
+/// The slowest rank's time of the rounds in which no rank was late, and how many others there were:
+/// these count too where they are more than half, as then being late is what the contender does.
+/// Collective.
 fn in_time(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<(Times, u32)> {
     let mut late = vec![false; mine.len()];
     for (late, mine) in late.chunks_mut(ROUNDS).zip(mine.chunks(ROUNDS)) {
@@ -124,7 +136,8 @@ fn in_time(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<(Times, u32)>
 /// Rounds in one message: processes take 64 KiB.
 const ROUNDS: usize = 2048;
 
-/// The slowest rank's time of each round, from every rank's. Collective; the ranks have measured as many rounds.
+/// The slowest rank's time of each round, from every rank's. Collective; the ranks have measured as
+/// many rounds.
 pub(super) fn slowest(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Times> {
     let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); comm.world_size().index()];
     for rounds in mine.chunks(ROUNDS) {
@@ -145,7 +158,8 @@ mod tests {
     use flux_transport::{Options, Select, World};
     use std::time::Instant;
 
-    /// Says what it was asked for, and when. A contender's time is its number, and much more in warm-up rounds.
+    /// Says what it was asked for, and when. A contender's time is its number, and much more in
+    /// warm-up rounds.
     #[derive(Default)]
     struct Asked(Vec<(Contender, usize, Instant)>);
 

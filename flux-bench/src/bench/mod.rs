@@ -1,7 +1,7 @@
 //! The benchmark: both ops, verified and measured beside their baselines.
 //!
-//! Invariant: a row's times and its verification come from the same process, ops and buffers; a row that did not verify is reported as such,
-//! and fails the run.
+//! Invariant: a row's times and its verification come from the same process, ops and buffers; a row
+//! that did not verify is reported as such, and fails the run.
 
 pub(crate) mod gpu;
 mod host;
@@ -40,10 +40,12 @@ pub struct Args {
     /// Global rows; 512 to 8192 on GPUs and 512 on the host where it is left out
     #[arg(long, value_delimiter = ',', value_name = "M,...")]
     pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on the host a sixteenth of both
+    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on
+    /// the host a sixteenth of both
     #[arg(long, value_delimiter = ',', value_name = "MODEL,...")]
     pub shapes: Vec<Model>,
-    /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out. A launch has as many as were launched
+    /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out. A launch has as
+    /// many as were launched
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
@@ -61,7 +63,8 @@ pub struct Args {
     /// Before each timed call
     #[command(flatten)]
     pub rest: Rest,
-    /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one of --ms, or at the largest where it is left out
+    /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one
+    /// of --ms, or at the largest where it is left out
     #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
     pub sustained: Option<f64>,
     /// Ranks as processes of this machine, one each, instead of threads of this one
@@ -109,8 +112,8 @@ struct Found {
     rows: Vec<Row>,
 }
 
-/// Runs the benchmark, prints the table, writes the file, and says whether every row was verified. Inside a launch this process is one of the ranks,
-/// and rank 0 prints and writes.
+/// Runs the benchmark, prints the table, writes the file, and says whether every row was verified.
+/// Inside a launch this process is one of the ranks, and rank 0 prints and writes.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
         Ok(world) => return Ok(launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))),
@@ -136,7 +139,8 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     launch::agree(args.tp, world)?;
     let job = Job::new(args, machine::uses_gpus(args.transport)?, ranks)?;
     let found = rank::run(&job, world)?;
-    // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when another has failed.
+    // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when
+    // another has failed.
     if first { tell(args, &job, found) } else { Ok(true) }
 }
 

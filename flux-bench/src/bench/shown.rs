@@ -1,7 +1,8 @@
 //! Memory that the host's ranks show each other, for the collectives of the serial path.
 //!
-//! Invariant: it is the same for threads and for processes: files without names, one a rank, whose descriptors the control plane passes. They are read and
-//! written with copies by the system, so nothing is mapped and no reader can see memory that is gone.
+//! Invariant: it is the same for threads and for processes: files without names, one a rank, whose
+//! descriptors the control plane passes. They are read and written with copies by the system, so
+//! nothing is mapped and no reader can see memory that is gone.
 
 use anyhow::Context;
 use flux_core::Rank;

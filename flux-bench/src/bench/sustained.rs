@@ -1,7 +1,9 @@
-//! Calls back to back, for as long as it takes until clocks and temperatures are those of a machine at work.
+//! Calls back to back, for as long as it takes until clocks and temperatures are those of a machine
+//! at work.
 //!
-//! Invariant: op, GEMM and serial path take turns in blocks of equal length, each as long as the others in all, so that all three run at the
-//! clocks that their mixture settles at, and a ratio of them is that of the same machine. The first block of each is thrown away.
+//! Invariant: op, GEMM and serial path take turns in blocks of equal length, each as long as the
+//! others in all, so that all three run at the clocks that their mixture settles at, and a ratio of
+//! them is that of the same machine. The first block of each is thrown away.
 
 use super::measure::{Contender, Lane, slowest};
 use crate::report::{Measured, Sustained};
@@ -10,7 +12,8 @@ use anyhow::Context;
 use flux_transport::Communicator;
 use std::fmt::Debug;
 
-/// Length of a block, in seconds: many calls, and short beside the seconds in which temperatures follow.
+/// Length of a block, in seconds: many calls, and short beside the seconds in which temperatures
+/// follow.
 const BLOCK_SECONDS: f64 = 0.5;
 /// The contenders that overlap efficiency is made of.
 const TURNS: [Contender; 3] = [Contender::Op, Contender::Gemm, Contender::Serial];
@@ -23,7 +26,8 @@ pub(crate) fn seconds(word: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs each contender for `seconds` in all, in blocks of calls as many as fill it by `short`'s medians. Collective; every rank gets the same result.
+/// Runs each contender for `seconds` in all, in blocks of calls as many as fill it by `short`'s
+/// medians. Collective; every rank gets the same result.
 pub fn sustain(lane: &mut dyn Lane, comm: &Communicator, short: &Measured, seconds: f64) -> anyhow::Result<Sustained> {
     let turns = TURNS.map(|contender| (contender, contender.of(short).median));
     let blocks = Blocks::run(turns, seconds, |contender, calls| lane.block(contender, calls))?;
@@ -38,7 +42,8 @@ pub(crate) struct Blocks<const N: usize> {
 }
 
 impl<const N: usize> Blocks<N> {
-    /// Runs blocks of each contender by turns, of as many calls as fill a block where one takes the milliseconds beside it, until each has run for `seconds`.
+    /// Runs blocks of each contender by turns, of as many calls as fill a block where one takes the
+    /// milliseconds beside it, until each has run for `seconds`.
     pub(crate) fn run<C: Copy + Debug>(
         turns: [(C, f64); N],
         seconds: f64,
@@ -64,7 +69,8 @@ impl<const N: usize> Blocks<N> {
         self.spans[0].len()
     }
 
-    /// What a call of a contender took, as a mean over each block, from what `times` says of its blocks.
+    /// What a call of a contender took, as a mean over each block, from what `times` says of its
+    /// blocks.
     pub(crate) fn of_a_call(&self, turn: usize, times: impl FnOnce(&[Span]) -> anyhow::Result<Times>) -> anyhow::Result<Times> {
         Ok(times(&self.spans[turn])?.over(self.calls[turn] as f64))
     }

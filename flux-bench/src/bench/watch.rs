@@ -1,7 +1,8 @@
 //! Ends a rank that waits for too long in a collective of NCCL.
 //!
-//! Invariant: inside [`Watch::over`] something is timed again within the limit and no peer's process is lost, or the process ends with status 1, saying why:
-//! the baseline's collectives have no deadline of their own, and nothing that a rank's thread does ends their waits.
+//! Invariant: inside [`Watch::over`] something is timed again within the limit and no peer's
+//! process is lost, or the process ends with status 1, saying why: the baseline's collectives have
+//! no deadline of their own, and nothing that a rank's thread does ends their waits.
 
 use crate::end;
 use flux_core::Rank;

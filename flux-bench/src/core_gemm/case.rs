@@ -1,4 +1,5 @@
-//! One row to be measured: the problem of a world, what one of its ranks multiplies, and the programs for both.
+//! One row to be measured: the problem of a world, what one of its ranks multiplies, and the
+//! programs for both.
 //!
 //! Invariant: all programs of a case have one op, element type and tile, so one kernel runs them.
 
@@ -28,7 +29,8 @@ impl Case {
         Self::of(layer.model.name().to_owned(), layer.problem, Schedule::heuristic(&layer.problem), args)
     }
 
-    /// Of a problem that is called a layer of `model`, whose op has the schedule `own` unless another was asked for.
+    /// Of a problem that is called a layer of `model`, whose op has the schedule `own` unless
+    /// another was asked for.
     pub(crate) fn of(model: String, problem: Problem, own: Schedule, args: ScheduleArgs) -> anyhow::Result<Self> {
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
@@ -36,9 +38,10 @@ impl Case {
         Ok(Self { model, problem, alone, schedule })
     }
 
-    /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the raster gives all rows together.
+    /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the
+    /// raster gives all rows together.
     pub(crate) fn core(&self) -> Result<TileProgram, ScheduleError> {
-        let schedule = Schedule { chunk: Chunk::Shard, band: 1, k_chunks: 1, stack: false, ..self.schedule };
+        let schedule = Schedule { chunk: Chunk::Shard, band: 1, k_slices: 1, stack: false, ..self.schedule };
         TileProgram::build(&self.alone, FIRST, &schedule)
     }
 

@@ -1,11 +1,12 @@
 //! The contenders at one shape, on one GPU.
 //!
-//! Invariant: a sample is the time between two events on the one stream. Before the first, what peers would have raised is raised, and a spinning kernel gives the
-//! host time to enqueue what is timed; every call takes the next operand set of a rotation.
+//! Invariant: a sample is the time between two events on the one stream. Before the first, what
+//! peers would have raised is raised, and a spinning kernel gives the host time to enqueue what is
+//! timed; every call takes the next operand set of a rotation.
 
 use super::case::{Case, FIRST};
 use super::contender::Contender;
-use super::seat::{Seat, Set};
+use super::harness::{Seat, Set};
 use super::stand_in;
 use super::sustained::SustainedCore;
 use crate::bench::sustained::Blocks;
@@ -71,8 +72,8 @@ impl<'a> Lane<'a> {
             OpKind::AllGatherGemm => Vec::new(),
             OpKind::GemmReduceScatter => {
                 let data = stand_in::data_of_peer(problem.world(), own.address(), elsewhere.address());
-                let seat = |rank| Seat::new(gpu, &kernel, case.program(rank)?, data.clone());
-                problem.world().ranks().skip(1).map(seat).collect::<anyhow::Result<_>>()?
+                let harness = |rank| Seat::new(gpu, &kernel, case.program(rank)?, data.clone());
+                problem.world().ranks().skip(1).map(harness).collect::<anyhow::Result<_>>()?
             }
         };
         let core = Seat::new(gpu, &kernel, core, vec![of_core.address()])?;
@@ -110,7 +111,8 @@ impl<'a> Lane<'a> {
         self.verify_all(Fill::Uniform)
     }
 
-    /// Times all contenders on random data, each sample after a rest, in the order of [`Contender::ALL`].
+    /// Times all contenders on random data, each sample after a rest, in the order of
+    /// [`Contender::ALL`].
     pub(super) fn measure(&mut self, samples: u32, rest: Rest) -> anyhow::Result<[Times; 4]> {
         self.prepare()?;
         let mut spans: [Vec<Span>; 4] = Default::default();
@@ -124,7 +126,7 @@ impl<'a> Lane<'a> {
             }
         }
         // Before anything is said of times: a call that gave up waiting is a fast one.
-        self.ours.iter().try_for_each(|seat| seat.check(self.gpu))?;
+        self.ours.iter().try_for_each(|harness| harness.check(self.gpu))?;
         let times = |contender: Contender| {
             let spans = std::mem::take(&mut spans[contender as usize]);
             Times::of_slowest(&[spans]).context("no rounds")
@@ -133,11 +135,12 @@ impl<'a> Lane<'a> {
         Ok([gemm?, core?, order?, flags?])
     }
 
-    /// Times the contenders of [`SustainedCore`] back to back, on the data of [`Self::measure`], whose times are `short`.
+    /// Times the contenders of [`SustainedCore`] back to back, on the data of [`Self::measure`],
+    /// whose times are `short`.
     pub(super) fn sustain(&mut self, short: &[Times; 4], seconds: f64) -> anyhow::Result<SustainedCore> {
         let turns = SustainedCore::TURNS.map(|contender| (contender, short[contender as usize].median));
         let blocks = Blocks::run(turns, seconds, |contender, calls| self.block(contender, calls))?;
-        self.ours.iter().try_for_each(|seat| seat.check(self.gpu))?;
+        self.ours.iter().try_for_each(|harness| harness.check(self.gpu))?;
         let [gemm, core, flags] = [0, 1, 2].map(|turn| {
             let of_one = |spans: &[Span]| Times::of_slowest(&[spans.to_vec()]).context("no blocks");
             blocks.of_a_call(turn, of_one)
@@ -156,7 +159,8 @@ impl<'a> Lane<'a> {
         Ok(Span { start: 0.0, end })
     }
 
-    /// Random data in all sets and both halves, the fastest algorithm, and a spin that hides what the host does.
+    /// Random data in all sets and both halves, the fastest algorithm, and a spin that hides what
+    /// the host does.
     fn prepare(&mut self) -> anyhow::Result<()> {
         for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
             self.arrive(epoch, &self.operands(Contender::Flags, 0, Fill::Uniform))?;
@@ -204,18 +208,21 @@ impl<'a> Lane<'a> {
             return self.ours[ours].launch(gpu, &self.kernel, set);
         }
         gpu.device().bind()?;
-        // SAFETY: the sets hold operands of the shape that the GEMM was made for (`new`), and everything is on this one stream.
+        // SAFETY: the sets hold operands of the shape that the GEMM was made for (`new`), and
+        // everything is on this one stream.
         unsafe { self.gemm.launch(set.x.address(), set.w.address(), set.y.address(), gpu.raw_stream())? };
         Ok(())
     }
 
-    /// A contender's operands: of the GEMM alone, or of the world, of which its own are the same elements.
+    /// A contender's operands: of the GEMM alone, or of the world, of which its own are the same
+    /// elements.
     fn operands(&self, contender: Contender, call: u64, fill: Fill) -> Operands {
         let alone = matches!(contender, Contender::Gemm | Contender::Core);
         Operands::new(if alone { self.case.alone } else { self.case.problem }, SEED, call, fill)
     }
 
-    /// Rank 0's `w` and, of an AllGather-GEMM too, all of the local `x`, of which rank 0's shard are the first rows.
+    /// Rank 0's `w` and, of an AllGather-GEMM too, all of the local `x`, of which rank 0's shard
+    /// are the first rows.
     fn fill_own(&self, set: &Set, operands: &Operands) -> anyhow::Result<()> {
         let alone = &self.case.alone;
         self.fill(set, (x_window(alone, FIRST), w_window(alone, FIRST)), operands)
@@ -227,7 +234,8 @@ impl<'a> Lane<'a> {
         self.gpu.fill(&set.w, w, operands.seed_w, operands.fill, dtype)
     }
 
-    /// What the peers give to rank 0 in a call of this epoch: their rows, or the partial tiles that their own programs make of their operands. Uses the first set.
+    /// What the peers give to rank 0 in a call of this epoch: their rows, or the partial tiles that
+    /// their own programs make of their operands. Uses the first set.
     fn arrive(&mut self, epoch: Epoch, operands: &Operands) -> anyhow::Result<()> {
         let (gpu, problem, program) = (self.gpu, &self.case.problem, self.ours[2].program());
         if problem.op() == OpKind::AllGatherGemm {
@@ -237,11 +245,11 @@ impl<'a> Lane<'a> {
         for peer in 0..self.peers.len() {
             let rank = self.peers[peer].program().rank;
             self.fill(&self.sets[0], (x_window(problem, rank), w_window(problem, rank)), operands)?;
-            let seat = &mut self.peers[peer];
-            seat.begin_at(gpu, epoch)?;
-            seat.raise(gpu)?;
-            seat.launch(gpu, &self.kernel, &self.sets[0])?;
-            seat.check(gpu)?;
+            let harness = &mut self.peers[peer];
+            harness.begin_at(gpu, epoch)?;
+            harness.raise(gpu)?;
+            harness.launch(gpu, &self.kernel, &self.sets[0])?;
+            harness.check(gpu)?;
         }
         Ok(())
     }
@@ -265,9 +273,9 @@ impl<'a> Lane<'a> {
         gpu.poison(y.address(), y.bytes())?;
         self.raise(contender)?;
         self.launch(contender, 0)?;
-        let seat = &self.ours[ours];
-        seat.check(gpu)?;
-        let made_by = (seat.program().stacked, Nodes::apart(operands.problem.world()));
+        let harness = &self.ours[ours];
+        harness.check(gpu)?;
+        let made_by = (harness.program().flattened, Nodes::apart(operands.problem.world()));
         gpu.verify(&operands, FIRST, self.sets[0].y.address(), made_by)
     }
 }

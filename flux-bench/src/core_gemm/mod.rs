@@ -1,7 +1,8 @@
 //! `flux-bench core`: the fused kernel as a GEMM, beside the best cuBLASLt algorithm, on one GPU.
 //!
-//! Invariant: what is compared computes with one kernel on the same operands, at the shape that one rank of a larger world has, in the same rounds; a row is
-//! verified only if every output of the kernel was checked as a whole against the fp64 reference.
+//! Invariant: what is compared computes with one kernel on the same operands, at the shape that one
+//! rank of a larger world has, in the same rounds; a row is verified only if every output of the
+//! kernel was checked as a whole against the fp64 reference.
 //!
 //! Four contenders take turns in each round:
 //!
@@ -12,16 +13,19 @@
 //! | T_order | rank 0's tile program of the world of tp without its waits for peers |
 //! | T_flags | rank 0's tile program of the world of tp, every signal of a peer raised before the call |
 //!
-//! T_core waits for no signal but those of tiles that are shared. T_order and T_flags include the order of shards and bands, reading peers' rows from the gather
-//! buffer (AllGather-GEMM), sending partial tiles for peers into memory of this GPU at the op's own pace, raising their signals, reading and adding the peers' partial
-//! tiles (GEMM-ReduceScatter), and the close of the call. They include no link, no push of rows to peers and no copy that raises signals. So `T_flags / T_order - 1` is
-//! what looking at raised signals costs, and `T_flags / T_core - 1` what the whole tile program costs a GEMM whose data are there.
+//! T_core waits for no signal but those of tiles that are shared. T_order and T_flags include the
+//! order of shards and bands, reading peers' rows from the gather buffer (AllGather-GEMM), sending
+//! partial tiles for peers into memory of this GPU at the op's own pace, raising their signals,
+//! reading and adding the peers' partial tiles (GEMM-ReduceScatter), and the close of the call.
+//! They include no link, no push of rows to peers and no copy that raises signals. So
+//! `T_flags / T_order - 1` is what looking at raised signals costs, and `T_flags / T_core - 1` what
+//! the whole tile program costs a GEMM whose data are there.
 
 mod case;
 mod contender;
+mod harness;
 mod lane;
 mod report;
-mod seat;
 mod stand_in;
 mod sustained;
 #[cfg(test)]
@@ -74,12 +78,14 @@ pub struct Args {
     /// Before each timed call
     #[command(flatten)]
     pub rest: Rest,
-    /// Then call T_gemm, T_core and T_flags back to back, for so long each, by turns: as long as clocks take to settle
+    /// Then call T_gemm, T_core and T_flags back to back, for so long each, by turns: as long as
+    /// clocks take to settle
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub sustained: Option<f64>,
 }
 
-/// Measures every shape on the first GPU, prints the table, writes the file, and says whether every row was verified.
+/// Measures every shape on the first GPU, prints the table, writes the file, and says whether every
+/// row was verified.
 ///
 /// # Errors
 /// No GPU, a shape that the ranks cannot split, or a call that did not end as it should.

@@ -1,6 +1,7 @@
 //! What the kernel is as a GEMM.
 //!
-//! Invariant: a [`CoreRow`] is derived in one place, [`CoreRow::new`], from four times that were measured in the same rounds.
+//! Invariant: a [`CoreRow`] is derived in one place, [`CoreRow::new`], from four times that were
+//! measured in the same rounds.
 
 use super::case::Case;
 use super::sustained::{self, SustainedCore};
@@ -28,7 +29,8 @@ pub struct CoreReport {
     pub rows: Vec<CoreRow>,
 }
 
-/// One rank's part of one op at one shape, on one GPU. Times are in milliseconds; [the module](super) says what each is of.
+/// One rank's part of one op at one shape, on one GPU. Times are in milliseconds; [the
+/// module](super) says what each is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CoreRow {
     /// What it is of: `op` to `dtype`, those of the world whose rank 0 was measured.
@@ -52,9 +54,11 @@ pub struct CoreRow {
     pub waits: f64,
     /// Rate of the kernel as a world of 1, of the median.
     pub tflops: f64,
-    /// Largest deviation from an fp64 reference over the whole outputs, in units of the reference's largest element.
+    /// Largest deviation from an fp64 reference over the whole outputs, in units of the reference's
+    /// largest element.
     pub max_rel_err: f64,
-    /// Whether in all three of the kernel's contenders random data stayed within the derived bound and integer data were exact, over the whole output.
+    /// Whether in all three of the kernel's contenders random data stayed within the derived bound
+    /// and integer data were exact, over the whole output.
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
@@ -67,7 +71,8 @@ pub struct CoreRow {
 }
 
 impl CoreRow {
-    /// The row of a case, from what was measured, in the order of [`Contender::ALL`](super::Contender::ALL).
+    /// The row of a case, from what was measured, in the order of
+    /// [`Contender::ALL`](super::Contender::ALL).
     pub(super) fn new(case: &Case, plan: String, times: [Times; 4], verdict: Verdict, samples: u32) -> Self {
         let [t_gemm_ms, t_core_ms, t_order_ms, t_flags_ms] = times;
         let problem = &case.problem;

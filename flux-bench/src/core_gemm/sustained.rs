@@ -1,6 +1,7 @@
 //! What calls back to back took, at the clocks and temperatures of a card at work.
 //!
-//! Invariant: contenders take turns in blocks of equal length, so each runs at the clocks that its own power leaves it, on a card as warm as for the others.
+//! Invariant: contenders take turns in blocks of equal length, so each runs at the clocks that its
+//! own power leaves it, on a card as warm as for the others.
 
 use super::contender::Contender;
 use super::report::CoreRow;
@@ -9,8 +10,9 @@ use crate::stats::Times;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// Calls back to back. Times are in milliseconds, of one call, as means over a block of calls; percentiles are over blocks. Those of the kernel include raising
-/// what peers would have raised, which takes microseconds.
+/// Calls back to back. Times are in milliseconds, of one call, as means over a block of calls;
+/// percentiles are over blocks. Those of the kernel include raising what peers would have raised,
+/// which takes microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SustainedCore {
     /// How long each contender ran in all, in seconds.

@@ -46,8 +46,11 @@ fn the_gemm_alone_has_the_worlds_tiles_and_no_signal_but_of_shared_ones() {
         for case in cases(&args(&format!("--tp {tp}"))).unwrap() {
             let (core, first, order) = (case.core().unwrap(), case.program(FIRST).unwrap(), case.order().unwrap());
             let name = format!("{}, {}", case.problem, case.schedule);
-            assert!(core.transfers.is_empty() && core.signals == core.part_slots && core.awaits.len() as u32 == core.part_slots, "{name}");
-            assert!(core.items.iter().all(|item| matches!(item.sink, sink::STORE | sink::LEND)), "{name}");
+            assert!(
+                core.transfers.is_empty() && core.signals == core.split_k_slots && core.awaits.len() as u32 == core.split_k_slots,
+                "{name}"
+            );
+            assert!(core.items.iter().all(|item| matches!(item.sink, sink::STORE | sink::PARTIAL)), "{name}");
             // The reference shapes' shards are whole tiles: the same items in another order.
             let area = |p: &TileProgram| p.items.iter().map(|i| u64::from(i.rows) * u64::from(i.cols) * u64::from(i.k_steps)).sum::<u64>();
             assert_eq!((core.tile, core.items.len(), area(&core)), (first.tile, first.items.len(), area(&first)), "{name}");
@@ -102,7 +105,7 @@ fn set_words(address: u64, count: u64, value: u32) {
     (0..count as usize).for_each(|i| unsafe { first.add(i).write(value) });
 }
 
-/// A seat, on the host.
+/// A harness, on the host.
 struct HostSeat {
     executor: Executor<bf16>,
     data: Vec<u64>,
@@ -119,7 +122,8 @@ impl HostSeat {
         Self { executor: Executor::new(program, NonZeroUsize::MIN).unwrap(), data, pads, control, fault }
     }
 
-    /// One call of `epoch`, in which every signal of a peer was raised before; a wait for any other fails at once.
+    /// One call of `epoch`, in which every signal of a peer was raised before; a wait for any other
+    /// fails at once.
     fn call(&mut self, epoch: Epoch, x: &[bf16], w: &[bf16]) -> Vec<bf16> {
         let program = self.executor.program();
         let (problem, rank) = (program.problem, program.rank);
@@ -130,7 +134,8 @@ impl HostSeat {
         }
         let (control, fault) = (self.control.address(), self.fault.address());
         set_words(control + control::EPOCH, 1, epoch.get());
-        // SAFETY: all blocks outlive the call, in which nobody else uses them; `elsewhere` is large enough for a whole region at each peer's address.
+        // SAFETY: all blocks outlive the call, in which nobody else uses them; `elsewhere` is large
+        // enough for a whole region at each peer's address.
         let memory = unsafe { HostMemory::new(&self.data, &pads, control, fault, program.workspace(), Duration::ZERO) };
         let rows = |elements, cols: u32| Rows { elements, stride: cols as usize };
         let ys = problem.y_shape();
@@ -155,15 +160,16 @@ fn window(window: data::Window, seed: u64, fill: Fill) -> Vec<bf16> {
     to
 }
 
-/// Rank 0 as rank 0, its peers' part made before, one after the other: what the device does, by the same plan and with another executor.
+/// Rank 0 as rank 0, its peers' part made before, one after the other: what the device does, by the
+/// same plan and with another executor.
 fn alone_as_first(case: &Case, order: bool, fill: Fill) -> Verdict {
     let problem = &case.problem;
     let first = if order { case.order() } else { case.program(FIRST) }.unwrap();
-    let (size, stacked) = (first.workspace(), first.stacked);
+    let (size, flattened) = (first.workspace(), first.flattened);
     let (mut own, mut elsewhere) = (Block::new(size.data_bytes()), Block::new(2 * size.data_bytes()));
     let (own, elsewhere) = (own.address(), elsewhere.address());
     let gathered = (problem.op() == OpKind::AllGatherGemm).then(|| stand_in::gathered(&first));
-    let mut seat = HostSeat::new(first.clone(), stand_in::data_of_first(&first, own, elsewhere));
+    let mut harness = HostSeat::new(first.clone(), stand_in::data_of_first(&first, own, elsewhere));
     let mut verdict = Verdict::default();
     for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
         let operands = Operands::new(*problem, 1, u64::from(epoch.get()), fill);
@@ -182,8 +188,8 @@ fn alone_as_first(case: &Case, order: bool, fill: Fill) -> Verdict {
         }
         // Of the GEMM alone: of an AllGather-GEMM's x only the first rows are rank 0's.
         let (x, w) = (x_window(&case.alone, FIRST), w_window(&case.alone, FIRST));
-        let y = seat.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
-        verdict = verdict.merge(reference::verify(&operands, FIRST, &y, (stacked, Nodes::apart(problem.world()))));
+        let y = harness.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
+        verdict = verdict.merge(reference::verify(&operands, FIRST, &y, (flattened, Nodes::apart(problem.world()))));
     }
     verdict
 }
@@ -193,9 +199,9 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
     let tile = TileShape::new(8, 16, 8);
     let schedules = [
         Schedule::of(tile),
-        Schedule { chunk: Chunk::Tiles(1), band: 2, k_chunks: 3, ..Schedule::of(tile) },
+        Schedule { chunk: Chunk::Tiles(1), band: 2, k_slices: 3, ..Schedule::of(tile) },
         Schedule { chunk: Chunk::Tiles(2), splits: 2, ..Schedule::of(tile) },
-        Schedule { stack: true, splits: 2, k_chunks: 2, ..Schedule::of(tile) },
+        Schedule { stack: true, splits: 2, k_slices: 2, ..Schedule::of(tile) },
         Schedule { stack: true, ..Schedule::of(tile) },
         Schedule { chunk: Chunk::Tiles(1), stack: true, splits: 2, ..Schedule::of(tile) },
     ];

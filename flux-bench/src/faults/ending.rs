@@ -1,6 +1,7 @@
 //! The signals that end a run from outside.
 //!
-//! Invariant: a run that a signal ends leaves neither ranks nor files behind: whoever waits for a rank looks here, gives up, and what was started and made is dropped.
+//! Invariant: a run that a signal ends leaves neither ranks nor files behind: whoever waits for a
+//! rank looks here, gives up, and what was started and made is dropped.
 
 use anyhow::bail;
 use flux_transport::launch::Signals;

@@ -1,6 +1,7 @@
 //! One episode: what is injected when, and what must come of it.
 //!
-//! Invariant: an episode begins with a whole group of working ranks and, if it is not spoilt, ends with one.
+//! Invariant: an episode begins with a whole group of working ranks and, if it is not spoilt, ends
+//! with one.
 
 use super::process::Process;
 use super::suite::{Spoilt, Suite};
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How late after its deadline a timeout may come.
 const SLACK: Duration = Duration::from_millis(500);
-/// How long after the deadline a rank that was stopped runs on, at the earliest: every other's wait, which begins up to a call later than the stop, has passed its own by then.
+/// How long after the deadline a rank that was stopped runs on, at the earliest: every other's
+/// wait, which begins up to a call later than the stop, has passed its own by then.
 const SOON: Duration = Duration::from_millis(100);
 /// The same of ranks that take turns on a device.
 const SOON_BY_TURNS: Duration = Duration::from_millis(300);
@@ -23,7 +25,8 @@ const CALLS: u64 = 300;
 const CALLS_BY_TURNS: u64 = 30;
 
 impl Suite<'_> {
-    /// One fault and what follows it; `survivors`: whether those go on by themselves before a replacement comes.
+    /// One fault and what follows it; `survivors`: whether those go on by themselves before a
+    /// replacement comes.
     pub(super) fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), Spoilt> {
         let drawn = self.below(u64::from(self.args.ranks)) as usize;
         // Those who wait are then those who keep something for the one that lingers.
@@ -50,7 +53,8 @@ impl Suite<'_> {
         std::thread::sleep(stop / 2);
         self.ranks[victim].signal(Signal::CONT)?;
         let limit = self.limit();
-        // All are heard, whatever the first says: who waited for whom is seen from all of their ends.
+        // All are heard, whatever the first says: who waited for whom is seen from all of their
+        // ends.
         let reports: Vec<Report> = (0..self.ranks.len()).map(|at| self.hear(at, limit)).collect::<Result<_, _>>()?;
         let mut spoilt = false;
         for (at, report) in reports.iter().enumerate() {
@@ -91,7 +95,8 @@ impl Suite<'_> {
             Injection::LongStop => self.ranks[victim].signal(Signal::STOP)?,
             _ => {}
         }
-        // Half of those that are stopped for too long run on while the others find out about it, the rest when they have gone on.
+        // Half of those that are stopped for too long run on while the others find out about it,
+        // the rest when they have gone on.
         let soon = injection == Injection::LongStop && !self.args.linger && self.below(2) == 0;
         if soon {
             let soon = if self.args.ranks_per_gpu > 1 { SOON_BY_TURNS } else { SOON };
@@ -159,7 +164,8 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Whether a rank that runs on, and that the others have given up, fails, and ends when it is told to.
+    /// Whether a rank that runs on, and that the others have given up, fails, and ends when it is
+    /// told to.
     fn has_failed(&mut self, late: &mut Process) -> Result<(), Spoilt> {
         let limit = self.limit();
         match late.report(limit)? {
@@ -175,7 +181,8 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// A rank that the others have given up runs on: it fails, and the group computes right results.
+    /// A rank that the others have given up runs on: it fails, and the group computes right
+    /// results.
     fn runs_on(&mut self, injection: Injection, mut late: Process) -> Result<(), Spoilt> {
         match injection {
             Injection::LongStop => late.signal(Signal::CONT)?,

@@ -1,8 +1,10 @@
 //! Whether a process leaks: what it holds after each rebuild, kind by kind.
 //!
-//! Invariant: what grows with rebuilds is found, and what was opened once is not taken for it. A driver and NCCL open some things at their first use and
-//! some at their first rebuild, and may open one more whenever something is used that was not before; so a kind counts only when it has risen above all that
-//! it was, twice, after the first rebuild, and some of it is left of an earlier group: a group may hold more than the one before and let go of all of it.
+//! Invariant: what grows with rebuilds is found, and what was opened once is not taken for it. A
+//! driver and NCCL open some things at their first use and some at their first rebuild, and may
+//! open one more whenever something is used that was not before; so a kind counts only when it has
+//! risen above all that it was, twice, after the first rebuild, and some of it is left of an
+//! earlier group: a group may hold more than the one before and let go of all of it.
 
 use super::usage::Usage;
 use std::collections::BTreeMap;
@@ -32,7 +34,8 @@ struct Kind {
 }
 
 impl Ledger {
-    /// Takes what the process holds after a rebuild: a text for each kind that has now shown itself to leak.
+    /// Takes what the process holds after a rebuild: a text for each kind that has now shown itself
+    /// to leak.
     pub(super) fn weigh(&mut self, usage: Usage) -> Vec<String> {
         self.measured += 1;
         let normal = self.measured <= FIRST;
@@ -48,7 +51,8 @@ impl Ledger {
                 continue;
             }
             kind.rises += 1;
-            // What this rebuild has taken anew was not there before it: whatever was, and not at first, is left of an earlier one.
+            // What this rebuild has taken anew was not there before it: whatever was, and not at
+            // first, is left of an earlier one.
             let new = usage.new_since(&self.base, name);
             let fresh = usage.new_since(&self.before, name);
             let (fresh, left): (Vec<&str>, Vec<&str>) = new.into_iter().partition(|words| fresh.contains(words));
@@ -74,7 +78,8 @@ mod tests {
     use super::super::usage::Held;
     use super::*;
 
-    /// A process that holds so many pipes after its n-th measurement, each with a number of its own, beside one socket that is always a new one.
+    /// A process that holds so many pipes after its n-th measurement, each with a number of its
+    /// own, beside one socket that is always a new one.
     fn leaks(pipes: &[usize]) -> Vec<(usize, String)> {
         let mut ledger = Ledger::default();
         let mut found = Vec::new();

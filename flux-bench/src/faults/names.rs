@@ -1,8 +1,10 @@
-//! What ranks leave behind under names: in a folder of their own, and in the one where all programs name shared memory.
+//! What ranks leave behind under names: in a folder of their own, and in the one where all programs
+//! name shared memory.
 //!
-//! Invariant: what other programs have is not taken for the ranks'. In the folder of their own everything is theirs. Of shared memory it is what came since
-//! they began, of this user, with a name of this library's or of NCCL's, and only where no live process holds it: asked when the ranks have ended, as
-//! somebody else's then.
+//! Invariant: what other programs have is not taken for the ranks'. In the folder of their own
+//! everything is theirs. Of shared memory it is what came since they began, of this user, with a
+//! name of this library's or of NCCL's, and only where no live process holds it: asked when the
+//! ranks have ended, as somebody else's then.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -34,8 +36,9 @@ impl SharedMemory {
         Self { folder: folder.to_owned(), before }
     }
 
-    /// What the ranks have left when all of them have ended. Another program may be between naming its memory and mapping it, so a name counts only where it is
-    /// there, and held by nobody, until the limit.
+    /// What the ranks have left when all of them have ended. Another program may be between naming
+    /// its memory and mapping it, so a name counts only where it is there, and held by nobody,
+    /// until the limit.
     pub(super) fn left(&self, limit: Instant) -> Vec<PathBuf> {
         loop {
             let left = self.unheld();
@@ -70,7 +73,8 @@ fn entries(folder: &Path) -> impl Iterator<Item = DirEntry> {
     std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok)
 }
 
-/// Files of a folder that live processes have mapped or open. Those of other users cannot be looked into, but hold nothing that only this user may open.
+/// Files of a folder that live processes have mapped or open. Those of other users cannot be looked
+/// into, but hold nothing that only this user may open.
 fn held_in(folder: &Path) -> BTreeSet<PathBuf> {
     let mut held = BTreeSet::new();
     for process in entries(Path::new("/proc")) {

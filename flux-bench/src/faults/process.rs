@@ -1,7 +1,8 @@
 //! A rank process, as the program that started it sees it.
 //!
-//! Invariant: a process is killed and reaped when its [`Process`] is dropped, whatever it was doing, unless the kernel does not let it go within [`GRACE`]; no wait for
-//! it lasts longer than is said.
+//! Invariant: a process is killed and reaped when its [`Process`] is dropped, whatever it was
+//! doing, unless the kernel does not let it go within [`GRACE`]; no wait for it lasts longer than
+//! is said.
 
 use super::ending::Ending;
 use super::talk::{Order, Report};
@@ -37,8 +38,9 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in `temporary`: this program again, with `words`. `sharing`: whether ranks
-    /// share devices. A signal that `ending` notes ends all waits for it.
+    /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in
+    /// `temporary`: this program again, with `words`. `sharing`: whether ranks share devices. A
+    /// signal that `ending` notes ends all waits for it.
     pub(super) fn start(
         rank: u32,
         world: u32,
@@ -58,7 +60,8 @@ impl Process {
             .env("XDG_RUNTIME_DIR", temporary)
             // NVLink multicast can take a shared host's devices out of service.
             .env("NCCL_NVLS_ENABLE", "0")
-            // Connections of its RAS subsystem, which belong to no communicator, stay a minute after their last use: what is looked for here is what grows.
+            // Connections of its RAS subsystem, which belong to no communicator, stay a minute
+            // after their last use: what is looked for here is what grows.
             .env("NCCL_RAS_ENABLE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

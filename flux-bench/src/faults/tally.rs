@@ -56,7 +56,8 @@ pub(super) struct Tally {
     pub(super) rebuilt_with_survivors: u32,
     pub(super) rebuilt_whole: u32,
     against: [u32; ALL.len()],
-    /// Where a signal has come nothing is held against the run any more: a terminal's has ended ranks too.
+    /// Where a signal has come nothing is held against the run any more: a terminal's has ended
+    /// ranks too.
     ending: Option<Ending>,
     /// The longest time from a kill to a survivor's error.
     pub(super) slowest_loss: Duration,

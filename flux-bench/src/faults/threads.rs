@@ -1,4 +1,5 @@
-//! What the threads of a process do, as the system says: where a rank does not answer, whether it waits, and for what.
+//! What the threads of a process do, as the system says: where a rank does not answer, whether it
+//! waits, and for what.
 //!
 //! Invariant: reading waits for nothing, and what cannot be read is left out.
 
@@ -28,7 +29,8 @@ fn describe(task: u32, folder: &Path) -> String {
     words.join(", ")
 }
 
-/// The state's letter and the time on processors of a line of `stat`, whose second field is a name in brackets, of any characters.
+/// The state's letter and the time on processors of a line of `stat`, whose second field is a name
+/// in brackets, of any characters.
 fn state(stat: &str) -> Option<(&str, u64)> {
     let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
     let state = fields.next()?;

@@ -1,6 +1,8 @@
-//! `flux-bench first-call`: what the first call of an op takes in a process that has just built it, beside the calls after it.
+//! `flux-bench first-call`: what the first call of an op takes in a process that has just built it,
+//! beside the calls after it.
 //!
-//! Invariant: every shape is timed in a process of its own, so nothing that an earlier shape has loaded, compiled or registered is there.
+//! Invariant: every shape is timed in a process of its own, so nothing that an earlier shape has
+//! loaded, compiled or registered is there.
 
 mod report;
 #[cfg(test)]
@@ -30,7 +32,8 @@ pub struct Args {
     /// Global rows; 512, 2048 and 8192 on GPUs and 512 on the host where it is left out
     #[arg(long, value_delimiter = ',', value_name = "M,...")]
     pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on the host a sixteenth of both
+    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on
+    /// the host a sixteenth of both
     #[arg(long, value_delimiter = ',', value_name = "MODEL,...")]
     pub shapes: Vec<Model>,
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out
@@ -45,11 +48,13 @@ pub struct Args {
     /// Element type: bf16 or fp16
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
     pub dtype: DType,
-    /// How many times as long as a warm call a first one may take (first/warm); 2 on GPUs, and any on the host, where it is left out
+    /// How many times as long as a warm call a first one may take (first/warm); 2 on GPUs, and any
+    /// on the host, where it is left out
     ///
-    /// Warm calls come after as long a rest as the first call, in which NVLink goes to sleep: who calls first wakes it, and so does any other call after a rest. So
-    /// first/warm is what an op adds to its first call, and decides. first/busy, beside calls right after another, has the waking in it: it is shown, with a note
-    /// where it is above this, and decides nothing.
+    /// Warm calls come after as long a rest as the first call, in which NVLink goes to sleep: who
+    /// calls first wakes it, and so does any other call after a rest. So first/warm is what an op
+    /// adds to its first call, and decides. first/busy, beside calls right after another, has the
+    /// waking in it: it is shown, with a note where it is above this, and decides nothing.
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
@@ -70,10 +75,12 @@ fn ratio(word: &str) -> Result<f64, String> {
     }
 }
 
-/// Times every shape in a process of its own, prints the table, writes the file, and says whether no first call was too slow.
+/// Times every shape in a process of its own, prints the table, writes the file, and says whether
+/// no first call was too slow.
 ///
 /// # Errors
-/// A shape that the ranks cannot split, or a process that failed, found a wrong result or ran past its limit.
+/// A shape that the ranks cannot split, or a process that failed, found a wrong result or ran past
+/// its limit.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("first-call")?;
     let on_gpus = machine::uses_gpus(args.transport)?;

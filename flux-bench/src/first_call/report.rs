@@ -44,14 +44,16 @@ pub struct FirstCall {
 }
 
 impl FirstCall {
-    /// How many times as long as a warm call the first one took: what is judged. A first call finds a device that has rested and links that have gone to sleep, whatever
-    /// the op did when it was built; a call after as long a rest finds the same, so what is left is the op's own.
+    /// How many times as long as a warm call the first one took: what is judged. A first call finds
+    /// a device that has rested and links that have gone to sleep, whatever the op did when it was
+    /// built; a call after as long a rest finds the same, so what is left is the op's own.
     pub fn of_warm(&self) -> f64 {
         self.first_call_ms / self.warm_ms.median
     }
 
-    /// How many times as long as a call right after another it took: what a program feels whose next calls are such. Waking the links is in it, which no op can spare
-    /// its first call, so it is shown and not judged.
+    /// How many times as long as a call right after another it took: what a program feels whose
+    /// next calls are such. Waking the links is in it, which no op can spare its first call, so it
+    /// is shown and not judged.
     pub fn of_busy(&self) -> f64 {
         self.first_call_ms / self.busy_ms.median
     }
@@ -73,7 +75,8 @@ impl FirstCallReport {
         self.at_most.is_none_or(|most| row.of_warm() <= most)
     }
 
-    /// Where first calls that are kept took longer beside busy calls than they may beside warm ones: how many did, and why that is no failure.
+    /// Where first calls that are kept took longer beside busy calls than they may beside warm
+    /// ones: how many did, and why that is no failure.
     fn note(&self) -> Option<String> {
         // Without a rest there is nothing between the two kinds of calls that would excuse it.
         let most = self.at_most.filter(|_| self.origin.gpus > 0)?;

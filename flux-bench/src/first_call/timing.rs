@@ -1,8 +1,9 @@
 //! The first call and those after it, in this process.
 //!
-//! Invariant: both are timed alike: the device rests, the ranks agree on an instant, hold their streams until then, and time the call between two events. The
-//! hold is too short to hide a module's loading or a compilation. The rest matters: NVLink sleeps after 50 ms without traffic (`nvidia-smi nvlink -gLowPwrInfo`, H200), and
-//! whoever uses it first waits until it is awake.
+//! Invariant: both are timed alike: the device rests, the ranks agree on an instant, hold their
+//! streams until then, and time the call between two events. The hold is too short to hide a
+//! module's loading or a compilation. The rest matters: NVLink sleeps after 50 ms without traffic
+//! (`nvidia-smi nvlink -gLowPwrInfo`, H200), and whoever uses it first waits until it is awake.
 
 use super::FirstCall;
 use crate::data::Fill;
@@ -22,11 +23,14 @@ use flux_transport::{Communicator, Select, World};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// From the ranks' agreement to the call: enough to enqueue a call that has nothing to load, as the spinning kernel of the benchmark.
+/// From the ranks' agreement to the call: enough to enqueue a call that has nothing to load, as the
+/// spinning kernel of the benchmark.
 const LEAD: Duration = Duration::from_micros(300);
-/// For which the streams are held before a call, so that the clocks are those of a machine at work, and the links those of one that has just built an op.
+/// For which the streams are held before a call, so that the clocks are those of a machine at work,
+/// and the links those of one that has just built an op.
 const REST: Duration = Duration::from_millis(100);
-/// Calls after the first that are thrown away, those that are kept, and those after them that come without rest.
+/// Calls after the first that are thrown away, those that are kept, and those after them that come
+/// without rest.
 const SETTLING: usize = 2;
 const WARM: usize = 9;
 const BUSY: usize = 21;
@@ -54,7 +58,8 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
                 site.delay(REST)?;
             }
             calls.push(call(&site, &op, &mut set, origin)?);
-            // The first, whose time counts by itself; what follows it is thrown away, so a check disturbs nothing. And the last.
+            // The first, whose time counts by itself; what follows it is thrown away, so a check
+            // disturbs nothing. And the last.
             if number == 0 || number == SETTLING + WARM + BUSY {
                 defect.apply(&site, &mut set)?;
                 let verdict = site.verify(&set, op.schedule().stack)?;

@@ -89,14 +89,16 @@ impl Gpu {
         let Window { row0, col0, rows, cols } = window;
         let to = harness::Window { address: to.address() + offset as u64, row_stride: u64::from(cols), row0, col0, rows, cols };
         self.device.bind()?;
-        // SAFETY: the block holds the window, as was just checked; whatever else uses it is on the same stream.
+        // SAFETY: the block holds the window, as was just checked; whatever else uses it is on the
+        // same stream.
         unsafe { self.harness.fill(to, seed, fill.into(), dtype, self.raw_stream())? };
         Ok(())
     }
 
     /// Fills device memory with NaN.
     ///
-    /// The range must be memory of this device that nothing uses but this stream; callers pass whole blocks or the workspace.
+    /// The range must be memory of this device that nothing uses but this stream; callers pass
+    /// whole blocks or the workspace.
     pub(crate) fn poison(&self, address: u64, bytes: usize) -> anyhow::Result<()> {
         self.device.bind()?;
         // SAFETY: the callers' promise above.
@@ -116,16 +118,16 @@ impl Gpu {
         Ok(())
     }
 
-    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, (stacked, nodes): (bool, Nodes)) -> anyhow::Result<Verdict> {
+    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, (flattened, nodes): (bool, Nodes)) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
         let expected = Expected {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
             fill: operands.fill.into(),
             bias: operands.finish.bias.then_some(operands.seed_bias),
             activation: operands.finish.activation,
-            stacked,
-            // Stacked, every rank's own is sent.
-            per_node: if stacked { 1 } else { nodes.per_node() },
+            flattened,
+            // Flattened, every rank's own is sent.
+            per_node: if flattened { 1 } else { nodes.per_node() },
         };
         let y = (y, u64::from(problem.y_shape().cols));
         self.device.bind()?;
@@ -146,8 +148,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Holds the stream until every rank's has come here, and for `spin` longer: time for the host to enqueue what follows. `word` is 4 bytes that
-    /// nothing else uses.
+    /// Holds the stream until every rank's has come here, and for `spin` longer: time for the host
+    /// to enqueue what follows. `word` is 4 bytes that nothing else uses.
     pub(crate) fn line_up(&self, nccl: &Comm, word: &DeviceBlock, spin: Duration) -> anyhow::Result<()> {
         anyhow::ensure!(word.bytes() >= 4, "{} bytes are no word", word.bytes());
         // SAFETY: one word of this rank's memory, on its one stream.
@@ -160,7 +162,8 @@ impl Gpu {
         Ok(self.stream.record_event(None)?)
     }
 
-    /// Times what `launch` puts on the stream, in milliseconds between two events, and waits for it.
+    /// Times what `launch` puts on the stream, in milliseconds between two events, and waits for
+    /// it.
     pub fn time(&self, launch: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
         self.start.record(&self.stream)?;
         launch()?;
@@ -171,7 +174,8 @@ impl Gpu {
     pub(crate) fn upload(&self, to: &DeviceBlock, from: &[u8]) -> anyhow::Result<()> {
         anyhow::ensure!(from.len() <= to.bytes(), "{} bytes do not fit {}", from.len(), to.bytes());
         self.device.bind()?;
-        // SAFETY: the block holds as many bytes; the copy waits for the stream's end before the slice can go away.
+        // SAFETY: the block holds as many bytes; the copy waits for the stream's end before the
+        // slice can go away.
         unsafe { result::memcpy_htod_async(to.address(), from, self.stream.cu_stream())? };
         self.synchronize()
     }

@@ -1,6 +1,7 @@
 //! Measuring on GPUs: the baselines, clocks of the device, and the harness kernels.
 //!
-//! Invariant: a rank has one device and one stream, and all that it launches is in order on that stream.
+//! Invariant: a rank has one device and one stream, and all that it launches is in order on that
+//! stream.
 
 pub(crate) mod choice;
 pub mod cublas;

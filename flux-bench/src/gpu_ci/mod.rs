@@ -1,6 +1,8 @@
-//! What `cargo xtask dist` carries to a GPU host, run there: doctor, every GPU test binary, soak and a quick benchmark.
+//! What `cargo xtask dist` carries to a GPU host, run there: doctor, every GPU test binary, soak
+//! and a quick benchmark.
 //!
-//! Invariant: every step runs, however the ones before it ended, each with a time limit of its own; one failure fails the whole.
+//! Invariant: every step runs, however the ones before it ended, each with a time limit of its own;
+//! one failure fails the whole.
 
 mod plan;
 mod step;
@@ -30,7 +32,8 @@ pub struct Args {
     /// Run only the steps whose names contain this, or one of these if given several times
     #[arg(long, value_name = "TEXT")]
     pub only: Vec<String>,
-    /// Let a step fail of which every test was skipped, for want of a GPU more, of NCCL and the like
+    /// Let a step fail of which every test was skipped, for want of a GPU more, of NCCL and the
+    /// like
     #[arg(long)]
     pub no_skips: bool,
     /// Ranks of soak and benchmark: as many as there are GPUs where it is left out
@@ -129,7 +132,8 @@ fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
-/// The summary as a person reads it: a line a step, and below it the last output of each that failed.
+/// The summary as a person reads it: a line a step, and below it the last output of each that
+/// failed.
 fn text(summary: &Summary) -> String {
     let mut text = String::new();
     let width = summary.steps.iter().map(|s| s.name.len()).max().unwrap_or(0);
@@ -169,7 +173,8 @@ mod tests {
     use super::*;
     use clap::Parser;
 
-    /// Written by another process: one that a test thread forks meanwhile would keep the file open, and the system runs no open file.
+    /// Written by another process: one that a test thread forks meanwhile would keep the file open,
+    /// and the system runs no open file.
     fn script(path: &Path, text: &str) {
         let write = format!("printf '#!/bin/sh\\n%s\\n' '{text}' > '{0}' && chmod +x '{0}'", path.display());
         assert!(Command::new("sh").args(["-c", &write]).status().unwrap().success());

@@ -1,7 +1,8 @@
 //! What this machine's links do: the figures that schedules are chosen by.
 //!
-//! Invariant: a figure is the median of repeated runs of one movement, between events on the streams that carry it; where several devices move
-//! at once it is the slowest one's, from when the first began.
+//! Invariant: a figure is the median of repeated runs of one movement, between events on the
+//! streams that carry it; where several devices move at once it is the slowest one's, from when the
+//! first began.
 
 mod measures;
 mod rig;

@@ -1,7 +1,7 @@
 //! Devices made ready for moving bytes between them.
 //!
-//! Invariant: nothing but what is measured uses a device's `outbox`, `inbox` and `staging`; where [`reach`] says so, every other device can read and write the
-//! first two.
+//! Invariant: nothing but what is measured uses a device's `outbox`, `inbox` and `staging`; where
+//! [`reach`] says so, every other device can read and write the first two.
 
 use crate::gpu::{Gpu, kernels};
 use anyhow::Context;
@@ -13,7 +13,8 @@ use std::time::Duration;
 
 /// Bytes of an inbox and of an outbox: what one device moves at most in one go.
 pub(super) const BOX: usize = 256 << 20;
-/// How long the streams are held while the host enqueues what is timed: some hundred driver calls for 8 devices with 7 streams each.
+/// How long the streams are held while the host enqueues what is timed: some hundred driver calls
+/// for 8 devices with 7 streams each.
 const HOLD: Duration = Duration::from_millis(3);
 
 /// One device.
@@ -81,8 +82,8 @@ impl Rig {
     }
 }
 
-/// Runs a movement once on `lanes` lanes of each of `rigs`, and returns the microseconds of the slowest rig, from its first
-/// lane's start to its last lane's end.
+/// Runs a movement once on `lanes` lanes of each of `rigs`, and returns the microseconds of the
+/// slowest rig, from its first lane's start to its last lane's end.
 pub(super) fn once(rigs: &[&Rig], lanes: usize, movement: &dyn Fn(usize, &Rig, usize, &Lane) -> anyhow::Result<()>) -> anyhow::Result<f64> {
     // The streams wait until everything is enqueued, on whichever device.
     for rig in rigs {

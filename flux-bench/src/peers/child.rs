@@ -1,6 +1,7 @@
 //! The Python process that times the peers.
 //!
-//! Invariant: it ends by the deadline, with all that it started, and what it says is either whole or an error.
+//! Invariant: it ends by the deadline, with all that it started, and what it says is either whole
+//! or an error.
 
 use super::report::PeerRow;
 use crate::limited;

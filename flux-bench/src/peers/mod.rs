@@ -1,6 +1,8 @@
-//! `flux-bench peers`: what a user would pick instead, timed on the same host, with the same shapes and by the same method as the fused ops.
+//! `flux-bench peers`: what a user would pick instead, timed on the same host, with the same shapes
+//! and by the same method as the fused ops.
 //!
-//! The peers are PyTorch's: `torch.mm` alone, NCCL and `torch.mm` in turn, and the fused ops of its symmetric memory ("async-TP").
+//! The peers are PyTorch's: `torch.mm` alone, NCCL and `torch.mm` in turn, and the fused ops of its
+//! symmetric memory ("async-TP").
 
 mod child;
 mod report;
@@ -55,7 +57,8 @@ pub struct Args {
 /// Times the peers, prints the table, writes the file, and says whether every row was verified.
 ///
 /// # Errors
-/// No GPUs, Python or PyTorch, a shape that the ranks cannot split, or a child that failed or ran past its limit.
+/// No GPUs, Python or PyTorch, a shape that the ranks cannot split, or a child that failed or ran
+/// past its limit.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("peers")?;
     if let Some(path) = &args.json {

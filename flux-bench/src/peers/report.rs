@@ -43,14 +43,16 @@ pub struct PeerRow {
     /// Why a time is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Whether every result was finite and the fused op's that of the serial path, up to their roundings, on every rank.
+    /// Whether every result was finite and the fused op's that of the serial path, up to their
+    /// roundings, on every rank.
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
 }
 
 impl PeerRow {
-    /// The median of the faster of the ways to run the whole op, and which it is; `None` where none ran.
+    /// The median of the faster of the ways to run the whole op, and which it is; `None` where none
+    /// ran.
     pub fn best(&self) -> Option<(f64, &'static str)> {
         let ways = [(self.serial_ms, "serial"), (self.async_tp_ms, "async-TP")];
         ways.into_iter().filter_map(|(times, name)| Some((times?.median, name))).min_by(|a, b| a.0.total_cmp(&b.0))

@@ -17,9 +17,11 @@ fn small_job() -> Job {
     Job { tp: 2, dtype: "bf16", samples: 3, cases: vec![Case { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }] }
 }
 
-/// A program that stands in for Python: a shell script, called with the peers' script and the order as JSON.
+/// A program that stands in for Python: a shell script, called with the peers' script and the order
+/// as JSON.
 ///
-/// Written by another process: one that a test thread forks meanwhile would keep the file open, and the system runs no open file.
+/// Written by another process: one that a test thread forks meanwhile would keep the file open, and
+/// the system runs no open file.
 fn python(folder: &Path, text: &str) -> OsString {
     let path = folder.join("python3");
     let source = folder.join("source");

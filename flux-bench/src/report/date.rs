@@ -9,7 +9,8 @@ pub fn now() -> String {
 
 /// `seconds` since 1970-01-01 as `2026-11-20T07:00:00Z`.
 ///
-/// Source: Howard Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`; years are counted from March, so that a leap day ends one.
+/// Source: Howard Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`; years
+/// are counted from March, so that a leap day ends one.
 pub fn utc(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);

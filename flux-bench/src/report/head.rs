@@ -1,6 +1,7 @@
 //! What a row is of: one head for the rows of every file of results.
 //!
-//! Invariant: in a file its fields come first in a row, in this order, whatever was measured behind them.
+//! Invariant: in a file its fields come first in a row, in this order, whatever was measured behind
+//! them.
 
 use crate::shapes::{self, parse_dtype, parse_op};
 use flux_core::{DType, Problem};

@@ -1,6 +1,7 @@
 //! What the ranks of a run were, and where.
 //!
-//! Invariant: all ranks of a run find the same. Files that say nothing of it are of ranks that were threads: there was nothing else.
+//! Invariant: all ranks of a run find the same. Files that say nothing of it are of ranks that were
+//! threads: there was nothing else.
 
 use flux_transport::{Communicator, Launch, World};
 use serde::{Deserialize, Serialize};

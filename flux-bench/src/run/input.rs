@@ -1,6 +1,7 @@
 //! The operands of a run, from a safetensors file.
 //!
-//! Invariant: an [`Input`] that exists has `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of `[n]`, all of one 16-bit type, whole.
+//! Invariant: an [`Input`] that exists has `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of
+//! `[n]`, all of one 16-bit type, whole.
 
 use crate::memory::room;
 use flux_core::DType;

@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 const HEAD: &str = "| op | model | m | T_op ms | T_gemm ms | T_serial ms | speed-up | ECT ms | E % |";
 const RULE: &str = "|---|---|--:|--:|--:|--:|--:|--:|--:|";
 
-/// A paragraph that says what was measured where, then the table; with a column of the best peer, where peers are known.
+/// A paragraph that says what was measured where, then the table; with a column of the best peer,
+/// where peers are known.
 pub fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
     let mut text = heading(report);
     if let Some(peers) = peers {

@@ -1,6 +1,7 @@
 //! Showing what `flux-bench bench --json` has written.
 //!
-//! Invariant: what is shown is a function of the files alone, and only of files whose every row was verified.
+//! Invariant: what is shown is a function of the files alone, and only of files whose every row was
+//! verified.
 
 mod markdown;
 mod overview;
@@ -36,10 +37,12 @@ pub struct Args {
     /// Write a picture of the one file that is given
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// Show beside the one file that is given what peers took: a file that `flux-bench peers --json` has written
+    /// Show beside the one file that is given what peers took: a file that
+    /// `flux-bench peers --json` has written
     #[arg(long, value_name = "FILE.json", conflicts_with = "publish")]
     pub peers: Option<PathBuf>,
-    /// Write the results of README.md, docs/results.md and the pictures of the repository at ROOT anew, from its `results/*-TRANSPORT.json` and `*-peers.json`
+    /// Write the results of README.md, docs/results.md and the pictures of the repository at ROOT
+    /// anew, from its `results/*-TRANSPORT.json` and `*-peers.json`
     #[arg(long, value_name = "ROOT", conflicts_with_all = ["files", "markdown", "svg"])]
     pub publish: Option<PathBuf>,
 }
@@ -79,8 +82,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// The report in `path`.
 ///
 /// # Errors
-/// Where the file is no report of this schema, or one that must not be shown: without rows, of several worlds or element types, unverified, or with a time that is
-/// not above 0.
+/// Where the file is no report of this schema, or one that must not be shown: without rows, of
+/// several worlds or element types, unverified, or with a time that is not above 0.
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let name = path.display();
     let report: Report = parsed(path, "flux-bench bench --json")?;
@@ -114,7 +117,8 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
 /// What peers took, in `path`, to be shown beside `report`.
 ///
 /// # Errors
-/// Where the file is no such report, is of another machine, has no rows of `report`'s, or has a row that must not be shown.
+/// Where the file is no such report, is of another machine, has no rows of `report`'s, or has a row
+/// that must not be shown.
 pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let name = path.display();
     let peers: PeersReport = parsed(path, "flux-bench peers --json")?;

@@ -19,7 +19,8 @@ A row whose host was late in some rounds, which are left out of its times, has t
 are measured in [results/README.md](../results/README.md).
 ";
 
-/// The document, of reports in the order in which they are given, with the names of their files up to the ending.
+/// The document, of reports in the order in which they are given, with the names of their files up
+/// to the ending.
 pub(super) fn overview<'r>(reports: impl Iterator<Item = (&'r str, &'r Report)>) -> String {
     let reports: Vec<(&str, &Report)> = reports.collect();
     let mut text = format!("{ABOVE}\n{INDEX}");
@@ -48,7 +49,8 @@ pub(super) fn index_line(report: &Report, link: &str) -> String {
     format!("| {} | {low:.2} to {high:.2} | {link} |\n", machine(report))
 }
 
-/// A column for each op of each model, in the order in which they come, and a line for each number of rows.
+/// A column for each op of each model, in the order in which they come, and a line for each number
+/// of rows.
 fn table(rows: &[Row]) -> String {
     let (mut columns, mut lines): (Vec<[&str; 2]>, Vec<u32>) = Default::default();
     for Row { head, .. } in rows {

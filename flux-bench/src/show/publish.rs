@@ -1,7 +1,7 @@
 //! The repository's results: README's part, the document of all records and the pictures.
 //!
-//! Invariant: they hold nothing that is not in `results/*-TRANSPORT.json` and the `*-peers.json` beside those of nvlink. [`render`] is what they must be, and
-//! changes no file.
+//! Invariant: they hold nothing that is not in `results/*-TRANSPORT.json` and the `*-peers.json`
+//! beside those of nvlink. [`render`] is what they must be, and changes no file.
 
 use super::markdown::markdown;
 use super::overview::{INDEX, index_line, overview};
@@ -19,7 +19,8 @@ const BEGIN: &str = "<!-- results:begin -->\n";
 const END: &str = "<!-- results:end -->";
 /// Where all records are shown.
 const ALL: &str = "docs/results.md";
-/// Results with this ending are published with a picture: those of GPUs, named after hardware and transport.
+/// Results with this ending are published with a picture: those of GPUs, named after hardware and
+/// transport.
 const SUFFIX: &str = "-nvlink.json";
 /// Of these, the range of the speed-ups.
 const OTHERS: [&str; 3] = ["-pcie.json", "-nccl.json", "-mixed.json"];
@@ -51,10 +52,12 @@ impl Named {
     }
 }
 
-/// README.md of the repository at `root` with its results replaced, the document of all results, and a picture of those over nvlink.
+/// README.md of the repository at `root` with its results replaced, the document of all results,
+/// and a picture of those over nvlink.
 ///
 /// # Errors
-/// Where there are no results, one of them cannot be read, or README.md lacks the marks that its results stand between.
+/// Where there are no results, one of them cannot be read, or README.md lacks the marks that its
+/// results stand between.
 pub fn render(root: &Path) -> anyhow::Result<Vec<Rendered>> {
     let results = results(root)?;
     let path = root.join("README.md");
@@ -72,7 +75,8 @@ pub fn render(root: &Path) -> anyhow::Result<Vec<Rendered>> {
     Ok(files)
 }
 
-/// Those with a picture first, by falling number of GPUs, bf16 before fp16, by the GPU's falling name, as an H200's before an H100's, then by their own.
+/// Those with a picture first, by falling number of GPUs, bf16 before fp16, by the GPU's falling
+/// name, as an H200's before an H100's, then by their own.
 fn results(root: &Path) -> anyhow::Result<Vec<Named>> {
     let folder = root.join("results");
     let mut results = Vec::new();
@@ -102,7 +106,8 @@ fn rank(of: &Named) -> (bool, Reverse<u32>, Option<&str>, Reverse<&str>, &str) {
     (!of.pictured, Reverse(origin.gpus), dtype, Reverse(&origin.device), &of.stem)
 }
 
-/// What stands between the marks: the first result whole, of the others with a picture a line each with the range of their speed-ups.
+/// What stands between the marks: the first result whole, of the others with a picture a line each
+/// with the range of their speed-ups.
 fn part(results: &[Named]) -> String {
     let pictured: Vec<&Named> = results.iter().filter(|r| r.pictured).collect();
     let [first, others @ ..] = &*pictured else { return String::new() };

@@ -1,6 +1,7 @@
 //! Simulated times beside measured ones.
 //!
-//! Invariant: both are of one problem; a row whose plan in the file is not the schedule that was simulated says so.
+//! Invariant: both are of one problem; a row whose plan in the file is not the schedule that was
+//! simulated says so.
 
 use super::LEAST_ROWS;
 use super::row::{NO_KERNEL, Simulation, heading, millis, own_schedule};
@@ -33,7 +34,8 @@ impl Compared {
         let problem = row.head.problem()?;
         let case = Case::of(row.head.model.clone(), problem, own_schedule(&problem, machine), args)?;
         let simulation = Simulation::of(&case, pushes, machine)?;
-        // With what follows a schedule in a plan over peer memory: a schedule that has one thing less to say is no other's beginning.
+        // With what follows a schedule in a plan over peer memory: a schedule that has one thing
+        // less to say is no other's beginning.
         let same_schedule = row.plan.starts_with(&format!("{}, kernel ", case.schedule));
         Ok(Self {
             head: row.head.clone(),
@@ -88,7 +90,8 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
     format!("{}\n{}{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines), summary(rows))
 }
 
-/// How far the simulation is off where the model is meant to hold: what was measured with another schedule says nothing of that.
+/// How far the simulation is off where the model is meant to hold: what was measured with another
+/// schedule says nothing of that.
 fn summary(rows: &[Compared]) -> String {
     let (same, others): (Vec<&Compared>, Vec<_>) = rows.iter().filter(|row| row.head.m >= LEAST_ROWS).partition(|row| row.same_schedule);
     let left_out = if others.is_empty() { String::new() } else { format!("; {} of another schedule left out", others.len()) };

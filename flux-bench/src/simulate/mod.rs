@@ -1,6 +1,7 @@
 //! `flux-bench simulate`: what calls would take on a machine that need not be there.
 //!
-//! Invariant: what is printed says first that it was simulated, and for which machine; nothing of it is written to a file of results.
+//! Invariant: what is printed says first that it was simulated, and for which machine; nothing of
+//! it is written to a file of results.
 
 mod against;
 mod row;
@@ -37,10 +38,12 @@ pub struct Args {
     /// Ops
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub ops: Vec<OpKind>,
-    /// The machine: h200 or h100 with NVLink, h100-pair-by-host for two that reach memory of the host alone, as over pcie, or h800 (never measured)
+    /// The machine: h200 or h100 with NVLink, h100-pair-by-host for two that reach memory of the
+    /// host alone, as over pcie, or h800 (never measured)
     #[arg(long, default_value = "h200", value_parser = machine)]
     pub machine: Machine,
-    /// Simulate the rows of this file of `bench --json`, show both times of each, and how far off those are that were measured with the schedule simulated
+    /// Simulate the rows of this file of `bench --json`, show both times of each, and how far off
+    /// those are that were measured with the schedule simulated
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
     pub against: Option<PathBuf>,
     /// Print each row's schedule too
@@ -63,7 +66,8 @@ fn machine(word: &str) -> Result<Machine, String> {
 /// Simulates every shape, or every row of the file, and prints the table.
 ///
 /// # Errors
-/// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such report or of another machine.
+/// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such
+/// report or of another machine.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(
         !args.machine.through_host || args.push.is_none(),

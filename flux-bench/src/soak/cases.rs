@@ -16,11 +16,13 @@ pub struct Case {
     pub heavy: bool,
 }
 
-/// Per-rank extents of the small shapes: name, rows of a shard, split extent of one rank, the other extent.
+/// Per-rank extents of the small shapes: name, rows of a shard, split extent of one rank, the other
+/// extent.
 const SMALL: [(&str, usize, usize, usize); 5] = [
     // The least that there is: a row a rank, one tile.
     ("least", 1, 8, 8),
-    // 129 = 128 + 1 rows; 296 = 256 + 40 = 2 * 128 + 40; 200 = 3 * 64 + 8: tails of every tile extent in use.
+    // 129 = 128 + 1 rows; 296 = 256 + 40 = 2 * 128 + 40; 200 = 3 * 64 + 8: tails of every tile
+    // extent in use.
     ("ragged", 129, 296, 200),
     ("ragged-deep", 129, 200, 1032),
     // One tile less and one more than whole.
@@ -53,7 +55,8 @@ pub fn matrix(world: WorldSize, models: bool) -> Result<Vec<Case>, ProblemError>
                 push(name, op, rows * ranks, extents(split, whole), dtype, plain, false)?;
             }
         }
-        // A bias, alone and with each activation, where a tile ends at every column and where there is the least of everything.
+        // A bias, alone and with each activation, where a tile ends at every column and where there
+        // is the least of everything.
         for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "ragged"].contains(name)) {
             for (dtype, finish) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| Finish::with_bias(op).map(move |f| (d, f))) {
                 push(name, op, rows * ranks, extents(split, whole), dtype, finish, false)?;

@@ -1,15 +1,20 @@
-//! The correctness matrix: every shape that is hard, on integer data that must come out exact, with the memory poisoned, ranks delayed, and runs repeated.
+//! The correctness matrix: every shape that is hard, on integer data that must come out exact, with
+//! the memory poisoned, ranks delayed, and runs repeated.
 //!
-//! Invariant: a case passes only if every checked output, over all its elements on every rank, was exact or within its derived bound.
+//! Invariant: a case passes only if every checked output, over all its elements on every rank, was
+//! exact or within its derived bound.
 //!
 //! Three phases a case:
-//! - **apart**: before each call the outputs and each rank's whole data region are filled with NaN and the ranks meet, so nothing can be right by what an
-//!   earlier call left there (in memory of the host, where it passes through, it may be found);
-//! - **in a row**: calls follow each other with nothing between them, with new data each and one rank after the other delayed, so ranks are as
-//!   far apart as the protocol lets them be; some of the results are checked, the last among them;
+//! - **apart**: before each call the outputs and each rank's whole data region are filled with NaN
+//!   and the ranks meet, so nothing can be right by what an earlier call left there (in memory of
+//!   the host, where it passes through, it may be found);
+//! - **in a row**: calls follow each other with nothing between them, with new data each and one
+//!   rank after the other delayed, so ranks are as far apart as the protocol lets them be; some of
+//!   the results are checked, the last among them;
 //! - **again**: the same random data with other delays must give the same bits.
 //!
-//! With `--random` the cases are not the matrix's but random ones, of random plans, until the time is up.
+//! With `--random` the cases are not the matrix's but random ones, of random plans, until the time
+//! is up.
 
 mod cases;
 mod phases;
@@ -37,7 +42,8 @@ use std::time::Instant;
 /// Arguments of `flux-bench soak`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Ranks; as many as there are GPUs times --ranks-per-gpu, or 8 on the host, where it is left out
+    /// Ranks; as many as there are GPUs times --ranks-per-gpu, or 8 on the host, where it is left
+    /// out
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
@@ -52,10 +58,12 @@ pub struct Args {
     /// Ranks as processes, one each, instead of threads of this one
     #[arg(long)]
     pub processes: bool,
-    /// Ranks on each GPU, to check large worlds on few GPUs: as threads they divide it, as processes they take turns
+    /// Ranks on each GPU, to check large worlds on few GPUs: as threads they divide it, as
+    /// processes they take turns
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU))]
     pub ranks_per_gpu: u32,
-    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto, mixed and host; mixed by name where ranks share GPUs
+    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto,
+    /// mixed and host; mixed by name where ranks share GPUs
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,
     /// Only the cases whose names contain this
@@ -67,7 +75,8 @@ pub struct Args {
     /// The one random case of this number
     #[arg(long, value_name = "NUMBER", requires = "seed", conflicts_with_all = ["calls", "quick", "only", "random"])]
     pub case: Option<u64>,
-    /// Seed of data and delays, and of random cases: where it is left out 1, and for random cases that of the clock
+    /// Seed of data and delays, and of random cases: where it is left out 1, and for random cases
+    /// that of the clock
     #[arg(long)]
     pub seed: Option<u64>,
     #[command(flatten)]
@@ -80,14 +89,16 @@ fn check(args: &Args, on_gpus: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the ranks.
+/// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the
+/// ranks.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
         Ok(world) => {
             let checked = launch::agree(args.tp, &world).and_then(|()| check(args, machine::uses_gpus(args.transport)?));
             let passed = checked.and_then(|()| soak_rank(args, &world));
             let passed = passed.unwrap_or_else(|error| end::give_up(world.rank(), &error));
-            // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when another has failed.
+            // Rank 0 knows what all have found, and a launcher would end it in the middle of its
+            // words when another has failed.
             return Ok(passed || world.rank().get() > 0);
         }
         Err(WorldError::NoLauncher) => {}

@@ -111,7 +111,8 @@ impl<T: Element> Rank<'_, T> {
         Operands::new(*self.op.problem(), self.seed, call, fill).finished(self.finish)
     }
 
-    /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed; the seed says who begins.
+    /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed; the
+    /// seed says who begins.
     fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
         let turn = (call / 4).wrapping_add(self.seed) % u64::from(self.op.problem().world().get());
         let random = data::seed(self.seed, pattern, call);
@@ -130,7 +131,8 @@ impl<T: Element> Rank<'_, T> {
         for call in 0..calls {
             self.site.fill(set, self.operands(call, Fill::SmallInts))?;
             self.site.poison(&mut set.y)?;
-            // SAFETY: every rank has met the others after its last call, and meets them below before the next.
+            // SAFETY: every rank has met the others after its last call, and meets them below
+            // before the next.
             unsafe { self.site.poison_workspace()? };
             self.site.sync(self.op)?;
             self.site.comm().barrier()?;

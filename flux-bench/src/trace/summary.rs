@@ -1,6 +1,7 @@
 //! The time line as a table: what the waves of tiles did when.
 //!
-//! Invariant: every item is in one row, that of its wave and its sink; times are microseconds since the rank's first CTA began.
+//! Invariant: every item is in one row, that of its wave and its sink; times are microseconds since
+//! the rank's first CTA began.
 
 use super::Traced;
 use flux_core::program::{WorkItem, sink, source};
@@ -31,7 +32,8 @@ const RS_PHASES: [Phase; 6] = [
     ("stored", |t| t.sent),
 ];
 
-/// What a CTA's mover and its producer come past, where the kernel pushes and where rows are awaited.
+/// What a CTA's mover and its producer come past, where the kernel pushes and where rows are
+/// awaited.
 const WORKER_PHASES: [WorkerPhase; 4] = [
     ("push begun", |w| w.push_begun),
     ("first chunk delivered", |w| w.first_delivered),
@@ -109,9 +111,9 @@ pub(super) fn kind(item: &WorkItem) -> &'static str {
         (sink::REDUCE, _) => "reduce",
         (sink::STORE, source::GATHER) => "store gathered",
         (sink::STORE, _) => "store own",
-        (sink::LEND, _) => "lend",
+        (sink::PARTIAL, _) => "lend",
         (sink::SCATTER, _) => "scatter",
-        (sink::FOLD, _) => "fold",
+        (sink::REDUCE_ROWS, _) => "fold",
         _ => "other",
     }
 }

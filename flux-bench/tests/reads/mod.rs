@@ -1,11 +1,14 @@
 //! Which environment variables Rust sources read, found in their text.
 //!
-//! Invariant: what stands in a comment, in a message or in code of tests alone is no read. A read is a call of one of [`READERS`] whose first argument is a string,
-//! or the name of a constant that is one. Whoever reads variables by a function of another name adds it there: until then they count as not read.
+//! Invariant: what stands in a comment, in a message or in code of tests alone is no read. A read
+//! is a call of one of [`READERS`] whose first argument is a string, or the name of a constant that
+//! is one. Whoever reads variables by a function of another name adds it there: until then they
+//! count as not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Functions and macros that read the variable of their first argument: those of the standard library, and closures over them and parameters in their place.
+/// Functions and macros that read the variable of their first argument: those of the standard
+/// library, and closures over them and parameters in their place.
 const READERS: [&str; 8] = ["var", "var_os", "option_env", "env", "folder", "variable", "lookup", "set"];
 
 /// Methods of `vars`, a set of variables, that read the one of their first argument.
@@ -144,7 +147,8 @@ fn is_of_tests(tokens: &[Token]) -> bool {
     cfg == "cfg" && has("test") && !has("not")
 }
 
-/// How many tokens the item has that begins here, with its attributes: to its semicolon or the end of its braces.
+/// How many tokens the item has that begins here, with its attributes: to its semicolon or the end
+/// of its braces.
 fn item(tokens: &[Token]) -> usize {
     let (mut depth, mut braces) = (0_u32, 0_u32);
     for (at, token) in tokens.iter().enumerate() {

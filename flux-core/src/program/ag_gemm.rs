@@ -1,9 +1,11 @@
-//! The program of AllGather-GEMM: own shard first, then the peers' in the order in which they arrive; the shards of a band side by side,
-//! from the moment on which all their rows are there.
+//! The program of AllGather-GEMM: own shard first, then the peers' in the order in which they
+//! arrive; the shards of a band side by side, from the moment on which all their rows are there.
 //!
-//! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`, `r - 2`, ..., so the mover step that
-//! brings a shard is the step at which it is worked on, and at one step every rank writes to another destination. The steps go around the own node
-//! first, then around each other node, from the rank of the own rail on, which is the one that brings its shard across.
+//! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`,
+//! `r - 2`, ..., so the mover step that brings a shard is the step at which it is worked on, and at
+//! one step every rank writes to another destination. The steps go around the own node first, then
+//! around each other node, from the rank of the own rail on, which is the one that brings its shard
+//! across.
 
 use super::along_k::AlongK;
 use super::arrivals::Arrivals;
@@ -27,8 +29,10 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         for (tile, step) in schedule.as_they_come(grid, band.clone(), slices) {
             let shard = nodes.after(rank, step);
             let place = shard.place_at(rank);
-            // The await list is in the order of bands, without the own shard. A shard by itself is begun chunk by chunk. The tiles of a band read the
-            // same weights: begun at different times they would each read them from memory, so all of them, own ones too, await the whole band, or a chunk of each of its shards.
+            // The await list is in the order of bands, without the own shard. A shard by itself is
+            // begun chunk by chunk. The tiles of a band read the same weights: begun at different
+            // times they would each read them from memory, so all of them, own ones too, await the
+            // whole band, or a chunk of each of its shards.
             let first_step = band.start.max(1);
             let before_band = (first_step - 1) * chunks * slices;
             let chunk = || arrivals.chunks_of(tile.row..tile.row + tile.rows).start;
@@ -63,7 +67,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         rank,
         tile: schedule.tile,
         signals: list.signals(),
-        part_slots: list.part_slots,
+        split_k_slots: list.split_k_slots,
         items: list.in_order(),
         awaits: list.awaits,
         transfers,
@@ -71,12 +75,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         slots_per_source: 0,
         early: 0,
         counters: 0,
-        stacked: false,
+        flattened: false,
         nodes,
     }
 }
 
-/// What is awaited of each band: of one shard chunk by chunk, and so of several that come by chunk, of others slice by slice.
+/// What is awaited of each band: of one shard chunk by chunk, and so of several that come by chunk,
+/// of others slice by slice.
 fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) {
     for band in schedule.bands(nodes.world()) {
         let pieces = band.clone().filter_map(|step| {
@@ -107,8 +112,9 @@ fn brought_by(shard: Rank, rank: Rank, nodes: Nodes) -> Rank {
     }
 }
 
-/// The own shard to every mate and along the rail, and what comes along the rail to every mate. Readers of a band want the first slices of all its shards
-/// first, those of single shards one chunk after another.
+/// The own shard to every mate and along the rail, and what comes along the rail to every mate.
+/// Readers of a band want the first slices of all its shards first, those of single shards one
+/// chunk after another.
 fn moves(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) -> (Vec<Transfer>, Vec<Forward>) {
     let world = nodes.world();
     let direct = || (1..world.get()).filter(|&step| step < nodes.per_node() || step % nodes.per_node() == 0);

@@ -1,6 +1,7 @@
 //! Where `k` is cut.
 //!
-//! Invariant: every cut is at a step of `tile.k`, no piece is empty, and the pieces in order are all of `k`.
+//! Invariant: every cut is at a step of `tile.k`, no piece is empty, and the pieces in order are
+//! all of `k`.
 
 use super::Schedule;
 use crate::Problem;

@@ -1,6 +1,7 @@
 //! What is announced of a shard in AllGather-GEMM: chunks of its rows, in slices of its columns.
 //!
-//! Invariant: the chunks are all of the rows and the slices all of the columns, so together they are the shard.
+//! Invariant: the chunks are all of the rows and the slices all of the columns, so together they
+//! are the shard.
 
 use super::along_k::AlongK;
 use super::{Await, Schedule, Transfer};
@@ -24,7 +25,7 @@ impl Arrivals {
         let row_blocks = TileGrid::of_shard(problem, schedule.tile).row_blocks();
         let (along_k, m_shard) = (AlongK::new(problem, schedule), problem.m_shard());
         let chunk_rows = schedule.chunk_of(row_blocks).saturating_mul(schedule.tile.m).min(m_shard);
-        Self { along_k, slices: along_k.slices(schedule.k_chunks), chunk_rows, m_shard }
+        Self { along_k, slices: along_k.slices(schedule.k_slices), chunk_rows, m_shard }
     }
 
     /// Chunks of a shard.
@@ -58,7 +59,8 @@ impl Arrivals {
         steps.start / width..steps.end.div_ceil(width)
     }
 
-    /// Of awaits that are listed slice by slice from `first`, `per_slice` for each, those of these steps along `k`: their first, how many, and how many together.
+    /// Of awaits that are listed slice by slice from `first`, `per_slice` for each, those of these
+    /// steps along `k`: their first, how many, and how many together.
     pub(super) fn awaits_of(&self, first: u32, per_slice: u32, steps: &Range<u32>) -> (u32, u32, u32) {
         let slices = self.slices_of(steps);
         if per_slice == 0 { (0, 0, 0) } else { (first + slices.start * per_slice, slices.len() as u32 * per_slice, per_slice) }

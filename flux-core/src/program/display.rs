@@ -44,12 +44,12 @@ impl TileProgram {
             _ => "source? ",
         };
         write!(f, "[{}..{row_end}, {}..{col_end}]", item.row, item.col)?;
-        if item.sink == sink::FOLD {
+        if item.sink == sink::REDUCE_ROWS {
             f.write_str(" folded")?;
         } else {
             write!(f, " of {from} {}", item.a_outer)?;
         }
-        if item.sink == sink::LEND || item.parts > 0 {
+        if item.sink == sink::PARTIAL || item.parts > 0 {
             write!(f, " steps {}..{}", item.k_first, item.k_first.saturating_add(item.k_steps))?;
         }
         self.fmt_awaits(f, item.await_first, item.await_count)?;
@@ -57,16 +57,16 @@ impl TileProgram {
         if item.parts > 0 {
             write!(f, " + {} parts from part slot {}", item.parts, item.part)?;
         }
-        if item.partials > 0 && item.sink != sink::FOLD {
+        if item.partials > 0 && item.sink != sink::REDUCE_ROWS {
             write!(f, " + {} partials from slot {}", item.partials, item.partial_slot)?;
         }
         match item.sink {
             sink::STORE => write!(f, " -> y shard {}", item.out_outer)?,
             sink::SEND => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
             sink::REDUCE => f.write_str(" -> y")?,
-            sink::LEND => write!(f, " -> part slot {}", item.part)?,
+            sink::PARTIAL => write!(f, " -> part slot {}", item.part)?,
             sink::SCATTER => f.write_str(" -> owners")?,
-            sink::FOLD => write!(f, " of {} ranks -> y", item.partials)?,
+            sink::REDUCE_ROWS => write!(f, " of {} ranks -> y", item.partials)?,
             other => write!(f, " -> sink {other}?")?,
         }
         if item.raise != NONE {

@@ -4,14 +4,16 @@
 
 use super::along_k::AlongK;
 use super::schedule::{Chunk, Schedule};
-use super::{Lent, gemm_rs, gemm_rs_stacked};
+use super::{Lent, gemm_rs, gemm_rs_flattened};
 use crate::tile::{Raster, TileGrid};
 use crate::{Nodes, OpKind, Problem};
 use std::ops::Range;
 
 impl Schedule {
-    /// The same schedule without what means nothing for `problem` on `nodes`, and with no more of anything than there is, so that its words say what is done; but of what is [lent](Self::lent) what
-    /// was asked for, as how messages go decides. One that no program can be built of stays as it is.
+    /// The same schedule without what means nothing for `problem` on `nodes`, and with no more of
+    /// anything than there is, so that its words say what is done; but of what is
+    /// [lent](Self::lent) what was asked for, as how messages go decides. One that no program can
+    /// be built of stays as it is.
     ///
     /// ```
     /// use flux_core::program::Schedule;
@@ -40,7 +42,7 @@ impl Schedule {
             chunk if gathers && self.chunk_of(of_shard.row_blocks()) < of_shard.row_blocks() => chunk,
             chunk if !gathers && !stack && self.chunk_of(tiles) < tiles => chunk,
             // One by one is all that they can be announced as.
-            _ if !gathers && stack && !gemm_rs_stacked::is_whole(self, tiles) => Chunk::Tiles(1),
+            _ if !gathers && stack && !gemm_rs_flattened::is_whole(self, tiles) => Chunk::Tiles(1),
             _ => Chunk::Shard,
         };
         let raster = match self.raster {
@@ -54,7 +56,7 @@ impl Schedule {
             OpKind::AllGatherGemm => (world.get() - alone).max(1),
             OpKind::GemmReduceScatter => gemm_rs::widest_band(nodes),
         });
-        let slices = along_k.slices(self.k_chunks).len() as u32;
+        let slices = along_k.slices(self.k_slices).len() as u32;
         let comes = |band: &Range<u32>| self.comes_by_chunk(band, slices);
         let by_chunk = if gathers && !stack { self.bands(world).filter(comes).map(|band| band.start).last().unwrap_or(0) } else { 0 };
         let shared = !nodes.are_mixed() && self.shared_tiles(problem).is_some();
@@ -65,7 +67,7 @@ impl Schedule {
             band,
             alone: if band > 1 { alone } else { 0 },
             by_chunk,
-            k_chunks: if gathers && peers > 0 { slices } else { 1 },
+            k_slices: if gathers && peers > 0 { slices } else { 1 },
             splits: self.splits.min(along_k.steps()),
             shares: if shared { self.shares } else { 1 },
             stack,

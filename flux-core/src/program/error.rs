@@ -10,10 +10,12 @@ pub enum ScheduleError {
     /// An extent of the schedule is zero.
     #[error("{name} = 0: it must be at least 1")]
     Zero {
-        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_chunks`, `splits`, `shares` or `raster group`.
+        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_slices`, `splits`, `shares` or
+        /// `raster group`.
         name: &'static str,
     },
-    /// An extent of the tile is beyond that of any problem, or there are more workers than [`MAX_SHARES`](super::MAX_SHARES).
+    /// An extent of the tile is beyond that of any problem, or there are more workers than
+    /// [`MAX_SHARES`](super::MAX_SHARES).
     #[error("{name} = {value} is above the limit {limit}")]
     TooLarge {
         /// `tile.m`, `tile.n`, `tile.k` or `shares`.
@@ -41,7 +43,7 @@ pub enum ScheduleError {
     },
     /// Tiles would span shards of several nodes.
     #[error("tiles that span shards have no one owner, so nothing could be passed on between {nodes}: leave `stack` out")]
-    StackedNodes {
+    FlattenedNodes {
         /// The nodes.
         nodes: Nodes,
     },

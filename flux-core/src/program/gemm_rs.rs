@@ -1,13 +1,17 @@
-//! The program of GEMM-ReduceScatter: the peers' shards first, those of a band side by side, own shard last.
+//! The program of GEMM-ReduceScatter: the peers' shards first, those of a band side by side, own
+//! shard last.
 //!
-//! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in every shard. So at one step every
-//! rank sends to another rank, and what a tile adds was sent at least one shard earlier. With several nodes the steps go around each other node first and
-//! around the own one last, and end in each at the rank of the own rail.
+//! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in
+//! every shard. So at one step every rank sends to another rank, and what a tile adds was sent at
+//! least one shard earlier. With several nodes the steps go around each other node first and around
+//! the own one last, and end in each at the rank of the own rail.
 //!
-//! A partial tile for an owner of another node goes to the mate on the owner's rail, the **relay**: its own item for that tile adds those of its mates and
-//! sends the sum, so `per_node` times less crosses nodes. What is added to a tile is, in this order: the own product, the mates', the other nodes' sums, each
-//! rounded once where it was sent; both as they are sent, so rank `r` adds those of `r - 1`, `r - 2`, ... The first of them may be added before the own product is
-//! whole, at steps along `k` that are the same in every run.
+//! A partial tile for an owner of another node goes to the mate on the owner's rail, the **relay**:
+//! its own item for that tile adds those of its mates and sends the sum, so `per_node` times less
+//! crosses nodes. What is added to a tile is, in this order: the own product, the mates', the other
+//! nodes' sums, each rounded once where it was sent; both as they are sent, so rank `r` adds those
+//! of `r - 1`, `r - 2`, ... The first of them may be added before the own product is whole, at
+//! steps along `k` that are the same in every run.
 //!
 //! ```text
 //! places at a rank   [ mates, for the own shard ][ other nodes' sums, for the own shard ][ mates, for the rail's rank in each other node, in turn ]
@@ -21,7 +25,8 @@ use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
 
-/// Where sources' slots lie at a rank of a GEMM-ReduceScatter whose tiles do not span shards, and who fills them.
+/// Where sources' slots lie at a rank of a GEMM-ReduceScatter whose tiles do not span shards, and
+/// who fills them.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     nodes: Nodes,
@@ -39,7 +44,8 @@ impl Places {
         if node < own { node } else { node - 1 }
     }
 
-    /// The places at `rank` of what is added to a tile of `owner`'s shard, which is its own or that of its rail's rank in another node.
+    /// The places at `rank` of what is added to a tile of `owner`'s shard, which is its own or that
+    /// of its rail's rank in another node.
     pub(super) const fn added(self, rank: Rank, owner: Rank) -> Range<u32> {
         let mates = self.nodes.per_node() - 1;
         let own = mates + self.nodes.others();
@@ -57,7 +63,8 @@ impl Places {
         (1..nodes.per_node()).chain((1..=others).map(move |distance| distance * nodes.per_node())).map(move |step| nodes.before(rank, step))
     }
 
-    /// To whom `rank` sends what it has of a tile of `owner`'s shard, and its place there; `None` for the own shard.
+    /// To whom `rank` sends what it has of a tile of `owner`'s shard, and its place there; `None`
+    /// for the own shard.
     pub fn destination(self, rank: Rank, owner: Rank) -> Option<(Rank, u32)> {
         let nodes = self.nodes;
         let dest = match (nodes.together(rank, owner), nodes.on_one_rail(rank, owner)) {
@@ -81,7 +88,8 @@ fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
     nodes.rank((nodes.node_of(rank) + distance) % nodes.count(), (nodes.local_of(rank) + turn) % nodes.per_node())
 }
 
-/// Steps whose shards may share a band: what a relay adds, and the own shard, wait for the mates and are not begun before what they wait for was sent.
+/// Steps whose shards may share a band: what a relay adds, and the own shard, wait for the mates
+/// and are not begun before what they wait for was sent.
 fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     let (per_node, last) = (nodes.per_node(), nodes.world().get());
     if per_node == 1 {
@@ -171,7 +179,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         rank,
         tile: schedule.tile,
         signals: list.signals(),
-        part_slots: list.part_slots,
+        split_k_slots: list.split_k_slots,
         items: list.in_order(),
         awaits: list.awaits,
         transfers: Vec::new(),
@@ -179,7 +187,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         slots_per_source: tiles,
         early,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
-        stacked: false,
+        flattened: false,
         nodes,
     }
 }

@@ -1,7 +1,9 @@
-//! The items of a program while it is built: a tile becomes one item, or several that share its `k`.
+//! The items of a program while it is built: a tile becomes one item, or several that share its
+//! `k`.
 //!
-//! Invariant: the lenders of a tile come before its lead, right before it but where tiles are shared by groups of workers; and the signals that lenders raise, in the
-//! order of tiles and of `k`, come after all others of the pad.
+//! Invariant: the lenders of a tile come before its lead, right before it but where tiles are
+//! shared by groups of workers; and the signals that lenders raise, in the order of tiles and of
+//! `k`, come after all others of the pad.
 
 use super::along_k::AlongK;
 use super::shares::{Shares, Turn};
@@ -18,7 +20,7 @@ pub(super) struct Items {
     /// Signals that are not lenders', and below them.
     other_signals: u32,
     /// Part slots taken.
-    pub(super) part_slots: u32,
+    pub(super) split_k_slots: u32,
     /// Of a tile that is not shared so, the lead's first.
     parts: Vec<Range<u32>>,
     shares: Option<Shares>,
@@ -30,11 +32,12 @@ pub(super) struct Items {
 }
 
 impl Items {
-    /// None yet, of a program of `rank` that has `tiles` and uses `other_signals` signals besides those of lenders.
+    /// None yet, of a program of `rank` that has `tiles` and uses `other_signals` signals besides
+    /// those of lenders.
     pub(super) fn new(rank: Rank, tiles: u32, along_k: AlongK, schedule: &Schedule, other_signals: u32) -> Self {
         let parts = along_k.parts(schedule.splits);
         let all = Vec::with_capacity(tiles as usize * parts.len());
-        Self { all, awaits: Vec::new(), other_signals, part_slots: 0, parts, shares: None, tiles: 0, turns: Vec::new(), rank }
+        Self { all, awaits: Vec::new(), other_signals, split_k_slots: 0, parts, shares: None, tiles: 0, turns: Vec::new(), rank }
     }
 
     /// The same, of whose tiles some are shared so.
@@ -44,16 +47,17 @@ impl Items {
 
     /// Signals used so far.
     pub(super) const fn signals(&self) -> u32 {
-        self.other_signals + self.part_slots
+        self.other_signals + self.split_k_slots
     }
 
-    /// The first entry that is appended to the await list next. A list that is longer than a `u32` says is refused before it is built.
+    /// The first entry that is appended to the await list next. A list that is longer than a `u32`
+    /// says is refused before it is built.
     pub(super) fn next_await(&self) -> u32 {
         self.awaits.len() as u32
     }
 
-    /// Appends a tile: what is said of it here is its lead's. `rows` gives the entries of the await list, first, count and how
-    /// many stand together, for a part of `k`.
+    /// Appends a tile: what is said of it here is its lead's. `rows` gives the entries of the await
+    /// list, first, count and how many stand together, for a part of `k`.
     pub(super) fn tile(&mut self, tile: WorkItem, rows: impl Fn(&Range<u32>) -> (u32, u32, u32)) {
         let shared = self.shares.filter(|shares| shares.has(self.tiles)).map(|shares| {
             let (mut turns, parts): (Vec<_>, Vec<_>) = shares.parts(self.tiles).unzip();
@@ -64,7 +68,7 @@ impl Items {
         });
         self.tiles += 1;
         let parts = shared.as_deref().unwrap_or(&self.parts);
-        let part = self.part_slots;
+        let part = self.split_k_slots;
         let item = |k: &Range<u32>| {
             let (await_first, await_count, await_group) = rows(k);
             WorkItem { await_first, await_count, await_group, k_first: k.start, k_steps: k.end - k.start, ..tile }
@@ -74,7 +78,7 @@ impl Items {
             let (raise, part) = (self.other_signals + part + i, part + i);
             let (dest, slot, partials, partial_slot) = (self.rank.get(), NONE, 0, NONE);
             let of =
-                WorkItem { sink: sink::LEND, dest, slot, partials, partial_slot, raise, counter: NONE, raise_after: 1, part, ..item(k) };
+                WorkItem { sink: sink::PARTIAL, dest, slot, partials, partial_slot, raise, counter: NONE, raise_after: 1, part, ..item(k) };
             self.all.push(WorkItem { late_first: 0, late_count: 0, ..of });
         }
         let mut lead = item(&parts[0]);
@@ -85,7 +89,7 @@ impl Items {
             let signals = self.other_signals + part..self.other_signals + part + lenders;
             self.awaits.extend(signals.map(|signal| Await { signal, peer: self.rank.get(), k_step: 0 }));
             self.awaits.extend_from_within(late);
-            self.part_slots += lenders;
+            self.split_k_slots += lenders;
         }
         self.all.push(lead);
     }

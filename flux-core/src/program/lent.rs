@@ -1,18 +1,24 @@
 //! What the multiprocessors do that messages need for a part of the call alone.
 //!
-//! A kernel beside messages leaves them the multiprocessors that the largest group of them takes, for as long as it runs. Messages are done before it is: the rows of an AllGather-GEMM have
-//! all come while most of its tiles are still to be multiplied, and a GEMM-ReduceScatter has nothing to send before its first chunk is finished, and its own shard to add up
-//! when all has been sent. So the first tiles, and the last ones, are launches of their own, on the stream of the messages: one ahead of the first and one behind the last.
+//! A kernel beside messages leaves them the multiprocessors that the largest group of them takes,
+//! for as long as it runs. Messages are done before it is: the rows of an AllGather-GEMM have all
+//! come while most of its tiles are still to be multiplied, and a GEMM-ReduceScatter has nothing to
+//! send before its first chunk is finished, and its own shard to add up when all has been sent. So
+//! the first tiles, and the last ones, are launches of their own, on the stream of the messages:
+//! one ahead of the first and one behind the last.
 //!
-//! Invariant: what is lent before the first message awaits nothing of a peer. What is lent after the last is awaited by nobody, neither by a message nor by a worker. So no message waits for what
-//! comes behind it. And whatever it awaits of a peer a worker awaits as well: a peer that is missing, or messages that are ended, are found on the device by the deadline, while what is lent is still
-//! queued behind the messages, and a call of which a worker has given up is not closed.
+//! Invariant: what is lent before the first message awaits nothing of a peer. What is lent after
+//! the last is awaited by nobody, neither by a message nor by a worker. So no message waits for
+//! what comes behind it. And whatever it awaits of a peer a worker awaits as well: a peer that is
+//! missing, or messages that are ended, are found on the device by the deadline, while what is lent
+//! is still queued behind the messages, and a call of which a worker has given up is not closed.
 
 use super::TileProgram;
 use super::record::{WorkItem, sink};
 use crate::OpKind;
 
-/// Items of a program that are launched beside those of the workers, on the multiprocessors that messages have meanwhile.
+/// Items of a program that are launched beside those of the workers, on the multiprocessors that
+/// messages have meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Lent {
     /// Of the first ones, before the first message (GEMM-ReduceScatter).
@@ -25,8 +31,9 @@ impl Lent {
     /// None.
     pub const NONE: Self = Self { first: 0, last: 0 };
 
-    /// This, but no more than a program can lend: of the first items those of a GEMM-ReduceScatter that await no peer, of the last those that no message awaits, behind the first that awaits the signal
-    /// that is awaited last; one is left to the workers.
+    /// This, but no more than a program can lend: of the first items those of a GEMM-ReduceScatter
+    /// that await no peer, of the last those that no message awaits, behind the first that awaits
+    /// the signal that is awaited last; one is left to the workers.
     ///
     /// ```
     /// use flux_core::program::{Lent, Schedule, TileProgram};
@@ -41,7 +48,7 @@ impl Lent {
     pub fn within(self, program: &TileProgram) -> Self {
         let items = &program.items;
         let count = |items: usize| u32::try_from(items).unwrap_or(u32::MAX);
-        let awaits = |item: &WorkItem| matches!(item.sink, sink::REDUCE | sink::FOLD) || item.partials > 0;
+        let awaits = |item: &WorkItem| matches!(item.sink, sink::REDUCE | sink::REDUCE_ROWS) || item.partials > 0;
         let first = match program.problem.op() {
             OpKind::AllGatherGemm => 0,
             OpKind::GemmReduceScatter => count(items.iter().take_while(|item| !awaits(item)).count()),
@@ -55,7 +62,8 @@ impl Lent {
     }
 }
 
-/// The number of the first item that awaits the signal of a peer which is the last to be awaited; 0 where none is.
+/// The number of the first item that awaits the signal of a peer which is the last to be awaited; 0
+/// where none is.
 fn awaited_last(program: &TileProgram) -> usize {
     let mut seen = vec![false; program.signals as usize];
     let mut last = 0;
@@ -80,7 +88,8 @@ mod tests {
     const ALL: Lent = Lent { first: u32::MAX, last: u32::MAX };
 
     proptest! {
-        /// So neither a launch ahead of messages nor a message ahead of a launch waits for what is behind it.
+        /// So neither a launch ahead of messages nor a message ahead of a launch waits for what is
+        /// behind it.
         #[test]
         fn the_first_await_nobody_and_no_message_awaits_the_last(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)], world in 2..=5_u32, rows in 1..=40_usize, (first, last) in (any::<u32>(), any::<u32>()),
@@ -97,9 +106,10 @@ mod tests {
                 let lent = asked.within(&program);
                 let (first, last) = (lent.first as usize, lent.last as usize);
                 prop_assert!(first + last < count && lent.first <= asked.first && lent.last <= asked.last);
-                prop_assert!(program.items[..first].iter().all(|item| item.partials == 0 && item.sink != sink::REDUCE && item.sink != sink::FOLD && item.a_source == source::CALLER));
+                prop_assert!(program.items[..first].iter().all(|item| item.partials == 0 && item.sink != sink::REDUCE && item.sink != sink::REDUCE_ROWS && item.a_source == source::CALLER));
                 prop_assert!(op == OpKind::GemmReduceScatter || first == 0);
-                // A lender comes before its lead, so of a tile that is sent none is among the last either.
+                // A lender comes before its lead, so of a tile that is sent none is among the last
+                // either.
                 prop_assert!(program.items[count - last..].iter().all(|item| item.sink != sink::SEND && item.sink != sink::SCATTER));
                 let of_peers = |item: &WorkItem| {
                     let all = program.awaits_of(item).iter().chain(program.late_awaits_of(item));

@@ -1,24 +1,28 @@
 //! What messages take of a device, and when and to how many peers at once they go.
 //!
-//! Invariant: all of it is a function of the problem, of what the transport says and of the options that the ranks have agreed on: all ranks send and receive in
-//! the same groups, and leave as many multiprocessors as the largest group needs.
+//! Invariant: all of it is a function of the problem, of what the transport says and of the options
+//! that the ranks have agreed on: all ranks send and receive in the same groups, and leave as many
+//! multiprocessors as the largest group needs.
 
 use super::{Round, Schedule};
 use crate::OpKind;
 use std::fmt;
 
-/// How messages share the multiprocessors that they need, as far as it is known: never less than what they take.
+/// How messages share the multiprocessors that they need, as far as it is known: never less than
+/// what they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Channels {
     /// Multiprocessors of all messages that go at once, at most.
     pub all: u32,
     /// Those of one message whose parts are not too large, a power of two.
     pub each: u32,
-    /// Most bytes of a part: a message with larger ones takes twice as many multiprocessors, again and again until it has `all`.
+    /// Most bytes of a part: a message with larger ones takes twice as many multiprocessors, again
+    /// and again until it has `all`.
     pub part_bytes: u64,
     /// Least bytes that are worth a message of their own.
     pub least_bytes: u64,
-    /// Whether they cross a network: there small messages overlap on the way, and larger ones than are worth it take longer.
+    /// Whether they cross a network: there small messages overlap on the way, and larger ones than
+    /// are worth it take longer.
     pub network: bool,
 }
 
@@ -41,8 +45,10 @@ impl Channels {
         taken.min(self.all)
     }
 
-    /// Multiprocessors that messages take beside a kernel of a call that is sent so, in these rounds: those of the largest group. Of a GEMM-ReduceScatter whose partial sums all go between its
-    /// launches it is one message, of what ranks say of the call beside the first launch; that waits for nobody, so more of them only take turns.
+    /// Multiprocessors that messages take beside a kernel of a call that is sent so, in these
+    /// rounds: those of the largest group. Of a GEMM-ReduceScatter whose partial sums all go
+    /// between its launches it is one message, of what ranks say of the call beside the first
+    /// launch; that waits for nobody, so more of them only take turns.
     pub fn beside(&self, sending: Sending, op: OpKind, rounds: &[Round]) -> u32 {
         match (sending, op) {
             (Sending::Beside { .. }, _) => self.of(rounds, sending.peers()),
@@ -66,8 +72,10 @@ pub enum Sending {
         /// Peers to which messages go at once, at least 1; as many as there are, or more, are all.
         peers: u32,
     },
-    /// Before what they bring is read, to all peers at once, with all multiprocessors to themselves: before the kernel of an AllGather-GEMM, and between the tiles and the folds
-    /// of a GEMM-ReduceScatter whose tiles span shards, which are a launch each. Neither waits for a peer then, but for what it says of its call.
+    /// Before what they bring is read, to all peers at once, with all multiprocessors to
+    /// themselves: before the kernel of an AllGather-GEMM, and between the tiles and the folds of a
+    /// GEMM-ReduceScatter whose tiles span shards, which are a launch each. Neither waits for a
+    /// peer then, but for what it says of its call.
     Before,
 }
 
@@ -84,7 +92,8 @@ impl Sending {
         }
     }
 
-    /// Whether a program of this op and schedule can be sent so: partial sums that are not folded are added to tiles beside which others are made.
+    /// Whether a program of this op and schedule can be sent so: partial sums that are not folded
+    /// are added to tiles beside which others are made.
     pub const fn suits(self, op: OpKind, schedule: &Schedule) -> bool {
         match (self, op) {
             (Self::Before, OpKind::GemmReduceScatter) => schedule.stack,
@@ -92,8 +101,8 @@ impl Sending {
         }
     }
 
-    /// The rounds in the order in which they are gone through: of rows, which are all there from the start, those of the peers that go together come before those
-    /// of the next.
+    /// The rounds in the order in which they are gone through: of rows, which are all there from
+    /// the start, those of the peers that go together come before those of the next.
     pub fn ordered(self, rounds: Vec<Round>, rows: bool) -> Vec<Round> {
         if !rows {
             return rounds;
@@ -120,7 +129,8 @@ impl fmt::Display for Sending {
 
 /// The rounds in groups, whose messages go at once: the same chunk to so many peers.
 ///
-/// Ranks that are given the same number make the same groups: which rounds share one depends on chunks, that all ranks' rounds have in common.
+/// Ranks that are given the same number make the same groups: which rounds share one depends on
+/// chunks, that all ranks' rounds have in common.
 ///
 /// ```
 /// use flux_core::program::{Schedule, TileProgram, groups};

@@ -1,10 +1,10 @@
 //! Tile programs: a rank's whole schedule as a list of records.
 //!
-//! Invariant: a program made by [`TileProgram::build`] passes [`check::verify`] together with those of the other ranks. Every reader
-//! relies on what is verified there, and on nothing else.
+//! Invariant: a program made by [`TileProgram::build`] passes [`check::verify`] together with those
+//! of the other ranks. Every reader relies on what is verified there, and on nothing else.
 
 mod ag_gemm;
-mod ag_gemm_stacked;
+mod ag_gemm_flattened;
 mod along_k;
 mod arrivals;
 pub mod check;
@@ -13,7 +13,7 @@ mod display;
 mod effect;
 mod error;
 mod gemm_rs;
-mod gemm_rs_stacked;
+mod gemm_rs_flattened;
 mod heuristic;
 mod items;
 mod lent;
@@ -40,7 +40,8 @@ use crate::tile::TileGrid;
 use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 use arrivals::Arrivals;
 
-/// Most items of one program, most signals of peers, and most awaits of their rows: 384 MiB of items.
+/// Most items of one program, most signals of peers, and most awaits of their rows: 384 MiB of
+/// items.
 pub const MAX_ITEMS: u64 = 1 << 22;
 
 /// What one rank does in one call.
@@ -52,7 +53,8 @@ pub struct TileProgram {
     pub rank: Rank,
     /// Extents of a tile.
     pub tile: TileShape,
-    /// Output tiles, in the order in which they are worked on; worker `i` of `n` takes items `i`, `i + n`, ...
+    /// Output tiles, in the order in which they are worked on; worker `i` of `n` takes items `i`,
+    /// `i + n`, ...
     pub items: Vec<WorkItem>,
     /// Signals awaited, referred to by the items.
     pub awaits: Vec<Await>,
@@ -62,25 +64,25 @@ pub struct TileProgram {
     pub forwards: Vec<Forward>,
     /// Slots that each source has at this rank: tiles of a shard (GEMM-ReduceScatter).
     pub slots_per_source: u32,
-    /// Of the partial tiles that a tile adds, how many it adds while it is multiplied: those of the first slots, at [`early_steps`](Self::early_steps)
-    /// (GEMM-ReduceScatter).
+    /// Of the partial tiles that a tile adds, how many it adds while it is multiplied: those of the
+    /// first slots, at [`early_steps`](Self::early_steps) (GEMM-ReduceScatter).
     pub early: u32,
     /// Signals used on this rank's pad.
     pub signals: u32,
     /// Local counters used.
     pub counters: u32,
     /// Part slots used, by tiles whose `k` is split.
-    pub part_slots: u32,
-    /// Whether tiles span shards: rows are those of all shards, the gather buffer has a place for every rank, in rank order, and what is scattered
-    /// lies in such places too.
-    pub stacked: bool,
+    pub split_k_slots: u32,
+    /// Whether tiles span shards: rows are those of all shards, the gather buffer has a place for
+    /// every rank, in rank order, and what is scattered lies in such places too.
+    pub flattened: bool,
     /// How the ranks are grouped.
     pub nodes: Nodes,
 }
 
 impl TileProgram {
-    /// What `rank` does for `problem` under `schedule`, where all ranks reach each other alike. All ranks of a call build with the same problem and
-    /// schedule.
+    /// What `rank` does for `problem` under `schedule`, where all ranks reach each other alike. All
+    /// ranks of a call build with the same problem and schedule.
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram, check};
@@ -94,14 +96,17 @@ impl TileProgram {
     /// ```
     ///
     /// # Errors
-    /// [`ScheduleError`] names the value and the limit: a zero extent, a rank outside the world, too many tiles.
+    /// [`ScheduleError`] names the value and the limit: a zero extent, a rank outside the world,
+    /// too many tiles.
     pub fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<Self, ScheduleError> {
         Self::build_across(problem, rank, schedule, Nodes::apart(problem.world()))
     }
 
-    /// As [`build`](Self::build), where the ranks are grouped in nodes: what crosses nodes stays on its rail and goes there once. A shard of `x` is passed on
-    /// by the rank that it comes to; partial tiles for an owner elsewhere are added up by the rank of the own node that is on the owner's rail, and the sum
-    /// is sent. In one node, or with one rank in each, it is the program of [`build`](Self::build).
+    /// As [`build`](Self::build), where the ranks are grouped in nodes: what crosses nodes stays on
+    /// its rail and goes there once. A shard of `x` is passed on by the rank that it comes to;
+    /// partial tiles for an owner elsewhere are added up by the rank of the own node that is on the
+    /// owner's rail, and the sum is sent. In one node, or with one rank in each, it is the program
+    /// of [`build`](Self::build).
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram, check};
@@ -119,7 +124,8 @@ impl TileProgram {
     /// ```
     ///
     /// # Errors
-    /// [`ScheduleError`], also where `nodes` are of another world, or tiles span shards of several nodes.
+    /// [`ScheduleError`], also where `nodes` are of another world, or tiles span shards of several
+    /// nodes.
     pub fn build_across(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> Result<Self, ScheduleError> {
         schedule.check()?;
         let world = problem.world();
@@ -129,31 +135,32 @@ impl TileProgram {
         if rank.get() >= world.get() {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
-        let stacked = schedule.stack && world.peers() > 0;
-        if stacked && nodes.are_mixed() {
-            return Err(ScheduleError::StackedNodes { nodes });
+        let flattened = schedule.stack && world.peers() > 0;
+        if flattened && nodes.are_mixed() {
+            return Err(ScheduleError::FlattenedNodes { nodes });
         }
-        limits(problem, schedule, stacked)?;
-        Ok(match (problem.op(), stacked) {
+        limits(problem, schedule, flattened)?;
+        Ok(match (problem.op(), flattened) {
             (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
-            (OpKind::AllGatherGemm, true) => ag_gemm_stacked::build(problem, rank, schedule, nodes),
+            (OpKind::AllGatherGemm, true) => ag_gemm_flattened::build(problem, rank, schedule, nodes),
             (OpKind::GemmReduceScatter, false) => gemm_rs::build(problem, rank, schedule, nodes),
-            (OpKind::GemmReduceScatter, true) => gemm_rs_stacked::build(problem, rank, schedule, nodes),
+            (OpKind::GemmReduceScatter, true) => gemm_rs_flattened::build(problem, rank, schedule, nodes),
         })
     }
 
     /// What a call of this program needs of the workspace; the same on every rank.
     ///
-    /// There is a counter for every transfer too: the movers of a kernel, one in each CTA, share a transfer, and the last of them raises its signal.
+    /// There is a counter for every transfer too: the movers of a kernel, one in each CTA, share a
+    /// transfer, and the last of them raises its signal.
     pub fn workspace(&self) -> WorkspaceSize {
         let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
-        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.stacked, self.part_slots);
+        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.flattened, self.split_k_slots);
         WorkspaceSize { half_bytes, signals: self.signals, counters }
     }
 
     /// Offset, in a half of the own data region, of the first part slot.
-    pub const fn parts_offset(&self) -> u64 {
-        layout::parts_offset(&self.problem, self.tile, self.stacked)
+    pub const fn split_k_offset(&self) -> u64 {
+        layout::split_k_offset(&self.problem, self.tile, self.flattened)
     }
 
     /// Steps along `k` in all.
@@ -164,7 +171,8 @@ impl TileProgram {
         self.problem.k_local().div_ceil(self.tile.k)
     }
 
-    /// The step along `k` before which the first partial tile that is early is added, and the steps from one to the next.
+    /// The step along `k` before which the first partial tile that is early is added, and the steps
+    /// from one to the next.
     ///
     /// # Panics
     /// If the tile has no extent along `k`, which [`check::verify`] rules out.
@@ -172,8 +180,9 @@ impl TileProgram {
         early_steps(self.k_steps(), self.early)
     }
 
-    /// The ranks on whose pads `item` raises its signal: those that own rows of a [`sink::SCATTER`], all where it is one of a chunk, else `dest`.
-    pub fn heard_by(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
+    /// The ranks on whose pads `item` raises its signal: those that own rows of a
+    /// [`sink::SCATTER`], all where it is one of a chunk, else `dest`.
+    pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
         let ranks = if item.sink == sink::SCATTER && item.counter != NONE {
             0..self.problem.world().get()
         } else if item.sink == sink::SCATTER {
@@ -185,12 +194,13 @@ impl TileProgram {
         ranks.map(Rank::new)
     }
 
-    /// The same items for calls in which rows and partial tiles of other ranks are there before: they await what this rank's own lend, and folds all sources as one, the own among them.
+    /// The same items for calls in which rows and partial tiles of other ranks are there before:
+    /// they await what this rank's own lend, and folds all sources as one, the own among them.
     #[must_use]
     pub fn awaiting_no_rank(mut self) -> Self {
         for item in &mut self.items {
             (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
-            if item.sink != sink::FOLD {
+            if item.sink != sink::REDUCE_ROWS {
                 // The own lenders' signals come first.
                 item.late_count = item.parts;
             }
@@ -198,15 +208,16 @@ impl TileProgram {
         self
     }
 
-    /// The same items for calls in which all that ranks bring is there before the part of the program begins that reads it: [before](Sending::Before) all, or before the folds. They
-    /// await nothing, and announce nothing, but what this rank's own items lend each other.
+    /// The same items for calls in which all that ranks bring is there before the part of the
+    /// program begins that reads it: [before](Sending::Before) all, or before the folds. They await
+    /// nothing, and announce nothing, but what this rank's own items lend each other.
     #[must_use]
     pub fn signalling_lenders_alone(self) -> Self {
         let mut this = self.awaiting_no_rank();
         for item in &mut this.items {
             match item.sink {
-                sink::FOLD => item.late_count = 0,
-                sink::LEND => {}
+                sink::REDUCE_ROWS => item.late_count = 0,
+                sink::PARTIAL => {}
                 _ => (item.raise, item.counter) = (NONE, NONE),
             }
         }
@@ -230,14 +241,15 @@ impl TileProgram {
     }
 }
 
-/// Least steps along `k` from one partial tile that is added early to the next: a kernel takes one in up to so many pieces, with steps between them.
+/// Least steps along `k` from one partial tile that is added early to the next: a kernel takes one
+/// in up to so many pieces, with steps between them.
 const EARLY_GAP: u32 = 4;
 
 /// Steps by which a kernel's consumers are apart when they add, so that one multiplies meanwhile.
 const EARLY_LAG: u32 = 2;
 
-/// The steps along `k` in which partial tiles are added by the consumer that is ahead, as first and count: the second half of a tile, as the worker's tile before may be on
-/// its way for the first.
+/// The steps along `k` in which partial tiles are added by the consumer that is ahead, as first and
+/// count: the second half of a tile, as the worker's tile before may be on its way for the first.
 const fn steps_for_early(k_steps: u32) -> (u32, u32) {
     let first = k_steps / 2;
     (first, (k_steps - first).saturating_sub(EARLY_LAG))
@@ -248,7 +260,8 @@ const fn most_early(k_steps: u32) -> u32 {
     steps_for_early(k_steps).1 / EARLY_GAP
 }
 
-/// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps from one to the next.
+/// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps
+/// from one to the next.
 const fn early_steps(k_steps: u32, early: u32) -> (u32, u32) {
     let (first, steps) = steps_for_early(k_steps);
     let Some(gap) = steps.checked_div(early) else { return (first, 0) };
@@ -256,16 +269,16 @@ const fn early_steps(k_steps: u32, early: u32) -> (u32, u32) {
 }
 
 /// Refuses what would be too many records.
-fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), ScheduleError> {
+fn limits(problem: &Problem, schedule: &Schedule, flattened: bool) -> Result<(), ScheduleError> {
     let world = problem.world();
     let (tile, k_steps) = (schedule.tile, problem.k_local().div_ceil(schedule.tile.k));
     let stack = TileGrid::new(problem.m(), problem.n_local(), tile);
-    let tiles = if stacked { stack.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
+    let tiles = if flattened { stack.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
     let (folds, signals) = match problem.op() {
         OpKind::AllGatherGemm => (0, Arrivals::new(problem, schedule).signals(world.get())),
-        OpKind::GemmReduceScatter if stacked => (
-            u64::from(problem.m_shard().div_ceil(gemm_rs_stacked::fold_rows(problem, stack))) * u64::from(stack.col_blocks()),
-            u64::from(world.get()).saturating_mul(if gemm_rs_stacked::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX)) {
+        OpKind::GemmReduceScatter if flattened => (
+            u64::from(problem.m_shard().div_ceil(gemm_rs_flattened::reduce_rows(problem, stack))) * u64::from(stack.col_blocks()),
+            u64::from(world.get()).saturating_mul(if gemm_rs_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX)) {
                 1
             } else {
                 tiles
@@ -280,9 +293,10 @@ fn limits(problem: &Problem, schedule: &Schedule, stacked: bool) -> Result<(), S
     if signals > MAX_ITEMS {
         return Err(ScheduleError::TooManySignals { tile, signals });
     }
-    // Else the list has no more than a few entries for each signal, each part of a tile, and each partial tile.
-    if stacked && problem.op() == OpKind::AllGatherGemm {
-        let awaits = ag_gemm_stacked::awaits(problem, schedule, &Arrivals::new(problem, schedule));
+    // Else the list has no more than a few entries for each signal, each part of a tile, and each
+    // partial tile.
+    if flattened && problem.op() == OpKind::AllGatherGemm {
+        let awaits = ag_gemm_flattened::awaits(problem, schedule, &Arrivals::new(problem, schedule));
         if awaits > MAX_ITEMS {
             return Err(ScheduleError::TooManyAwaits { tile, awaits });
         }

@@ -9,21 +9,26 @@ use crate::layout::gather_place_bytes;
 use crate::machine::Machine;
 use std::time::Duration;
 
-/// Shards of this size and more are left to copy engines: they disturb the GEMM less than the kernel's own stores do, but take longer to begin. On 4 H200 and GPT-3's
-/// shapes the kernel is faster with shards of 3 MB, and copy engines are from 6 MB on (results/tuning/push-*.json).
+/// Shards of this size and more are left to copy engines: they disturb the GEMM less than the
+/// kernel's own stores do, but take longer to begin. On 4 H200 and GPT-3's shapes the kernel is
+/// faster with shards of 3 MB, and copy engines are from 6 MB on (results/tuning/push-*.json).
 pub(super) const COPY_ENGINE_BYTES: u64 = 5 << 20;
 
 impl TileProgram {
-    /// Whether copy engines push the shard by default, rather than the kernel: a large one, unless it goes in slices of k whose copies, each of which takes some 5 us besides its
-    /// bytes, would take more than two thirds of the multiplication. At TP 4, m = 1024 and GPT-3 36 of them take 236 us (results/timelines/middling-rows.txt), which is
-    /// still as good; in 72 the call takes 0.55 ms instead of 0.42 (results/tuning/bands-begin.txt). Tiles that span shards are the kernel's to push, to the own rank too.
+    /// Whether copy engines push the shard by default, rather than the kernel: a large one, unless
+    /// it goes in slices of k whose copies, each of which takes some 5 us besides its bytes, would
+    /// take more than two thirds of the multiplication. At TP 4, m = 1024 and GPT-3 36 of them take
+    /// 236 us (results/timelines/middling-rows.txt), which is still as good; in 72 the call takes
+    /// 0.55 ms instead of 0.42 (results/tuning/bands-begin.txt). Tiles that span shards are the
+    /// kernel's to push, to the own rank too.
     pub fn is_for_copy_engines(&self) -> bool {
         let in_slices = self.transfers.iter().filter(|transfer| transfer.cols < self.problem.k_local()).count() as u64;
-        !self.stacked && are_for_copy_engines(&self.problem, in_slices)
+        !self.flattened && are_for_copy_engines(&self.problem, in_slices)
     }
 }
 
-/// The same of a shard that is cut into so many pieces for all peers together, if it comes in slices of `k`, and none otherwise.
+/// The same of a shard that is cut into so many pieces for all peers together, if it comes in
+/// slices of `k`, and none otherwise.
 pub(super) fn are_for_copy_engines(problem: &Problem, in_slices: u64) -> bool {
     let bytes = if in_slices == 0 { 0 } else { u64::from(problem.world().peers()) * gather_place_bytes(problem) };
     let copying = Machine::H200.carrying(bytes) + Duration::from_nanos(in_slices * Machine::H200.copy_ns);

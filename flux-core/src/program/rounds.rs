@@ -1,9 +1,12 @@
-//! The order in which messages carry what the ranks of a rail give each other, where no rank can store into memory of another node.
+//! The order in which messages carry what the ranks of a rail give each other, where no rank can
+//! store into memory of another node.
 //!
-//! Invariant: at round `i` of a program every rank sends to one rank and receives from one, what a rank sends at round `i` is what its reader receives
-//! at round `i`, and the rounds are in the order that the program's kernel finishes its chunks in; rows, which are all there from the start, chunk by chunk, each
-//! to all readers. So ranks that take the rounds in order, each when its own chunk is finished, wait for nobody who waits for them, nor do they where they
-//! take them [group](super::groups) by group.
+//! Invariant: at round `i` of a program every rank sends to one rank and receives from one, what a
+//! rank sends at round `i` is what its reader receives at round `i`, and the rounds are in the
+//! order that the program's kernel finishes its chunks in; rows, which are all there from the
+//! start, chunk by chunk, each to all readers. So ranks that take the rounds in order, each when
+//! its own chunk is finished, wait for nobody who waits for them, nor do they where they take them
+//! [group](super::groups) by group.
 
 use super::{Places, TileProgram, sink};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
@@ -41,13 +44,14 @@ impl TileProgram {
     pub const fn place_bytes(&self) -> u64 {
         match self.problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(&self.problem),
-            OpKind::GemmReduceScatter if self.stacked => scatter_place_bytes(&self.problem),
+            OpKind::GemmReduceScatter if self.flattened => scatter_place_bytes(&self.problem),
             OpKind::GemmReduceScatter => self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile),
         }
     }
 
-    /// The rounds of this rank, along its rail; none where all ranks are of one node. `None` where chunks are no whole ranges of a place: rows that are announced
-    /// in slices, or tiles that go to several owners and have a signal each.
+    /// The rounds of this rank, along its rail; none where all ranks are of one node. `None` where
+    /// chunks are no whole ranges of a place: rows that are announced in slices, or tiles that go
+    /// to several owners and have a signal each.
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram};
@@ -64,7 +68,7 @@ impl TileProgram {
         }
         match self.problem.op() {
             OpKind::AllGatherGemm => self.gathering(),
-            OpKind::GemmReduceScatter if self.stacked => self.scattering_rows(),
+            OpKind::GemmReduceScatter if self.flattened => self.scattering_rows(),
             OpKind::GemmReduceScatter => self.scattering(),
         }
     }
@@ -74,7 +78,8 @@ impl TileProgram {
         !self.nodes.together(self.rank, Rank::new(dest))
     }
 
-    /// The first chunk to all, then the next, each as the transfers are ordered: what goes to several readers can go at once.
+    /// The first chunk to all, then the next, each as the transfers are ordered: what goes to
+    /// several readers can go at once.
     fn gathering(&self) -> Option<Vec<Round>> {
         let row_bytes = u64::from(self.problem.k_local()) * self.problem.dtype().bytes() as u64;
         let sent = || self.transfers.iter().filter(|t| self.crosses(t.dest));
@@ -85,7 +90,7 @@ impl TileProgram {
             whole.then_some(())?;
             let end = |peer, place| End { peer, place, signal: place * per_place + chunk };
             let source = self.nodes.after(self.rank, t.step);
-            let from = if self.stacked { source.get() } else { source.place_at(self.rank)? };
+            let from = if self.flattened { source.get() } else { source.place_at(self.rank)? };
             let (sent, received) = (end(Rank::new(t.dest), t.place), end(source, from));
             Some(Round { step: t.step, offset: u64::from(t.row) * row_bytes, bytes: u64::from(t.rows) * row_bytes, sent, received })
         };
@@ -182,9 +187,11 @@ mod tests {
     }
 
     proptest! {
-        /// What a rank sends in a group is what its reader receives in the group of the same number, at the same turn of those between the two. Ranks take their
-        /// groups in order, each as soon as all of its partners are in the same one and, for GEMM-ReduceScatter, the chunks are there, which nothing but the
-        /// rank's own progress brings: so none waits for ever, whoever is slow.
+        /// What a rank sends in a group is what its reader receives in the group of the same
+        /// number, at the same turn of those between the two. Ranks take their groups in order,
+        /// each as soon as all of its partners are in the same one and, for GEMM-ReduceScatter, the
+        /// chunks are there, which nothing but the rank's own progress brings: so none waits for
+        /// ever, whoever is slow.
         #[test]
         fn ranks_never_wait_for_each_other_in_a_circle(programs in programs(), peers in 1..=16_u32, slow in prop::collection::vec(0..16_usize, 64)) {
             let rounds: Vec<_> = programs.iter().map(|program| ordered(program, peers)).collect();
@@ -209,7 +216,8 @@ mod tests {
                     prop_assert!(group.len() <= peers as usize);
                 }
             }
-            // Each rank has posted the group that it is at; a group ends for a rank when all partners have posted it. The slow ones go last.
+            // Each rank has posted the group that it is at; a group ends for a rank when all
+            // partners have posted it. The slow ones go last.
             let mut posted = vec![0; world];
             let mut ended = vec![0; world];
             for turn in 0.. {
@@ -229,7 +237,8 @@ mod tests {
             prop_assert!(ended.iter().all(|&ended| ended == total), "{:?} of {}", ended, total);
         }
 
-        /// What the readers await is received, each place once and whole, and every signal by the rank that the program names.
+        /// What the readers await is received, each place once and whole, and every signal by the
+        /// rank that the program names.
         #[test]
         fn rounds_carry_all_that_is_awaited(programs in programs()) {
             for program in &programs {
@@ -252,7 +261,8 @@ mod tests {
             }
         }
 
-        /// What a rank sends waits for nothing that crosses nodes, and is finished in the order of the rounds.
+        /// What a rank sends waits for nothing that crosses nodes, and is finished in the order of
+        /// the rounds.
         #[test]
         fn chunks_are_finished_in_the_order_of_the_rounds(programs in programs()) {
             for program in &programs {
@@ -261,7 +271,7 @@ mod tests {
                 prop_assert!(sent.all(|item| program.awaits_of(item).is_empty() && program.late_awaits_of(item).iter().all(|a| !program.crosses(a.peer))));
                 if program.problem.op() == OpKind::GemmReduceScatter {
                     let last = |dest, signal| {
-                        program.items.iter().rposition(|item| sends(item) && item.raise == signal && program.heard_by(item).any(|heard| heard == dest))
+                        program.items.iter().rposition(|item| sends(item) && item.raise == signal && program.signalled_ranks(item).any(|heard| heard == dest))
                     };
                     let rounds = program.rounds().unwrap();
                     let ends: Vec<_> = rounds.iter().map(|round| last(round.sent.peer, round.sent.signal)).collect();
@@ -271,12 +281,14 @@ mod tests {
         }
     }
 
-    /// One worker a rank, one exchange at a time on each rail, and movers that pass on in order what has come: all of them end, whoever is slow.
+    /// One worker a rank, one exchange at a time on each rail, and movers that pass on in order
+    /// what has come: all of them end, whoever is slow.
     fn all_end(programs: &[TileProgram], peers: u32, slow: &[usize]) -> Result<(), String> {
         let world = programs.len();
         let rounds: Vec<_> = programs.iter().map(|program| ordered(program, peers)).collect();
         let groups: Vec<Vec<_>> = rounds.iter().map(|rounds| groups(rounds, peers).collect()).collect();
-        // By owner and signal, of signals, and by rank, dest and signal of the flags that say what can be sent.
+        // By owner and signal, of signals, and by rank, dest and signal of the flags that say what
+        // can be sent.
         let (mut raised, mut flags) = (BTreeSet::<(u32, u32)>::new(), BTreeSet::<(u32, u32, u32)>::new());
         let mut left = BTreeMap::<(u32, u32), u32>::new();
         for program in programs {
@@ -296,7 +308,7 @@ mod tests {
                         let count = left.entry((me, next.counter)).or_insert(0);
                         *count += 1;
                         let whole = next.counter == crate::program::NONE || *count == next.raise_after;
-                        for dest in program.heard_by(next).map(crate::Rank::get).filter(|_| whole) {
+                        for dest in program.signalled_ranks(next).map(crate::Rank::get).filter(|_| whole) {
                             if program.crosses(dest) {
                                 flags.insert((me, dest, next.raise));
                             } else {
@@ -375,7 +387,7 @@ mod tests {
             assert!(rounds(schedule).is_some());
             assert!(rounds(Schedule { stack: true, ..schedule }).is_some());
             assert_eq!(rounds(Schedule { stack: true, chunk: Chunk::Tiles(1), ..schedule }).is_some(), op == OpKind::AllGatherGemm);
-            assert_eq!(rounds(Schedule { k_chunks: 2, ..schedule }).is_some(), op == OpKind::GemmReduceScatter);
+            assert_eq!(rounds(Schedule { k_slices: 2, ..schedule }).is_some(), op == OpKind::GemmReduceScatter);
         }
         let alone = Problem::new(OpKind::AllGatherGemm, 64, 512, 512, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
         assert_eq!(TileProgram::build(&alone, crate::Rank::new(0), &schedule).unwrap().rounds(), Some(Vec::new()));

@@ -1,6 +1,7 @@
 //! The tuning knobs of a tile program.
 //!
-//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces; `splits`, `shares` (and with these `lent`), and `early` and `stack` for GEMM-ReduceScatter, also
+//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces;
+//! `splits`, `shares` (and with these `lent`), and `early` and `stack` for GEMM-ReduceScatter, also
 //! where it is rounded.
 
 use super::{Lent, ScheduleError};
@@ -15,10 +16,12 @@ use std::ops::Range;
 pub enum Chunk {
     /// The whole shard.
     Shard,
-    /// So many tiles of the shard, at least 1; as many as the shard has, or more, are the whole shard.
+    /// So many tiles of the shard, at least 1; as many as the shard has, or more, are the whole
+    /// shard.
     ///
-    /// What is sent decides how they are counted. AllGather-GEMM sends rows of `x`: row blocks of `tile.m` rows each.
-    /// GEMM-ReduceScatter sends partial tiles: tiles, in the order of the raster. Either way `Tiles(1)` is the finest. Where its tiles span shards a signal announces
+    /// What is sent decides how they are counted. AllGather-GEMM sends rows of `x`: row blocks of
+    /// `tile.m` rows each. GEMM-ReduceScatter sends partial tiles: tiles, in the order of the
+    /// raster. Either way `Tiles(1)` is the finest. Where its tiles span shards a signal announces
     /// all of them, or each by itself, as with any number below all.
     Tiles(u32),
 }
@@ -32,7 +35,8 @@ impl fmt::Display for Chunk {
     }
 }
 
-/// Most [`shares`](Schedule::shares): far more workers than any machine has, and few items beside [`MAX_ITEMS`](super::MAX_ITEMS).
+/// Most [`shares`](Schedule::shares): far more workers than any machine has, and few items beside
+/// [`MAX_ITEMS`](super::MAX_ITEMS).
 pub const MAX_SHARES: u32 = 1 << 16;
 
 /// How a problem is cut and ordered. All ranks of a call use the same.
@@ -44,46 +48,62 @@ pub struct Schedule {
     pub chunk: Chunk,
     /// Order of the tiles within every shard.
     pub raster: Raster,
-    /// Shards whose tiles are worked on side by side: 1 and a shard is finished before the next is begun.
+    /// Shards whose tiles are worked on side by side: 1 and a shard is finished before the next is
+    /// begun.
     ///
-    /// Every band reads all of `w` once, as long as its tiles keep in step. Thin shards, of a few row blocks, are therefore better taken several at
-    /// a time, though for AllGather-GEMM the band then begins when its last rows are there. For GEMM-ReduceScatter the own shard is always a band of
-    /// its own.
+    /// Every band reads all of `w` once, as long as its tiles keep in step. Thin shards, of a few
+    /// row blocks, are therefore better taken several at a time, though for AllGather-GEMM the band
+    /// then begins when its last rows are there. For GEMM-ReduceScatter the own shard is always a
+    /// band of its own.
     pub band: u32,
-    /// Shards that are bands of their own before those of `band` shards begin, the own one first (AllGather-GEMM): with 1, the own shard is worked on while the rows
-    /// of the first band come.
+    /// Shards that are bands of their own before those of `band` shards begin, the own one first
+    /// (AllGather-GEMM): with 1, the own shard is worked on while the rows of the first band come.
     pub alone: u32,
-    /// Peers' shards that are worked on chunk by chunk, as they come, the first to come first; the others in the order of the raster (AllGather-GEMM). Every chunk reads
-    /// all of `w`, but none waits for another. Of a band of several shards so does a chunk of each, if the band begins with one of them and rows come whole; not where they come in slices of `k`.
+    /// Peers' shards that are worked on chunk by chunk, as they come, the first to come first; the
+    /// others in the order of the raster (AllGather-GEMM). Every chunk reads all of `w`, but none
+    /// waits for another. Of a band of several shards so does a chunk of each, if the band begins
+    /// with one of them and rows come whole; not where they come in slices of `k`.
     pub by_chunk: u32,
-    /// Most slices that the columns of a shard, its `k`, are cut into, each with signals of its own (AllGather-GEMM): 1 and whole rows are announced.
+    /// Most slices that the columns of a shard, its `k`, are cut into, each with signals of its own
+    /// (AllGather-GEMM): 1 and whole rows are announced.
     ///
-    /// An item waits for a slice only when it comes to it, so that with several it begins when the first is there. Slices end at steps of `tile.k`.
-    pub k_chunks: u32,
-    /// Items that share a tile, each of which multiplies a part of `k`; more than `k` has steps are as many as it has steps.
+    /// An item waits for a slice only when it comes to it, so that with several it begins when the
+    /// first is there. Slices end at steps of `tile.k`.
+    pub k_slices: u32,
+    /// Items that share a tile, each of which multiplies a part of `k`; more than `k` has steps are
+    /// as many as it has steps.
     ///
-    /// For problems with fewer tiles than there are workers. The parts are added in the order of `k`, in fp32: the same bits in every run, but others
-    /// than those of another number of splits.
+    /// For problems with fewer tiles than there are workers. The parts are added in the order of
+    /// `k`, in fp32: the same bits in every run, but others than those of another number of splits.
     pub splits: u32,
-    /// Workers whose last wave is to be a whole one, at most [`MAX_SHARES`], or 1: the tiles that whole waves leave come first, or last where
-    /// rows of an AllGather-GEMM come in slices of `k`, or the first are of several shards, and are shared by groups of these workers so that all are done after the same part of a tile.
+    /// Workers whose last wave is to be a whole one, at most [`MAX_SHARES`], or 1: the tiles that
+    /// whole waves leave come first, or last where rows of an AllGather-GEMM come in slices of `k`,
+    /// or the first are of several shards, and are shared by groups of these workers so that all
+    /// are done after the same part of a tile.
     ///
-    /// Means nothing where that gains nothing, where `splits` share every tile, where only some ranks share a node, and where tiles of the own shard of a
-    /// GEMM-ReduceScatter, which come last, would have to be shared. As with splits, the bits are others than those of another number.
+    /// Means nothing where that gains nothing, where `splits` share every tile, where only some
+    /// ranks share a node, and where tiles of the own shard of a GEMM-ReduceScatter, which come
+    /// last, would have to be shared. As with splits, the bits are others than those of another
+    /// number.
     pub shares: u32,
-    /// Whether tiles span shards, for shards with fewer rows than a tile, or that are not whole tiles. Means nothing in a world of 1.
+    /// Whether tiles span shards, for shards with fewer rows than a tile, or that are not whole
+    /// tiles. Means nothing in a world of 1.
     ///
-    /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is then rounded before all are added.
+    /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is
+    /// then rounded before all are added.
     pub stack: bool,
-    /// Partial tiles that a GEMM-ReduceScatter adds to a tile of the own shard while it is multiplied, those that were sent first, at even distances along `k`; the
-    /// others are added after. More than there are, or than `k` has room for, are as many as there can be; there are none where `k` is split, where tiles span
-    /// shards, and where only some ranks share a node.
+    /// Partial tiles that a GEMM-ReduceScatter adds to a tile of the own shard while it is
+    /// multiplied, those that were sent first, at even distances along `k`; the others are added
+    /// after. More than there are, or than `k` has room for, are as many as there can be; there are
+    /// none where `k` is split, where tiles span shards, and where only some ranks share a node.
     ///
-    /// What is awaited in the midst of a tile should be there by then. The order of the sum follows from it: the same bits in every run, but others than those
-    /// of another number.
+    /// What is awaited in the midst of a tile should be there by then. The order of the sum follows
+    /// from it: the same bits in every run, but others than those of another number.
     pub early: u32,
-    /// Items that are launched on the multiprocessors of messages, ahead of the first message and behind the last, at most: no more than wait for no message that is sent later. The last ones are
-    /// not among the tiles whose last wave [`shares`](Self::shares) makes a whole one. Means nothing besides where no messages go beside the kernel.
+    /// Items that are launched on the multiprocessors of messages, ahead of the first message and
+    /// behind the last, at most: no more than wait for no message that is sent later. The last ones
+    /// are not among the tiles whose last wave [`shares`](Self::shares) makes a whole one. Means
+    /// nothing besides where no messages go beside the kernel.
     pub lent: Lent,
 }
 
@@ -94,7 +114,7 @@ impl Schedule {
     /// use flux_core::TileShape;
     /// use flux_core::program::{Chunk, Schedule};
     /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
-    /// assert_eq!((schedule.band, schedule.k_chunks, schedule.splits, schedule.stack), (1, 1, 1, false));
+    /// assert_eq!((schedule.band, schedule.k_slices, schedule.splits, schedule.stack), (1, 1, 1, false));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
         Self {
@@ -104,7 +124,7 @@ impl Schedule {
             band: 1,
             alone: 0,
             by_chunk: 0,
-            k_chunks: 1,
+            k_slices: 1,
             splits: 1,
             shares: 1,
             stack: false,
@@ -115,14 +135,14 @@ impl Schedule {
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_chunks, splits, shares, stack: _, early: _, lent: _ } = *self;
+        let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_slices, splits, shares, stack: _, early: _, lent: _ } = *self;
         let limited = [
             ("tile.m", tile.m, MAX_EXTENT),
             ("tile.n", tile.n, MAX_EXTENT),
             ("tile.k", tile.k, MAX_EXTENT),
             ("shares", shares, MAX_SHARES),
         ];
-        let unlimited = [("band", band), ("k_chunks", k_chunks), ("splits", splits)].map(|(name, value)| (name, value, u32::MAX));
+        let unlimited = [("band", band), ("k_slices", k_slices), ("splits", splits)].map(|(name, value)| (name, value, u32::MAX));
         for (name, value, limit) in limited.into_iter().chain(unlimited) {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -138,13 +158,15 @@ impl Schedule {
         }
     }
 
-    /// The bands of an AllGather-GEMM: the steps, counted from 0, whose shards are taken side by side.
+    /// The bands of an AllGather-GEMM: the steps, counted from 0, whose shards are taken side by
+    /// side.
     pub(super) fn bands(&self, world: WorldSize) -> impl Iterator<Item = Range<u32>> + use<> {
         let (alone, band) = (self.alone.min(world.get()), self.band);
         (0..alone).map(|step| step..step + 1).chain(bands_of(alone..world.get(), band))
     }
 
-    /// The tiles of the shards at the steps of a band, with their step; each shard's in the order of the raster.
+    /// The tiles of the shards at the steps of a band, with their step; each shard's in the order
+    /// of the raster.
     pub(super) fn in_band(&self, grid: TileGrid, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
         Self::in_order(grid, self.raster, band)
     }
@@ -169,7 +191,8 @@ impl Schedule {
         if self.shares == 1 || self.splits > 1 { 0 } else { tiles % u64::from(self.shares) }
     }
 
-    /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the `available` ones of a shard.
+    /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the
+    /// `available` ones of a shard.
     pub(super) fn chunk_of(&self, available: u32) -> u32 {
         match self.chunk {
             Chunk::Shard => available,
@@ -185,7 +208,7 @@ pub(super) fn bands_of(steps: Range<u32>, band: u32) -> impl Iterator<Item = Ran
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, shares, stack, early, lent } = self;
+        let Self { tile, chunk, raster, band, alone, by_chunk, k_slices, splits, shares, stack, early, lent } = self;
         write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
         if *alone > 0 {
             write!(f, " after {alone} of one")?;
@@ -193,8 +216,8 @@ impl fmt::Display for Schedule {
         if *by_chunk > 0 {
             write!(f, ", {by_chunk} by chunk")?;
         }
-        if *k_chunks > 1 {
-            write!(f, ", {k_chunks} slices of k")?;
+        if *k_slices > 1 {
+            write!(f, ", {k_slices} slices of k")?;
         }
         if *splits > 1 {
             write!(f, ", {splits} splits")?;
@@ -211,6 +234,6 @@ impl fmt::Display for Schedule {
             Lent { first, last: 0 } => write!(f, ", {first} lent ahead of messages")?,
             Lent { first, last } => write!(f, ", {first} lent ahead of messages and {last} behind them")?,
         }
-        f.write_str(if *stack { ", stacked" } else { "" })
+        f.write_str(if *stack { ", flattened" } else { "" })
     }
 }

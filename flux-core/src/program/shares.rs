@@ -1,12 +1,17 @@
-//! Who multiplies which steps of the tiles that would leave a wave unfinished: the first tiles are shared, so that those behind them are whole waves. Where rows come in slices
-//! of `k`, or are of several shards side by side, the last tiles are: whoever has the last steps of a tile, or those of another shard, would await what comes last first.
+//! Who multiplies which steps of the tiles that would leave a wave unfinished: the first tiles are
+//! shared, so that those behind them are whole waves. Where rows come in slices of `k`, or are of
+//! several shards side by side, the last tiles are: whoever has the last steps of a tile, or those
+//! of another shard, would await what comes last first.
 //!
-//! Groups of `b` workers have `a` tiles each, whose steps, laid end to end, they take in equal ranges (stream-K, Osama et al., arXiv 2301.03598, in each group): so all
-//! are done after `a / b` of a tile. Workers with the same place in their groups are at the same step along `k` at the same time, of neighbouring tiles, and find in L2
-//! what another has read; were the steps of all tiles laid end to end, each worker would be at another step, and read all of its operands from memory.
+//! Groups of `b` workers have `a` tiles each, whose steps, laid end to end, they take in equal
+//! ranges (stream-K, Osama et al., arXiv 2301.03598, in each group): so all are done after `a / b`
+//! of a tile. Workers with the same place in their groups are at the same step along `k` at the
+//! same time, of neighbouring tiles, and find in L2 what another has read; were the steps of all
+//! tiles laid end to end, each worker would be at another step, and read all of its operands from
+//! memory.
 //!
-//! Invariant: all lenders of a program precede all its leads. With as many workers as the schedule says, which take items strided, none has as much as a tile more than
-//! whole waves give it.
+//! Invariant: all lenders of a program precede all its leads. With as many workers as the schedule
+//! says, which take items strided, none has as much as a tile more than whole waves give it.
 
 use super::Schedule;
 use super::along_k::AlongK;
@@ -35,10 +40,13 @@ pub(super) struct Shares {
     steps: u64,
 }
 
-/// Where an item stands in the program: first what is worked on first, in the order in which later items find the workers that they belong to.
+/// Where an item stands in the program: first what is worked on first, in the order in which later
+/// items find the workers that they belong to.
 ///
-/// Of a range of two tiles it is the length of the lender, the place in the group, and the group. Where there are fewer ranges than workers, the second items come to workers some
-/// places before those of the first: as lenders get longer and leads shorter from place to place, none has more than its range.
+/// Of a range of two tiles it is the length of the lender, the place in the group, and the group.
+/// Where there are fewer ranges than workers, the second items come to workers some places before
+/// those of the first: as lenders get longer and leads shorter from place to place, none has more
+/// than its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Turn {
     /// The first item, a lender, of a range that is of two tiles.
@@ -52,7 +60,8 @@ pub(super) enum Turn {
 }
 
 impl Schedule {
-    /// How a rank shares what whole waves leave of its tiles, where all ranks reach each other alike.
+    /// How a rank shares what whole waves leave of its tiles, where all ranks reach each other
+    /// alike.
     pub(super) fn shared_tiles(&self, problem: &Problem) -> Option<Shares> {
         let (along_k, peers) = (AlongK::new(problem, self), problem.world().peers());
         let (gathers, spans) = (problem.op() == OpKind::AllGatherGemm, self.stack && peers > 0);
@@ -64,16 +73,18 @@ impl Schedule {
         // Own tiles of a GEMM-ReduceScatter come last, and in a world of 1 there are no others.
         let whole = if gathers || spans || peers == 0 { 0 } else { of_shard.saturating_sub(lent) };
         let shares = Shares::of(self, along_k, tiles, whole)?;
-        // The first tiles of several shards side by side, and the first slices of others, await what comes last.
+        // The first tiles of several shards side by side, and the first slices of others, await
+        // what comes last.
         let side_by_side = || spans || self.bands(problem.world()).next().is_some_and(|first| first.len() > 1);
-        let come_late = gathers && peers > 0 && (along_k.slices(self.k_chunks).len() > 1 || side_by_side());
+        let come_late = gathers && peers > 0 && (along_k.slices(self.k_slices).len() > 1 || side_by_side());
         Some(Shares { first: if come_late { tiles - shares.shared } else { 0 }, ..shares })
     }
 }
 
 impl Shares {
-    /// Those of a program of so many tiles, the last `whole` of which stay whole; `None` where the schedule has none, where nothing is left of whole waves, and where it is
-    /// so much of a wave that sharing would gain nothing.
+    /// Those of a program of so many tiles, the last `whole` of which stay whole; `None` where the
+    /// schedule has none, where nothing is left of whole waves, and where it is so much of a wave
+    /// that sharing would gain nothing.
     fn of(schedule: &Schedule, along_k: AlongK, tiles: u64, whole: u64) -> Option<Self> {
         let (shared, steps) = (schedule.unfinished(tiles), u64::from(along_k.steps()));
         if shared == 0 || shared + whole > tiles {
@@ -95,7 +106,8 @@ impl Shares {
         self.steps
     }
 
-    /// Workers of a tile, where each has a range of one tile alone; nothing where ranges go from one tile to the next.
+    /// Workers of a tile, where each has a range of one tile alone; nothing where ranges go from
+    /// one tile to the next.
     pub(super) fn workers_of_one_tile(&self) -> Option<u64> {
         (self.tiles == 1).then_some(self.workers)
     }
@@ -165,7 +177,8 @@ mod tests {
 
     const TILE: TileShape = TileShape::new(16, 16, 8);
 
-    /// A program of so many tiles in each of two shards, of so many steps each, of the first of two ranks.
+    /// A program of so many tiles in each of two shards, of so many steps each, of the first of two
+    /// ranks.
     fn program(op: OpKind, tiles: u32, steps: u32, shares: u32) -> TileProgram {
         let world = WorldSize::new(2).expect("a world size");
         let (tiles, steps) = (16 * tiles as usize, 8 * steps as usize);
@@ -184,14 +197,14 @@ mod tests {
             let op = if gather { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
             let p = program(op, tiles, steps, shares);
             let (whole, rest) = (2 * tiles / shares, 2 * tiles % shares);
-            if p.part_slots == 0 {
+            if p.split_k_slots == 0 {
                 prop_assert_eq!(p.items.len() as u32, 2 * tiles);
                 let gains = rest > 0 && 2 * rest <= shares && steps > 18;
                 prop_assert!(!gains || !gather && rest > tiles, "half of a wave, and own tiles would not be shared");
                 return Ok(());
             }
-            let leads = p.items.iter().position(|item| item.sink != sink::LEND).unwrap_or(p.items.len());
-            prop_assert!(p.items[leads..].iter().all(|item| item.sink != sink::LEND), "lenders come first");
+            let leads = p.items.iter().position(|item| item.sink != sink::PARTIAL).unwrap_or(p.items.len());
+            prop_assert!(p.items[leads..].iter().all(|item| item.sink != sink::PARTIAL), "lenders come first");
             let most = (0..shares as usize).map(|worker| p.items.iter().skip(worker).step_by(shares as usize).map(|item| item.k_steps).sum::<u32>()).max();
             prop_assert!(most < Some((whole + 1) * steps), "{:?} steps", most);
         }
@@ -203,14 +216,14 @@ mod tests {
         let items: Vec<_> = p
             .items
             .iter()
-            .map(|item| (item.out_outer * 5 + item.col / TILE.n, item.k_first, item.k_steps, item.sink == sink::LEND))
+            .map(|item| (item.out_outer * 5 + item.col / TILE.n, item.k_first, item.k_steps, item.sink == sink::PARTIAL))
             .collect();
         // Tiles 0 and 2 are of the first group, 1 and 3 of the second.
         let lenders = [(0, 20, 10, true), (1, 20, 10, true), (2, 10, 20, true), (3, 10, 20, true)];
         let leads = [(0, 0, 20, false), (1, 0, 20, false), (2, 0, 10, false), (3, 0, 10, false)];
         assert_eq!((&items[..4], &items[4..8]), (&lenders[..], &leads[..]), "the last two of those that lent first");
         assert_eq!(items[8..], [4, 5, 6, 7, 8, 9].map(|tile| (tile, 0, 30, false)), "a whole wave");
-        assert_eq!(p.part_slots, 4, "those of lenders");
+        assert_eq!(p.split_k_slots, 4, "those of lenders");
     }
 
     #[test]
@@ -243,10 +256,11 @@ mod tests {
             let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
             let programs: Vec<_> = world.ranks().map(build).collect();
             check::verify(&programs).expect("programs are right");
-            // Four tiles, of which three workers share one: two parts are lent to its lead, or three workers have a third of it each.
+            // Four tiles, of which three workers share one: two parts are lent to its lead, or
+            // three workers have a third of it each.
             let of = |sink| programs[0].items.iter().filter(move |item| item.sink == sink).count();
             let tiles = if op == OpKind::AllGatherGemm { sink::STORE } else { sink::SCATTER };
-            assert_eq!((of(tiles), of(sink::LEND), programs[0].part_slots), (4, 2, 2), "{op}");
+            assert_eq!((of(tiles), of(sink::PARTIAL), programs[0].split_k_slots), (4, 2, 2), "{op}");
             assert_eq!(schedule.in_effect(&problem, Nodes::apart(world)).shares, 3, "{op}");
         }
     }

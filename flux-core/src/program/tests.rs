@@ -49,7 +49,8 @@ fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
     let program = build(&p, 1, Chunk::Tiles(3));
     let owners: Vec<u32> = program.items.iter().map(|item| item.dest).collect();
     assert_eq!(owners, [2, 2, 2, 2, 0, 0, 0, 0, 1, 1, 1, 1]);
-    // rank 1 works for rank 2 first, and has its first place: slots 0..4 and signals 0, 1; the second chunk is one tile and needs no counter
+    // rank 1 works for rank 2 first, and has its first place: slots 0..4 and signals 0, 1; the
+    // second chunk is one tile and needs no counter
     let sends: Vec<_> = program.items[..4].iter().map(|i| (i.slot, i.raise, i.counter, i.raise_after)).collect();
     assert_eq!(sends, [(0, 0, 2, 3), (1, 0, 2, 3), (2, 0, 2, 3), (3, 1, NONE, 1)]);
     let own = program.items[11];
@@ -64,19 +65,19 @@ fn the_k_of_a_tile_is_split_in_order_and_its_lead_comes_last() {
     let schedule = Schedule { splits: 9, ..Schedule::of(TileShape::new(128, 256, 32)) };
     let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
     let [lender, lead] = [program.items[6], program.items[7]]; // of the first own tile
-    assert_eq!((lender.sink, lender.part, lender.raise, lender.k_first, lender.k_steps), (sink::LEND, 3, 1 + 3, 1, 1));
+    assert_eq!((lender.sink, lender.part, lender.raise, lender.k_first, lender.k_steps), (sink::PARTIAL, 3, 1 + 3, 1, 1));
     assert_eq!((lead.sink, lead.part, lead.parts, lead.k_first, lead.k_steps), (sink::REDUCE, 3, 1, 0, 1));
     let late = [Await { signal: 4, peer: 0, k_step: 0 }, Await { signal: 0, peer: 1, k_step: 0 }];
     assert_eq!(program.late_awaits_of(&lead), late);
     let (slots, parts) = (3 * 112 * 256 * 2, 6 * 128 * 256 * 4); // shards of 100 rows are sent in strips of 16
-    assert_eq!((program.part_slots, program.parts_offset()), (6, slots));
+    assert_eq!((program.split_k_slots, program.split_k_offset()), (6, slots));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: slots + parts, signals: 1 + 6, counters: 1 });
 }
 
 #[test]
 fn an_item_awaits_the_slices_that_it_multiplies() {
     let p = problem(OpKind::AllGatherGemm, 2, 100); // 4 steps of 32 along k
-    let schedule = Schedule { splits: 2, k_chunks: 2, ..Schedule::of(TileShape::new(128, 256, 32)) };
+    let schedule = Schedule { splits: 2, k_slices: 2, ..Schedule::of(TileShape::new(128, 256, 32)) };
     let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
     let [lender, lead] = [program.items[4], program.items[5]]; // of the first tile of shard 1
     assert_eq!(program.awaits_of(&lender), [Await { signal: 1, peer: 1, k_step: 2 }]);
@@ -141,10 +142,10 @@ fn stacked_tiles_are_scattered_to_their_owners_and_folded_there() {
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tile = program.items[2];
     assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (sink::SCATTER, 0, 60, 4 + 2, 1));
-    assert_eq!(program.heard_by(&tile).map(Rank::get).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(program.signalled_ranks(&tile).map(Rank::get).collect::<Vec<_>>(), [0, 1, 2]);
     // 20 rows are folded 16 and 4 at a time
     let folds: Vec<_> = program.items[4..].iter().map(|i| (i.sink, i.row, i.rows, i.col, i.partials)).collect();
-    assert_eq!(folds[..3], [(sink::FOLD, 0, 16, 0, 3), (sink::FOLD, 16, 4, 0, 3), (sink::FOLD, 0, 16, 256, 3)]);
+    assert_eq!(folds[..3], [(sink::REDUCE_ROWS, 0, 16, 0, 3), (sink::REDUCE_ROWS, 16, 4, 0, 3), (sink::REDUCE_ROWS, 0, 16, 256, 3)]);
     let late = [0, 1, 2].map(|source| Await { signal: source * 4, peer: source, k_step: 0 });
     assert_eq!((folds.len(), program.late_awaits_of(&program.items[5])), (8, &late[..]));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 3 * 20 * 960 * 2, signals: 12, counters: 0 });
@@ -159,7 +160,7 @@ fn what_is_scattered_may_be_announced_once_for_all_tiles() {
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tiles = &program.items[..12];
     assert!(tiles.iter().all(|i| (i.sink, i.raise, i.counter, i.raise_after) == (sink::SCATTER, 1, 0, 12)));
-    assert!(tiles.iter().all(|tile| program.heard_by(tile).map(Rank::get).eq(0..3)), "all owners");
+    assert!(tiles.iter().all(|tile| program.signalled_ranks(tile).map(Rank::get).eq(0..3)), "all owners");
     let late = [0, 1, 2].map(|source| Await { signal: source, peer: source, k_step: 0 });
     assert!(program.items[12..].iter().all(|fold| program.late_awaits_of(fold) == late));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 300 * 960 * 2, signals: 3, counters: 1 });
@@ -179,8 +180,8 @@ fn a_world_of_one_awaits_and_sends_nothing() {
         assert!(program.awaits.is_empty() && program.transfers.is_empty());
         assert!(program.items.iter().all(|i| i.sink == sink::STORE && i.raise == NONE && i.await_count == 0));
         assert_eq!(program.workspace(), WorkspaceSize::default());
-        let stacked = Schedule { chunk: Chunk::Tiles(1), stack: true, ..Schedule::of(TILE) };
-        assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &stacked), Ok(program), "there is nothing to span");
+        let flattened = Schedule { chunk: Chunk::Tiles(1), stack: true, ..Schedule::of(TILE) };
+        assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &flattened), Ok(program), "there is nothing to span");
     }
 }
 
@@ -204,17 +205,17 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
     assert_eq!(text(0, Schedule { tile: TileShape::new(1 << 25, 1, 1), ..good }), "tile.m = 33554432 is above the limit 16777216");
 
     assert_eq!(text(0, Schedule { splits: 0, ..good }), "splits = 0: it must be at least 1");
-    assert_eq!(text(0, Schedule { k_chunks: 0, ..good }), "k_chunks = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { k_slices: 0, ..good }), "k_slices = 0: it must be at least 1");
     assert_eq!(text(0, Schedule { shares: 0, ..good }), "shares = 0: it must be at least 1");
     assert_eq!(text(0, Schedule { shares: 3_000_000, ..good }), "shares = 3000000 is above the limit 65536");
     assert!(TileProgram::build(&p, Rank::new(0), &Schedule { shares: MAX_SHARES, ..good }).is_ok());
 
     let deep = Problem::new(OpKind::AllGatherGemm, 1 << 18, 16, 1 << 10, DType::Bf16, p.world()).expect("a valid problem");
-    let schedule = Schedule { chunk: Chunk::Tiles(1), k_chunks: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };
+    let schedule = Schedule { chunk: Chunk::Tiles(1), k_slices: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
     // Few signals, of which each row block awaits all of its shard.
-    let schedule = Schedule { chunk: Chunk::Shard, raster: Raster::RowGroups(1), k_chunks: u32::MAX, stack: true, ..schedule };
+    let schedule = Schedule { chunk: Chunk::Shard, raster: Raster::RowGroups(1), k_slices: u32::MAX, stack: true, ..schedule };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManyAwaits { tile: schedule.tile, awaits: 1 << 24 });
 

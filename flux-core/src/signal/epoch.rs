@@ -1,8 +1,10 @@
 //! Epochs: a signal word is never reset; it holds the number of the last call that raised it.
 //!
-//! Invariant: for one word, raised epochs only grow (modulo 2^32), and only one rank writes it in a call. No word is ahead of its reader: a rank that still awaits
-//! one of call `e` has raised none of call `e + 1`, so nobody has ended that call, and only the next one writes the word again, as each half has words of its
-//! own. So a wait is over when the word is the call's number, and a word of any other call but one 2^32 before is not taken for it.
+//! Invariant: for one word, raised epochs only grow (modulo 2^32), and only one rank writes it in a
+//! call. No word is ahead of its reader: a rank that still awaits one of call `e` has raised none
+//! of call `e + 1`, so nobody has ended that call, and only the next one writes the word again, as
+//! each half has words of its own. So a wait is over when the word is the call's number, and a word
+//! of any other call but one 2^32 before is not taken for it.
 
 use std::fmt;
 

@@ -1,11 +1,13 @@
 //! What a failed wait leaves behind.
 //!
-//! Invariant: a rank's poison word goes from 0 to 1 once; who takes it there writes the fault record, and nobody else does.
+//! Invariant: a rank's poison word goes from 0 to 1 once; who takes it there writes the fault
+//! record, and nobody else does.
 
 use super::{Control, Word, Words};
 use crate::layout::FaultRecord;
 
-/// The call has failed on this rank; its fault record ([`read_fault`]) says why. The communicator is of no use until it is rebuilt.
+/// The call has failed on this rank; its fault record ([`read_fault`]) says why. The communicator
+/// is of no use until it is rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("the call has failed on this rank: see its fault record")]
 pub struct Poisoned;

@@ -1,9 +1,11 @@
 //! One worker's part in one call.
 //!
-//! Invariant: when call `e + 1` begins on a rank, every peer has begun call `e`, and so has ended call `e - 1`, which was the last to read the half that call
-//! `e + 1` uses. So anybody may be written to from the first instruction on, and nobody says that a half is free again. It holds because of what the calls are:
-//! a rank's part of an AllGather or a ReduceScatter is made of something of each peer's, which is published no sooner than the peer has begun the call, and the last
-//! worker to leave has seen all of it.
+//! Invariant: when call `e + 1` begins on a rank, every peer has begun call `e`, and so has ended
+//! call `e - 1`, which was the last to read the half that call `e + 1` uses. So anybody may be
+//! written to from the first instruction on, and nobody says that a half is free again. It holds
+//! because of what the calls are: a rank's part of an AllGather or a ReduceScatter is made of
+//! something of each peer's, which is published no sooner than the peer has begun the call, and the
+//! last worker to leave has seen all of it.
 
 use super::fault::poison;
 use super::{Control, Epoch, Poisoned, Word, Words};
@@ -56,20 +58,24 @@ struct Awaited {
 impl<'w, S: Words> Protocol<'w, S> {
     /// Joins the call in progress. Between calls that is the next one.
     ///
-    /// A worker does this before it first leaves the call; a mover before its rank's workers can have left it.
+    /// A worker does this before it first leaves the call; a mover before its rank's workers can
+    /// have left it.
     pub fn open(words: &'w S, rank: Rank) -> Self {
         let epoch = Epoch::new(words.control(Control::Epoch).load_acquire());
         Self { words, rank, epoch, op: None }
     }
 
-    /// The same, of a call whose ranks tell each other which op it is of, `number` and not 0: all say the same, or the call fails on all. Signals alone would not
-    /// show it: ranks that make their calls in different orders may raise all that the others await, and send each other what belongs to another sum.
+    /// The same, of a call whose ranks tell each other which op it is of, `number` and not 0: all
+    /// say the same, or the call fails on all. Signals alone would not show it: ranks that make
+    /// their calls in different orders may raise all that the others await, and send each other
+    /// what belongs to another sum.
     #[must_use]
     pub fn of(self, number: u32, world: WorldSize) -> Self {
         Self { op: (number != 0).then_some(Op { number, world }), ..self }
     }
 
-    /// Says on the pads of all peers which op this rank's call is of. By one worker, before it leaves.
+    /// Says on the pads of all peers which op this rank's call is of. By one worker, before it
+    /// leaves.
     pub fn announce(&self) {
         for (op, peer) in self.peers() {
             let [call, number] = self.words.calling(peer, self.rank, self.half());
@@ -98,27 +104,31 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.words.control(Control::Poison).load_acquire() != 0
     }
 
-    /// Says that the data behind `signal` of `owner`'s pad is there: it was written before, by this thread or by one it has joined or
-    /// acquired from.
+    /// Says that the data behind `signal` of `owner`'s pad is there: it was written before, by this
+    /// thread or by one it has joined or acquired from.
     pub fn publish(&self, owner: Rank, signal: u32) {
         self.words.signal(owner, signal, self.half()).store_release(self.epoch.get());
     }
 
-    /// Waits until `peer` has published `signal` of the own pad for this call; then its data may be read.
+    /// Waits until `peer` has published `signal` of the own pad for this call; then its data may be
+    /// read.
     ///
-    /// `pause` is called between looks at the word with the number of looks so far, from 1. It makes the thread wait a moment in whatever
-    /// way suits, and breaks when the deadline has passed. The abort word and other workers' failures are looked at here.
+    /// `pause` is called between looks at the word with the number of looks so far, from 1. It
+    /// makes the thread wait a moment in whatever way suits, and breaks when the deadline has
+    /// passed. The abort word and other workers' failures are looked at here.
     ///
     /// # Errors
-    /// [`Poisoned`] when the deadline has passed, the abort word is set, or another wait of this rank has failed. The worker then
-    /// neither reads what it waited for nor writes anything for peers.
+    /// [`Poisoned`] when the deadline has passed, the abort word is set, or another wait of this
+    /// rank has failed. The worker then neither reads what it waited for nor writes anything for
+    /// peers.
     pub fn wait(&self, signal: u32, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
         let awaited = Awaited { wait: fault::SIGNAL, peer, signal };
         self.await_epoch(self.words.signal(self.rank, signal, self.half()), awaited, pause)
     }
 
-    /// Says that `item`'s result is stored: raises its chunk's signal, if this was the chunk's last item on this rank, on the pads of `owners`, who are
-    /// [`TileProgram::heard_by`](crate::program::TileProgram::heard_by).
+    /// Says that `item`'s result is stored: raises its chunk's signal, if this was the chunk's last
+    /// item on this rank, on the pads of `owners`, who are
+    /// [`TileProgram::signalled_ranks`](crate::program::TileProgram::signalled_ranks).
     ///
     /// # Errors
     /// [`Poisoned`] when a wait of this rank has failed; nothing is raised then.
@@ -135,8 +145,9 @@ impl<'w, S: Words> Protocol<'w, S> {
         Ok(())
     }
 
-    /// Counts a finished item of a chunk of `items`, and says whether it was the last. The last one puts the counter back to 0; it sees
-    /// what the workers that counted before it wrote, so that its publication covers their results too.
+    /// Counts a finished item of a chunk of `items`, and says whether it was the last. The last one
+    /// puts the counter back to 0; it sees what the workers that counted before it wrote, so that
+    /// its publication covers their results too.
     fn count(&self, counter: u32, items: u32) -> bool {
         let word = self.words.counter(counter);
         let last = word.increment().wrapping_add(1) == items;
@@ -152,11 +163,13 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.words.control(Control::Pushed).store_release(self.epoch.get());
     }
 
-    /// Leaves the call, of which this rank has `workers`, after the worker's last read of the half. The last worker closes it: with `await_pushed` it awaits
-    /// the own mover, hears from every peer which op its call is of, where they say it, and advances the epoch. Between them a rank's workers have then heard from
-    /// every peer anyhow (see above).
+    /// Leaves the call, of which this rank has `workers`, after the worker's last read of the half.
+    /// The last worker closes it: with `await_pushed` it awaits the own mover, hears from every
+    /// peer which op its call is of, where they say it, and advances the epoch. Between them a
+    /// rank's workers have then heard from every peer anyhow (see above).
     ///
-    /// Every worker leaves once, unless a wait of it has failed. `pause` as for [`wait`](Self::wait).
+    /// Every worker leaves once, unless a wait of it has failed. `pause` as for
+    /// [`wait`](Self::wait).
     ///
     /// # Errors
     /// [`Poisoned`], as for [`wait`](Self::wait); the epoch is not advanced then.
@@ -174,7 +187,8 @@ impl<'w, S: Words> Protocol<'w, S> {
             self.await_epoch(self.words.control(Control::Pushed), awaited, &mut pause)?;
         }
         self.peers().try_for_each(|(op, peer)| self.same_op(op, peer, &mut pause))?;
-        // Releases all workers' reads and waits, acquired through the ticket, to those of the next call, and through what that publishes to the peers.
+        // Releases all workers' reads and waits, acquired through the ticket, to those of the next
+        // call, and through what that publishes to the peers.
         self.words.control(Control::Epoch).store_release(self.epoch.next().get());
         Ok(Left::Closed)
     }
@@ -228,7 +242,8 @@ impl<'w, S: Words> Protocol<'w, S> {
                 return Err(self.fail(awaited, seen, abort));
             }
             if pause(looks).is_break() {
-                // A process that was stopped meanwhile finds its deadline over, and perhaps what it waited for there.
+                // A process that was stopped meanwhile finds its deadline over, and perhaps what it
+                // waited for there.
                 return look().map_err(|seen| self.fail(awaited, seen, 0));
             }
         }
@@ -261,7 +276,8 @@ mod tests {
         let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
         let mut blocks = [pad_bytes(1), pad_bytes(1), control::bytes(0), FAULT_BYTES].map(block);
         let [a, b, control, fault] = blocks.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
-        // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through which alone they are accessed.
+        // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through
+        // which alone they are accessed.
         let words = unsafe { SharedMemory::new(&[a, b], control, fault, SIZE) };
         initialise(&words, Rank::new(0), SIZE, Epoch::FIRST);
         body(&words, Protocol::open(&words, Rank::new(0)));
@@ -288,8 +304,9 @@ mod tests {
         });
     }
 
-    /// Signal 0 of rank 0 is rank 2's to raise in the first call and rank 1's in the second, as with two ops of different shapes. Rank 2 has sent rank 1
-    /// what it needs and not yet rank 0, so rank 1 can be a call ahead.
+    /// Signal 0 of rank 0 is rank 2's to raise in the first call and rank 1's in the second, as
+    /// with two ops of different shapes. Rank 2 has sent rank 1 what it needs and not yet rank 0,
+    /// so rank 1 can be a call ahead.
     #[test]
     fn a_rank_that_is_a_call_ahead_is_not_taken_for_the_one_that_is_awaited() {
         const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
@@ -298,7 +315,8 @@ mod tests {
         let mut private = [control::bytes(0), FAULT_BYTES, control::bytes(0), FAULT_BYTES].map(block);
         let pads = pads.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
         let [control_0, fault_0, control_1, fault_1] = private.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
-        // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through which alone they are accessed.
+        // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through
+        // which alone they are accessed.
         let ranks = unsafe { [SharedMemory::new(&pads, control_0, fault_0, SIZE), SharedMemory::new(&pads, control_1, fault_1, SIZE)] };
         for (rank, words) in (0..).map(Rank::new).zip(&ranks) {
             initialise(words, rank, SIZE, Epoch::FIRST);

@@ -1,12 +1,13 @@
 //! One 32-bit word that ranks, workers or devices share.
 //!
-//! Invariant: the protocol touches shared words through these four operations only, so their orderings are the whole memory model that it
-//! needs. This is the one place that knows of loom.
+//! Invariant: the protocol touches shared words through these four operations only, so their
+//! orderings are the whole memory model that it needs. This is the one place that knows of loom.
 
 /// An atomic 32-bit word.
 pub trait Word {
-    /// Reads the word. Everything its writer wrote before the [`store_release`](Self::store_release) or
-    /// [`increment`](Self::increment) that is read is visible afterwards.
+    /// Reads the word. Everything its writer wrote before the
+    /// [`store_release`](Self::store_release) or [`increment`](Self::increment) that is read is
+    /// visible afterwards.
     fn load_acquire(&self) -> u32;
 
     /// Writes the word, after everything written before.

@@ -1,6 +1,7 @@
 //! Where a rank finds the words of the protocol.
 //!
-//! Invariant: a word on a pad has one writer in a call, the rank that the tile program names; its owner only reads it. Control words, counters and fault words are private to a rank.
+//! Invariant: a word on a pad has one writer in a call, the rank that the tile program names; its
+//! owner only reads it. Control words, counters and fault words are private to a rank.
 
 use super::{Epoch, Word};
 use crate::Rank;
@@ -31,7 +32,8 @@ impl Control {
     }
 }
 
-/// The words of the protocol as one rank reaches them; see [`layout`](crate::layout) for where they lie.
+/// The words of the protocol as one rank reaches them; see [`layout`](crate::layout) for where they
+/// lie.
 pub trait Words {
     /// One word.
     type Word: Word;
@@ -39,7 +41,8 @@ pub trait Words {
     /// Signal `index` of `owner`'s pad, for calls that use half `half`.
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &Self::Word;
 
-    /// The words by which `of` says on `owner`'s pad which call of half `half` it is in: the call's number, and the number of its op.
+    /// The words by which `of` says on `owner`'s pad which call of half `half` it is in: the call's
+    /// number, and the number of its op.
     fn calling(&self, owner: Rank, of: Rank, half: usize) -> [&Self::Word; 2];
 
     /// A control word of this rank.
@@ -55,10 +58,13 @@ pub trait Words {
     fn abort(&self) -> &Self::Word;
 }
 
-/// Gives `rank`'s words the values that they have before the first call of a communicator, whose epoch is `first`.
+/// Gives `rank`'s words the values that they have before the first call of a communicator, whose
+/// epoch is `first`.
 ///
-/// Every rank does this for itself, before any rank begins a call. What ranks say about themselves ([`broken_offset`](crate::layout::broken_offset),
-/// [`calling_offset`](crate::layout::calling_offset)) is not among them: it begins as 0, as fresh memory does.
+/// Every rank does this for itself, before any rank begins a call. What ranks say about themselves
+/// ([`broken_offset`](crate::layout::broken_offset),
+/// [`calling_offset`](crate::layout::calling_offset)) is not among them: it begins as 0, as fresh
+/// memory does.
 pub fn initialise<S: Words>(words: &S, rank: Rank, size: WorkspaceSize, first: Epoch) {
     let before = first.before(1).get();
     for index in 0..size.signals {

@@ -1,11 +1,12 @@
 //! One call, event by event.
 //!
-//! Invariant: what an event changes is of its own moment; whatever it causes is planned for that moment or a later one.
+//! Invariant: what an event changes is of its own moment; whatever it causes is planned for that
+//! moment or a later one.
 
 use super::clock::Clock;
+use super::harness::{Seat, rows_of};
 use super::links::{Left, Links, Message, Then};
 use super::phases::Phase;
-use super::seat::{Seat, rows_of};
 use super::worker::Worker;
 use super::{Machine, Pushes, RankTotals, SimulateError};
 use crate::Rank;
@@ -43,18 +44,20 @@ impl<'a> Call<'a> {
 
     /// Goes through all events.
     pub(super) fn run(mut self) -> Result<Vec<RankTotals>, SimulateError> {
-        for (rank, seat) in (0..).map(Rank::new).zip(&self.seats) {
-            for worker in 0..seat.workers.len() {
+        for (rank, harness) in (0..).map(Rank::new).zip(&self.seats) {
+            for worker in 0..harness.workers.len() {
                 self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::Goes(rank, worker));
             }
-            // A copy engine asks for the next transfer when the last is there, but through memory of the host.
-            if self.machine.through_host || seat.copied {
-                let asked = if self.machine.through_host { seat.program.transfers.len() } else { seat.program.transfers.len().min(1) };
+            // A copy engine asks for the next transfer when the last is there, but through memory
+            // of the host.
+            if self.machine.through_host || harness.copied {
+                let asked =
+                    if self.machine.through_host { harness.program.transfers.len() } else { harness.program.transfers.len().min(1) };
                 for index in 0..asked {
                     self.clock.at(Duration::from_nanos(self.machine.copy_begins_ns), Event::Moves(rank, index));
                 }
             } else {
-                for (at, index) in pushed(seat.program, self.machine).into_iter().zip(0..) {
+                for (at, index) in pushed(harness.program, self.machine).into_iter().zip(0..) {
                     self.clock.at(at, Event::Moves(rank, index));
                 }
             }
@@ -77,12 +80,12 @@ impl<'a> Call<'a> {
             }
         }
         self.all_done()?;
-        Ok(self.seats.into_iter().map(|seat| seat.totals).collect())
+        Ok(self.seats.into_iter().map(|harness| harness.totals).collect())
     }
 
     fn all_done(&self) -> Result<(), SimulateError> {
-        for (rank, seat) in (0..).map(Rank::new).zip(&self.seats) {
-            if let Some(worker) = seat.pad.first_waiting(&seat.workers)
+        for (rank, harness) in (0..).map(Rank::new).zip(&self.seats) {
+            if let Some(worker) = harness.pad.first_waiting(&harness.workers)
                 && let Some(what) = worker.waits_for()
             {
                 return Err(SimulateError::Stuck { rank, item: worker.item(), signal: what.signal, peer: Rank::new(what.peer) });
@@ -94,20 +97,20 @@ impl<'a> Call<'a> {
     /// A worker goes on until something takes time.
     fn go(&mut self, rank: Rank, index: usize) {
         let now = self.clock.now();
-        let seat = &mut self.seats[rank.index()];
-        let waited = seat.workers[index].waited(now);
-        seat.totals.waiting = seat.totals.waiting.saturating_add(waited);
+        let harness = &mut self.seats[rank.index()];
+        let waited = harness.workers[index].waited(now);
+        harness.totals.waiting = harness.totals.waiting.saturating_add(waited);
         loop {
-            let seat = &mut self.seats[rank.index()];
-            let worker = &mut seat.workers[index];
-            let totals = &mut seat.totals;
+            let harness = &mut self.seats[rank.index()];
+            let worker = &mut harness.workers[index];
+            let totals = &mut harness.totals;
             let takes = match worker.next_phase() {
                 Some(Phase::Await(what)) => {
-                    if seat.pad.is_raised(what.signal) {
+                    if harness.pad.is_raised(what.signal) {
                         continue;
                     }
                     worker.wait(what, now);
-                    seat.pad.wait(what.signal, index);
+                    harness.pad.wait(what.signal, index);
                     return;
                 }
                 Some(Phase::Multiply(time)) => {
@@ -123,8 +126,8 @@ impl<'a> Call<'a> {
                 None => {
                     totals.done = totals.done.max(now);
                     let item = worker.item();
-                    let next = item + seat.workers.len();
-                    let of_next = (next < seat.program.items.len()).then(|| seat.phases(next, self.machine));
+                    let next = item + harness.workers.len();
+                    let of_next = (next < harness.program.items.len()).then(|| harness.phases(next, self.machine));
                     self.finished(rank, item);
                     let Some(phases) = of_next else { return };
                     self.seats[rank.index()].workers[index] = Worker::new(next, phases);
@@ -141,7 +144,7 @@ impl<'a> Call<'a> {
         let program = self.seats[rank.index()].program;
         let item = &program.items[index];
         match item.sink {
-            sink::LEND => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
+            sink::PARTIAL => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
             sink::SEND => {
                 let (to, bytes) = (Rank::new(item.dest), slot_bytes(&program.problem, program.tile));
                 if !self.machine.through_host || item.counter == NONE {
@@ -153,7 +156,7 @@ impl<'a> Call<'a> {
                 }
             }
             sink::SCATTER => {
-                for owner in program.heard_by(item) {
+                for owner in program.signalled_ranks(item) {
                     let rows = rows_of(program, item, owner) * u64::from(item.cols);
                     let bytes = rows * program.problem.dtype().bytes() as u64;
                     self.send(Message { from: rank, to: owner, bytes, again: false, then: Then::Tile(index) });
@@ -175,7 +178,8 @@ impl<'a> Call<'a> {
         self.send(Message { from: rank, to: Rank::new(transfer.dest), bytes, again, then: Then::Transfer(index) });
     }
 
-    /// Bytes that a rank gives to one. What is for the own rank is there at once: memory is an order faster than a link.
+    /// Bytes that a rank gives to one. What is for the own rank is there at once: memory is an
+    /// order faster than a link.
     fn send(&mut self, message: Message) {
         let Message { from, to, bytes, .. } = message;
         if from == to {
@@ -198,19 +202,19 @@ impl<'a> Call<'a> {
     /// A message is there: it may complete what a signal announces, and a copy engine goes on.
     fn come(&mut self, message: &Message) {
         let now = self.clock.now();
-        let seat = &mut self.seats[message.from.index()];
-        seat.totals.done = seat.totals.done.max(now);
+        let harness = &mut self.seats[message.from.index()];
+        harness.totals.done = harness.totals.done.max(now);
         let signal = match message.then {
             Then::Tile(index) => {
-                let item = &seat.program.items[index];
-                (item.raise != NONE && seat.completes(item, message.to)).then_some(item.raise)
+                let item = &harness.program.items[index];
+                (item.raise != NONE && harness.completes(item, message.to)).then_some(item.raise)
             }
-            Then::Chunk(index) => Some(seat.program.items[index].raise),
+            Then::Chunk(index) => Some(harness.program.items[index].raise),
             Then::Transfer(index) => {
-                if seat.copied && !self.machine.through_host && index + 1 < seat.program.transfers.len() {
+                if harness.copied && !self.machine.through_host && index + 1 < harness.program.transfers.len() {
                     self.clock.after(Duration::from_nanos(self.machine.copy_ns), Event::Moves(message.from, index + 1));
                 }
-                Some(seat.program.transfers[index].raise)
+                Some(harness.program.transfers[index].raise)
             }
         };
         if let Some(signal) = signal {
@@ -220,7 +224,8 @@ impl<'a> Call<'a> {
     }
 }
 
-/// When a kernel's CTAs have stored each transfer, but for its way: those of the same rows to several ranks together, one such group after another.
+/// When a kernel's CTAs have stored each transfer, but for its way: those of the same rows to
+/// several ranks together, one such group after another.
 fn pushed(program: &TileProgram, machine: &Machine) -> Vec<Duration> {
     let same = |a: &Transfer, b: &Transfer| (a.row, a.rows, a.col, a.cols) == (b.row, b.rows, b.col, b.cols);
     let mut at = Duration::from_nanos(machine.push_begins_ns);

@@ -1,6 +1,7 @@
 //! Time, and what happens next.
 //!
-//! Invariant: time never goes back, and of events of one moment the one that was planned first comes first.
+//! Invariant: time never goes back, and of events of one moment the one that was planned first
+//! comes first.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

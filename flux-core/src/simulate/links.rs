@@ -1,7 +1,8 @@
 //! The links of all ranks: each has one out into the switch and one in from it.
 //!
-//! Invariant: a link carries one message at a time, in the order in which they come to it; none enters a reader's link before it has begun to leave its sender's and, through memory
-//! of the host, before all of it has left.
+//! Invariant: a link carries one message at a time, in the order in which they come to it; none
+//! enters a reader's link before it has begun to leave its sender's and, through memory of the
+//! host, before all of it has left.
 
 use super::Machine;
 use crate::Rank;
@@ -70,7 +71,8 @@ impl Links {
         if link.busy { None } else { self.free(message.from, now) }
     }
 
-    /// The link out of `rank` is free: the next message leaves, if there is one. What the reader's link has no time for waits in the switch.
+    /// The link out of `rank` is free: the next message leaves, if there is one. What the reader's
+    /// link has no time for waits in the switch.
     pub(super) fn free(&mut self, rank: Rank, now: Duration) -> Option<Left> {
         let link = &mut self.of[rank.index()];
         let next = link.waiting.pop_front();

@@ -1,6 +1,7 @@
 //! What a worker does for an item, in order.
 //!
-//! Invariant: each step of the item is multiplied once, none before what the program awaits for it; and each partial result is added once, after its signal.
+//! Invariant: each step of the item is multiplied once, none before what the program awaits for it;
+//! and each partial result is added once, after its signal.
 
 use super::Machine;
 use crate::program::{Await, TileProgram, WorkItem, sink};
@@ -50,12 +51,12 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
     for (number, late) in (0..).zip(program.late_awaits_of(item)) {
         phases.push(Phase::Await(*late));
         match item.sink {
-            sink::FOLD => {}
+            sink::REDUCE_ROWS => {}
             _ if number < item.parts => phases.push(Phase::Add(part)),
             _ => phases.push(Phase::Add(partial)),
         }
     }
-    if item.sink == sink::FOLD {
+    if item.sink == sink::REDUCE_ROWS {
         phases.push(Phase::Add(partial.saturating_mul(item.partials)));
     }
     phases.push(Phase::Finish(Duration::from_nanos(machine.tile_ns)));

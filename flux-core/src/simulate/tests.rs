@@ -1,4 +1,5 @@
-//! Calls whose every moment can be counted by hand: a step takes 1 us, a tile on a link 1 us, a partial tile 1 us to add.
+//! Calls whose every moment can be counted by hand: a step takes 1 us, a tile on a link 1 us, a
+//! partial tile 1 us to add.
 
 use super::*;
 use crate::program::{Chunk, NONE, Schedule, TileProgram};
@@ -89,7 +90,8 @@ fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
 #[test]
 fn a_chunk_is_announced_when_its_last_tile_is_there() {
     let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
-    // The second tile is sent at 4 and the chunk announced at 5.1, when the first own tile has been multiplied for 0.1.
+    // The second tile is sent at 4 and the chunk announced at 5.1, when the first own tile has been
+    // multiplied for 0.1.
     assert_eq!(nanoseconds(&of(Chunk::Shard), ROUND), 5100 + 1000 + 500 + 2500 + 2000);
     assert_eq!(nanoseconds(&of(Chunk::Tiles(1)), ROUND), 5000 + 1000 + 500 + 2500 + 2000);
 }
@@ -98,7 +100,8 @@ fn a_chunk_is_announced_when_its_last_tile_is_there() {
 fn through_the_host_a_chunk_leaves_when_it_is_whole_and_goes_on_when_it_is_there() {
     let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
     let host = Machine { through_host: true, ..ROUND };
-    // The chunk of both leaves at 4, two tiles in 2 us, and is there 2 us later; one by one the first is there at 4.5 and the second at 6, when the first own one has been added.
+    // The chunk of both leaves at 4, two tiles in 2 us, and is there 2 us later; one by one the
+    // first is there at 4.5 and the second at 6, when the first own one has been added.
     assert_eq!(nanoseconds(&of(Chunk::Shard), host), 8100 + 1000 + 500 + 2500 + 2000);
     assert_eq!(nanoseconds(&of(Chunk::Tiles(1)), host), 5000 + 1000 + 500 + 2500 + 2000);
 }
@@ -123,8 +126,9 @@ fn a_tile_waits_for_its_rows() {
     let copied = |programs: &[TileProgram]| simulate(programs, &ROUND, Pushes::CopyEngines).unwrap().time.as_nanos();
     assert_eq!(copied(&two), 10_000 + 1100 + 1500 + 2000);
     assert_eq!(simulate(&two, &ROUND, Pushes::AsByDefault), simulate(&two, &ROUND, Pushes::Kernel), "a small shard");
-    // In two slices the second is copied 1 us after the first is there, at 11, and awaited before the second step.
-    let slices = ag(2, (16, 16, 16), Schedule { k_chunks: 2, ..schedule() });
+    // In two slices the second is copied 1 us after the first is there, at 11, and awaited before
+    // the second step.
+    let slices = ag(2, (16, 16, 16), Schedule { k_slices: 2, ..schedule() });
     assert_eq!(copied(&slices), 11_000 + 1000 + 1000 + 100 + 1500 + 2000);
     assert_eq!(nanoseconds(&slices, ROUND), 1000 + 2 * 2500 + 2000, "pushed one right after the other");
     let slowly = Machine { push_ns: 4000, push_round_ns: 1000, ..ROUND };
@@ -141,9 +145,9 @@ fn the_lead_of_a_split_tile_adds_what_was_lent() {
 
 #[test]
 fn a_fold_awaits_the_rows_that_all_ranks_have_scattered() {
-    let stacked = simulate(&rs(2, (8, 8, 16), Schedule { stack: true, ..schedule() }), &ROUND, Pushes::Kernel).unwrap();
+    let flattened = simulate(&rs(2, (8, 8, 16), Schedule { stack: true, ..schedule() }), &ROUND, Pushes::Kernel).unwrap();
     // 4 rows of 16 bytes go to the peer, there at 3.1; those of both are added.
-    assert_eq!((stacked.time, stacked.ranks[1].sent), (NS(2500 + 500 + 100 + 1000 + 500 + 2000), 64));
+    assert_eq!((flattened.time, flattened.ranks[1].sent), (NS(2500 + 500 + 100 + 1000 + 500 + 2000), 64));
 }
 
 #[test]

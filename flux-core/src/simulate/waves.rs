@@ -1,6 +1,7 @@
 //! What the workers of a rank read of its memory together.
 //!
-//! Invariant: of what the items of a wave read, rows of `x` and of `w`, each block is read once a step: its workers keep in step, and find in L2 what another has read.
+//! Invariant: of what the items of a wave read, rows of `x` and of `w`, each block is read once a
+//! step: its workers keep in step, and find in L2 what another has read.
 
 use crate::program::{TileProgram, WorkItem, sink};
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ pub(super) fn read_by_step(program: &TileProgram, workers: usize) -> Vec<u64> {
 }
 
 fn of_wave(program: &TileProgram, wave: &[WorkItem]) -> u64 {
-    let tiles = || wave.iter().filter(|item| item.sink != sink::FOLD);
+    let tiles = || wave.iter().filter(|item| item.sink != sink::REDUCE_ROWS);
     // Items that share a tile's k read other parts of the same rows.
     let x: BTreeSet<_> = tiles().map(|item| (item.k_first, item.a_source, item.a_outer, item.row, item.rows)).collect();
     let w: BTreeSet<_> = tiles().map(|item| (item.k_first, item.col, item.cols)).collect();

@@ -1,6 +1,7 @@
 //! A worker and where it is in its items.
 //!
-//! Invariant: worker `i` of `n` takes items `i`, `i + n`, ..., each when the one before is finished.
+//! Invariant: worker `i` of `n` takes items `i`, `i + n`, ..., each when the one before is
+//! finished.
 
 use super::phases::Phase;
 use crate::program::Await;

@@ -1,11 +1,13 @@
 //! The tiles of one shard's output.
 //!
-//! Invariant: the extents that a grid hands out are not empty, do not overlap, and together are the whole shard.
+//! Invariant: the extents that a grid hands out are not empty, do not overlap, and together are the
+//! whole shard.
 
 use super::{Raster, TileShape};
 use crate::Problem;
 
-/// The part of a shard's output that one tile computes, in elements; at the right and lower border less than a whole tile.
+/// The part of a shard's output that one tile computes, in elements; at the right and lower border
+/// less than a whole tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileExtent {
     /// First row within the shard.
@@ -39,7 +41,8 @@ impl TileGrid {
     /// Cuts `rows` by `cols` elements into tiles.
     ///
     /// # Panics
-    /// If an extent of the tile is 0; [`TileProgram::build`](crate::program::TileProgram::build) has checked that.
+    /// If an extent of the tile is 0; [`TileProgram::build`](crate::program::TileProgram::build)
+    /// has checked that.
     pub const fn new(rows: u32, cols: u32, tile: TileShape) -> Self {
         assert!(tile.m > 0 && tile.n > 0, "a tile has rows and columns");
         Self { rows, cols, tile }
@@ -80,7 +83,8 @@ impl TileGrid {
     /// Every tile once, in the order of `raster`.
     ///
     /// # Panics
-    /// If the raster's groups have 0 row blocks; [`TileProgram::build`](crate::program::TileProgram::build) has checked that.
+    /// If the raster's groups have 0 row blocks;
+    /// [`TileProgram::build`](crate::program::TileProgram::build) has checked that.
     pub fn order(self, raster: Raster) -> impl Iterator<Item = TileExtent> {
         let group = raster.group(self.row_blocks());
         assert!(group > 0, "a group has row blocks");

@@ -1,34 +1,40 @@
 //! How long a tile's steps along `k` take for their operations.
 //!
-//! Invariant: it depends on the tile's extents alone, and is 100 % where a kernel's multiplication is bound by nothing else.
+//! Invariant: it depends on the tile's extents alone, and is 100 % where a kernel's multiplication
+//! is bound by nothing else.
 
 use super::TileShape;
 
-/// Rows of wgmma's operand that comes in blocks of so many; of the other it takes any multiple of 8.
+/// Rows of wgmma's operand that comes in blocks of so many; of the other it takes any multiple
+/// of 8.
 const BLOCK: u64 = 64;
 /// Operations of a multiprocessor in a cycle.
 const OPERATIONS: u64 = 4096;
 /// Bytes of shared memory that it reads and writes in a cycle.
 const SHARED: u64 = 128;
-/// Of what a step takes longer by shared memory, the percentage that is seen, perhaps as what waits for operands draws less power and the clock is the higher for it: for their area
-/// tiles of 152x128 take 4 to 15 % more than those of 160x256 with 300 and 600 rows on one H100, where shared memory alone would have 15 (results/tuning/ragged-rows.txt, 2.).
+/// Of what a step takes longer by shared memory, the percentage that is seen, perhaps as what waits
+/// for operands draws less power and the clock is the higher for it: for their area tiles of
+/// 152x128 take 4 to 15 % more than those of 160x256 with 300 and 600 rows on one H100, where
+/// shared memory alone would have 15 (results/tuning/ragged-rows.txt, 2.).
 const SEEN: u64 = 50;
 
 impl TileShape {
-    /// Whether columns take the place of rows in its multiplication: rows come in blocks of 64 there, of which two consumers cannot have as many each. A single block they share
-    /// by columns.
+    /// Whether columns take the place of rows in its multiplication: rows come in blocks of 64
+    /// there, of which two consumers cannot have as many each. A single block they share by
+    /// columns.
     ///
     /// ```
     /// use flux_core::TileShape;
-    /// let turned = |m| TileShape::new(m, 256, 64).is_turned();
+    /// let turned = |m| TileShape::new(m, 256, 64).swaps_ab();
     /// assert_eq!([64, 128, 256, 136, 192].map(turned), [false, false, false, true, true]);
     /// ```
-    pub const fn is_turned(self) -> bool {
+    pub const fn swaps_ab(self) -> bool {
         self.m != BLOCK as u32 && !self.m.is_multiple_of(2 * BLOCK as u32)
     }
 
-    /// The time of a step relative to its operations, in percent: more than 100 where shared memory bounds it, which is read by every product of 64 rows and all columns, and
-    /// written to by the loads. Tiles that no kernel has take what their operations do.
+    /// The time of a step relative to its operations, in percent: more than 100 where shared memory
+    /// bounds it, which is read by every product of 64 rows and all columns, and written to by the
+    /// loads. Tiles that no kernel has take what their operations do.
     ///
     /// ```
     /// use flux_core::TileShape;
@@ -39,7 +45,7 @@ impl TileShape {
     /// ```
     pub const fn step_percent(self) -> u64 {
         let (m, n) = (self.m as u64, self.n as u64);
-        let (blocked, other) = if self.is_turned() { (n, m) } else { (m, n) };
+        let (blocked, other) = if self.swaps_ab() { (n, m) } else { (m, n) };
         if self.k == 0 || blocked == 0 || !blocked.is_multiple_of(BLOCK) {
             return 100;
         }

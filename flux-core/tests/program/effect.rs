@@ -42,7 +42,8 @@ proptest! {
         let ran = schedule.in_effect(&problem, nodes);
         prop_assert_eq!(ran.in_effect(&problem, nodes), ran, "twice");
         for rank in problem.world().ranks() {
-            // What is refused for what it says is not refused for less, so there is nothing to compare.
+            // What is refused for what it says is not refused for less, so there is nothing to
+            // compare.
             let Ok(program) = TileProgram::build_across(&problem, rank, &schedule, nodes) else { continue };
             prop_assert_eq!(TileProgram::build_across(&problem, rank, &ran, nodes), Ok(program), "{}", ran);
         }
@@ -72,7 +73,7 @@ fn what_there_is_no_more_of_is_told_as_much_as_there_is() {
         &of(AllGatherGemm),
         &[
             (Schedule { early: 3, ..plain }, plain),
-            (Schedule { k_chunks: 9, ..plain }, Schedule { k_chunks: 7, ..plain }),
+            (Schedule { k_slices: 9, ..plain }, Schedule { k_slices: 7, ..plain }),
             (Schedule { band: 9, ..plain }, Schedule { band: 4, ..plain }),
             (Schedule { band: 9, alone: 1, ..plain }, Schedule { band: 3, alone: 1, ..plain }),
             (Schedule { alone: 2, ..plain }, plain),
@@ -80,7 +81,7 @@ fn what_there_is_no_more_of_is_told_as_much_as_there_is() {
             (Schedule { by_chunk: 9, ..plain }, Schedule { by_chunk: 3, ..plain }),
             (Schedule { by_chunk: 2, band: 4, ..plain }, Schedule { band: 4, ..plain }),
             (Schedule { by_chunk: 3, band: 3, alone: 1, ..plain }, Schedule { by_chunk: 1, band: 3, alone: 1, ..plain }),
-            (Schedule { by_chunk: 3, band: 3, alone: 1, k_chunks: 2, ..plain }, Schedule { band: 3, alone: 1, k_chunks: 2, ..plain }),
+            (Schedule { by_chunk: 3, band: 3, alone: 1, k_slices: 2, ..plain }, Schedule { band: 3, alone: 1, k_slices: 2, ..plain }),
             (Schedule { lent: Lent { first: 2, last: 3 }, ..plain }, Schedule { lent: Lent { first: 0, last: 3 }, ..plain }),
             (Schedule { shares: 24, ..plain }, plain),
         ],
@@ -88,7 +89,7 @@ fn what_there_is_no_more_of_is_told_as_much_as_there_is() {
     assert_comes_to(
         &of(GemmReduceScatter),
         &[
-            (Schedule { alone: 2, by_chunk: 2, k_chunks: 2, ..plain }, plain),
+            (Schedule { alone: 2, by_chunk: 2, k_slices: 2, ..plain }, plain),
             (Schedule { band: 9, ..plain }, Schedule { band: 3, ..plain }),
             (Schedule { early: 9, ..plain }, Schedule { early: 2, ..plain }),
             (Schedule { early: 9, splits: 2, ..plain }, Schedule { splits: 2, ..plain }),

@@ -1,5 +1,5 @@
-//! Tile programs over random problems, tiles, chunks, rasters and worlds: those that are built satisfy every rule, and each rule is
-//! needed: broken on purpose, it is the one that is reported.
+//! Tile programs over random problems, tiles, chunks, rasters and worlds: those that are built
+//! satisfy every rule, and each rule is needed: broken on purpose, it is the one that is reported.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
@@ -7,8 +7,8 @@ mod effect;
 mod mutations;
 mod mutations_along_k;
 mod mutations_early;
+mod mutations_flattened;
 mod mutations_grid;
-mod mutations_stacked;
 mod nodes;
 mod properties;
 #[path = "../schedules/mod.rs"]

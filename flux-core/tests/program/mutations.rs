@@ -1,4 +1,5 @@
-//! Each rule, broken on purpose in a valid set of programs: what is reported is the rule that was broken.
+//! Each rule, broken on purpose in a valid set of programs: what is reported is the rule that was
+//! broken.
 
 use crate::schedules::chunks;
 use crate::strategies::{Call, any_calls, calls, calls_in_bands, plain_calls};

@@ -18,24 +18,24 @@ fn split_calls() -> impl Strategy<Value = Call> {
 /// The same, with at most so many slices.
 fn split_calls_in_slices(most: u32) -> impl Strategy<Value = Call> {
     let knobs = move || {
-        (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_chunks, splits, stack)| Knobs { k_chunks, splits, stack, ..Knobs::PLAIN })
+        (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_slices, splits, stack)| Knobs { k_slices, splits, stack, ..Knobs::PLAIN })
     };
     let of = move |op: OpKind| knob_calls(op, 1..=5, 3..=5, knobs());
     prop_oneof![of(AllGatherGemm), of(GemmReduceScatter)]
 }
 
-/// Calls of AllGather-GEMM that announce slices, with shards in places of their own or stacked.
+/// Calls of AllGather-GEMM that announce slices, with shards in places of their own or flattened.
 fn sliced_calls(stack: bool) -> impl Strategy<Value = Call> {
     knob_calls(
         AllGatherGemm,
         2..=5,
         4..=6,
-        (2..=3_u32, 1..=2_u32).prop_map(move |(k_chunks, splits)| Knobs { k_chunks, splits, stack, ..Knobs::PLAIN }),
+        (2..=3_u32, 1..=2_u32).prop_map(move |(k_slices, splits)| Knobs { k_slices, splits, stack, ..Knobs::PLAIN }),
     )
 }
 
 fn lends(item: &WorkItem) -> bool {
-    item.sink == sink::LEND
+    item.sink == sink::PARTIAL
 }
 
 fn leads(item: &WorkItem) -> bool {
@@ -51,15 +51,15 @@ proptest! {
     fn bounds_along_k(call in split_calls(), rank: Index, item: Index, kind in 0..5) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let (k_steps, part_slots) = (p.k_steps(), p.part_slots);
+        let (k_steps, split_k_slots) = (p.k_steps(), p.split_k_slots);
         let index = pick_item(&p.items, item, |item| if kind < 3 { item.k_steps > 0 } else { lends(item) == (kind == 3) && item.part != NONE });
         let item = &mut p.items[index];
         let expected = match kind {
             0 => { item.k_steps = 0; "k_steps" }
             1 => { item.k_first = k_steps; "k_steps" }
             2 => { item.k_steps = u32::MAX; "k_steps" }
-            3 => { item.part = part_slots; "part" }
-            _ => { item.parts = part_slots + 1; "part" }
+            3 => { item.part = split_k_slots; "part" }
+            _ => { item.parts = split_k_slots + 1; "part" }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
     }
@@ -171,10 +171,10 @@ proptest! {
             1 => {
                 // one slot more on every rank, where nobody looks for it
                 for p in &mut call.0 {
-                    p.part_slots += 1;
+                    p.split_k_slots += 1;
                 }
                 let p = pick(&mut call, rank);
-                p.items[lent].part = p.part_slots - 1;
+                p.items[lent].part = p.split_k_slots - 1;
                 assert_violates!(call, Violation::PartNotLent { item, .. } if item > lent);
             }
             2 => {
@@ -183,7 +183,8 @@ proptest! {
                 prop_assume!(p.items[lead].parts > 1);
                 p.items[lead - 2].k_steps += p.items[lead - 1].k_steps;
                 let WorkItem { await_group, k_first, parts, .. } = p.items[lead];
-                // its signal is awaited all the same, with rows, which only an AllGather-GEMM awaits
+                // its signal is awaited all the same, with rows, which only an AllGather-GEMM
+                // awaits
                 let mut rows = p.awaits_of(&p.items[lead]).to_vec();
                 let k_step = rows.last().map_or(k_first, |row| row.k_step);
                 let unread = Await { k_step, ..p.late_awaits_of(&p.items[lead])[parts as usize - 1] };
@@ -269,7 +270,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         // A lender, or a lead that stores or scatters: of a GEMM-ReduceScatter of one rank too.
-        let index = pick_item(&p.items, item, |item| matches!(item.sink, sink::LEND | sink::STORE | sink::SCATTER));
+        let index = pick_item(&p.items, item, |item| matches!(item.sink, sink::PARTIAL | sink::STORE | sink::SCATTER));
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
         assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only what adds partial results counts them", .. } if wrong == index);
     }
@@ -315,7 +316,8 @@ proptest! {
         let announced = announced(&call);
         let p = pick(&mut call, rank);
         if kind == 0 {
-            // an item of its own range of the await list, without its last entry, which the others still await
+            // an item of its own range of the await list, without its last entry, which the others
+            // still await
             let index = pick_item(&p.items, item, |_| true);
             let shared = p.items.iter().filter(|other| {
                 let (a, b) = (other.await_first + other.await_count, p.items[index].await_first + p.items[index].await_count);

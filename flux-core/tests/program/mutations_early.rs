@@ -1,4 +1,5 @@
-//! The rules of partial tiles that are added while their tile is multiplied, broken on purpose; and their order.
+//! The rules of partial tiles that are added while their tile is multiplied, broken on purpose; and
+//! their order.
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
@@ -71,7 +72,7 @@ proptest! {
     fn early_partial_tiles_of_an_item_that_lends_out_a_step(call in early_calls(), rank: Index, item: Index) {
         let mut call = call;
         for p in &mut call.0 {
-            (p.signals, p.part_slots) = (p.signals + 1, 1);
+            (p.signals, p.split_k_slots) = (p.signals + 1, 1);
         }
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, reduces);
@@ -81,7 +82,7 @@ proptest! {
         let late_first = p.awaits.len() as u32;
         p.awaits.push(Await { signal: raise, peer: dest, k_step: 0 });
         p.awaits.extend(late);
-        let k = WorkItem { k_first: all - 1, k_steps: 1, part: 0, sink: sink::LEND, raise, raise_after: 1, dest, ..WorkItem::default() };
+        let k = WorkItem { k_first: all - 1, k_steps: 1, part: 0, sink: sink::PARTIAL, raise, raise_after: 1, dest, ..WorkItem::default() };
         let lender = WorkItem { a_source: lead.a_source, a_outer: lead.a_outer, row: lead.row, rows: lead.rows, col: lead.col, cols: lead.cols, ..k };
         p.items[index] = WorkItem { k_steps: all - 1, part: 0, parts: 1, late_first, late_count: lead.late_count + 1, ..lead };
         p.items.insert(index, lender);

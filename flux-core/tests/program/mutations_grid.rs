@@ -15,7 +15,7 @@ fn two_by_two() -> impl Strategy<Value = Call> {
 }
 
 /// Calls of `op` whose tiles span shards.
-fn stacked(op: OpKind) -> impl Strategy<Value = Call> {
+fn flattened(op: OpKind) -> impl Strategy<Value = Call> {
     knob_calls(op, 2..=6, 1..=3, Just(Knobs { stack: true, ..Knobs::PLAIN }))
 }
 
@@ -57,7 +57,7 @@ proptest! {
 
     #[test]
     fn a_tile_in_two_items(
-        call in prop_oneof![calls(AllGatherGemm, 1..=4, 1..=3, 1..=3, Just(Chunk::Shard)), stacked(AllGatherGemm)], rank: Index, item: Index, at: Index,
+        call in prop_oneof![calls(AllGatherGemm, 1..=4, 1..=3, 1..=3, Just(Chunk::Shard)), flattened(AllGatherGemm)], rank: Index, item: Index, at: Index,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -67,21 +67,21 @@ proptest! {
     }
 
     #[test]
-    fn a_fold_in_two_by_columns(call in stacked(GemmReduceScatter), rank: Index, item: Index, at: Index) {
+    fn a_fold_in_two_by_columns(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, |item| item.sink == sink::FOLD);
+        let index = pick_item(&p.items, item, |item| item.sink == sink::REDUCE_ROWS);
         cut(&mut p.items, index, at);
         assert_violates!(call, Violation::OffGrid { what: "columns", item, .. } if item == index);
     }
 
     /// What a fold's threads share is rows.
     #[test]
-    fn a_fold_in_two_by_rows(call in stacked(GemmReduceScatter), rank: Index, item: Index, at: Index) {
+    fn a_fold_in_two_by_rows(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        prop_assume!(p.items.iter().any(|item| item.sink == sink::FOLD && item.rows > 1));
-        let index = pick_item(&p.items, item, |item| item.sink == sink::FOLD && item.rows > 1);
+        prop_assume!(p.items.iter().any(|item| item.sink == sink::REDUCE_ROWS && item.rows > 1));
+        let index = pick_item(&p.items, item, |item| item.sink == sink::REDUCE_ROWS && item.rows > 1);
         let whole = p.items[index];
         let rows = 1 + at.index(whole.rows as usize - 1) as u32;
         p.items[index].rows = rows;

@@ -19,11 +19,11 @@ fn across(op: OpKind, counts: RangeInclusive<u32>, per_node: RangeInclusive<u32>
     let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
     let cut = (chunks(), raster, (1..=5_u32, 0..=3_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
     (counts, per_node, 1..=40_usize, 1..=5_usize, 1..=4_usize, cut).prop_map(
-        move |(count, per_node, rows, n8, k8, (chunk, raster, (band, alone, by_chunk), k_chunks, splits))| {
+        move |(count, per_node, rows, n8, k8, (chunk, raster, (band, alone, by_chunk), k_slices, splits))| {
             let world = WorldSize::new(count * per_node).unwrap();
             let (n, k) = if op == AllGatherGemm { (8 * n8 * world.index(), 8 * k8) } else { (8 * n8, 8 * k8 * world.index()) };
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).unwrap();
-            let schedule = Schedule { chunk, raster, band, alone, by_chunk, k_chunks, splits, ..Schedule::of(TileShape::new(16, 16, 8)) };
+            let schedule = Schedule { chunk, raster, band, alone, by_chunk, k_slices, splits, ..Schedule::of(TileShape::new(16, 16, 8)) };
             build(&problem, &schedule, count)
         },
     )
@@ -169,12 +169,13 @@ proptest! {
         assert_violates!(call, Violation::Form { .. });
     }
 
-    /// The sums for each owner are begun in the order in which rails take them, so no link waits for a later node's.
+    /// The sums for each owner are begun in the order in which rails take them, so no link waits
+    /// for a later node's.
     #[test]
     fn each_node_is_worked_for_in_turn(call in across(GemmReduceScatter, 2..=4, 1..=4)) {
         for p in &call.0 {
             let mut steps = BTreeMap::new();
-            for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::LEND) {
+            for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL) {
                 steps.entry(p.nodes.node_of(Rank::new(item.a_outer))).or_insert((index, index)).1 = index;
             }
             let distance = |node: u32| (node + p.nodes.count() - p.nodes.node_of(p.rank) - 1) % p.nodes.count();
@@ -193,13 +194,14 @@ fn nodes_of_another_world_and_stacked_tiles_are_refused() {
     let other = Nodes::new(WorldSize::new(8).unwrap(), 2).unwrap();
     let build = |schedule: &Schedule, nodes| TileProgram::build_across(&problem, Rank::new(0), schedule, nodes);
     assert_eq!(build(&schedule, other), Err(ScheduleError::OtherWorld { nodes: WorldSize::new(8).unwrap(), world }));
-    let stacked = Schedule { stack: true, ..schedule };
+    let flattened = Schedule { stack: true, ..schedule };
     let nodes = Nodes::new(world, 2).unwrap();
-    assert_eq!(build(&stacked, nodes), Err(ScheduleError::StackedNodes { nodes }));
-    assert!(build(&stacked, Nodes::apart(world)).is_ok());
+    assert_eq!(build(&flattened, nodes), Err(ScheduleError::FlattenedNodes { nodes }));
+    assert!(build(&flattened, Nodes::apart(world)).is_ok());
 }
 
-/// What a relay or an owner adds comes from mates and other nodes: it awaits all of it when the tile is multiplied, whatever the schedule says.
+/// What a relay or an owner adds comes from mates and other nodes: it awaits all of it when the
+/// tile is multiplied, whatever the schedule says.
 #[test]
 fn no_partial_tile_is_early_across_nodes() {
     let problem = Problem::new(GemmReduceScatter, 64, 64, 4 * 1024, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();

@@ -15,7 +15,8 @@ fn shard_of(program: &TileProgram, item: &WorkItem) -> u32 {
     }
 }
 
-/// In every call, whatever the op, from all that it writes to in any: why nobody has to say that room is free again (`flux_core::signal`).
+/// In every call, whatever the op, from all that it writes to in any: why nobody has to say that
+/// room is free again (`flux_core::signal`).
 pub(crate) fn assert_hears_from_all_that_it_writes_to(call: &Call) {
     for program in &call.0 {
         let (rank, nodes) = (program.rank, program.nodes);
@@ -23,7 +24,7 @@ pub(crate) fn assert_hears_from_all_that_it_writes_to(call: &Call) {
         let reached: BTreeSet<u32> = program.problem.world().ranks().filter(|&peer| peer != rank && reaches(peer)).map(Rank::get).collect();
         let moved = program.transfers.iter().chain(program.forwards.iter().map(|forward| &forward.to)).map(|transfer| transfer.dest);
         let sent = program.items.iter().filter(|item| item.sink == sink::SEND).map(|item| item.dest);
-        let scattered = program.items.iter().flat_map(|item| program.heard_by(item)).map(Rank::get);
+        let scattered = program.items.iter().flat_map(|item| program.signalled_ranks(item)).map(Rank::get);
         let written: BTreeSet<u32> = moved.chain(sent).chain(scattered).filter(|&to| to != rank.get()).collect();
         let heard: BTreeSet<u32> = program.awaits.iter().map(|entry| entry.peer).collect();
         assert!(written.is_subset(&reached) && reached.is_subset(&heard), "{written:?}, {heard:?}: {program}");
@@ -54,7 +55,7 @@ proptest! {
     fn where_all_that_ranks_bring_comes_before_items_signal_the_own_lenders_alone(call in any_calls(1..=16)) {
         for program in call.0 {
             let (whole, alone) = (program.clone(), program.signalling_lenders_alone());
-            let lent: BTreeSet<u32> = alone.items.iter().filter(|item| item.sink == sink::LEND).map(|item| item.raise).collect();
+            let lent: BTreeSet<u32> = alone.items.iter().filter(|item| item.sink == sink::PARTIAL).map(|item| item.raise).collect();
             let raised: BTreeSet<u32> = alone.items.iter().map(|item| item.raise).filter(|&raise| raise != NONE).collect();
             let awaits = |item| [alone.awaits_of(item), alone.late_awaits_of(item)].concat();
             let awaited: BTreeSet<u32> = alone.items.iter().flat_map(awaits).map(|entry| entry.signal).collect();
@@ -108,7 +109,8 @@ proptest! {
     }
 }
 
-/// Shapes of any size that a rank may have, in steps of 8 columns, with a number of candidates of theirs.
+/// Shapes of any size that a rank may have, in steps of 8 columns, with a number of candidates of
+/// theirs.
 fn problems() -> impl Strategy<Value = (Problem, usize)> {
     (any::<bool>(), 2_u32..=8, 1_usize..=700, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(
         |(gather, world, m_shard, n, k, number)| {

@@ -1,7 +1,8 @@
 //! What holds of every simulated call, whatever its schedule and machine.
 //!
-//! A slower machine is not always a slower call: with three ranks and more, a message that comes to a reader's link a little later may then be ahead of one
-//! that it was behind. With one peer each link has one sender, whose messages keep their order.
+//! A slower machine is not always a slower call: with three ranks and more, a message that comes to
+//! a reader's link a little later may then be ahead of one that it was behind. With one peer each
+//! link has one sender, whose messages keep their order.
 
 use crate::strategies::{Call, any_calls, plain_calls};
 use flux_core::OpKind;
@@ -12,7 +13,8 @@ use flux_core::simulate::{Pushes, RankTotals, simulate};
 use proptest::prelude::*;
 use std::time::Duration;
 
-/// Machines on which each of computing, memory, links, and what comes besides, is sometimes what takes longest.
+/// Machines on which each of computing, memory, links, and what comes besides, is sometimes what
+/// takes longest.
 fn machines() -> impl Strategy<Value = Machine> {
     let rates = (1..=40_u32, 1..=5000_u64, 1..=5000_u64, 1..=5000_u64, 1..=5000_u64);
     let times = (0..=5000_u64, 0..=5000_u64, 0..=5000_u64, 0..=5000_u64);
@@ -43,14 +45,14 @@ fn least_sent(call: &Call) -> u64 {
     let (problem, peers) = (&program.problem, u64::from(program.problem.world().peers()));
     match problem.op() {
         OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
-        OpKind::GemmReduceScatter if program.stacked => peers * u64::from(problem.m_shard()) * u64::from(problem.n_local()) * 2,
+        OpKind::GemmReduceScatter if program.flattened => peers * u64::from(problem.m_shard()) * u64::from(problem.n_local()) * 2,
         OpKind::GemmReduceScatter => peers * u64::from(program.slots_per_source) * slot_bytes(problem, program.tile),
     }
 }
 
 /// Workers of a rank.
 fn workers(call: &Call, machine: &Machine) -> u32 {
-    let tiles = call.0[0].items.iter().filter(|item| item.sink != sink::FOLD).count();
+    let tiles = call.0[0].items.iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
     machine.multiprocessors.min(tiles as u32)
 }
 
@@ -87,7 +89,8 @@ proptest! {
 
     #[test]
     fn with_one_peer_the_way_through_the_host_is_never_faster(call in any_calls(2..=2), machine in machines()) {
-        // What a kernel takes for each piece that it pushes, it takes for none that a copy engine carries.
+        // What a kernel takes for each piece that it pushes, it takes for none that a copy engine
+        // carries.
         let links = Machine { push_ns: 0, push_round_ns: 0, ..machine };
         let host = Machine { through_host: true, ..links };
         let [links, host] = [links, host].map(|machine| simulate(&call.0, &machine, Pushes::Kernel).unwrap());

@@ -24,7 +24,8 @@ pub(crate) fn build(problem: &Problem, schedule: &Schedule) -> Call {
     Call(problem.world().ranks().map(|rank| TileProgram::build(problem, rank, schedule).unwrap()).collect())
 }
 
-/// An extent that makes `blocks` blocks of `block`, the last of which may be anything from one element to a whole one.
+/// An extent that makes `blocks` blocks of `block`, the last of which may be anything from one
+/// element to a whole one.
 fn extent(blocks: RangeInclusive<u32>, block: RangeInclusive<u32>) -> impl Strategy<Value = (u32, u32)> {
     (blocks, block).prop_flat_map(|(blocks, block)| (1..=block).prop_map(move |tail| ((blocks - 1) * block + tail, block)))
 }
@@ -73,7 +74,7 @@ pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = 
 /// What a schedule says besides tiles, chunks, rasters and bands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Knobs {
-    pub(crate) k_chunks: u32,
+    pub(crate) k_slices: u32,
     pub(crate) splits: u32,
     pub(crate) shares: u32,
     pub(crate) lent: Lent,
@@ -86,7 +87,7 @@ pub(crate) struct Knobs {
 impl Knobs {
     /// Tiles that are one item each and announced whole, a band after the other.
     pub(crate) const PLAIN: Self =
-        Self { k_chunks: 1, splits: 1, shares: 1, lent: Lent::NONE, stack: false, early: 0, alone: 0, by_chunk: 0 };
+        Self { k_slices: 1, splits: 1, shares: 1, lent: Lent::NONE, stack: false, early: 0, alone: 0, by_chunk: 0 };
 }
 
 /// All of them.
@@ -95,8 +96,8 @@ pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
     let lent = (0..=3_u32, prop_oneof![Just(0), 0..=30_u32]).prop_map(|(first, last)| Lent { first, last });
     (1..=6_u32, parts, lent, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32).prop_map(
-        |(k_chunks, (splits, shares), lent, stack, early, alone, by_chunk)| Knobs {
-            k_chunks,
+        |(k_slices, (splits, shares), lent, stack, early, alone, by_chunk)| Knobs {
+            k_slices,
             splits,
             shares,
             lent,
@@ -108,7 +109,8 @@ pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     )
 }
 
-/// Calls of `op` with `k_blocks` steps along `k`, and shards of less than a tile as often as of several.
+/// Calls of `op` with `k_blocks` steps along `k`, and shards of less than a tile as often as of
+/// several.
 pub(crate) fn knob_calls(
     op: OpKind,
     worlds: RangeInclusive<u32>,
@@ -128,8 +130,8 @@ pub(crate) fn knob_calls(
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_chunks, splits, shares, lent, stack, early, alone, by_chunk } = knobs;
-            build(&problem, &Schedule { tile, chunk, raster, band, alone, by_chunk, k_chunks, splits, shares, stack, early, lent })
+            let Knobs { k_slices, splits, shares, lent, stack, early, alone, by_chunk } = knobs;
+            build(&problem, &Schedule { tile, chunk, raster, band, alone, by_chunk, k_slices, splits, shares, stack, early, lent })
         },
     )
 }

@@ -5,7 +5,8 @@ use flux_core::program::{Chunk, Lent, Schedule};
 use flux_core::tile::Raster;
 use proptest::prelude::*;
 
-/// Every knob, whether it means something for the problem or not: of these tiles and chunks, and of `numbers` from the least that a knob may be.
+/// Every knob, whether it means something for the problem or not: of these tiles and chunks, and of
+/// `numbers` from the least that a knob may be.
 pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
     tiles: impl Strategy<Value = TileShape>,
     chunks: impl Strategy<Value = Chunk>,
@@ -17,14 +18,14 @@ pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
     let shares = prop_oneof![Just(1), 2..=12_u32];
     let along_k = (numbers(1), numbers(1), shares, any::<bool>(), numbers(0));
     (tiles, chunks, raster, shards, along_k, lent).prop_map(
-        |(tile, chunk, raster, (band, alone, by_chunk), (k_chunks, splits, shares, stack, early), lent)| Schedule {
+        |(tile, chunk, raster, (band, alone, by_chunk), (k_slices, splits, shares, stack, early), lent)| Schedule {
             tile,
             chunk,
             raster,
             band,
             alone,
             by_chunk,
-            k_chunks,
+            k_slices,
             splits,
             shares,
             stack,

@@ -1,5 +1,6 @@
-// The end of a call: the last CTA advances the epoch. That a half is free again nobody says: a rank begins the next call but one, which uses it again, when it has
-// heard from every peer in the next, which no peer has begun before it ended this one (`flux_core::signal`).
+// The end of a call: the last CTA advances the epoch. That a half is free again nobody says: a rank
+// begins the next call but one, which uses it again, when it has heard from every peer in the next,
+// which no peer has begun before it ended this one (`flux_core::signal`).
 #pragma once
 #include "program.cuh"
 #include "ptx/memory.cuh"
@@ -8,20 +9,24 @@
 
 namespace flux {
 
-// By one warp of every CTA, when no role of the CTA waits for peers any more. What it still loads, multiplies, stores and sends is none of the close's business: y is
-// the caller's, and the half a later call's, when the kernel has ended. A CTA that knows that the call has `failed` takes no ticket, so that there is no last one: after
-// a failure the epoch stands still, and the communicator has to be rebuilt. Nor is there one in a launch that others of its call come after. Of launches that run beside each
-// other one CTA is the last, whichever ends first.
+// By one warp of every CTA, when no role of the CTA waits for peers any more. What it still loads,
+// multiplies, stores and sends is none of the close's business: y is the caller's, and the half a
+// later call's, when the kernel has ended. A CTA that knows that the call has `failed` takes no
+// ticket, so that there is no last one: after a failure the epoch stands still, and the
+// communicator has to be rebuilt. Nor is there one in a launch that others of its call come after.
+// Of launches that run beside each other one CTA is the last, whichever ends first.
 __device__ __forceinline__ void close_call(const Params& p, u32 epoch, bool failed) {
     const u32 lane = threadIdx.x % 32;
     u32 last = 0;
     // Every CTA has read the epoch before its ticket.
     if (lane == 0 && !failed && p.closes != 0) last = ptx::atomic_inc_wrap(&p.control->ticket, p.closes - 1) == p.closes - 1;
     if (ptx::from_lane(last, 0) == 0) return;
-    // A shuffle moves the value alone: this orders the other lanes' accesses after what lane 0 has acquired with the ticket.
+    // A shuffle moves the value alone: this orders the other lanes' accesses after what lane 0 has
+    // acquired with the ticket.
     __syncwarp();
     bool ok = true;
-    // Messages that came before this launch were whole unless they were ended, for which the host has set this word first.
+    // Messages that came before this launch were whole unless they were ended, for which the host
+    // has set this word first.
     const u32 abort = lane == p.rank && p.told != 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
     if (lane < p.world && lane != p.rank) {
         // Asked for together. Who has to wait for the one looks at the other again.

@@ -15,7 +15,8 @@ struct Config {
     static constexpr u32 kTileN = TileN;
     static constexpr u32 kTileK = 64;  // one 128-byte swizzled row of 16-bit elements
     static constexpr u32 kStages = Stages;
-    // Two steps along k are loaded at once where the ring is whole pairs, three at least: with fewer, the one that waits for its pair would be missed.
+    // Two steps along k are loaded at once where the ring is whole pairs, three at least: with
+    // fewer, the one that waits for its pair would be missed.
     static constexpr bool kPairs = Stages >= 6 && Stages % 2 == 0;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
@@ -23,21 +24,25 @@ struct Config {
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
     static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer, mover and watcher
-    // Rows of A are wgmma's m, of which each consumer has a multiple of 64, or both the same 64, and columns its n, of which any multiple of 8 will do; or, where a tile's rows are
-    // neither, it is multiplied turned: rows of B are m, and rows of A n. The accumulators hold its transpose then, which is turned back on the way to the output buffer.
-    static constexpr bool kTurned = TileM != 64 && TileM % (64 * kConsumers) != 0;
-    // Consumers share a tile by rows, or by columns where it has but 64 rows, or is turned and its columns are two whole blocks or four.
-    static constexpr bool kSplitColumns = TileM == 64 || (kTurned && TileN % (64 * kConsumers) == 0);
+    // Rows of A are wgmma's m, of which each consumer has a multiple of 64, or both the same 64,
+    // and columns its n, of which any multiple of 8 will do; or, where a tile's rows are neither,
+    // it is multiplied turned: rows of B are m, and rows of A n. The accumulators hold its
+    // transpose then, which is turned back on the way to the output buffer.
+    static constexpr bool kSwapAB = TileM != 64 && TileM % (64 * kConsumers) != 0;
+    // Consumers share a tile by rows, or by columns where it has but 64 rows, or is turned and its
+    // columns are two whole blocks or four.
+    static constexpr bool kSplitColumns = TileM == 64 || (kSwapAB && TileN % (64 * kConsumers) == 0);
     static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
     static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
-    static constexpr u32 kBlocks = (kTurned ? kCols : kRows) / 64;               // m64 blocks of one consumer
-    static constexpr u32 kBreadth = kTurned ? kRows : kCols;                     // wgmma's n
+    static constexpr u32 kBlocks = (kSwapAB ? kCols : kRows) / 64;               // m64 blocks of one consumer
+    static constexpr u32 kBreadth = kSwapAB ? kRows : kCols;                     // wgmma's n
     static constexpr u32 kAccumulators = kBreadth / 2;                           // of one block, in one thread
-    static_assert(kBlocks * 64 == (kTurned ? kCols : kRows) && kBreadth % (kTurned ? 8 : 16) == 0 && kBreadth <= 256, "tile");
+    static_assert(kBlocks * 64 == (kSwapAB ? kCols : kRows) && kBreadth % (kSwapAB ? 8 : 16) == 0 && kBreadth <= 256, "tile");
     static_assert(kBlocks * kBreadth <= 384, "accumulators");
-    // Whether partial tiles are sent to slots and added from them: of turned tiles those whose consumers share a room, if a thread's rounded accumulators are whole vectors of
-    // 16 bytes. The others' rows are scattered.
-    static constexpr bool kSlotted = !kTurned || (Rooms == 1 && kBlocks * kBreadth % 16 == 0);
+    // Whether partial tiles are sent to slots and added from them: of swap-AB tiles those whose
+    // consumers share a room, if a thread's rounded accumulators are whole vectors of 16 bytes. The
+    // others' rows are scattered.
+    static constexpr bool kSlotted = !kSwapAB || (Rooms == 1 && kBlocks * kBreadth % 16 == 0);
     static constexpr bool kSlots = ReduceScatter && kSlotted;
     static constexpr u32 kVectors = kBlocks * kBreadth / 16;                     // 16-byte vectors of rounded accumulators of one thread
 
@@ -50,45 +55,54 @@ struct Config {
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
     static constexpr u32 kOutBytes = TileM * TileN * 2;             // also the bytes of a slot that is not short
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
-    // What is stored to the caller's y lies in boxes of a block's rows, swizzled over their whole width: as wide as the swizzle goes where that divides the columns.
+    // What is stored to the caller's y lies in boxes of a block's rows, swizzled over their whole
+    // width: as wide as the swizzle goes where that divides the columns.
     static constexpr u32 kBoxCols = kCols % 64 == 0 ? 64 : kCols % 32 == 0 ? 32 : 16;
-    static constexpr u32 kBoxRows = kTurned ? kRows : 64;
+    static constexpr u32 kBoxRows = kSwapAB ? kRows : 64;
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
     static constexpr u32 kBoxBytes = kBoxRows * kBoxRowBytes;
-    static constexpr u32 kBoxes = kTurned ? 1 : kCols / kBoxCols;   // of one block of one consumer
-    // Where a consumer leaves its part of a tile. Each has a room of its own, or they take turns in one: what that spares is a stage more, and whoever waits for the
-    // room begins the next tile later, so that one can end its part of a tile while the other multiplies. Not where a tile is of 256 rows, which is for the card's power
-    // limit: there consumers that are apart take 1.5 to 1.9 % more time (results/tuning/shares-of-a-wave.txt).
+    static constexpr u32 kBoxes = kSwapAB ? 1 : kCols / kBoxCols;   // of one block of one consumer
+    // Where a consumer leaves its part of a tile. Each has a room of its own, or they take turns in
+    // one: what that spares is a stage more, and whoever waits for the room begins the next tile
+    // later, so that one can end its part of a tile while the other multiplies. Not where a tile is
+    // of 256 rows, which is for the card's power limit: there consumers that are apart take 1.5 to
+    // 1.9 % more time (results/tuning/shares-of-a-wave.txt).
     static constexpr u32 kRooms = Rooms;
-    static constexpr bool kInStep = kBlocks > 1 && !kTurned;
-    // Groups in which a consumer multiplies a stage. In two it waits twice a stage, and what it has taken is a stage and a half on average, and not two. In one it waits
-    // once, while twice as much is in flight: 256x192 takes 0.3 to 1.3 % less time so at the power limit, and tiles of 128 rows no less (results/tuning/one-group.txt).
+    static constexpr bool kInStep = kBlocks > 1 && !kSwapAB;
+    // Groups in which a consumer multiplies a stage. In two it waits twice a stage, and what it has
+    // taken is a stage and a half on average, and not two. In one it waits once, while twice as
+    // much is in flight: 256x192 takes 0.3 to 1.3 % less time so at the power limit, and tiles of
+    // 128 rows no less (results/tuning/one-group.txt).
     static constexpr u32 kGroups = kInStep ? 1 : 2;
     static constexpr u32 kRoomBytes = kBlocks * kBoxes * kBoxBytes;
     static_assert(kRooms == 1 || kRooms == kConsumers, "rooms");
     static_assert(kRoomBytes == kOutBytesPerConsumer, "boxes of a consumer's part");
-    // Rows that go to several owners need the whole tile's room, and lie with 16 bytes between them, so that the rows of a matrix store meet different banks.
+    // Rows that go to several owners need the whole tile's room, and lie with 16 bytes between
+    // them, so that the rows of a matrix store meet different banks.
     static constexpr bool kScatters = ReduceScatter && kRooms == kConsumers;
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
     static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kRooms * kRoomBytes;
 
-    // A partial tile travels through the operand ring in this many pieces, of which the last may be shorter; each holds the same vectors of both consumers, no more than there
-    // are registers for, and of a turned tile no more than a room has place for.
+    // A partial tile travels through the operand ring in this many pieces, of which the last may be
+    // shorter; each holds the same vectors of both consumers, no more than there are registers for,
+    // and of a swap-AB tile no more than a room has place for.
     static constexpr u32 kPieces = !kSlotted ? 1
-                                   : kTurned ? ceil_div(kVectors, least(16, least(kStageBytes, kOutBytesPerConsumer) / (kConsumers * 128 * 16)))
+                                   : kSwapAB ? ceil_div(kVectors, least(16, least(kStageBytes, kOutBytesPerConsumer) / (kConsumers * 128 * 16)))
                                              : kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
     static constexpr u32 kPieceVectors = ceil_div(kVectors, kPieces);
     static constexpr __device__ u32 piece_vectors(u32 piece) { return least(kPieceVectors, kVectors - piece * kPieceVectors); }
     static constexpr __device__ u32 piece_bytes_per_consumer(u32 piece) { return piece_vectors(piece) * 128 * 16; }
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;  // of the longest
     static_assert(!kSlotted || (kAccumulators % 2 == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
-    // Pieces of one that is added during the multiplication come into the rooms, which are idle then: as many as they hold, two at most.
+    // Pieces of one that is added during the multiplication come into the rooms, which are idle
+    // then: as many as they hold, two at most.
     static constexpr u32 kEarlyPieces = kSlotted && kRooms * kRoomBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
     static_assert(!kSlotted || kRooms * kRoomBytes >= kConsumers * kPieceBytesPerConsumer, "early pieces");
     static_assert(kPieces <= 4, "EARLY_GAP of flux-core/src/program");
-    // Through the ring go the fp32 accumulators of another range of k, too, in more of them, of which the last may be shorter.
+    // Through the ring go the fp32 accumulators of another range of k, too, in more of them, of
+    // which the last may be shorter.
     static constexpr u32 kPartVectors = kBlocks * kBreadth / 8;
-    static constexpr u32 kPartPieceVectors = kTurned ? least(8, kPartVectors) : kPartVectors / (2 * kPieces);
+    static constexpr u32 kPartPieceVectors = kSwapAB ? least(8, kPartVectors) : kPartVectors / (2 * kPieces);
     static constexpr u32 kPartPieces = ceil_div(kPartVectors, kPartPieceVectors);
     static constexpr u32 kPartBytes = kPartVectors * 128 * 16 * kConsumers;  // of a part slot
     static constexpr __device__ u32 part_piece_vectors(u32 piece) { return least(kPartPieceVectors, kPartVectors - piece * kPartPieceVectors); }
@@ -97,7 +111,8 @@ struct Config {
     // What goes to a peer at once, where it goes in pieces.
     static constexpr u32 kPieceBytes = 4096;
 
-    // Dynamic shared memory: stages, output buffers, barriers; from a 1024-byte border, as the swizzle needs.
+    // Dynamic shared memory: stages, output buffers, barriers; from a 1024-byte border, as the
+    // swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
     static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 6;
@@ -138,11 +153,14 @@ struct Shared {
     __device__ __forceinline__ u32 early_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
     // How far the watcher has seen rows of A, or partial tiles (`progress`).
     __device__ __forceinline__ u32 there() const { return base + C::kThereOffset; }
-    // Whether a consumer has left out rows that it was to scatter. The word is `there`'s: whose programs scatter rows await no partial tiles.
+    // Whether a consumer has left out rows that it was to scatter. The word is `there`'s: whose
+    // programs scatter rows await no partial tiles.
     __device__ __forceinline__ u32 left_out() const { return there(); }
-    // Items of this CTA that the producer has opened, up to the last that awaits partial tiles, or is a fold.
+    // Items of this CTA that the producer has opened, up to the last that awaits partial tiles, or
+    // is a fold.
     __device__ __forceinline__ u32 opened() const { return base + C::kOpenedOffset; }
-    // Completed when a consumer may write its part of an item: nobody reads or writes its room any more.
+    // Completed when a consumer may write its part of an item: nobody reads or writes its room any
+    // more.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };
 

@@ -1,12 +1,13 @@
-// A consumer: a warpgroup that multiplies the stages into its half of the tile's accumulators and leaves the rounded result in its
-// output buffer, where the storer takes over. Sums over other ranges of k and over other ranks are made here, in a fixed order.
+// A consumer: a warpgroup that multiplies the stages into its half of the tile's accumulators and
+// leaves the rounded result in its output buffer, where the storer takes over. Sums over other
+// ranges of k and over other ranks are made here, in a fixed order.
 #pragma once
 #include "core/config.cuh"
 #include "core/epilogue.cuh"
-#include "core/fold.cuh"
+#include "core/reduce_rows.cuh"
 #include "core/scatter.cuh"
 #include "core/trace.cuh"
-#include "core/turned.cuh"
+#include "core/swap_ab.cuh"
 #include "core/wait.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -19,7 +20,8 @@ namespace flux {
 template <class C>
 struct Consumer {
     static constexpr u32 kAccumulators = C::kAccumulators;
-    // Steps by which the second consumer adds later than the first, which multiplies meanwhile: EARLY_LAG of flux-core/src/program leaves room for them.
+    // Steps by which the second consumer adds later than the first, which multiplies meanwhile:
+    // EARLY_LAG of flux-core/src/program leaves room for them.
     static constexpr u32 kEarlyLag = 2;
     // This consumer's rows of A and rows of B in a stage.
     static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
@@ -33,12 +35,14 @@ struct Consumer {
     RingState<C::kStages> ring;
     RingState<C::kEarlyPieces> early;  // of pieces that the storer brings
     u32 out_phase = 0;
-    // Descriptors of the first stage's operands, of wgmma's m and n. A lane's value is known to be the warp's: what follows from it is computed once a warp, not in every thread.
-    u32 first_m = ptx::from_lane(ptx::k_major_128b_descriptor(C::kTurned ? smem.b(0) + index * kOffsetB : smem.a(0) + index * kOffsetA), 0);
-    u32 first_n = ptx::from_lane(ptx::k_major_128b_descriptor(C::kTurned ? smem.a(0) + index * kOffsetA : smem.b(0) + index * kOffsetB), 0);
+    // Descriptors of the first stage's operands, of wgmma's m and n. A lane's value is known to be
+    // the warp's: what follows from it is computed once a warp, not in every thread.
+    u32 first_m = ptx::from_lane(ptx::k_major_128b_descriptor(C::kSwapAB ? smem.b(0) + index * kOffsetB : smem.a(0) + index * kOffsetA), 0);
+    u32 first_n = ptx::from_lane(ptx::k_major_128b_descriptor(C::kSwapAB ? smem.a(0) + index * kOffsetA : smem.b(0) + index * kOffsetB), 0);
 
-    // Multiplies the next stage, added to the sums; of a tile's first stage they are the sums. The stage before is given back, at the barrier `read`, when its products
-    // are done: when the first group of these begins.
+    // Multiplies the next stage, added to the sums; of a tile's first stage they are the sums. The
+    // stage before is given back, at the barrier `read`, when its products are done: when the first
+    // group of these begins.
     template <bool First>
     __device__ __forceinline__ void issue_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) const {
         constexpr u32 kGroup = C::kTileK / 16 / C::kGroups;
@@ -65,7 +69,8 @@ struct Consumer {
         }
     }
 
-    // Issues the products of the next stage and goes on to the one after. Returns the barrier at which to arrive when they are done.
+    // Issues the products of the next stage and goes on to the one after. Returns the barrier at
+    // which to arrive when they are done.
     template <bool First>
     __device__ __forceinline__ u32 take_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) {
         issue_stage<First>(read, acc);
@@ -85,8 +90,9 @@ struct Consumer {
         for (u32 block = 0; block < C::kBlocks; ++block) ptx::pin_registers(acc[block]);
     }
 
-    // At least one step. At the card's power limit each instruction of the inner loop costs time, wherever it finds room to be issued. Partial tiles that are early
-    // are added on the way, piece by piece, by one consumer some steps before the other: while one adds, the other multiplies.
+    // At least one step. At the card's power limit each instruction of the inner loop costs time,
+    // wherever it finds room to be issued. Partial tiles that are early are added on the way, piece
+    // by piece, by one consumer some steps before the other: while one adds, the other multiplies.
     __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
         const u32 k_steps = ptx::from_lane(item.k_steps, 0);
         u32 read = take_stage<true>(0, acc);
@@ -115,13 +121,15 @@ struct Consumer {
 #pragma unroll 1
         for (; step < end; ++step) {
             read = take_stage<false>(read, acc);
-            // Of its two groups one stays in flight; of one group, the stage before has been waited for.
+            // Of its two groups one stays in flight; of one group, the stage before has been waited
+            // for.
             if constexpr (C::kGroups == 2) ptx::wgmma_wait<1>();
         }
         return read;
     }
 
-    // Adds a piece of another rank's partial tile, each element in the place where this thread's own accumulator has it.
+    // Adds a piece of another rank's partial tile, each element in the place where this thread's
+    // own accumulator has it.
     __device__ __forceinline__ void add_piece(u32 from, u32 piece, float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
         for (u32 v = 0; v < C::piece_vectors(piece); ++v) {
@@ -147,7 +155,8 @@ struct Consumer {
         early.advance();
     }
 
-    // Adds the partial tiles that were not added on the way, in the order of their slots, as the ring of stages brings them.
+    // Adds the partial tiles that were not added on the way, in the order of their slots, as the
+    // ring of stages brings them.
     __device__ __forceinline__ void add_partials(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
         for (u32 source = early_of(p, item); source < item.partials; ++source) {
 #pragma unroll
@@ -182,7 +191,8 @@ struct Consumer {
         }
     }
 
-    // Row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a row change places by the number of its 128-byte line.
+    // Row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a row
+    // change places by the number of its 128-byte line.
     __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 row = warp * 16 + lane % 16;  // the row whose 16 bytes this lane addresses: blocks 0, 2 are the upper eight rows
@@ -201,8 +211,9 @@ struct Consumer {
         }
     }
 
-    // A slot holds accumulators in the order in which threads hold them: vector v of thread t at (v * 128 + t) * 16. Writer and
-    // reader are the same thread of two ranks, so nothing is transposed on the way and every access is contiguous.
+    // A slot holds accumulators in the order in which threads hold them: vector v of thread t at
+    // (v * 128 + t) * 16. Writer and reader are the same thread of two ranks, so nothing is
+    // transposed on the way and every access is contiguous.
     __device__ __forceinline__ void write_slot(const float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
         for (u32 v = 0; v < C::kVectors; ++v) {
@@ -233,11 +244,12 @@ struct Consumer {
         }
     }
 
-    // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector. Which one it is, is looked up here: tiles of 256x192 have no register to
-    // keep it in while they are multiplied.
+    // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector. Which one
+    // it is, is looked up here: tiles of 256x192 have no register to keep it in while they are
+    // multiplied.
     __device__ __forceinline__ void lend(u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u64 half = p.data[p.rank] + (ptx::copied_here(epoch) & 1) * p.half_stride;
-        const u64 dst = half + p.parts_offset + static_cast<u64>(p.items[i].part) * C::kPartBytes + index * (C::kPartBytes / C::kConsumers) + thread * 16;
+        const u64 dst = half + p.split_k_offset + static_cast<u64>(p.items[i].part) * C::kPartBytes + index * (C::kPartBytes / C::kConsumers) + thread * 16;
 #pragma unroll
         for (u32 v = 0; v < C::kPartVectors; ++v) {
             const float* d = &acc[v * 4 / kAccumulators][v * 4 % kAccumulators];
@@ -274,7 +286,7 @@ struct Consumer {
 
     // Into the room, or where it is lent or scattered.
     __device__ __forceinline__ void write(const WorkItem& item, u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
-        if (item.sink == static_cast<u32>(Sink::kLend)) {
+        if (item.sink == static_cast<u32>(Sink::kPartial)) {
             lend(i, acc);
             return;
         }
@@ -288,8 +300,8 @@ struct Consumer {
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
                 // Asked for while the rows are laid out.
                 const bool poison = poisoned(p);
-                if constexpr (C::kTurned) {
-                    write_rows_turned<C>(smem, index, thread, acc);
+                if constexpr (C::kSwapAB) {
+                    write_rows_swapped<C>(smem, index, thread, acc);
                 } else {
                     write_rows(acc);
                 }
@@ -305,8 +317,8 @@ struct Consumer {
                 return;
             }
         }
-        if constexpr (C::kTurned) {
-            write_boxes_turned<C>(smem, index, thread, acc);
+        if constexpr (C::kSwapAB) {
+            write_boxes_swapped<C>(smem, index, thread, acc);
         } else {
             write_boxes(acc);
         }
@@ -330,7 +342,7 @@ struct Consumer {
         for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {
             const WorkItem item = load_item(p, i);
             if constexpr (C::kScatters) {
-                if (item.sink == static_cast<u32>(Sink::kFold)) break;
+                if (item.sink == static_cast<u32>(Sink::kReduceRows)) break;
             }
             float acc[C::kBlocks][kAccumulators];
             multiply(item, acc);
@@ -344,11 +356,11 @@ struct Consumer {
             hand_over(item, i, acc);
             if constexpr (C::kInStep) ptx::named_barrier_sync<3, 128 * C::kConsumers>();
         }
-        if constexpr (C::kScatters) fold_rows(i, walk);
+        if constexpr (C::kScatters) reduce_rows(i, walk);
     }
 
     // Folds come after all tiles.
-    __device__ __forceinline__ void fold_rows(u32 i, const Walk& walk) const {
+    __device__ __forceinline__ void reduce_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         WorkItem item = load_item(p, i);
         ptx::mbarrier_wait(smem.fold_ready(), 0);

@@ -1,7 +1,8 @@
 // What becomes of an output's fp32 value before its one rounding: y = act(v + bias).
 //
-// Called where a sum is whole (a tile that is stored, an own tile after the peers' partials, rows that are folded), never on a partial that is sent. Params choose
-// at run time, uniformly for the launch: kernels have no variants for it, and a tile without either pays one test.
+// Called where a sum is whole (a tile that is stored, an own tile after the peers' partials, rows
+// that are folded), never on a partial that is sent. Params choose at run time, uniformly for the
+// launch: kernels have no variants for it, and a tile without either pays one test.
 #pragma once
 #include "program.cuh"
 #include "ptx/memory.cuh"
@@ -9,16 +10,19 @@
 
 namespace flux {
 
-// v / (1 + exp(negated)): v times the logistic function of -negated, with no cancellation at either end.
+// v / (1 + exp(negated)): v times the logistic function of -negated, with no cancellation at either
+// end.
 //
-// expf is within 1 ulp and the division within 2 (CUDA C++ Programming Guide, "Mathematical Functions"); beyond 2^126 the denominator counts
-// as infinite, which is off by less than 2^-126 |v|.
+// expf is within 1 ulp and the division within 2 (CUDA C++ Programming Guide, "Mathematical
+// Functions"); beyond 2^126 the denominator counts as infinite, which is off by less than 2^-126
+// |v|.
 __device__ __forceinline__ float gate(float v, float negated) {
     return __fdividef(v, 1.0f + expf(negated));
 }
 
-// GELU in its tanh form, 0.5 v (1 + tanh(h)) with h = sqrt(2 / pi) (v + 0.044715 v^3): Hendrycks and Gimpel, "Gaussian error linear units",
-// arXiv 1606.08415. Written as v / (1 + exp(-2 h)), its equal, which is within 7 * 2^-24 |v| (flux-kernels/src/epilogue.rs derives it).
+// GELU in its tanh form, 0.5 v (1 + tanh(h)) with h = sqrt(2 / pi) (v + 0.044715 v^3): Hendrycks
+// and Gimpel, "Gaussian error linear units", arXiv 1606.08415. Written as v / (1 + exp(-2 h)), its
+// equal, which is within 7 * 2^-24 |v| (flux-kernels/src/epilogue.rs derives it).
 template <Activation A>
 __device__ __forceinline__ float activate(float v) {
     if constexpr (A == Activation::kGelu) return gate(v, v * fmaf(v * v, -0.0713548163f, -1.5957691216f));
@@ -29,7 +33,8 @@ __device__ __forceinline__ float activate(float v) {
     return v;
 }
 
-// The bias of output columns `col`, which is even and below the operand's end, and `col + 1`. Only where there is a bias.
+// The bias of output columns `col`, which is even and below the operand's end, and `col + 1`. Only
+// where there is a bias.
 template <bool Bf16>
 __device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
     float2 pair;
@@ -37,8 +42,8 @@ __device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
     return pair;
 }
 
-// Accumulators as wgmma leaves them to thread `thread` of 128: acc[block][4 j + i] is column 8 j + 2 (thread mod 4) + (i mod 2) of the consumer's,
-// of two rows for i below 2 and from 2 on.
+// Accumulators as wgmma leaves them to thread `thread` of 128: acc[block][4 j + i] is column 8 j +
+// 2 (thread mod 4) + (i mod 2) of the consumer's, of two rows for i below 2 and from 2 on.
 template <class C>
 __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                          float (&acc)[C::kBlocks][C::kAccumulators]) {
@@ -59,7 +64,8 @@ __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, 
     }
 }
 
-// The same of a turned tile: acc[block][4 j + i] is of the block's column thread / 4 mod 8 of the warp's sixteen, and 8 on from i = 2; all have it of several rows.
+// The same of a swap-AB tile: acc[block][4 j + i] is of the block's column thread / 4 mod 8 of the
+// warp's sixteen, and 8 on from i = 2; all have it of several rows.
 template <class C>
 __device__ __forceinline__ void add_bias_turned(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                                 float (&acc)[C::kBlocks][C::kAccumulators]) {
@@ -90,13 +96,14 @@ __device__ __forceinline__ void activate_all(float (&acc)[Blocks][N]) {
     }
 }
 
-// The whole of one thread's accumulators, of item `i`, whose columns are read where there is a bias: kept through the multiplication they cost a register of every
-// tile. A reduction's result is a sum, so it has no activation.
+// The whole of one thread's accumulators, of item `i`, whose columns are read where there is a
+// bias: kept through the multiplication they cost a register of every tile. A reduction's result is
+// a sum, so it has no activation.
 template <class C>
 __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread,
                                             float (&acc)[C::kBlocks][C::kAccumulators]) {
     if (p.bias != 0) {
-        if constexpr (C::kTurned) {
+        if constexpr (C::kSwapAB) {
             add_bias_turned<C>(p, load_item(p, i), consumer, thread, acc);
         } else {
             add_bias<C>(p, load_item(p, i), consumer, thread, acc);

@@ -1,4 +1,5 @@
-// The persistent kernel: the warps of every CTA are a producer, a storer, a mover, a watcher, and two consumers of four warps each.
+// The persistent kernel: the warps of every CTA are a producer, a storer, a mover, a watcher, and
+// two consumers of four warps each.
 #pragma once
 #include "core/close.cuh"
 #include "core/config.cuh"
@@ -23,10 +24,12 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     // Read by every CTA before its ticket, so before the last one advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
-    // What the first load and the first push wait for is asked for before the barriers are made: each takes its way to memory.
+    // What the first load and the first push wait for is asked for before the barriers are made:
+    // each takes its way to memory.
     WorkItem first{};
     if (warp == 0 && walk.first < walk.count) first = load_item(p, walk.first);
-    // The mover's warp is the third, the watcher's and the storer's help it where nothing is there to begin with.
+    // The mover's warp is the third, the watcher's and the storer's help it where nothing is there
+    // to begin with.
     const Mover<C> mover{p, epoch, threadIdx.x % 32, (warp + 1) % Mover<C>::kWarps};
     const bool moves = !C::kReduceScatter && p.transfer_count != 0 && (warp == 2 || (p.push_together && (warp == 1 || warp == 3)));
     Transfer pushed{};
@@ -34,7 +37,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         mover.ask_ahead(blockIdx.x, gridDim.x);
         pushed = transfer_of_lane(p, 0);
     }
-    const bool folds = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kFold);
+    const bool folds = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kReduceRows);
 
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < C::kStages; ++s) {
@@ -69,7 +72,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             if (leads) producer.run(walk, first);
             __syncwarp();
             const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(folds));
-            // The last tile is still to be multiplied to its end, rounded and stored, or to be folded.
+            // The last tile is still to be multiplied to its end, rounded and stored, or to be
+            // folded.
             close_call(p, epoch, failed);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);

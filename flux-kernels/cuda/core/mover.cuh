@@ -1,8 +1,11 @@
-// A mover: a warp of every CTA that pushes pieces of the caller's shard into gather buffers, in the order of the program's transfers; the CTA that
-// delivers the last pieces of a chunk raises its signals. Neighbouring transfers of the same rows to several ranks are made together: what is loaded
-// once goes to all of them. The bytes go through registers: bulk copies would queue behind the operands' in the CTA's one copy unit. A mover waits
-// for nobody, so the waiting producers of the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it. What every tile waits for three warps
-// push together: each piece takes its way to memory and to the peer.
+// A mover: a warp of every CTA that pushes pieces of the caller's shard into gather buffers, in the
+// order of the program's transfers; the CTA that delivers the last pieces of a chunk raises its
+// signals. Neighbouring transfers of the same rows to several ranks are made together: what is
+// loaded once goes to all of them. The bytes go through registers: bulk copies would queue behind
+// the operands' in the CTA's one copy unit. A mover waits for nobody, so the waiting producers of
+// the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it. What
+// every tile waits for three warps push together: each piece takes its way to memory and to the
+// peer.
 #pragma once
 #include "core/config.cuh"
 #include "core/trace.cuh"
@@ -30,13 +33,14 @@ struct Mover {
     const u32 thread;
     const u32 part;  // of kWarps, where the watcher's and the storer's warp help; else 0
 
-    // A span is what lies densely both here and there: a chunk of whole rows where the caller's rows are as dense as the gather buffer's, else
-    // what is moved of one row.
+    // A span is what lies densely both here and there: a chunk of whole rows where the caller's
+    // rows are as dense as the gather buffer's, else what is moved of one row.
     struct Spans {
         u32 bytes, count, pieces_each;
     };
 
-    // Transfers of the same rows, this CTA's share of their pieces, and where the one that this lane stands for goes.
+    // Transfers of the same rows, this CTA's share of their pieces, and where the one that this
+    // lane stands for goes.
     struct Group {
         u32 first, copies, mine;
         u32 row, col_bytes, step;
@@ -104,8 +108,9 @@ struct Mover {
         }
     }
 
-    // Brings this warp's first pieces of what all tiles wait for into L2, and the words that count them. A guess before anything else is known: rows that are not
-    // dense are brought when they are loaded.
+    // Brings this warp's first pieces of what all tiles wait for into L2, and the words that count
+    // them. A guess before anything else is known: rows that are not dense are brought when they
+    // are loaded.
     __device__ __forceinline__ void ask_ahead(u32 index, u32 movers) const {
         if (!p.push_together || p.x_row_bytes != p.row_bytes) return;
         const u64 shard = p.m_shard * p.row_bytes;
@@ -120,7 +125,8 @@ struct Mover {
     __device__ __forceinline__ void run(u32 index, u32 movers, Transfer transfer) const {
 #pragma unroll 1
         for (u32 first = 0; first < p.transfer_count;) {
-            // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator. Asked for beside the first piece.
+            // After a failed wait nothing more is sent: a peer may be gone, or already in a new
+            // communicator. Asked for beside the first piece.
             const bool poison = poisoned(p);
             const Group g = group(first, transfer, index, movers);
             // What all tiles wait for all these warps push.
@@ -132,10 +138,12 @@ struct Mover {
                 load(q, v);
                 if (__all_sync(0xFFFFFFFFu, !poison)) store(g, q, v);
                 if (thread == 0 && first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
-                // The first reader is in a hurry; for the others the link is kept free of bursts, which slow the GEMM's own loads.
+                // The first reader is in a hurry; for the others the link is kept free of bursts,
+                // which slow the GEMM's own loads.
                 if (g.step > 1 && p.gap_ns != 0) ptx::sleep_ns(p.gap_ns);
             }
-            // What is left out is not announced: whoever sees the poison does not count, though it had no piece.
+            // What is left out is not announced: whoever sees the poison does not count, though it
+            // had no piece.
             bool live = __all_sync(0xFFFFFFFFu, !poison);
             if (parts == kWarps) {
                 live = ptx::named_barrier_all<4, kWarps * kThreads>(live);
@@ -153,13 +161,15 @@ struct Mover {
     __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
         u32 last = 0;
         if (thread == 0) {
-            // Orders this CTA's pieces, at the peers, before the count that lets another CTA announce them.
+            // Orders this CTA's pieces, at the peers, before the count that lets another CTA
+            // announce them.
             ptx::fence_acq_rel_sys();
             stamp_worker<C>(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
             last = ptx::atomic_inc_wrap_relaxed(&p.control->counters[first], movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
-        // Acquires the chunk's rows in the lane that has read the count, and orders them before its signals: one fence, for which the first reader waits.
+        // Acquires the chunk's rows in the lane that has read the count, and orders them before its
+        // signals: one fence, for which the first reader waits.
         if (thread == 0) ptx::fence_acq_rel_sys();
         for (u32 copy = 0; copy < copies; ++copy) {
             const u32 to = ptx::from_lane(dest, copy), signal = ptx::from_lane(raises, copy);

@@ -1,7 +1,10 @@
-// The partial tiles that other ranks have sent: where they lie, and how they come into shared memory, piece by piece.
+// The partial tiles that other ranks have sent: where they lie, and how they come into shared
+// memory, piece by piece.
 //
-// A slot holds both consumers' parts, one after the other, each as it lies in a room: vector v of thread t at (v * threads + t) * 16. Of a shard with fewer rows than a tile
-// only those threads are there whose warps have rows, 16 of them each (`slot_bytes` of flux-core/src/layout.rs): what carries a slot need not carry rows that do not exist.
+// A slot holds both consumers' parts, one after the other, each as it lies in a room: vector v of
+// thread t at (v * threads + t) * 16. Of a shard with fewer rows than a tile only those threads are
+// there whose warps have rows, 16 of them each (`slot_bytes` of flux-core/src/layout.rs): what
+// carries a slot need not carry rows that do not exist.
 #pragma once
 #include "core/config.cuh"
 #include "ptx/bulk.cuh"
@@ -10,8 +13,9 @@ namespace flux {
 
 template <class C>
 struct Slot {
-    // Where a warp's rows are of one block: those of two would leave the second's in the midst of the first's vectors.
-    static constexpr bool kMayBeShort = !C::kTurned && C::kBlocks == 1;
+    // Where a warp's rows are of one block: those of two would leave the second's in the midst of
+    // the first's vectors.
+    static constexpr bool kMayBeShort = !C::kSwapAB && C::kBlocks == 1;
     static constexpr u32 kVectorBytes = 128 * 16;  // in a room
 
     const Params& p;
@@ -41,7 +45,8 @@ struct Slot {
         return half + static_cast<u64>(item.partial_slot + source * p.slots_per_source) * bytes();
     }
 
-    // A piece of the tile in a slot, each consumer's part kPieceBytesPerConsumer bytes behind the one before; the barrier expects both.
+    // A piece of the tile in a slot, each consumer's part kPieceBytesPerConsumer bytes behind the
+    // one before; the barrier expects both.
     __device__ __forceinline__ void load_piece(u64 slot, u32 piece, u32 to, u32 barrier) const {
         for (u32 c = 0; c < C::kConsumers; ++c) {
             const u64 from = slot + part(c);
@@ -59,7 +64,8 @@ struct Slot {
         }
     }
 
-    // A consumer's part from its room to a slot; in pieces of kPieceBytes with gaps of so many nanoseconds behind each, or without gaps.
+    // A consumer's part from its room to a slot; in pieces of kPieceBytes with gaps of so many
+    // nanoseconds behind each, or without gaps.
     __device__ __forceinline__ void store(u64 slot, u32 room, u32 consumer, u32 gap_ns) const {
         const u64 to = slot + part(consumer);
         if (is_short()) {

@@ -1,4 +1,5 @@
-// The producer: one thread that keeps the ring of stages full. Rows and partial tiles of other ranks the watcher awaits for it, accumulators of other ranges of k it awaits itself.
+// The producer: one thread that keeps the ring of stages full. Rows and partial tiles of other
+// ranks the watcher awaits for it, accumulators of other ranges of k it awaits itself.
 #pragma once
 #include "core/config.cuh"
 #include "core/partials.cuh"
@@ -50,9 +51,11 @@ struct Producer {
         return needed < rows;
     }
 
-    // Rows of A that peers send are missing: the weights need no signal, so as many of them as the ring holds are loaded before the wait.
+    // Rows of A that peers send are missing: the weights need no signal, so as many of them as the
+    // ring holds are loaded before the wait.
     __device__ __forceinline__ u32 load_awaited(const WorkItem& item, u32 number, u32 step, u32 end) {
-        // The consumers give a stage back when they have the next one: within an item, one stage is theirs until A has come too.
+        // The consumers give a stage back when they have the next one: within an item, one stage is
+        // theirs until A has come too.
         const u32 free = step == item.k_first ? C::kStages : C::kStages - 1;
         const u32 ahead = end - step < free ? end - step : free;
         RingState<C::kStages> start = ring;
@@ -89,7 +92,8 @@ struct Producer {
         ring.advance();
     }
 
-    // In pairs, what lies side by side in a row of w is asked for together, which memory gives sooner.
+    // In pairs, what lies side by side in a row of w is asked for together, which memory gives
+    // sooner.
     __device__ __forceinline__ void load_all(const WorkItem& item, u32 step, u32 end) {
         if constexpr (C::kPairs) {
             for (; step + 1 < end; step += 2) {
@@ -114,7 +118,7 @@ struct Producer {
             await_late(p, epoch, item, n);
             // Orders the acquired signal before the bulk loads of what it announces.
             ptx::fence_proxy_async_global();
-            const u64 part = half + p.parts_offset + static_cast<u64>(item.part + n) * C::kPartBytes;
+            const u64 part = half + p.split_k_offset + static_cast<u64>(item.part + n) * C::kPartBytes;
             for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
                 const u32 bytes = C::part_piece_vectors(piece) * 128 * 16;  // of one consumer
                 open_stage(C::kConsumers * bytes);
@@ -127,7 +131,8 @@ struct Producer {
         }
     }
 
-    // The partial tiles of others, in the order of their slots, through the same ring: those that are there are added while the others are awaited.
+    // The partial tiles of others, in the order of their slots, through the same ring: those that
+    // are there are added while the others are awaited.
     __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index, u32 number) {
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         const u32 early = early_of(p, item);
@@ -135,13 +140,15 @@ struct Producer {
             // There is an entry for each, or none for any.
             const u32 next = awaits_partials(item) ? early + partials_there(number, source - early) : item.partials;
             if (next == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
-            // Orders the acquired signals before the bulk loads of the partial tiles that they announce.
+            // Orders the acquired signals before the bulk loads of the partial tiles that they
+            // announce.
             ptx::fence_proxy_async_global();
             for (; source < next; ++source) load_partial(Slot<C>{p}.partial(half, item, source));
         }
     }
 
-    // How many of those that the CTA's item number `number` awaits the watcher has seen, which ends all its waits: more than `taken`, as there is an entry for each.
+    // How many of those that the CTA's item number `number` awaits the watcher has seen, which ends
+    // all its waits: more than `taken`, as there is an entry for each.
     __device__ __forceinline__ u32 partials_there(u32 number, u32 taken) const {
         for (;;) {
             const u64 now = ptx::load_acquire_cta_shared(smem.there());
@@ -165,7 +172,7 @@ struct Producer {
             const u32 end = step + item.k_steps;
             stamp<C>(p, i, &ItemStamps::opened);
             if constexpr (C::kReduceScatter) {
-                const bool folds = C::kScatters && item.sink == static_cast<u32>(Sink::kFold);
+                const bool folds = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
                 if (folds || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
             } else {
                 // Rows that nobody sends need no watcher.
@@ -177,15 +184,17 @@ struct Producer {
             if (item.parts != 0) load_parts(item);
             if constexpr (C::kSlots) {
                 // What a fold adds is read by the consumers.
-                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kFold)) load_partials(item, i, number);
+                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kReduceRows)) load_partials(item, i, number);
             }
         }
     }
 
-    // Waits until no role of this CTA awaits anything of peers any more. Returns whether the call has failed.
+    // Waits until no role of this CTA awaits anything of peers any more. Returns whether the call
+    // has failed.
     __device__ __forceinline__ bool drain(bool folds) const {
         if (C::kSlots && p.early != 0) {
-            // What the storer awaits and brings early: the consumers have added it when they have read the last stage.
+            // What the storer awaits and brings early: the consumers have added it when they have
+            // read the last stage.
             RingState<C::kStages> last = ring;
             for (u32 s = 0; s < C::kStages; ++s) {
                 ptx::mbarrier_wait(smem.empty(last.stage), last.phase ^ 1);

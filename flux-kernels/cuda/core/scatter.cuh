@@ -1,12 +1,14 @@
-// Rows of a tile that spans shards, from the room where consumers have laid them out to the ranks that own them.
+// Rows of a tile that spans shards, from the room where consumers have laid them out to the ranks
+// that own them.
 #pragma once
 #include "core/config.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux {
 
-// A consumer's part of a tile, row by row, to the ranks that own the rows, this one included: rows are short, and a bulk copy takes about as long for a short one as for a long one.
-// Not after a failed wait: a peer may be gone, or already in a new communicator.
+// A consumer's part of a tile, row by row, to the ranks that own the rows, this one included: rows
+// are short, and a bulk copy takes about as long for a short one as for a long one. Not after a
+// failed wait: a peer may be gone, or already in a new communicator.
 template <class C>
 struct Scatter {
     static constexpr u32 kPerRow = C::kCols / 8;

@@ -1,7 +1,8 @@
-// The storer: a warp that sends finished output buffers on their way, to the caller's y or to their owners, and raises signals.
+// The storer: a warp that sends finished output buffers on their way, to the caller's y or to their
+// owners, and raises signals.
 #pragma once
 #include "core/config.cuh"
-#include "core/fold.cuh"
+#include "core/reduce_rows.cuh"
 #include "core/partials.cuh"
 #include "core/scatter.cuh"
 #include "ptx/bulk.cuh"
@@ -25,26 +26,29 @@ struct Storer {
         const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
-            const u32 row = first_row + (C::kTurned ? 0 : block * 64);
+            const u32 row = first_row + (C::kSwapAB ? 0 : block * 64);
             if (row >= item.rows) break;
 #pragma unroll
             for (u32 box = 0; box < C::kBoxes; ++box) {
-                const u32 col = first_col + (C::kTurned ? block * 64 : box * C::kBoxCols);
+                const u32 col = first_col + (C::kSwapAB ? block * 64 : box * C::kBoxCols);
                 if (col >= item.cols) break;
                 ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, item.out_outer);
             }
         }
     }
 
-    // A consumer's part of the slot, from its room. `last` of this CTA: what it sends nobody's loads come after, and its owner may be waiting for it.
+    // A consumer's part of the slot, from its room. `last` of this CTA: what it sends nobody's
+    // loads come after, and its owner may be waiting for it.
     __device__ __forceinline__ void send(const WorkItem& item, u32 consumer, bool last) const {
         const Slot<C> slots{p};
         const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * slots.bytes();
-        // CTAs finish their tiles nearly together: in pieces with gaps the link stays free of bursts, which slow the GEMM's own loads.
+        // CTAs finish their tiles nearly together: in pieces with gaps the link stays free of
+        // bursts, which slow the GEMM's own loads.
         slots.store(slot, smem.out(consumer), consumer, last ? 0 : p.gap_ns);
     }
 
-    // Where this CTA lays the first consumer's part of a partial tile aside, in this GPU's memory. Sent at its pace it would hold up the second.
+    // Where this CTA lays the first consumer's part of a partial tile aside, in this GPU's memory.
+    // Sent at its pace it would hold up the second.
     __device__ __forceinline__ u64 aside() const { return p.aside + static_cast<u64>(blockIdx.x) * C::kOutBytesPerConsumer; }
 
     // Brings it back into the room, which the second part has left. By one lane.
@@ -57,16 +61,19 @@ struct Storer {
     // Announces the item to its owner, once its chunk is complete.
     __device__ __forceinline__ void raise(const WorkItem& item) const {
         if (item.counter != kNone) {
-            // Orders this worker's slot, at the peer, before the count that lets another worker announce it.
+            // Orders this worker's slot, at the peer, before the count that lets another worker
+            // announce it.
             ptx::fence_acq_rel_sys();
             if (ptx::atomic_inc_wrap_relaxed(&p.control->counters[item.counter], item.raise_after - 1) != item.raise_after - 1) return;
         }
-        // Orders the slots of the chunk before the signal: the bulk stores have completed, and this acquires the count.
+        // Orders the slots of the chunk before the signal: the bulk stores have completed, and this
+        // acquires the count.
         ptx::fence_acq_rel_sys();
         ptx::store_relaxed_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
     }
 
-    // Announces the rows to their owners; where they are of a chunk, once it is complete, to all ranks. By the warp.
+    // Announces the rows to their owners; where they are of a chunk, once it is complete, to all
+    // ranks. By the warp.
     __device__ __forceinline__ void raise_scattered(const WorkItem& item) const {
         // What nobody awaits.
         if (item.raise == kNone) return;
@@ -74,7 +81,8 @@ struct Storer {
         if (item.counter != kNone) {
             u32 counted = 0;
             if (lane == 0) {
-                // Orders the consumers' rows, acquired with their barriers, before the count that lets another worker announce them.
+                // Orders the consumers' rows, acquired with their barriers, before the count that
+                // lets another worker announce them.
                 ptx::fence_acq_rel_sys();
                 counted = ptx::atomic_inc_wrap_relaxed(&p.control->counters[item.counter], item.raise_after - 1) + 1;
                 ptx::fence_acq_rel_sys();
@@ -99,10 +107,11 @@ struct Storer {
         for (; i < walk.count; i += walk.stride, phase ^= 1) {
             const WorkItem item = load_item(p, i);
             if constexpr (C::kScatters) {
-                if (item.sink == static_cast<u32>(Sink::kFold)) break;
+                if (item.sink == static_cast<u32>(Sink::kReduceRows)) break;
                 if (item.sink == static_cast<u32>(Sink::kScatter)) {
                     if (lane == 0) open_rooms();
-                    // The other lanes meet the one that did the items before, so the barriers are in this item's phase.
+                    // The other lanes meet the one that did the items before, so the barriers are
+                    // in this item's phase.
                     __syncwarp();
                     // Asked for while there is time, should it be a fold that comes next.
                     known = i + walk.stride;
@@ -136,7 +145,8 @@ struct Storer {
         if constexpr (C::kScatters) {
             if (i < walk.count && p.turns == 0) await_folds<C>(p, smem, epoch, walk, i, known == i ? ahead : FoldAwaits::of(p, i));
         }
-        // What was stored to y is the caller's when the kernel has ended; that its rooms were read each item has waited for.
+        // What was stored to y is the caller's when the kernel has ended; that its rooms were read
+        // each item has waited for.
     }
 
     // Waits until the consumers have scattered their rows; whether they have. By the warp.
@@ -146,16 +156,19 @@ struct Storer {
         return ptx::load_acquire_cta_shared(smem.left_out()) == 0;
     }
 
-    // Scatters their rows in their place, while they multiply the next tile, and announces them, when it is this CTA's turn. By the warp.
+    // Scatters their rows in their place, while they multiply the next tile, and announces them,
+    // when it is this CTA's turn. By the warp.
     //
-    // What is slow to be taken, by memory of the host say, holds up all that a multiprocessor asks memory for behind it, loads of operands among it. So CTAs take turns: while some wait for
+    // What is slow to be taken, by memory of the host say, holds up all that a multiprocessor asks
+    // memory for behind it, loads of operands among it. So CTAs take turns: while some wait for
     // what they have stored, the others load and multiply.
     __device__ __forceinline__ void scatter(const WorkItem& item) const {
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
         if (lane == 0) {
             const u32 mine = ptx::atomic_inc_wrap_relaxed(&p.control->turns_taken, 0xFFFFFFFFu);
-            // Whoever has a turn waits for nobody, so each comes. Later ones may be over before this is looked at, so the difference has a sign.
+            // Whoever has a turn waits for nobody, so each comes. Later ones may be over before
+            // this is looked at, so the difference has a sign.
             while (static_cast<i32>(mine - ptx::load_relaxed_gpu(&p.control->turns_done)) >= static_cast<i32>(p.turns)) ptx::sleep_ns(100);
         }
         __syncwarp();
@@ -175,15 +188,17 @@ struct Storer {
         if (lane == 0) ptx::atomic_inc_wrap_relaxed(&p.control->turns_done, 0xFFFFFFFFu);
     }
 
-    // Brings the partial tiles that are added during the multiplication, one after another, into the rooms that the CTA's item before has left. They take no stage of
-    // the ring, and whoever waits for them here waits beside the loads.
+    // Brings the partial tiles that are added during the multiplication, one after another, into
+    // the rooms that the CTA's item before has left. They take no stage of the ring, and whoever
+    // waits for them here waits beside the loads.
     __device__ __forceinline__ void bring_early(const WorkItem& item) {
         const u32 count = early_of(p, item);
         if (count == 0) return;
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         for (u32 source = 0; source < count; ++source) {
             if (item.await_count != 0) wait_for(p, epoch, await_target(p, epoch, item.await_first + source));
-            // Orders the acquired signal before the bulk loads of the partial tile that it announces.
+            // Orders the acquired signal before the bulk loads of the partial tile that it
+            // announces.
             ptx::fence_proxy_async_global();
             const Slot<C> slots{p};
             const u64 slot = slots.partial(half, item, source);
@@ -223,7 +238,7 @@ struct Storer {
     }
 
     __device__ __forceinline__ void store_or_lend(const WorkItem& item) const {
-        const bool lends = item.sink == static_cast<u32>(Sink::kLend);
+        const bool lends = item.sink == static_cast<u32>(Sink::kPartial);
         static_assert(C::kConsumers == 2, "turns");
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) {
@@ -240,8 +255,10 @@ struct Storer {
         ptx::bulk_wait_read<0>();
     }
 
-    // After a failed wait nothing more is sent: a peer may be gone, or already in a new communicator. Asked before an item is there, which costs no time, and once
-    // more where the item has itself awaited something, parts or partial tiles: whoever gave up waiting for them set the poison before they were loaded.
+    // After a failed wait nothing more is sent: a peer may be gone, or already in a new
+    // communicator. Asked before an item is there, which costs no time, and once more where the
+    // item has itself awaited something, parts or partial tiles: whoever gave up waiting for them
+    // set the poison before they were loaded.
     __device__ __forceinline__ bool may_send(const WorkItem& item, bool before) const {
         return before && (item.await_count + item.late_count == 0 || !poisoned(p));
     }
@@ -261,7 +278,8 @@ struct Storer {
         announce(item, live);
     }
 
-    // The first part is laid aside, so that the second consumer can leave its own and both go on; `number` counts the items so sent.
+    // The first part is laid aside, so that the second consumer can leave its own and both go on;
+    // `number` counts the items so sent.
     __device__ __forceinline__ void send_paced(const WorkItem& item, u32 number) const {
         ptx::mbarrier_wait(smem.out_full(0), phase);
         ptx::bulk_store(aside(), smem.out(0), C::kOutBytesPerConsumer);
@@ -270,13 +288,15 @@ struct Storer {
         const bool before = !poisoned(p);
         ptx::mbarrier_wait(smem.out_full(1), phase);
         const bool live = may_send(item, before);
-        // What was laid aside is there before it is fetched; it has had the time of the second part for that.
+        // What was laid aside is there before it is fetched; it has had the time of the second part
+        // for that.
         ptx::bulk_wait<0>();
         if (live) {
             send(item, 1, false);
             ptx::bulk_commit();
             ptx::bulk_wait_read<0>();
-            // Orders the bulk stores to where it was laid, which have completed, before the bulk loads from there.
+            // Orders the bulk stores to where it was laid, which have completed, before the bulk
+            // loads from there.
             ptx::fence_proxy_async_global();
             fetch_aside(number);
             send(item, 0, false);
@@ -294,7 +314,8 @@ struct Storer {
         raise(item);
     }
 
-    // Whether those are in the same call whose partial tiles are in the sum that a relay sends on: its owner hears from none of them. A relay adds none early.
+    // Whether those are in the same call whose partial tiles are in the sum that a relay sends on:
+    // its owner hears from none of them. A relay adds none early.
     __device__ __forceinline__ bool mates_are_in_it(const WorkItem& item) const {
 #pragma unroll 1
         for (u32 n = item.parts; n < item.late_count; ++n) {
@@ -303,8 +324,9 @@ struct Storer {
         return true;
     }
 
-    // Whether none of those has given up. One that has may have overwritten what it sent before it was read, and the sum's owner, in another node, does not hear of it.
-    // All that the item adds has been read by now.
+    // Whether none of those has given up. One that has may have overwritten what it sent before it
+    // was read, and the sum's owner, in another node, does not hear of it. All that the item adds
+    // has been read by now.
     __device__ __forceinline__ bool mates_work() const {
         u32 reasons = 0;
 #pragma unroll 4

@@ -1,6 +1,8 @@
-// When each phase of each item ended, where a kernel is instantiated to record it (`Config::kTrace`); otherwise nothing is compiled.
+// When each phase of each item ended, where a kernel is instantiated to record it
+// (`Config::kTrace`); otherwise nothing is compiled.
 //
-// Every stamp has one writer. Times are %globaltimer's: differences on one GPU mean something, those between GPUs do not.
+// Every stamp has one writer. Times are %globaltimer's: differences on one GPU mean something,
+// those between GPUs do not.
 #pragma once
 #include "core/config.cuh"
 #include "ptx/memory.cuh"

@@ -1,4 +1,5 @@
-// Waits for other ranks. Every one ends: by the epoch, by the poison of another wait of this rank, by the host's abort word, or by the deadline.
+// Waits for other ranks. Every one ends: by the epoch, by the poison of another wait of this rank,
+// by the host's abort word, or by the deadline.
 #pragma once
 #include "program.cuh"
 #include "ptx/memory.cuh"
@@ -12,13 +13,16 @@ struct WaitTarget {
     u32 signal;
 };
 
-// Time for what peers still read of a call when they look for the last time at whether this rank works: loads that are on their way, and all that folds add, which may begin when a call is closed whose
-// last tiles leave by turns. Many times what reading gigabytes takes, and what a GPU that several processes share gives to each at a time.
+// Time for what peers still read of a call when they look for the last time at whether this rank
+// works: loads that are on their way, and all that folds add, which may begin when a call is closed
+// whose last tiles leave by turns. Many times what reading gigabytes takes, and what a GPU that
+// several processes share gives to each at a time.
 constexpr u64 kMomentNs = 50000000;
 // That something was said, beside the op, which may be 0 where messages bring it.
 constexpr u64 kSaid = u64{1} << 32;
 
-// Which call a rank is in: its number in the lower half, and in the upper its op. On this rank's pad, written by `peer`, or where messages have brought it.
+// Which call a rank is in: its number in the lower half, and in the upper its op. On this rank's
+// pad, written by `peer`, or where messages have brought it.
 __device__ __forceinline__ const u64* calling_of(const Params& p, u32 epoch, u32 peer) {
     return p.told != 0 ? reinterpret_cast<const u64*>(p.told) + peer : calling_words(p.pad[p.rank], peer, epoch);
 }
@@ -27,25 +31,29 @@ __device__ __forceinline__ const u64* calling_of(const Params& p, u32 epoch, u32
 __device__ __forceinline__ u64 said_by(const Params& p, u32 epoch, u32 peer) {
     if (p.op == 0 && p.told == 0) return 0;
     const u64 says = ptx::load_relaxed_sys_64(calling_of(p, epoch, peer));
-    // Of a pad that nobody has written to both halves are 0, which may be the call's number; but no op's is, of those that pads tell.
+    // Of a pad that nobody has written to both halves are 0, which may be the call's number; but no
+    // op's is, of those that pads tell.
     return static_cast<u32>(says) == epoch && (says >> 32 != 0 || p.told != 0) ? says >> 32 | kSaid : 0;
 }
 
 // The same of this rank.
 __device__ __forceinline__ u64 said_here(const Params& p) { return p.op == 0 && p.told == 0 ? 0 : p.op | kSaid; }
 
-// Says on the pads of all peers which call this rank is in. By one warp of the launch, and not after a failure: the epoch stands still then, so what is queued behind
-// the call that failed would say what it is in that call's place.
+// Says on the pads of all peers which call this rank is in. By one warp of the launch, and not
+// after a failure: the epoch stands still then, so what is queued behind the call that failed would
+// say what it is in that call's place.
 __device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
     const u32 peer = threadIdx.x % 32;
     if (p.op == 0 || p.told != 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
     ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op) << 32 | epoch);
 }
 
-// Leaves the record of the first wait of this rank that failed; the others find the poison. `rank` is whose failure it is.
+// Leaves the record of the first wait of this rank that failed; the others find the poison. `rank`
+// is whose failure it is.
 //
-// Peers are told before this kernel can end. What this rank's streams were given for later calls goes on then, copies of rows among it, to where a peer that is late
-// may still read: its call must not be closed (`peer_works`).
+// Peers are told before this kernel can end. What this rank's streams were given for later calls
+// goes on then, copies of rows among it, to where a peer that is late may still read: its call must
+// not be closed (`peer_works`).
 __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const WaitTarget& t, FaultCode code, u32 rank, u32 seen, u32 abort) {
     if (ptx::atomic_cas(&p.control->poison, 0, 1) != 0) return;
     const bool disagreed = code == FaultCode::kDisagreed;
@@ -71,7 +79,8 @@ __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const W
     for (const u64 start = ptx::global_timer_ns(); ptx::global_timer_ns() - start < kMomentNs;) ptx::sleep_ns(100000);
 }
 
-// Whether the peer has not given up, as far as it has said. One that has may have overwritten what this rank has read in the call.
+// Whether the peer has not given up, as far as it has said. One that has may have overwritten what
+// this rank has read in the call.
 __device__ __forceinline__ bool peer_works(const Params& p, u32 epoch, u32 peer) {
     const u32* word = broken_word(p.pad[p.rank], peer);
     const u32 reason = ptx::load_relaxed_sys(word);
@@ -94,13 +103,15 @@ struct Patience {
     __device__ __forceinline__ bool again(const Params& p, u32 epoch, const WaitTarget& t, u32 seen) {
         // Looks of many threads would hold up the loads of those that work.
         ptx::sleep_ns(20);
-        // The clock, the poison, the peer's op and, more rarely because it lies behind PCIe, the abort word.
+        // The clock, the poison, the peer's op and, more rarely because it lies behind PCIe, the
+        // abort word.
         if (++looks % 64 != 0) return true;
         if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
         // What does not come may be another op's.
         const u64 other = t.peer == p.rank ? 0 : said_by(p, epoch, t.peer);
         const bool disagrees = other != 0 && other != said_here(p);
-        // Nor does it where the peer has found that before it said its own. Other reasons are no business of this wait's: it lasts as long as its deadline says.
+        // Nor does it where the peer has found that before it said its own. Other reasons are no
+        // business of this wait's: it lasts as long as its deadline says.
         const u32 reason = other == said_here(p) || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
         const u32 abort = reason == kInAnotherOp ? reason : looks % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
         if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
@@ -110,7 +121,8 @@ struct Patience {
     }
 };
 
-// Looks until the word is the call's number; false when the wait was given up. Acquires what the word's writer released.
+// Looks until the word is the call's number; false when the wait was given up. Acquires what the
+// word's writer released.
 __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const WaitTarget& t) {
     for (Patience patience;;) {
         const u32 seen = ptx::load_acquire_sys(t.word);
@@ -119,7 +131,8 @@ __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const Wait
     }
 }
 
-// Whether the peer's call is of the same op. It has said so by the time that this rank has heard from it, or very soon.
+// Whether the peer's call is of the same op. It has said so by the time that this rank has heard
+// from it, or very soon.
 __device__ __forceinline__ bool same_op(const Params& p, u32 epoch, u32 peer) {
     for (Patience patience;;) {
         if (said_by(p, epoch, peer) == said_here(p)) return true;
@@ -139,9 +152,10 @@ __device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u
     return await_target(p, epoch, p.awaits[index]);
 }
 
-// Whether an item awaits partial tiles that it adds after it has multiplied, besides accumulators of other ranges of k. What a fold awaits is its consumers' own business.
+// Whether an item awaits partial tiles that it adds after it has multiplied, besides accumulators
+// of other ranges of k. What a fold awaits is its consumers' own business.
 __device__ __forceinline__ bool awaits_partials(const WorkItem& item) {
-    return item.late_count > item.parts && item.sink != static_cast<u32>(Sink::kFold);
+    return item.late_count > item.parts && item.sink != static_cast<u32>(Sink::kReduceRows);
 }
 
 // One of the signals that an item awaits after it has multiplied.

@@ -1,16 +1,19 @@
-// The watcher: a warp that waits for what other ranks send, and tells the producer how far it is there: rows ahead of it, or partial tiles while their item is multiplied. A look
-// at a signal takes its way to memory and back, and what was seen has to be acquired: done by the producer, that would drain the ring of stages at every shard, and hold up
-// the first partial tiles of every own tile.
+// The watcher: a warp that waits for what other ranks send, and tells the producer how far it is
+// there: rows ahead of it, or partial tiles while their item is multiplied. A look at a signal
+// takes its way to memory and back, and what was seen has to be acquired: done by the producer,
+// that would drain the ring of stages at every shard, and hold up the first partial tiles of every
+// own tile.
 #pragma once
 #include "core/config.cuh"
-#include "core/fold.cuh"
+#include "core/reduce_rows.cuh"
 #include "core/trace.cuh"
 #include "core/wait.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace flux {
 
-// What is there: rows of A before step `step` of a CTA's item number `number`, counted from 0, or as many of the partial tiles that it awaits. Later is larger.
+// What is there: rows of A before step `step` of a CTA's item number `number`, counted from 0, or
+// as many of the partial tiles that it awaits. Later is larger.
 __device__ __forceinline__ u64 progress(u32 number, u32 step) {
     return static_cast<u64>(number) << 32 | step;
 }
@@ -34,13 +37,15 @@ struct Watcher {
         return p.awaits[first + (lane < group ? lane : 0)];
     }
 
-    // The groups of an item's await list, each of which is awaited before one step of k; `mine` is this lane's entry of the first. After a failed wait the rows are garbage,
-    // but in bounds: the tile is computed and the call reported as failed.
+    // The groups of an item's await list, each of which is awaited before one step of k; `mine` is
+    // this lane's entry of the first. After a failed wait the rows are garbage, but in bounds: the
+    // tile is computed and the call reported as failed.
     __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group, Await mine) {
         for (u32 next = first; next < first + count; next += group) {
             WaitTarget target = await_target(p, epoch, mine);
             tell(number, mine.k_step);
-            // Asked for beside this group's signals: asked for after them, it would be a way to memory more until they are told.
+            // Asked for beside this group's signals: asked for after them, it would be a way to
+            // memory more until they are told.
             if (next + group < first + count) mine = entry_of_lane(next + group, group);
             for (u32 n = lane; n < group;) {
                 wait_for(p, epoch, target);
@@ -53,7 +58,8 @@ struct Watcher {
     }
 
     __device__ __forceinline__ void run_ahead(const Walk& walk) {
-        // The list of the last item that awaited rows: chunks and bands span many tiles, and their signals stay raised.
+        // The list of the last item that awaited rows: chunks and bands span many tiles, and their
+        // signals stay raised.
         u32 seen_first = kNone, seen_count = 0, number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
@@ -67,8 +73,9 @@ struct Watcher {
         }
     }
 
-    // The partial tiles that an item awaits, as they come, in their order. After a failed wait all are said to be there: the sums are garbage, but in bounds, and the call is
-    // reported as failed.
+    // The partial tiles that an item awaits, as they come, in their order. After a failed wait all
+    // are said to be there: the sums are garbage, but in bounds, and the call is reported as
+    // failed.
     __device__ __forceinline__ void await_partials(u32 number, u32 first, u32 count) const {
         for (u32 there = 0; there < count;) {
             const u32 polled = count - there < 32 ? count - there : 32;
@@ -97,8 +104,9 @@ struct Watcher {
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             const WorkItem& item = p.items[i];
             if constexpr (C::kScatters) {
-                if (item.sink == static_cast<u32>(Sink::kFold)) {
-                    // What folds add may be there long before the storer has had its turns. Else it is there soon after its own tiles are sent, and the storer awaits it.
+                if (item.sink == static_cast<u32>(Sink::kReduceRows)) {
+                    // What folds add may be there long before the storer has had its turns. Else it
+                    // is there soon after its own tiles are sent, and the storer awaits it.
                     if (p.turns == 0) return;
                     while (ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
                     await_folds<C>(p, smem, epoch, walk, i, FoldAwaits::of(p, i));

@@ -1,4 +1,5 @@
-// Kernels of the harness: they make operands, check results against an fp64 reference, and occupy the device for a known time.
+// Kernels of the harness: they make operands, check results against an fp64 reference, and occupy
+// the device for a known time.
 #include "harness/data.cuh"
 #include "program.cuh"
 #include "ptx/memory.cuh"
@@ -15,7 +16,8 @@ struct FillParams {
 };
 static_assert(sizeof(FillParams) == 48, "harness.rs");
 
-// What is checked: y[i, j] of a window against act(sum over c of x[row0 + i, c] * w[col0 + j, c] + bias[col0 + j]).
+// What is checked: y[i, j] of a window against act(sum over c of x[row0 + i, c] * w[col0 + j, c] +
+// bias[col0 + j]).
 struct VerifyParams {
     u64 y;
     u64 row_stride;  // elements
@@ -25,7 +27,7 @@ struct VerifyParams {
     u32 row0, col0;
     u32 rows, cols;
     u32 k, segment;  // the inner product is summed in segments of this length, one for each rank
-    u32 own;         // whose output it is; no rank where tiles are stacked
+    u32 own;         // whose output it is; no rank where tiles are flattened
     u32 fill, bf16;
     u32 bias;        // whether there is one
     u32 activation;
@@ -47,7 +49,8 @@ constexpr u32 kTileRows = 64;
 constexpr u32 kTileCols = 32;
 constexpr u32 kStep = 16;
 
-// By the definitions, in fp64, with the largest slope: what an error before the activation grows by.
+// By the definitions, in fp64, with the largest slope: what an error before the activation grows
+// by.
 __device__ __forceinline__ double activated(Activation activation, double v, float& slope) {
     slope = 1.0f;
     switch (activation) {
@@ -74,11 +77,14 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
     }
 }
 
-// One CTA checks 64 x 32 elements; a thread 4 x 2. The reference is accumulated in fp64 from the generators, not from the operands in memory.
+// One CTA checks 64 x 32 elements; a thread 4 x 2. The reference is accumulated in fp64 from the
+// generators, not from the operands in memory.
 //
-// The bound of an element: the rounding of the result, u * |y|; of each partial sum that was rounded to 16 bits to be sent, u * |partial|; and of
-// fp32 accumulation, sqrt(k) * eps * sum |x| |w|; of the bias's addition, eps * |sum|. GELU and SiLU multiply what was off before them by their
-// slope and add 7 * eps * |sum| (flux-kernels/src/epilogue.rs). Small integers have to be exact before these two, and in the result without them.
+// The bound of an element: the rounding of the result, u * |y|; of each partial sum that was
+// rounded to 16 bits to be sent, u * |partial|; and of fp32 accumulation, sqrt(k) * eps * sum |x|
+// |w|; of the bias's addition, eps * |sum|. GELU and SiLU multiply what was off before them by
+// their slope and add 7 * eps * |sum| (flux-kernels/src/epilogue.rs). Small integers have to be
+// exact before these two, and in the result without them.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
     __shared__ float xs[kTileRows][kStep + 1];
     __shared__ float ws[kTileCols][kStep + 1];
@@ -133,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 j = 0; j < 2; ++j) {
-                        // Integer partials are exact in fp32, so their rounding is known; that of others is what the bound allows for.
+                        // Integer partials are exact in fp32, so their rounding is known; that of
+                        // others is what the bound allows for.
                         const auto sent = [&](double part) {
                             partials[i][j] += fabsf(static_cast<float>(part));
                             return fill == Fill::kSmallInts ? widen(bf16, round_to(bf16, static_cast<float>(part))) : part;

@@ -20,8 +20,9 @@ struct PingPongParams {
 };
 static_assert(sizeof(PingPongParams) == 40, "links.rs");
 
-// Copies `bytes` from `src` to `dst`, either of which may be a peer's, in pieces through a ring of shared memory; one thread of each CTA.
-// `piece` is a multiple of 16, and `ring` pieces fit the dynamic shared memory beside `ring` barriers.
+// Copies `bytes` from `src` to `dst`, either of which may be a peer's, in pieces through a ring of
+// shared memory; one thread of each CTA. `piece` is a multiple of 16, and `ring` pieces fit the
+// dynamic shared memory beside `ring` barriers.
 extern "C" __global__ void flux_bulk_copy(const __grid_constant__ CopyParams p) {
     extern __shared__ __align__(128) unsigned char shared[];
     if (threadIdx.x != 0) return;
@@ -55,7 +56,8 @@ extern "C" __global__ void flux_bulk_copy(const __grid_constant__ CopyParams p) 
     ptx::bulk_wait<0>();
 }
 
-// Two devices answer each other `rounds` times; the nanoseconds of all rounds are left in `elapsed`, or 0 after the deadline.
+// Two devices answer each other `rounds` times; the nanoseconds of all rounds are left in
+// `elapsed`, or 0 after the deadline.
 extern "C" __global__ void flux_ping_pong(const __grid_constant__ PingPongParams p) {
     const u64 start = ptx::global_timer_ns();
     u64 begun = start;

@@ -1,4 +1,5 @@
-// Bulk asynchronous copies between global and shared memory (PTX ISA: cp.async.bulk, cp.async.bulk.tensor).
+// Bulk asynchronous copies between global and shared memory (PTX ISA: cp.async.bulk,
+// cp.async.bulk.tensor).
 #pragma once
 #include "types.cuh"
 
@@ -48,20 +49,23 @@ __device__ __forceinline__ void bulk_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// cp.async.bulk.wait_group: all but the newest `Pending` groups are complete, their writes visible to this thread
+// cp.async.bulk.wait_group: all but the newest `Pending` groups are complete, their writes visible
+// to this thread
 template <u32 Pending>
 __device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// cp.async.bulk.wait_group.read: all but the newest `Pending` groups have read their shared memory, nothing more
+// cp.async.bulk.wait_group.read: all but the newest `Pending` groups have read their shared memory,
+// nothing more
 template <u32 Pending>
 __device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
-// fence.proxy.async.global: orders generic accesses of global memory before it with async-proxy accesses after it. Without a state space it would be a fence of
-// all memory as well, which waits for what the thread has under way.
+// fence.proxy.async.global: orders generic accesses of global memory before it with async-proxy
+// accesses after it. Without a state space it would be a fence of all memory as well, which waits
+// for what the thread has under way.
 __device__ __forceinline__ void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }

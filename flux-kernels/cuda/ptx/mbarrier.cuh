@@ -1,4 +1,5 @@
-// Shared-memory barriers that count arrivals and bytes, and words with an explicit memory order (PTX ISA: mbarrier, ld, st).
+// Shared-memory barriers that count arrivals and bytes, and words with an explicit memory order
+// (PTX ISA: mbarrier, ld, st).
 #pragma once
 #include "types.cuh"
 
@@ -36,14 +37,16 @@ __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(bar) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: one arrival, and `bytes` more to be completed by bulk copies in this phase
+// mbarrier.arrive.expect_tx: one arrival, and `bytes` more to be completed by bulk copies in this
+// phase
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
 
-// mbarrier.try_wait.parity, repeated until the phase of this parity has completed; acquire at CTA scope.
-// Only threads of this CTA, and bulk copies that they issued, complete these barriers; the waits among them are bounded in `wait.cuh`.
+// mbarrier.try_wait.parity, repeated until the phase of this parity has completed; acquire at CTA
+// scope. Only threads of this CTA, and bulk copies that they issued, complete these barriers; the
+// waits among them are bounded in `wait.cuh`.
 __device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
     u32 done;
     do {

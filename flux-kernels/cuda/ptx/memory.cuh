@@ -1,4 +1,5 @@
-// Loads, stores and atomics with an explicit memory order and scope (PTX ISA: ld, st, atom, fence), and the clock.
+// Loads, stores and atomics with an explicit memory order and scope (PTX ISA: ld, st, atom, fence),
+// and the clock.
 #pragma once
 #include "types.cuh"
 
@@ -131,7 +132,8 @@ __device__ __forceinline__ void store_shared_16(u32 p, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// stmatrix.x4: four 8x8 blocks of 16-bit elements; lane l gives the address of row l mod 8 of block l / 8
+// stmatrix.x4: four 8x8 blocks of 16-bit elements; lane l gives the address of row l mod 8 of block
+// l / 8
 __device__ __forceinline__ void store_matrix_x4(u32 row, u32 b0, u32 b1, u32 b2, u32 b3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(b0), "r"(b1), "r"(b2), "r"(b3)
                  : "memory");

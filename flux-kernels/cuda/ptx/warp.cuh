@@ -1,4 +1,5 @@
-// Warps and warpgroups: election, register budgets and place (PTX ISA: elect.sync, setmaxnreg, %smid), and packed conversions (cvt).
+// Warps and warpgroups: election, register budgets and place (PTX ISA: elect.sync, setmaxnreg,
+// %smid), and packed conversions (cvt).
 #pragma once
 #include "types.cuh"
 
@@ -11,14 +12,16 @@ __device__ __forceinline__ bool elect_one() {
     return elected != 0;
 }
 
-// A copy of an accumulator's bits: stored straight from the accumulators of a wgmma, under a branch, they make the compiler serialise the wgmma.
+// A copy of an accumulator's bits: stored straight from the accumulators of a wgmma, under a
+// branch, they make the compiler serialise the wgmma.
 __device__ __forceinline__ u32 copied_bits(float accumulator) {
     u32 v;
     asm volatile("mov.b32 %0, %1;" : "=r"(v) : "f"(accumulator));
     return v;
 }
 
-// A copy made at its place: what follows from it is not computed before a loop, to be kept in a register or memory through it.
+// A copy made at its place: what follows from it is not computed before a loop, to be kept in a
+// register or memory through it.
 __device__ __forceinline__ u32 copied_here(u32 value) {
     u32 v;
     asm volatile("mov.b32 %0, %1;" : "=r"(v) : "r"(value));
@@ -73,7 +76,8 @@ __device__ __forceinline__ u32 multiprocessor() {
     return id;
 }
 
-// cvt.rn.bf16x2.f32 or cvt.rn.f16x2.f32: rounds two numbers to nearest even, `lo` into the lower half
+// cvt.rn.bf16x2.f32 or cvt.rn.f16x2.f32: rounds two numbers to nearest even, `lo` into the lower
+// half
 template <bool Bf16>
 __device__ __forceinline__ u32 pack_2(float lo, float hi) {
     u32 v;

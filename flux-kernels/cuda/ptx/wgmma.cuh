@@ -1,4 +1,5 @@
-// Warpgroup matrix instructions (PTX ISA: wgmma), A and B from shared memory, fp32 accumulators in registers.
+// Warpgroup matrix instructions (PTX ISA: wgmma), A and B from shared memory, fp32 accumulators in
+// registers.
 #pragma once
 #include "types.cuh"
 
@@ -27,8 +28,9 @@ __device__ __forceinline__ void pin_registers(float (&r)[N]) {
     for (u32 i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-// Matrix descriptor of a K-major operand tile in shared memory with 128-byte swizzle: rows of 128 bytes, groups of 8 rows every 1024.
-// Fields (PTX ISA, "Matrix descriptor format"): start address, leading offset (unused here), stride offset 1024, swizzle mode 1. This is the lower half; the
+// Matrix descriptor of a K-major operand tile in shared memory with 128-byte swizzle: rows of 128
+// bytes, groups of 8 rows every 1024. Fields (PTX ISA, "Matrix descriptor format"): start address,
+// leading offset (unused here), stride offset 1024, swizzle mode 1. This is the lower half; the
 // upper one is the same for all, and each instruction adds it.
 __device__ __forceinline__ u32 k_major_128b_descriptor(u32 address) {
     return (address & 0x3FFFF) >> 4 | 1u << 16;
@@ -42,7 +44,8 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 // Stride offset 1024 >> 4, swizzle mode 1.
 #define FLUX_DESCRIPTOR_UPPER "0x40000040"
 
-// The operands of an instruction with that many accumulators in a thread, d[0] and on: their places in the text, and their constraints.
+// The operands of an instruction with that many accumulators in a thread, d[0] and on: their places
+// in the text, and their constraints.
 #define FLUX_PLACES_16 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FLUX_PLACES_24 \

@@ -1,6 +1,8 @@
-//! `flux-kernels compile --out DIR`: compiles every kernel ahead of time, which needs no GPU, and says what each takes; `flux-kernels nvrtc` says what would compile.
+//! `flux-kernels compile --out DIR`: compiles every kernel ahead of time, which needs no GPU, and
+//! says what each takes; `flux-kernels nvrtc` says what would compile.
 //!
-//! Exit status: 0, or 1 when something does not compile, spills, uses local memory or serializes `wgmma`, or 3 when there is no NVRTC.
+//! Exit status: 0, or 1 when something does not compile, spills, uses local memory or serializes
+//! `wgmma`, or 3 when there is no NVRTC.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers there")]
 
@@ -69,7 +71,8 @@ fn compile(folder: &Path) -> ExitCode {
     if defects.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// One line for each function; bytes, and shared memory with what a launch of the fused kernel adds.
+/// One line for each function; bytes, and shared memory with what a launch of the fused kernel
+/// adds.
 fn print(reports: &[Report]) {
     let variants = variant::all();
     let width = reports.iter().flat_map(|r| &r.functions).map(|f| f.function.len()).max().unwrap_or(0);

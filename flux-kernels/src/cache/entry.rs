@@ -1,6 +1,7 @@
 //! A cubin on disk.
 //!
-//! Invariant: a file that decodes is, byte for byte, what was encoded for its key. It begins with the image, so that CUDA's tools read it.
+//! Invariant: a file that decodes is, byte for byte, what was encoded for its key. It begins with
+//! the image, so that CUDA's tools read it.
 //!
 //! ```text
 //! [ image ][ log, UTF-8 ][ magic 8 ][ image bytes u64 ][ log bytes u64 ][ NVRTC major u32 ][ minor u32 ][ build u32 ][ key 32 ][ SHA-256 of all before 32 ]

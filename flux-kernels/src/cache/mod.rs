@@ -1,7 +1,8 @@
 //! Cubins: compiled ahead of time, cached on disk, or compiled now.
 //!
-//! Invariant: a file in the cache is complete from the moment it has its name: it is written under another one, flushed and renamed, so any
-//! number of processes may share the folder, and the last to write wins with the same content. What does not check out is compiled again.
+//! Invariant: a file in the cache is complete from the moment it has its name: it is written under
+//! another one, flushed and renamed, so any number of processes may share the folder, and the last
+//! to write wins with the same content. What does not check out is compiled again.
 
 mod entry;
 
@@ -47,8 +48,8 @@ pub struct Cubins {
 }
 
 impl Cubins {
-    /// As the environment says: ahead of time `FLUX_CUBIN_DIR`, then `cubins` beside the executable; the cache in `FLUX_CACHE_DIR`, else in
-    /// `flux` of the user's cache folder.
+    /// As the environment says: ahead of time `FLUX_CUBIN_DIR`, then `cubins` beside the
+    /// executable; the cache in `FLUX_CACHE_DIR`, else in `flux` of the user's cache folder.
     pub fn from_env() -> Self {
         let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("cubins")));
@@ -84,7 +85,8 @@ impl Cubins {
         found.map(|(path, entry)| Cubin::new(entry, Origin::AheadOfTime(path)))
     }
 
-    /// The cached cubin of a source as `version` compiles it; where there is none, what `compile` returns, which is then kept.
+    /// The cached cubin of a source as `version` compiles it; where there is none, what `compile`
+    /// returns, which is then kept.
     ///
     /// # Errors
     /// Those of `compile`.
@@ -111,7 +113,8 @@ impl Cubins {
         Ok(Cubin::new(entry, Origin::Compiled))
     }
 
-    /// Compiles a source into `folder` under the name by which [`Self::get`] finds it ahead of time, and returns the file and what was compiled.
+    /// Compiles a source into `folder` under the name by which [`Self::get`] finds it ahead of
+    /// time, and returns the file and what was compiled.
     pub(crate) fn compile_ahead(source: &KernelSource<'_>, folder: &Path) -> Result<(PathBuf, Report), AheadError> {
         let nvrtc = Nvrtc::get().map_err(CompileError::from)?;
         let Compiled { cubin, log, report } = nvrtc.compile(source)?;
@@ -123,7 +126,8 @@ impl Cubins {
     }
 }
 
-/// The cubin of one of our sources, from wherever it can be had: [`Cubins::from_env`], [`Cubins::get`].
+/// The cubin of one of our sources, from wherever it can be had: [`Cubins::from_env`],
+/// [`Cubins::get`].
 ///
 /// # Errors
 /// As [`Cubins::get`].

@@ -1,6 +1,7 @@
 //! One call: what each worker does with its items, and how the last act closes it.
 //!
-//! Invariant: payload is touched only between the signals that hand it over, and after a failure nothing is published.
+//! Invariant: payload is touched only between the signals that hand it over, and after a failure
+//! nothing is published.
 
 use super::panel::{self, Panel};
 use super::{Epilogue, ExecuteError, HostMemory, Rows, RowsMut, pause, zeroed};
@@ -26,7 +27,7 @@ pub(super) struct Scratch<T> {
 impl<T: Element> Scratch<T> {
     pub(super) fn new(program: &TileProgram) -> Result<Self, ExecuteError> {
         let problem = &program.problem;
-        let rows = if program.stacked { problem.m() } else { problem.m_shard() } as usize;
+        let rows = if program.flattened { problem.m() } else { problem.m_shard() } as usize;
         let (tile_m, stride) = (program.tile.m as usize, stride(program));
         let a = Panel::new((rows, problem.k_local() as usize), (tile_m, program.tile.k as usize))?;
         let acc = zeroed("a worker's accumulators of a tile", tile_m.min(rows) * stride)?;
@@ -53,8 +54,8 @@ impl<'a, T> Output<'a, T> {
     }
 }
 
-// SAFETY: it stands for a `&mut [T]` whose elements are written by one worker each: a checked program stores a tile in one item, and an item
-// is one worker's.
+// SAFETY: it stands for a `&mut [T]` whose elements are written by one worker each: a checked
+// program stores a tile in one item, and an item is one worker's.
 unsafe impl<T: Send> Sync for Output<'_, T> {}
 
 /// What the workers of a call share.
@@ -72,25 +73,27 @@ pub(super) struct Call<'a, T> {
 }
 
 impl<T: Element> Call<'_, T> {
-    /// Works on the items `first`, `first + step`, ... in order, then leaves the call; the last of the `step` workers to leave closes it.
+    /// Works on the items `first`, `first + step`, ... in order, then leaves the call; the last of
+    /// the `step` workers to leave closes it.
     pub(super) fn work(&self, first: usize, step: usize, scratch: &mut Scratch<T>) -> Result<Left, Poisoned> {
         scratch.a.reset();
         for item in self.program.items.iter().skip(first).step_by(step) {
             if self.protocol.poisoned() {
                 return Err(Poisoned);
             }
-            if item.sink != sink::FOLD {
+            if item.sink != sink::REDUCE_ROWS {
                 self.multiply(item, scratch)?;
             }
             self.await_all(self.program.late_awaits_of(item))?;
             self.sink(item, scratch);
-            self.protocol.complete(item, self.program.heard_by(item))?;
+            self.protocol.complete(item, self.program.signalled_ranks(item))?;
         }
         let workers = u32::try_from(step).expect("there are fewer workers than 2^32");
         self.protocol.leave(workers, self.await_pushed, pause::until(self.memory.deadline()))
     }
 
-    /// The item's product into the accumulators, once its rows of A are there, and the partial tiles that a GPU would add on the way.
+    /// The item's product into the accumulators, once its rows of A are there, and the partial
+    /// tiles that a GPU would add on the way.
     fn multiply(&self, item: &WorkItem, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
         self.await_all(self.program.awaits_of(item))?;
         let (row, rows) = (item.row as usize, item.rows as usize);
@@ -106,8 +109,9 @@ impl<T: Element> Call<'_, T> {
                 let offset = place + (((row + i) * k + columns.start) * size_of::<T>()) as u64;
                 let bytes = (columns.len() * size_of::<T>()) as u64;
                 let first: *const T = self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
-                // SAFETY: `half` has checked that these bytes lie inside the own data region. Their writer published them before the signals just
-                // awaited, and writes them again only when this rank has ended the call.
+                // SAFETY: `half` has checked that these bytes lie inside the own data region. Their
+                // writer published them before the signals just awaited, and writes them again only
+                // when this rank has ended the call.
                 unsafe { std::slice::from_raw_parts(first, columns.len()) }
             })
         } else {

@@ -1,7 +1,7 @@
 //! What the executor relies on in a program, checked once when it is built.
 //!
-//! Invariant: no index of a checked program leaves an operand or the workspace that the program asks for, and no two items store the
-//! same element of `y`.
+//! Invariant: no index of a checked program leaves an operand or the workspace that the program
+//! asks for, and no two items store the same element of `y`.
 
 use super::error::ExecuteError;
 use flux_core::program::{NONE, TileProgram, WorkItem, sink, source};
@@ -24,8 +24,9 @@ pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {
     Ok(())
 }
 
-/// The rows of `y` that are taken, by shard, first column and first row: up to the row that is given. A checked item's columns are a block of the tile's `n`, so those of two are the
-/// same or have none in common; a fold's rows are any.
+/// The rows of `y` that are taken, by shard, first column and first row: up to the row that is
+/// given. A checked item's columns are a block of the tile's `n`, so those of two are the same or
+/// have none in common; a fold's rows are any.
 #[derive(Default)]
 struct Stored(BTreeMap<(u32, u32, u32), u32>);
 
@@ -45,7 +46,7 @@ impl Stored {
 
 /// Whether tiles are scattered and folded.
 fn scatters(program: &TileProgram) -> bool {
-    program.stacked && program.problem.op() == OpKind::GemmReduceScatter
+    program.flattened && program.problem.op() == OpKind::GemmReduceScatter
 }
 
 /// What it reads of the operands, and where in a shard of the output it is.
@@ -54,8 +55,8 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let within = |first: u32, count: u32, block: u32, end: u32| {
         count > 0 && count <= block && first.is_multiple_of(block) && first.checked_add(count).is_some_and(|last| last <= end)
     };
-    let fold = item.sink == sink::FOLD;
-    let rows = if program.stacked && !fold { problem.m() } else { problem.m_shard() };
+    let fold = item.sink == sink::REDUCE_ROWS;
+    let rows = if program.flattened && !fold { problem.m() } else { problem.m_shard() };
     let rows_exist = if fold {
         item.rows > 0 && item.row.checked_add(item.rows).is_some_and(|last| last <= rows)
     } else {
@@ -80,12 +81,13 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
 
 /// Rows in the gather buffer.
 fn rows_gathered(program: &TileProgram, problem: &Problem) -> u32 {
-    if program.stacked { problem.m() } else { problem.m() - problem.m_shard() }
+    if program.flattened { problem.m() } else { problem.m() - problem.m_shard() }
 }
 
-/// What a matrix of so many rows consists of, as items count it: shards, or, where tiles span them, all rows as one.
+/// What a matrix of so many rows consists of, as items count it: shards, or, where tiles span them,
+/// all rows as one.
 fn shards(program: &TileProgram, rows: u32) -> u32 {
-    if program.stacked { rows / program.problem.m() } else { rows / program.problem.m_shard() }
+    if program.flattened { rows / program.problem.m() } else { rows / program.problem.m_shard() }
 }
 
 /// Whether there are all of the slots whose partial tiles it adds.
@@ -98,18 +100,18 @@ fn adds_slots(program: &TileProgram, item: &WorkItem) -> bool {
 /// Where its result goes, and what it adds to it.
 fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Option<&'static str> {
     let (world, peers) = (program.problem.world().get(), program.problem.world().peers());
-    let parts = if item.sink == sink::LEND { 1 } else { item.parts };
-    if parts > 0 && item.part.checked_add(parts).is_none_or(|end| end > program.part_slots) {
+    let parts = if item.sink == sink::PARTIAL { 1 } else { item.parts };
+    if parts > 0 && item.part.checked_add(parts).is_none_or(|end| end > program.split_k_slots) {
         return Some("its part slots do not exist");
     }
     match item.sink {
-        sink::LEND => None,
+        sink::PARTIAL => None,
         sink::SCATTER if scatters(program) => None,
         sink::SEND | sink::REDUCE if !adds_slots(program, item) => Some("the slots that it adds do not exist"),
         sink::SEND if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
-        sink::FOLD if item.partials > world => Some("the rows that it adds do not exist"),
+        sink::REDUCE_ROWS if item.partials > world => Some("the rows that it adds do not exist"),
         // a fold's rows are in blocks of their own, which must not mix with those of tiles
-        sink::STORE | sink::REDUCE | sink::FOLD if (item.sink == sink::FOLD) == scatters(program) => {
+        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if (item.sink == sink::REDUCE_ROWS) == scatters(program) => {
             let y_shards = if scatters(program) { 1 } else { shards(program, program.problem.y_shape().rows) };
             if item.out_outer >= y_shards {
                 return Some("its rows of y do not exist");

@@ -114,7 +114,8 @@ pub enum ExecuteError {
         /// Epoch of the call.
         epoch: u32,
     },
-    /// The rank is poisoned by an earlier failure whose record is not written (yet). The communicator is broken.
+    /// The rank is poisoned by an earlier failure whose record is not written (yet). The
+    /// communicator is broken.
     #[error("rank {rank} is poisoned by an earlier failure: the communicator must be rebuilt")]
     Poisoned {
         /// The poisoned rank.

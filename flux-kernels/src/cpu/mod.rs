@@ -1,8 +1,10 @@
 //! The CPU executor: walks a rank's tile program against the memory of a host transport.
 //!
-//! Invariant: a tile's numbers depend on the program alone. Its inner product is one call on the whole of `k`, or one for each part of it, added in the
-//! order of `k`; partial sums are added in the order of their slots, and each is rounded where the kernel rounds: a sent or scattered partial once, an output once. So
-//! results are equal bit for bit between runs and between numbers of workers.
+//! Invariant: a tile's numbers depend on the program alone. Its inner product is one call on the
+//! whole of `k`, or one for each part of it, added in the order of `k`; partial sums are added in
+//! the order of their slots, and each is rounded where the kernel rounds: a sent or scattered
+//! partial once, an output once. So results are equal bit for bit between runs and between numbers
+//! of workers.
 
 mod call;
 mod check;
@@ -63,13 +65,16 @@ pub struct CpuArgs<'a, T> {
     pub epilogue: Epilogue<'a, T>,
     /// The communicator's workspace.
     pub memory: HostMemory<'a>,
-    /// Whether a mover reads `x` in this call, so that it must have finished before the call returns.
+    /// Whether a mover reads `x` in this call, so that it must have finished before the call
+    /// returns.
     pub await_pushed: bool,
-    /// The number of the op that the call is of, by which ranks find that their calls are of different ones; 0 where they do not tell each other.
+    /// The number of the op that the call is of, by which ranks find that their calls are of
+    /// different ones; 0 where they do not tell each other.
     pub op: u32,
 }
 
-/// One rank's program with the buffers that executing it takes; a call allocates nothing (beyond what starting further workers takes).
+/// One rank's program with the buffers that executing it takes; a call allocates nothing (beyond
+/// what starting further workers takes).
 #[derive(Debug)]
 pub struct Executor<T> {
     program: TileProgram,
@@ -79,8 +84,9 @@ pub struct Executor<T> {
 }
 
 impl<T: Element> Executor<T> {
-    /// Checks the program and takes the buffers: operands in fp32 (`w` once; for each worker a shard of A, or all of it where tiles span shards) and, for each
-    /// worker, a tile. Where a call finds no thread for a worker, those that there are do its work.
+    /// Checks the program and takes the buffers: operands in fp32 (`w` once; for each worker a
+    /// shard of A, or all of it where tiles span shards) and, for each worker, a tile. Where a call
+    /// finds no thread for a worker, those that there are do its work.
     ///
     /// # Errors
     /// [`ExecuteError::DType`], [`ExecuteError::Program`] or [`ExecuteError::OutOfMemory`].
@@ -101,12 +107,15 @@ impl<T: Element> Executor<T> {
         &self.program
     }
 
-    /// Executes the program once, in the epoch that the control block holds, and closes the call: on return `y` is written, the peers may
-    /// reuse the half of the workspace that they share with the next call but one, and the epoch is advanced.
+    /// Executes the program once, in the epoch that the control block holds, and closes the call:
+    /// on return `y` is written, the peers may reuse the half of the workspace that they share with
+    /// the next call but one, and the epoch is advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`] and [`ExecuteError::Workspace`] before anything is touched. [`ExecuteError::Timeout`] and
-    /// [`ExecuteError::Aborted`] when a wait failed, [`ExecuteError::Disagreed`] when a peer is in another op's call, with the fault record and the poison word written; `y` is then undefined.
+    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`] and [`ExecuteError::Workspace`]
+    /// before anything is touched. [`ExecuteError::Timeout`] and [`ExecuteError::Aborted`] when a
+    /// wait failed, [`ExecuteError::Disagreed`] when a peer is in another op's call, with the fault
+    /// record and the poison word written; `y` is then undefined.
     pub fn run(&mut self, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
         let CpuArgs { x, w, y, epilogue, memory, await_pushed, op } = args;
         let problem = self.program.problem;
@@ -155,8 +164,9 @@ impl<T: Element> Executor<T> {
     }
 }
 
-/// The work of a call on as many workers as there are threads for, of which this one is the first. Nobody begins before their number is known: where the system
-/// has no more threads there are fewer workers, and no call that has begun lacks one.
+/// The work of a call on as many workers as there are threads for, of which this one is the first.
+/// Nobody begins before their number is known: where the system has no more threads there are fewer
+/// workers, and no call that has begun lacks one.
 fn together<T: Element>(call: &Call<'_, T>, first: &mut Scratch<T>, others: &mut [Scratch<T>]) -> Result<Left, Poisoned> {
     let count = OnceLock::new();
     std::thread::scope(|scope| {

@@ -1,13 +1,15 @@
 //! Operands in fp32, and their product.
 //!
-//! Invariant: an element is converted once for tiles that read it one after another, of one source and one way in which their `k` is split; the product of
-//! an item is one call of one routine on the same numbers, so it does not depend on who computes it.
+//! Invariant: an element is converted once for tiles that read it one after another, of one source
+//! and one way in which their `k` is split; the product of an item is one call of one routine on
+//! the same numbers, so it does not depend on who computes it.
 
 use super::{ExecuteError, zeroed};
 use crate::Element;
 use std::ops::Range;
 
-/// A row-major operand of which blocks, of rows and of steps along `k`, are converted when they are first used.
+/// A row-major operand of which blocks, of rows and of steps along `k`, are converted when they are
+/// first used.
 #[derive(Debug)]
 pub(super) struct Panel {
     values: Vec<f32>,
@@ -35,9 +37,10 @@ impl Panel {
         self.key = None;
     }
 
-    /// Rows from `row`, which begins a block, from the first column of `steps` on; they lie all of the operand's columns apart, and are converted as far
-    /// as they lie in `steps`. `source` gives some columns of the operand's row `row + i` for `i` below `rows`; it is asked where the block is not converted
-    /// yet for this `key`.
+    /// Rows from `row`, which begins a block, from the first column of `steps` on; they lie all of
+    /// the operand's columns apart, and are converted as far as they lie in `steps`. `source` gives
+    /// some columns of the operand's row `row + i` for `i` below `rows`; it is asked where the
+    /// block is not converted yet for this `key`.
     pub(super) fn rows<'s, T: Element>(
         &mut self,
         key: (u32, u32),
@@ -63,13 +66,15 @@ impl Panel {
     }
 }
 
-/// `c[m, n] = a[m, k] * transpose(b[n, k])`, all row-major; the rows of `a` and `b` lie `ldk` apart, those of `c` `ldc`.
+/// `c[m, n] = a[m, k] * transpose(b[n, k])`, all row-major; the rows of `a` and `b` lie `ldk`
+/// apart, those of `c` `ldc`.
 pub(super) fn multiply((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], ldk: usize, c: &mut [f32], ldc: usize) {
     assert!(m > 0 && n > 0 && ldc >= n && ldk >= k, "{m} x {n} in rows of {ldc}, {k} of {ldk}");
     assert!(a.len() >= (m - 1) * ldk + k && b.len() >= (n - 1) * ldk + k && c.len() >= (m - 1) * ldc + n);
     let (k_stride, ldc) = (ldk.cast_signed(), ldc.cast_signed());
-    // SAFETY: with the strides given, a is read at i * ldk + p, b at j * ldk + p and c written at i * ldc + j for i < m, j < n, p < k: within the
-    // slices, by the assertions above. beta = 0: c is not read.
+    // SAFETY: with the strides given, a is read at i * ldk + p, b at j * ldk + p and c written at
+    // i * ldc + j for i < m, j < n, p < k: within the slices, by the assertions above. beta = 0: c
+    // is not read.
     unsafe {
         matrixmultiply::sgemm(m, k, n, 1.0, a.as_ptr(), k_stride, 1, b.as_ptr(), 1, k_stride, 0.0, c.as_mut_ptr(), ldc, 1);
     }

@@ -1,7 +1,7 @@
 //! What becomes of an item's accumulators.
 //!
-//! Invariant: whatever is added is added in one order, parts in that of `k` and partial tiles in that of their slots, so the bits do not depend on who
-//! came first.
+//! Invariant: whatever is added is added in one order, parts in that of `k` and partial tiles in
+//! that of their slots, so the bits do not depend on who came first.
 
 use super::call::{Call, Scratch, stride};
 use crate::Element;
@@ -18,9 +18,9 @@ impl<T: Element> Call<'_, T> {
                 self.reduce(item, scratch);
                 self.send(item, &scratch.acc);
             }
-            sink::LEND => self.lend(item, &scratch.acc),
+            sink::PARTIAL => self.lend(item, &scratch.acc),
             sink::SCATTER => self.scatter(item, &scratch.acc),
-            sink::FOLD => self.fold(item, scratch),
+            sink::REDUCE_ROWS => self.fold(item, scratch),
             sink::REDUCE => {
                 self.reduce(item, scratch);
                 self.store(item, &mut scratch.acc);
@@ -33,8 +33,10 @@ impl<T: Element> Call<'_, T> {
     fn lend(&self, item: &WorkItem, acc: &[f32]) {
         for (i, from) in self.rows(item, acc).enumerate() {
             let first = self.part_row(item.part, i, item.cols);
-            // SAFETY: `part_row` has checked that the row lies inside the own data region. This item alone writes the part slot, and its one reader
-            // awaits the signal that this item raises later; the reader of the call before the last was done before that call was closed.
+            // SAFETY: `part_row` has checked that the row lies inside the own data region. This
+            // item alone writes the part slot, and its one reader awaits the signal that this item
+            // raises later; the reader of the call before the last was done before that call was
+            // closed.
             unsafe { std::slice::from_raw_parts_mut(first, from.len()) }.copy_from_slice(from);
         }
     }
@@ -44,8 +46,8 @@ impl<T: Element> Call<'_, T> {
         for part in (0..item.parts).map(|i| item.part + i) {
             for (i, acc) in acc.chunks_exact_mut(stride(self.program)).take(item.rows as usize).enumerate() {
                 let first: *const f32 = self.part_row(part, i, item.cols);
-                // SAFETY: as for a slot: inside the own data region, published before the signals just awaited, and not written again before this
-                // call is closed.
+                // SAFETY: as for a slot: inside the own data region, published before the signals
+                // just awaited, and not written again before this call is closed.
                 let lent = unsafe { std::slice::from_raw_parts(first, item.cols as usize) };
                 for (sum, add) in acc.iter_mut().zip(lent) {
                     *sum += add;
@@ -58,8 +60,10 @@ impl<T: Element> Call<'_, T> {
     fn send(&self, item: &WorkItem, acc: &[f32]) {
         for (i, from) in self.rows(item, acc).enumerate() {
             let first = self.slot_row(Rank::new(item.dest), item.slot, i, item.cols);
-            // SAFETY: `slot_row` has checked that the row lies inside the owner's data region. This rank alone writes the slot, and its owner
-            // reads it only after the signal that this item's chunk raises later; it has read the slot's last content, in a call that it has ended.
+            // SAFETY: `slot_row` has checked that the row lies inside the owner's data region. This
+            // rank alone writes the slot, and its owner reads it only after the signal that this
+            // item's chunk raises later; it has read the slot's last content, in a call that it has
+            // ended.
             let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
             T::narrow(from, to);
         }
@@ -73,8 +77,8 @@ impl<T: Element> Call<'_, T> {
             let slot = item.partial_slot + source * self.program.slots_per_source;
             for (i, acc) in scratch.acc.chunks_exact_mut(stride).take(item.rows as usize).enumerate() {
                 let first: *const T = self.slot_row(self.program.rank, slot, i, item.cols);
-                // SAFETY: as for the gather buffer: inside the own data region, published before the signals just awaited, and not written
-                // again before this call has ended.
+                // SAFETY: as for the gather buffer: inside the own data region, published before
+                // the signals just awaited, and not written again before this call has ended.
                 let sent = unsafe { std::slice::from_raw_parts(first, cols) };
                 add(sent, partial, acc);
             }
@@ -86,14 +90,17 @@ impl<T: Element> Call<'_, T> {
         let m_shard = self.program.problem.m_shard();
         for (row, from) in (item.row..).zip(self.rows(item, acc)) {
             let first = self.scattered_row(Rank::new(row / m_shard), self.program.rank, (row % m_shard, item.col, item.cols));
-            // SAFETY: `scattered_row` has checked that these columns lie inside the owner's data region. No other item scatters them, and the owner
-            // reads them only after the signal that this item raises later; it has read their last content, in a call that it has ended.
+            // SAFETY: `scattered_row` has checked that these columns lie inside the owner's data
+            // region. No other item scatters them, and the owner reads them only after the signal
+            // that this item raises later; it has read their last content, in a call that it has
+            // ended.
             let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
             T::narrow(from, to);
         }
     }
 
-    /// Adds what all ranks have scattered, row by row and in rank order, and rounds the sums into `y`.
+    /// Adds what all ranks have scattered, row by row and in rank order, and rounds the sums into
+    /// `y`.
     fn fold(&self, item: &WorkItem, scratch: &mut Scratch<T>) {
         let cols = item.cols as usize;
         let (sum, partial) = (&mut scratch.acc[..cols], &mut scratch.partial[..cols]);
@@ -121,8 +128,8 @@ impl<T: Element> Call<'_, T> {
         self.epilogue.apply(item.col as usize, from);
         let row = (item.out_outer * self.program.problem.m_shard() + item.row + i) as usize;
         let offset = row * self.y.stride + item.col as usize;
-        // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's rows and columns are
-        // among them (`check`). No other item stores these elements.
+        // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
+        // rows and columns are among them (`check`). No other item stores these elements.
         let to = unsafe { std::slice::from_raw_parts_mut(self.y.first.add(offset), from.len()) };
         T::narrow(from, to);
     }
@@ -144,11 +151,12 @@ impl<T: Element> Call<'_, T> {
     /// Row `row` of an own part slot, of which `cols` elements are about to be used.
     fn part_row(&self, part: u32, row: usize, cols: u32) -> *mut f32 {
         let tile = self.program.tile;
-        let offset = self.program.parts_offset() + u64::from(part) * layout::part_bytes(tile) + row as u64 * u64::from(tile.n) * 4;
+        let offset = self.program.split_k_offset() + u64::from(part) * layout::part_bytes(tile) + row as u64 * u64::from(tile.n) * 4;
         self.memory.half(self.program.rank, self.protocol.half(), offset, u64::from(cols) * 4)
     }
 
-    /// At `owner`, what `source` scatters there of one of its rows: `cols` columns from `col`, which are about to be used.
+    /// At `owner`, what `source` scatters there of one of its rows: `cols` columns from `col`,
+    /// which are about to be used.
     fn scattered_row(&self, owner: Rank, source: Rank, (row, col, cols): (u32, u32, u32)) -> *mut T {
         let problem = &self.program.problem;
         let bytes = size_of::<T>() as u64;

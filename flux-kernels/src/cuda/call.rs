@@ -34,8 +34,9 @@ pub(super) fn current_context() -> Result<sys::CUcontext, LaunchError> {
 
 /// Waits on this thread until `stream`, of the current context or its default one, is empty.
 ///
-/// Nothing else says that a copy from pageable memory has arrived, or that a fill is done: the driver's call returns before, and launches may be on streams that do not
-/// wait for the default stream.
+/// Nothing else says that a copy from pageable memory has arrived, or that a fill is done: the
+/// driver's call returns before, and launches may be on streams that do not wait for the default
+/// stream.
 pub(super) fn synchronize(stream: usize) -> Result<(), LaunchError> {
     // SAFETY: a stream of the current context, as the callers say, or the default stream.
     check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream as sys::CUstream) })
@@ -43,7 +44,8 @@ pub(super) fn synchronize(stream: usize) -> Result<(), LaunchError> {
 
 /// Runs `release` with `context` current; for destructors, which can run on any thread.
 pub(super) fn release_in(context: sys::CUcontext, release: impl FnOnce()) {
-    // SAFETY: the context was current when the resource was made, and primary contexts outlive what was made in them.
+    // SAFETY: the context was current when the resource was made, and primary contexts outlive what
+    // was made in them.
     if unsafe { sys::cuCtxPushCurrent_v2(context) } != CUresult::CUDA_SUCCESS {
         tracing::warn!("a CUDA context is gone; its resources went with it");
         return;

@@ -36,7 +36,8 @@ pub enum LaunchError {
         /// The kernel.
         kernel: String,
     },
-    /// A launch of a part that the program does not have: of tiles or folds alone where it has no folds, or of more items than there are.
+    /// A launch of a part that the program does not have: of tiles or folds alone where it has no
+    /// folds, or of more items than there are.
     #[error("a program of {program} has no {part}")]
     NoPart {
         /// What the launch was to walk.

@@ -32,8 +32,9 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// Loads a compiled variant into the current context, and launches it once without work: the first call is then like any other. Waits for the
-    /// device, as loading does. Who loads again and again what was loaded before asks for the one [that is](super::loaded()).
+    /// Loads a compiled variant into the current context, and launches it once without work: the
+    /// first call is then like any other. Waits for the device, as loading does. Who loads again
+    /// and again what was loaded before asks for the one [that is](super::loaded()).
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks the entry point.
@@ -71,14 +72,16 @@ pub struct Matrix {
     pub row_bytes: u64,
 }
 
-/// What keeps the links free of bursts: gaps in the traffic of a CTA, and turns of the CTAs. Zero sends as fast as the link takes.
+/// What keeps the links free of bursts: gaps in the traffic of a CTA, and turns of the CTAs. Zero
+/// sends as fast as the link takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pace {
     /// Nanoseconds between 2 KiB pieces of the caller's shard, from the second destination on.
     pub push_gap_ns: u32,
     /// Nanoseconds between 4 KiB pieces of a partial tile.
     pub send_gap_ns: u32,
-    /// CTAs that scatter a tile's rows at once, each of them by one warp while its consumers multiply the next tile. With 0 consumers scatter their rows themselves, before that.
+    /// CTAs that scatter a tile's rows at once, each of them by one warp while its consumers
+    /// multiply the next tile. With 0 consumers scatter their rows themselves, before that.
     pub turns: u32,
 }
 
@@ -95,17 +98,20 @@ pub enum Part {
     /// All: the launch is a call.
     #[default]
     Whole,
-    /// Those before the folds, of a program that has any (GEMM-ReduceScatter, tiles that span shards). The call goes on: what is scattered is announced, and not awaited.
+    /// Those before the folds, of a program that has any (GEMM-ReduceScatter, tiles that span
+    /// shards). The call goes on: what is scattered is announced, and not awaited.
     Tiles,
     /// The folds, which end the call that a launch of the tiles has begun.
     Folds,
-    /// Some, beside the other launches of the call, which is over when all of them are. Their times are not recorded.
+    /// Some, beside the other launches of the call, which is over when all of them are. Their times
+    /// are not recorded.
     Among {
         /// The first item.
         first: u32,
         /// How many.
         count: u32,
-        /// The number of the first CTA: those that may run at once have different ones, of the multiprocessors that there are.
+        /// The number of the first CTA: those that may run at once have different ones, of the
+        /// multiprocessors that there are.
         number: u32,
         /// CTAs of all launches of the call.
         all: u32,
@@ -116,7 +122,7 @@ impl Part {
     /// Its items in a program; nothing where the program is not in parts.
     fn of(self, program: &TileProgram) -> Option<Range<usize>> {
         let items = &program.items;
-        let folds = || items.iter().position(|item| item.sink == sink::FOLD).filter(|&folds| folds > 0);
+        let folds = || items.iter().position(|item| item.sink == sink::REDUCE_ROWS).filter(|&folds| folds > 0);
         match self {
             Self::Whole => Some(0..items.len()),
             Self::Tiles => Some(0..folds()?),
@@ -128,7 +134,8 @@ impl Part {
         }
     }
 
-    /// The number of the first of its CTAs, and how many there are in the call, where it has so many itself.
+    /// The number of the first of its CTAs, and how many there are in the call, where it has so
+    /// many itself.
     const fn ctas(self, own: u32) -> (u32, u32) {
         match self {
             Self::Among { number, all, .. } => (number, all),
@@ -156,7 +163,8 @@ pub struct LaunchArgs<'a> {
     pub w: Matrix,
     /// The caller's `y`.
     pub y: Matrix,
-    /// Address of the caller's bias, one element for each column of `y`, a multiple of 4; 0 for none.
+    /// Address of the caller's bias, one element for each column of `y`, a multiple of 4; 0 for
+    /// none.
     pub bias: u64,
     /// What is applied to the sum with the bias; nothing for GEMM-ReduceScatter.
     pub activation: Activation,
@@ -164,10 +172,12 @@ pub struct LaunchArgs<'a> {
     pub data: &'a [u64],
     /// Every rank's pad, as mapped on this device.
     pub pads: &'a [u64],
-    /// Where the rows come that other ranks scatter to this one: its data region, but where that is not what they reach.
+    /// Where the rows come that other ranks scatter to this one: its data region, but where that is
+    /// not what they reach.
     pub scattered: u64,
-    /// Where messages bring which call each rank is in, and of which op, before the launch that closes the call: a word for each rank, as [`calling_offset`] has them. 0 where
-    /// ranks say so on pads, or nowhere that a kernel looks.
+    /// Where messages bring which call each rank is in, and of which op, before the launch that
+    /// closes the call: a word for each rank, as [`calling_offset`] has them. 0 where ranks say so
+    /// on pads, or nowhere that a kernel looks.
     ///
     /// [`calling_offset`]: flux_core::layout::calling_offset
     pub told: u64,
@@ -177,18 +187,22 @@ pub struct LaunchArgs<'a> {
     pub fault: u64,
     /// Bytes between the halves of a data region.
     pub half_stride: u64,
-    /// The number of the op that the call is of, by which ranks find that their calls are of different ones: the same on all ranks, and not that of another op. 0 where
-    /// they do not reach each other's pads, or only through the host: there the transport tells. Where messages tell kernels, what this rank has sent in the op's place.
+    /// The number of the op that the call is of, by which ranks find that their calls are of
+    /// different ones: the same on all ranks, and not that of another op. 0 where they do not reach
+    /// each other's pads, or only through the host: there the transport tells. Where messages tell
+    /// kernels, what this rank has sent in the op's place.
     pub op: u32,
     /// Longest wait for another rank, in nanoseconds.
     pub deadline_ns: u64,
-    /// Whether a mover outside of the kernel reads `x` and reports the end of it in the control block.
+    /// Whether a mover outside of the kernel reads `x` and reports the end of it in the control
+    /// block.
     pub await_pushed: bool,
     /// CTAs of this launch.
     pub workers: u32,
     /// What they walk.
     pub part: Part,
-    /// Whether the kernel itself pushes the caller's shard where its program's transfers say; not where another mover does.
+    /// Whether the kernel itself pushes the caller's shard where its program's transfers say; not
+    /// where another mover does.
     pub push: bool,
     /// How traffic is spread.
     pub pace: Pace,
@@ -198,15 +212,21 @@ pub struct LaunchArgs<'a> {
     pub stream: usize,
 }
 
-/// Enqueues one call on the stream, or a part of it. Does not wait for the device and allocates nothing.
+/// Enqueues one call on the stream, or a part of it. Does not wait for the device and allocates
+/// nothing.
 ///
 /// # Safety
-/// - The program is one that passes [`check::verify`](flux_core::program::check::verify) together with those of the other ranks, as what
-///   [`TileProgram::build_across`](flux_core::program::TileProgram::build_across) makes does. Neither this function nor the kernel checks it: the kernel reads and writes
-///   where its records say. Awaits may be missing where what they announce is there when the kernel begins.
-/// - Every address is valid on the current device for the extents that the program implies, until the launch has completed.
-/// - All ranks of the world enqueue the same call. One in parts is a launch of its tiles and then one of its folds, with the same arguments, before anything else that uses the control block.
-///   Launches [among](Part::Among) others have between them each item once, and none waits on the device for an item of another that is enqueued behind it.
+/// - The program is one that passes [`check::verify`](flux_core::program::check::verify) together
+///   with those of the other ranks, as what
+///   [`TileProgram::build_across`](flux_core::program::TileProgram::build_across) makes does.
+///   Neither this function nor the kernel checks it: the kernel reads and writes where its records
+///   say. Awaits may be missing where what they announce is there when the kernel begins.
+/// - Every address is valid on the current device for the extents that the program implies, until
+///   the launch has completed.
+/// - All ranks of the world enqueue the same call. One in parts is a launch of its tiles and then
+///   one of its folds, with the same arguments, before anything else that uses the control block.
+///   Launches [among](Part::Among) others have between them each item once, and none waits on the
+///   device for an item of another that is enqueued behind it.
 ///
 /// # Errors
 /// [`LaunchError`], before anything is enqueued.
@@ -253,8 +273,9 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let problem = &p.problem;
     let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
     let (m_shard, k) = (problem.m_shard(), problem.k_local());
-    // The operand whose rows are global is a stack of shards, so that a tile's box ends at the shard's border, or one matrix where tiles span shards.
-    let (global_rows, shards) = if p.stacked { (problem.m(), 1) } else { (m_shard, world.get()) };
+    // The operand whose rows are global is a stack of shards, so that a tile's box ends at the
+    // shard's border, or one matrix where tiles span shards.
+    let (global_rows, shards) = if p.flattened { (problem.m(), 1) } else { (m_shard, world.get()) };
     let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
         OpKind::AllGatherGemm => (m_shard, 1, global_rows, shards),
         OpKind::GemmReduceScatter => (global_rows, shards, m_shard, 1),
@@ -299,7 +320,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let a_caller = encode(dtype, &x)?;
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
     let a_gather = if gathers {
-        let places = if p.stacked { 1 } else { world.peers() };
+        let places = if p.flattened { 1 } else { world.peers() };
         let outer = [(places, gather_place_bytes(problem)), (2, args.half_stride)];
         let address = args.data[p.rank.index()];
         encode(dtype, &Stack { operand: "the gather buffer", address, rows: global_rows, row_bytes, outer: &outer, ..x })?
@@ -337,8 +358,8 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         place_bytes: gather_place_bytes(problem),
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
-        parts_offset: p.parts_offset(),
-        aside: program.aside() + u64::from(number) * variant.aside_bytes(),
+        split_k_offset: p.split_k_offset(),
+        aside: program.aside() + u64::from(number) * variant.epilogue_staging_bytes(),
         bias: args.bias,
         told: args.told,
         scattered: args.scattered,
@@ -357,7 +378,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         m_shard: problem.m_shard(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
-        push_together: u32::from(args.push && p.stacked && !p.transfers.is_empty()),
+        push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
         early: p.early,
         early_first: p.early_steps().0,
         early_gap: p.early_steps().1,
@@ -392,8 +413,8 @@ mod tests {
         let folded = program(OpKind::GemmReduceScatter, true);
         let parts = [Part::Whole, Part::Tiles, Part::Folds].map(|part| part.of(&folded).unwrap());
         assert!(parts[0] == (0..folded.items.len()) && parts[1] == (0..parts[2].start) && parts[2].end == folded.items.len(), "{parts:?}");
-        assert!(folded.items[parts[1].clone()].iter().all(|item| item.sink != sink::FOLD) && !parts[1].is_empty());
-        assert!(folded.items[parts[2].clone()].iter().all(|item| item.sink == sink::FOLD) && !parts[2].is_empty());
+        assert!(folded.items[parts[1].clone()].iter().all(|item| item.sink != sink::REDUCE_ROWS) && !parts[1].is_empty());
+        assert!(folded.items[parts[2].clone()].iter().all(|item| item.sink == sink::REDUCE_ROWS) && !parts[2].is_empty());
         for other in [program(OpKind::GemmReduceScatter, false), program(OpKind::AllGatherGemm, true)] {
             assert_eq!([Part::Whole, Part::Tiles, Part::Folds].map(|part| part.of(&other).is_some()), [true, false, false]);
         }

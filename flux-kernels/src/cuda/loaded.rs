@@ -1,7 +1,9 @@
 //! Kernels that are loaded for good.
 //!
-//! Invariant: a variant is loaded at most once while a context lives, and unloaded by nobody: it goes with the context. The driver does not give back all that a kernel took when its module
-//! is unloaded, 41 to 61 KiB of device memory each time (580.159.04; results/soak/x2-gpu-tests.txt), so ops that come and go would take ever more. All variants together are some 9 MB.
+//! Invariant: a variant is loaded at most once while a context lives, and unloaded by nobody: it
+//! goes with the context. The driver does not give back all that a kernel took when its module is
+//! unloaded, 41 to 61 KiB of device memory each time (580.159.04; results/soak/x2-gpu-tests.txt),
+//! so ops that come and go would take ever more. All variants together are some 9 MB.
 
 use super::LaunchError;
 use super::call::{check, current_context};
@@ -19,7 +21,8 @@ struct Loaded {
 /// Nothing of it is ever dropped: whose context is gone would be unloaded from another.
 static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
 
-/// The kernel of a variant in the current context: the one that was loaded there before, or one loaded now, from the cubin that `cubin` finds.
+/// The kernel of a variant in the current context: the one that was loaded there before, or one
+/// loaded now, from the cubin that `cubin` finds.
 ///
 /// It stays loaded until the context goes, whoever else holds it. Loading waits for the device.
 ///

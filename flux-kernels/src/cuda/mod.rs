@@ -1,7 +1,7 @@
 //! Launching the fused kernel.
 //!
-//! Invariant: every function here expects a current context on the calling thread, the one of the device that it is meant for. [`launch`]
-//! neither waits for the device nor allocates.
+//! Invariant: every function here expects a current context on the calling thread, the one of the
+//! device that it is meant for. [`launch`] neither waits for the device nor allocates.
 
 mod call;
 mod error;

@@ -19,8 +19,9 @@ unsafe impl Sync for Module {}
 
 #[expect(clippy::unused_self, reason = "a module stands for the context in which its methods have to run")]
 impl Module {
-    /// Loads a cubin. With lazy loading, the driver's default, its kernels are loaded when they are looked up, by [`Self::function`]; whoever
-    /// looks up before the first launch leaves nothing to be loaded by it.
+    /// Loads a cubin. With lazy loading, the driver's default, its kernels are loaded when they are
+    /// looked up, by [`Self::function`]; whoever looks up before the first launch leaves nothing to
+    /// be loaded by it.
     pub(crate) fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let context = current_context()?;
         let mut handle = std::ptr::null_mut();
@@ -63,7 +64,8 @@ impl Module {
     /// Launches a function that takes one parameter struct, by value.
     ///
     /// # Safety
-    /// `params` has the layout of the function's parameters; what it points to is valid until the launch has completed.
+    /// `params` has the layout of the function's parameters; what it points to is valid until the
+    /// launch has completed.
     pub(crate) unsafe fn launch<P: Copy>(
         &self,
         function: sys::CUfunction,
@@ -76,7 +78,8 @@ impl Module {
         let mut argument = std::ptr::from_ref(params).cast_mut().cast::<std::ffi::c_void>();
         let stream = stream as sys::CUstream;
         let null = std::ptr::null_mut();
-        // SAFETY: the caller answers for the parameters, which the driver copies before the call returns.
+        // SAFETY: the caller answers for the parameters, which the driver copies before the call
+        // returns.
         let result = unsafe { sys::cuLaunchKernel(function, grid.0, grid.1, 1, threads, 1, 1, shared, stream, &raw mut argument, null) };
         check("cuLaunchKernel", result)
     }
@@ -108,7 +111,8 @@ impl Module {
 
     /// Copies to the device, in stream order, and waits.
     pub(crate) fn write(&self, address: u64, bytes: &[u8], stream: usize) -> Result<(), LaunchError> {
-        // SAFETY: the destination was allocated with this size; the source lives until the synchronisation below.
+        // SAFETY: the destination was allocated with this size; the source lives until the
+        // synchronisation below.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), stream as sys::CUstream)
         })?;
@@ -117,7 +121,8 @@ impl Module {
 
     /// Copies from the device, in stream order, and waits.
     pub(crate) fn read(&self, address: u64, bytes: &mut [u8], stream: usize) -> Result<(), LaunchError> {
-        // SAFETY: the source was allocated with this size; the destination lives until the synchronisation below.
+        // SAFETY: the source was allocated with this size; the destination lives until the
+        // synchronisation below.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), address, bytes.len(), stream as sys::CUstream)
         })?;
@@ -133,7 +138,8 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         release_in(self.context, || {
-            // SAFETY: loaded in `load`, unloaded once; the driver waits for running kernels of the module.
+            // SAFETY: loaded in `load`, unloaded once; the driver waits for running kernels of the
+            // module.
             let _ = unsafe { sys::cuModuleUnload(self.handle) };
         });
     }

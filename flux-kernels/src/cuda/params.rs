@@ -27,7 +27,7 @@ pub(super) struct Params {
     pub(super) place_bytes: u64,
     pub(super) y_address: u64,
     pub(super) y_row_bytes: u64,
-    pub(super) parts_offset: u64,
+    pub(super) split_k_offset: u64,
     pub(super) aside: u64,
     pub(super) bias: u64,
     pub(super) told: u64,

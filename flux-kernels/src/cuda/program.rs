@@ -7,23 +7,26 @@ use crate::Variant;
 use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
 
-/// A program uploaded to the device whose context was current: the records that every launch of an op walks.
+/// A program uploaded to the device whose context was current: the records that every launch of an
+/// op walks.
 #[derive(Debug)]
 pub struct DeviceProgram {
     program: TileProgram,
     /// What CTAs lay aside, then the records.
     memory: u64,
-    aside_bytes: u64,
+    epilogue_staging_bytes: u64,
     context: sys::CUcontext,
 }
 
-// SAFETY: the context handle and the address are plain values; the driver's calls on them are thread-safe.
+// SAFETY: the context handle and the address are plain values; the driver's calls on them are
+// thread-safe.
 unsafe impl Send for DeviceProgram {}
 // SAFETY: as above; nothing is changed through a shared reference.
 unsafe impl Sync for DeviceProgram {}
 
 impl DeviceProgram {
-    /// Allocates device memory on the current device for launches on `kernel`, and copies the records there; waits for the copy.
+    /// Allocates device memory on the current device for launches on `kernel`, and copies the
+    /// records there; waits for the copy.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when memory is short.
@@ -33,11 +36,11 @@ impl DeviceProgram {
         bytes.extend_from_slice(bytemuck::cast_slice(&program.items));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.awaits));
         bytes.extend_from_slice(bytemuck::cast_slice(&program.transfers));
-        let aside_bytes = kernel.variant().aside_bytes() * u64::from(kernel.multiprocessors());
+        let epilogue_staging_bytes = kernel.variant().epilogue_staging_bytes() * u64::from(kernel.multiprocessors());
         let mut memory = 0;
         // SAFETY: the out pointer is valid and the size is not zero: a program has items.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut memory, aside_bytes as usize + bytes.len()) })?;
-        let this = Self { program, memory, aside_bytes, context };
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut memory, epilogue_staging_bytes as usize + bytes.len()) })?;
+        let this = Self { program, memory, epilogue_staging_bytes, context };
         // SAFETY: the destination was allocated with this size, the source is a live vector.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(this.items(), bytes.as_ptr().cast(), bytes.len()) })?;
         synchronize(0)?;
@@ -51,7 +54,7 @@ impl DeviceProgram {
 
     /// Whether this many CTAs of a kernel find what they need.
     pub(super) fn has_room_for(&self, variant: Variant, ctas: u32) -> bool {
-        variant.aside_bytes() * u64::from(ctas) <= self.aside_bytes
+        variant.epilogue_staging_bytes() * u64::from(ctas) <= self.epilogue_staging_bytes
     }
 
     pub(super) fn aside(&self) -> u64 {
@@ -59,7 +62,7 @@ impl DeviceProgram {
     }
 
     pub(super) fn items(&self) -> u64 {
-        self.memory + self.aside_bytes
+        self.memory + self.epilogue_staging_bytes
     }
 
     pub(super) fn awaits(&self) -> u64 {

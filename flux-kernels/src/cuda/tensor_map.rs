@@ -1,6 +1,7 @@
 //! Tensor maps: how bulk loads and stores see the operands.
 //!
-//! Invariant: rows are cut into boxes of 64, 32 or 16 elements, 128, 64 or 32 bytes, swizzled; elements beyond an extent read as zero and are never written.
+//! Invariant: rows are cut into boxes of 64, 32 or 16 elements, 128, 64 or 32 bytes, swizzled;
+//! elements beyond an extent read as zero and are never written.
 
 use super::LaunchError;
 use crate::Variant;
@@ -104,7 +105,8 @@ pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, Lau
         DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
     };
     let mut map = CUtensorMap { opaque: [0; 16] };
-    // SAFETY: all arrays have `rank` (strides: `rank - 1`) valid entries; the map is written, the address only recorded.
+    // SAFETY: all arrays have `rank` (strides: `rank - 1`) valid entries; the map is written, the
+    // address only recorded.
     let result = unsafe {
         sys::cuTensorMapEncodeTiled(
             &raw mut map,

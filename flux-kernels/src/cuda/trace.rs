@@ -1,21 +1,23 @@
 //! When each phase of each item ended, as a traced kernel records it.
 //!
-//! Invariant: the stamps are mirrored word for word by the structs of the same names in `flux-kernels/cuda/program.cuh`. Times are nanoseconds of
-//! one GPU's `%globaltimer`, which ticks every 32 ns or so: differences on one GPU mean something, those between GPUs do not.
+//! Invariant: the stamps are mirrored word for word by the structs of the same names in
+//! `flux-kernels/cuda/program.cuh`. Times are nanoseconds of one GPU's `%globaltimer`, which ticks
+//! every 32 ns or so: differences on one GPU mean something, those between GPUs do not.
 
 use super::LaunchError;
 use super::call::{check, current_context, release_in, synchronize};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys;
 
-/// Ends of one item's phases, in nanoseconds; 64 bytes. Producer, consumers and storer work side by side, so the phases of one role follow one
-/// another and those of two roles overlap.
+/// Ends of one item's phases, in nanoseconds; 64 bytes. Producer, consumers and storer work side by
+/// side, so the phases of one role follow one another and those of two roles overlap.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct ItemStamps {
     /// Producer: it turned to the item, before any wait.
     pub opened: u64,
-    /// Producer: the peers' rows that the item awaits were there, and what it loads of `w` beforehand and of them at once was issued.
+    /// Producer: the peers' rows that the item awaits were there, and what it loads of `w`
+    /// beforehand and of them at once was issued.
     pub rows_there: u64,
     /// Producer: the last load of operands was issued.
     pub loaded: u64,
@@ -27,7 +29,8 @@ pub struct ItemStamps {
     pub summed: u64,
     /// Consumer: the rounded result was in the output buffer, for which it may have waited.
     pub written: u64,
-    /// Storer: the output buffer was read; for an item that is sent to a peer, the whole write was done and its signal, if it was its chunk's last, raised.
+    /// Storer: the output buffer was read; for an item that is sent to a peer, the whole write was
+    /// done and its signal, if it was its chunk's last, raised.
     pub sent: u64,
 }
 
@@ -43,7 +46,8 @@ pub struct WorkerStamps {
     pub multiprocessor: u32,
     /// Not used.
     pub reserved: u32,
-    /// Mover: the first piece that it pushes was stored; this and what follows is 0 where the kernel pushes nothing.
+    /// Mover: the first piece that it pushes was stored; this and what follows is 0 where the
+    /// kernel pushes nothing.
     pub push_begun: u64,
     /// Mover: its pieces of what is announced first were at the readers.
     pub first_delivered: u64,
@@ -73,13 +77,15 @@ pub struct TraceBuffer {
     context: sys::CUcontext,
 }
 
-// SAFETY: the context handle and the address are plain values; the driver's calls on them are thread-safe.
+// SAFETY: the context handle and the address are plain values; the driver's calls on them are
+// thread-safe.
 unsafe impl Send for TraceBuffer {}
 // SAFETY: as above; the host changes nothing through a shared reference.
 unsafe impl Sync for TraceBuffer {}
 
 impl TraceBuffer {
-    /// Room on the current device for launches of a program of `items` items with exactly `workers` CTAs; all zero.
+    /// Room on the current device for launches of a program of `items` items with exactly `workers`
+    /// CTAs; all zero.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when memory is short.
@@ -97,7 +103,8 @@ impl TraceBuffer {
         Ok(this)
     }
 
-    /// Waits for what is on `stream`, on which the launches are, and reads what the last one recorded.
+    /// Waits for what is on `stream`, on which the launches are, and reads what the last one
+    /// recorded.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the stream has failed.

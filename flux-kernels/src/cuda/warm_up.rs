@@ -1,6 +1,7 @@
 //! The launch that a kernel's first call does not have to be.
 //!
-//! Invariant: it is a call of a world of one rank without items, in memory of its own: no operand, workspace or peer is touched.
+//! Invariant: it is a call of a world of one rank without items, in memory of its own: no operand,
+//! workspace or peer is touched.
 
 use super::LaunchError;
 use super::module::Module;
@@ -24,16 +25,19 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// Launches the kernel once on every multiprocessor and waits for it. What the driver puts off until a function's first launch, and what a device does at its first
-/// block of a kernel with this much shared memory, is then done.
+/// Launches the kernel once on every multiprocessor and waits for it. What the driver puts off
+/// until a function's first launch, and what a device does at its first block of a kernel with this
+/// much shared memory, is then done.
 pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Variant, multiprocessors: u32) -> Result<(), LaunchError> {
     let control_bytes = control::bytes(0).next_multiple_of(LINE);
     let stamps = u64::from(multiprocessors) * size_of::<WorkerStamps>() as u64;
     let bytes = control_bytes + FAULT_BYTES + stamps;
     let scratch = Scratch { module, address: module.allocate(bytes as usize)? };
-    // SAFETY: the range was just allocated with this size, and the default stream orders its end after this.
+    // SAFETY: the range was just allocated with this size, and the default stream orders its end
+    // after this.
     unsafe { module.memset(scratch.address, 0, bytes, 0) }?;
-    // Nothing is loaded through the maps, but every launch fetches them, so they are real ones: a line of the scratch memory.
+    // Nothing is loaded through the maps, but every launch fetches them, so they are real ones: a
+    // line of the scratch memory.
     let matrix = |box_rows, outer| {
         let box_cols = BoxCols::Wide;
         let stack = Stack {
@@ -64,7 +68,8 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
         worker_stamps: scratch.address + control_bytes + FAULT_BYTES,
         ..Params::zeroed()
     };
-    // SAFETY: a call without items and peers uses control block, fault block and stamps alone, which live until the synchronisation below.
+    // SAFETY: a call without items and peers uses control block, fault block and stamps alone,
+    // which live until the synchronisation below.
     unsafe { module.launch(function, (multiprocessors, 1), Variant::THREADS, variant.shared_bytes(), &params, 0) }?;
     module.synchronize(0)
 }

@@ -4,7 +4,8 @@ use crate::cuda::LaunchError;
 use crate::cuda::module::Module;
 use cudarc::driver::sys;
 
-/// A copy in pieces through a ring of shared memory, by one thread of every CTA. Either range may be a peer's.
+/// A copy in pieces through a ring of shared memory, by one thread of every CTA. Either range may
+/// be a peer's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct BulkCopy {
@@ -34,7 +35,8 @@ pub struct PingPong {
     pub first: u32,
     /// Longest time in the kernel, in nanoseconds.
     pub deadline_ns: u64,
-    /// A u64 of this device that receives the nanoseconds of all rounds but the first, 0 after the deadline.
+    /// A u64 of this device that receives the nanoseconds of all rounds but the first, 0 after the
+    /// deadline.
     pub elapsed: u64,
 }
 
@@ -52,7 +54,8 @@ pub struct Links {
 unsafe impl Send for Links {}
 
 impl Links {
-    /// Largest `piece * ring` of [`Self::bulk_copy`]: the shared memory of a CTA beside the barriers.
+    /// Largest `piece * ring` of [`Self::bulk_copy`]: the shared memory of a CTA beside the
+    /// barriers.
     pub const MAX_RING_BYTES: u32 = 196_608;
 
     /// Loads the kernels from their cubin ([`crate::sources::links`]) into the current context.
@@ -69,7 +72,8 @@ impl Links {
     /// Enqueues a copy by `ctas` CTAs.
     ///
     /// # Safety
-    /// Both ranges are valid on this device and nothing else uses the destination meanwhile; sizes are as the fields say.
+    /// Both ranges are valid on this device and nothing else uses the destination meanwhile; sizes
+    /// are as the fields say.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the launch is refused.

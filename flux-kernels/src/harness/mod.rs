@@ -1,7 +1,8 @@
-//! The harness's kernels: operands as a function of position, verification against an fp64 reference, and time to spend.
+//! The harness's kernels: operands as a function of position, verification against an fp64
+//! reference, and time to spend.
 //!
-//! Invariant: what [`Harness::fill`] writes is what [`Harness::verify`] multiplies, element by element, on any rank; the reference never reads the
-//! operands that the tested kernel read.
+//! Invariant: what [`Harness::fill`] writes is what [`Harness::verify`] multiplies, element by
+//! element, on any rank; the reference never reads the operands that the tested kernel read.
 
 mod links;
 
@@ -61,15 +62,16 @@ pub struct Expected {
     /// What is applied to the sum with the bias.
     pub activation: Activation,
     /// Whether tiles span shards: a GEMM-ReduceScatter then rounds the rank's own partial sums too.
-    pub stacked: bool,
-    /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to each.
+    pub flattened: bool,
+    /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to
+    /// each.
     pub per_node: u32,
 }
 
 impl Expected {
     /// The product and nothing else.
     pub const fn product(seeds: Seeds, fill: Fill) -> Self {
-        Self { seeds, fill, bias: None, activation: Activation::None, stacked: false, per_node: 1 }
+        Self { seeds, fill, bias: None, activation: Activation::None, flattened: false, per_node: 1 }
     }
 }
 
@@ -183,7 +185,8 @@ impl Harness {
     /// Fills a window of a matrix with the elements of `seed`.
     ///
     /// # Safety
-    /// The window's memory is valid and nothing else uses it before the stream has passed this point.
+    /// The window's memory is valid and nothing else uses it before the stream has passed this
+    /// point.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the launch is refused.
@@ -226,9 +229,11 @@ impl Harness {
 
     /// Checks a rank's whole `y` against what is expected, in fp64, and waits for the result.
     ///
-    /// For uniform data the bound of an element is the sum of: the rounding of the result; for GEMM-ReduceScatter the roundings of the partial
-    /// sums; and `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation; with a bias, the rounding of its addition; with GELU or SiLU, what these make of the
-    /// former and [`Activation::ERROR`]. Integer data has to be equal, but behind these two, where the bound begins with an exact sum.
+    /// For uniform data the bound of an element is the sum of: the rounding of the result; for
+    /// GEMM-ReduceScatter the roundings of the partial sums; and `sqrt(k) * 2^-24 * sum |x| |w|`
+    /// for fp32 accumulation; with a bias, the rounding of its addition; with GELU or SiLU, what
+    /// these make of the former and [`Activation::ERROR`]. Integer data has to be equal, but behind
+    /// these two, where the bound begins with an exact sum.
     ///
     /// # Safety
     /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape).
@@ -248,7 +253,7 @@ impl Harness {
             OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0, 1),
             OpKind::GemmReduceScatter => {
                 // no source's partial sums stay as they are where tiles span shards
-                let own = if expected.stacked { problem.world().get() } else { rank.get() };
+                let own = if expected.flattened { problem.world().get() } else { rank.get() };
                 (rank.get() * problem.m_shard(), 0, problem.k_local(), own, expected.per_node)
             }
         };

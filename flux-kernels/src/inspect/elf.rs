@@ -1,7 +1,8 @@
 //! The parts of a cubin, an ELF file, that say what its functions take.
 //!
-//! Section `.text.NAME` holds a function's instructions, 16 bytes each; section `.nv.info` holds attributes: a format byte, a tag byte, a length of
-//! two bytes, and for the two used here the index of a symbol and a value, four bytes each.
+//! Section `.text.NAME` holds a function's instructions, 16 bytes each; section `.nv.info` holds
+//! attributes: a format byte, a tag byte, a length of two bytes, and for the two used here the
+//! index of a symbol and a value, four bytes each.
 
 use std::collections::HashMap;
 

@@ -21,7 +21,8 @@ pub(super) fn function(log: &str, name: &str) -> Option<Said> {
     let mut lines = log.lines().skip_while(|line| line.split_once("Function properties for ").is_none_or(|(_, of)| of.trim() != name));
     lines.next()?;
     let properties = lines.next()?;
-    // A device function that is called has no line of its own here: it takes its caller's registers and shared memory.
+    // A device function that is called has no line of its own here: it takes its caller's registers
+    // and shared memory.
     let shared = lines.next().filter(|line| line.contains(": Used ")).and_then(|used| before(used, " bytes smem")).unwrap_or(0);
     Some(Said { spill_stores: before(properties, " bytes spill stores")?, spill_loads: before(properties, " bytes spill loads")?, shared })
 }

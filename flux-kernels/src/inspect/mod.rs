@@ -1,7 +1,8 @@
-//! What a compiled kernel takes: registers, spills, stack, shared memory, and whether `wgmma` runs asynchronously.
+//! What a compiled kernel takes: registers, spills, stack, shared memory, and whether `wgmma` runs
+//! asynchronously.
 //!
-//! Invariant: every function of the image has its line. One of which the log says nothing is an error, so that a changed option or log format
-//! cannot pass for a kernel without spills.
+//! Invariant: every function of the image has its line. One of which the log says nothing is an
+//! error, so that a changed option or log format cannot pass for a kernel without spills.
 
 mod elf;
 mod log;
@@ -41,10 +42,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads a cubin and the log of its compilation, which was asked for resources (`--ptxas-options=-v`).
+    /// Reads a cubin and the log of its compilation, which was asked for resources
+    /// (`--ptxas-options=-v`).
     ///
     /// # Errors
-    /// [`ImageError`] when the image is not a cubin as we know it, or the log lacks one of its functions.
+    /// [`ImageError`] when the image is not a cubin as we know it, or the log lacks one of its
+    /// functions.
     pub fn new(name: &str, cubin: &[u8], log: &str) -> Result<Self, ImageError> {
         let mut functions = Vec::new();
         for code in elf::functions(cubin)? {
@@ -64,7 +67,8 @@ impl Report {
         Ok(Self { name: name.to_owned(), functions, warnings: log::warnings(log) })
     }
 
-    /// What must not be in a kernel that is to be fast, in words: spills, local memory, serialized `wgmma`.
+    /// What must not be in a kernel that is to be fast, in words: spills, local memory, serialized
+    /// `wgmma`.
     pub fn defects(&self) -> Vec<String> {
         let mut defects = Vec::new();
         for f in &self.functions {

@@ -1,7 +1,7 @@
 //! The table of NVRTC entry points.
 //!
-//! Invariant: a [`Library`] exists only with every entry point found, of a version that knows `sm_90a`, and with its builtins loaded; it stays
-//! loaded for the life of the process.
+//! Invariant: a [`Library`] exists only with every entry point found, of a version that knows
+//! `sm_90a`, and with its builtins loaded; it stays loaded for the life of the process.
 
 use super::search;
 use sha2::{Digest, Sha256};
@@ -21,7 +21,8 @@ pub struct Version {
     pub major: u32,
     /// As in CUDA 13.0: 0.
     pub minor: u32,
-    /// Of the library's file: releases of one version, whose code differs, have different ones. 0 where the file is not known.
+    /// Of the library's file: releases of one version, whose code differs, have different ones. 0
+    /// where the file is not known.
     pub build: u32,
 }
 
@@ -50,7 +51,8 @@ macro_rules! table {
             $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $result,)*
             pub(super) path: PathBuf,
             pub(super) version: Version,
-            /// With its builtins. Never unloaded: the library has threads and destructors of its own.
+            /// With its builtins. Never unloaded: the library has threads and destructors of its
+            /// own.
             _loaded: ManuallyDrop<(libloading::Library, Option<libloading::Library>)>,
         }
 
@@ -58,8 +60,9 @@ macro_rules! table {
             fn bind(path: &Path, library: libloading::Library, version: Version) -> Result<Self, String> {
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is the entry point's declaration in nvrtc.h (opaque pointers as `usize`, the result
-                        // enum as an integer, which have the same representation); `_loaded` keeps it loaded for ever.
+                        // SAFETY: the type is the entry point's declaration in nvrtc.h (opaque
+                        // pointers as `usize`, the result enum as an integer, which have the same
+                        // representation); `_loaded` keeps it loaded for ever.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol) };
                         *symbol.map_err(|error| reason(&error))?
                     },)*
@@ -120,7 +123,8 @@ impl Library {
 }
 
 fn version(library: &libloading::Library) -> Result<Version, String> {
-    // SAFETY: the type is the entry point's declaration in nvrtc.h; it is called while `library` is borrowed, so loaded.
+    // SAFETY: the type is the entry point's declaration in nvrtc.h; it is called while `library` is
+    // borrowed, so loaded.
     let entry = unsafe { library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0") };
     let entry = entry.map_err(|error| reason(&error))?;
     let (mut major, mut minor) = (0, 0);
@@ -131,7 +135,8 @@ fn version(library: &libloading::Library) -> Result<Version, String> {
     }
 }
 
-/// A number of the file that code at `address` was loaded from, by its length and when it was written: it has tens of megabytes. NVRTC does not tell its releases apart.
+/// A number of the file that code at `address` was loaded from, by its length and when it was
+/// written: it has tens of megabytes. NVRTC does not tell its releases apart.
 fn build(address: usize) -> u32 {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let Some(file) = maps.lines().find_map(|line| mapped(line, address)).and_then(|path| std::fs::metadata(path).ok()) else { return 0 };
@@ -148,8 +153,9 @@ fn mapped(line: &str, address: usize) -> Option<&str> {
     within.contains(&address).then(|| rest.find('/').map(|at| &rest[at..])).flatten()
 }
 
-/// The library of builtins that lies beside. NVRTC opens it by its bare name, which the loader finds neither in a wheel nor in a folder that only a
-/// variable names, unless it is loaded already.
+/// The library of builtins that lies beside. NVRTC opens it by its bare name, which the loader
+/// finds neither in a wheel nor in a folder that only a variable names, unless it is loaded
+/// already.
 fn builtins(nvrtc: &Path, version: Version) -> Option<libloading::Library> {
     let folder = nvrtc.parent().filter(|folder| !folder.as_os_str().is_empty())?;
     let path = folder.join(format!("libnvrtc-builtins.so.{version}"));

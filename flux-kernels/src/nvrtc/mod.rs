@@ -1,6 +1,7 @@
 //! Compiling CUDA C++ to cubins with NVRTC, which needs no GPU, no toolkit and no driver.
 //!
-//! Invariant: a compilation reads nothing but its [`KernelSource`], so equal sources give equal cubins with one version of NVRTC.
+//! Invariant: a compilation reads nothing but its [`KernelSource`], so equal sources give equal
+//! cubins with one version of NVRTC.
 
 mod library;
 mod search;
@@ -47,7 +48,8 @@ pub struct KernelSource<'a> {
 }
 
 impl<'a> KernelSource<'a> {
-    /// How all of our sources are compiled. The last makes the log say what [`Report`] reads from it.
+    /// How all of our sources are compiled. The last makes the log say what [`Report`] reads from
+    /// it.
     pub const OPTIONS: &'static [&'static str] = &["--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v"];
 
     /// One of our translation units, with our headers and options.
@@ -120,10 +122,12 @@ impl std::fmt::Debug for Nvrtc {
 }
 
 impl Nvrtc {
-    /// The library of this process, searched for at the first call: the file or folder in `FLUX_NVRTC_LIB` and then nothing else; else
-    /// `FLUX_CUDA_LIB_DIR`, the toolkits in `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda`, the wheels of the virtual environment (`VIRTUAL_ENV`), the
-    /// libraries and the wheels of the conda environment (`CONDA_PREFIX`), the wheels of the `python3` on the path, the folder of the executable, and
-    /// where the loader looks.
+    /// The library of this process, searched for at the first call: the file or folder in
+    /// `FLUX_NVRTC_LIB` and then nothing else; else `FLUX_CUDA_LIB_DIR`, the toolkits in
+    /// `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda`, the wheels of the virtual environment
+    /// (`VIRTUAL_ENV`), the libraries and the wheels of the conda environment (`CONDA_PREFIX`), the
+    /// wheels of the `python3` on the path, the folder of the executable, and where the loader
+    /// looks.
     ///
     /// # Errors
     /// [`NvrtcUnavailable`] says what was tried and what to install.
@@ -154,7 +158,8 @@ impl Nvrtc {
     /// Compiles a translation unit.
     ///
     /// # Errors
-    /// [`CompileError::Rejected`] with the compiler's log; [`CompileError::Nul`]; [`CompileError::Call`].
+    /// [`CompileError::Rejected`] with the compiler's log; [`CompileError::Nul`];
+    /// [`CompileError::Call`].
     pub fn compile(&self, source: &KernelSource<'_>) -> Result<Compiled, CompileError> {
         let name = || source.name.to_owned();
         let text = |text: &str| CString::new(text).map_err(|_| CompileError::Nul { name: name() });
@@ -163,7 +168,8 @@ impl Nvrtc {
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let program = Program::create(&self.0, source)?;
         let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the program exists, and the pointers are to at least `count` terminated strings that outlive the call.
+        // SAFETY: the program exists, and the pointers are to at least `count` terminated strings
+        // that outlive the call.
         let code = unsafe { (self.0.compile)(program.handle, count, options.as_ptr()) };
         let log = program.log()?;
         if code != 0 {
@@ -205,7 +211,8 @@ impl<'l> Program<'l> {
         let count = c_int::try_from(names.len()).unwrap_or(c_int::MAX);
         let (texts, names) = if count == 0 { (null(), null()) } else { (texts.as_ptr(), names.as_ptr()) };
         let mut handle = 0;
-        // SAFETY: the out pointer is valid; the strings are terminated, the arrays hold at least `count` of them, and the library copies them all.
+        // SAFETY: the out pointer is valid; the strings are terminated, the arrays hold at least
+        // `count` of them, and the library copies them all.
         let code = unsafe { (library.create)(&raw mut handle, unit.as_ptr(), file.as_ptr(), count, texts, names) };
         let program = Self { library, handle, name };
         program.check("nvrtcCreateProgram", code)?;
@@ -234,7 +241,8 @@ impl<'l> Program<'l> {
         // SAFETY: the program exists and the out pointer is valid.
         self.check(size.0, unsafe { (size.1)(self.handle, &raw mut length) })?;
         let mut bytes = vec![0u8; length];
-        // SAFETY: the program exists, and the library writes the number of bytes that it has just stated.
+        // SAFETY: the program exists, and the library writes the number of bytes that it has just
+        // stated.
         self.check(read.0, unsafe { (read.1)(self.handle, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }

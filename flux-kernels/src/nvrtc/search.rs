@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 /// What the library is called: wheels have only a name with a major version, toolkits all.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
-/// What to try, in order. Where `FLUX_NVRTC_LIB` is set, nothing else is tried: whoever names a library wants that one.
+/// What to try, in order. Where `FLUX_NVRTC_LIB` is set, nothing else is tried: whoever names a
+/// library wants that one.
 pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Option<&Path>) -> Vec<PathBuf> {
     let folder = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(named) = folder("FLUX_NVRTC_LIB") {
@@ -39,7 +40,8 @@ pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Opt
     found
 }
 
-/// The prefixes of the first `python3` on `path`: as it is named there (a virtual environment) and as its links resolve.
+/// The prefixes of the first `python3` on `path`: as it is named there (a virtual environment) and
+/// as its links resolve.
 fn python_prefixes(path: Option<&OsStr>) -> Vec<PathBuf> {
     let python = path.into_iter().flat_map(std::env::split_paths).map(|folder| folder.join("python3")).find(|p| p.is_file());
     let resolved = python.as_ref().and_then(|python| python.canonicalize().ok());
@@ -63,7 +65,8 @@ fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     sites.into_iter().rev().map(|(_, site)| site).collect()
 }
 
-/// The minor version in the name of a Python 3's folder, as in `python3.13` and `python3.13t`; 0 where it says none.
+/// The minor version in the name of a Python 3's folder, as in `python3.13` and `python3.13t`; 0
+/// where it says none.
 fn python_minor(folder: &str) -> Option<u32> {
     let version = folder.strip_prefix("python3")?;
     let minor = version.strip_prefix('.').and_then(|minor| minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok());

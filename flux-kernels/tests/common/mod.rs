@@ -1,4 +1,5 @@
-//! A world of ranks on one GPU, without any transport: every rank has its own memory and stream, and its share of the multiprocessors.
+//! A world of ranks on one GPU, without any transport: every rank has its own memory and stream,
+//! and its share of the multiprocessors.
 
 #[path = "../skipped/mod.rs"]
 mod skipped;
@@ -117,7 +118,8 @@ impl World {
         Self::with(context, programs, variant, first)
     }
 
-    /// With these programs of the ranks, on this kernel; of an AllGather-GEMM of several nodes nobody would pass rows on.
+    /// With these programs of the ranks, on this kernel; of an AllGather-GEMM of several nodes
+    /// nobody would pass rows on.
     pub(crate) fn with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, first: Epoch) -> Self {
         let problem = programs[0].problem;
         let kernel = Kernel::load(variant, &cubin(&variant.source())).expect("the kernel loads");
@@ -240,7 +242,8 @@ impl World {
             trace: None,
             stream: self.raw(i),
         };
-        // SAFETY: the programs are as they were built; all memory belongs to this world and outlives the launch.
+        // SAFETY: the programs are as they were built; all memory belongs to this world and
+        // outlives the launch.
         let launch = |args: &LaunchArgs<'_>| unsafe { launch(&self.kernel, &rank.program, args) }.expect("a launch");
         let Some((ctas, Lent { first, last })) = self.lent else { return launch(&args) };
         let (items, all) = (rank.program.program().items.len() as u32, self.workers + 2 * ctas);
@@ -291,8 +294,8 @@ impl World {
     pub(crate) fn verify(&self, seeds: Seeds, fill: Fill) -> Vec<VerifyReport> {
         let p = &self.problem;
         let program = self.ranks[0].program.program();
-        let (stacked, per_node) = (program.stacked, program.nodes.per_node());
-        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, stacked, per_node };
+        let (flattened, per_node) = (program.flattened, program.nodes.per_node());
+        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, flattened, per_node };
         p.world()
             .ranks()
             .map(|r| {

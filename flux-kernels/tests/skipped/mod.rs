@@ -1,17 +1,20 @@
-//! Tests of what a machine may not have: skipped out loud, and counted, as whoever runs them takes a skipped test for one that has passed.
+//! Tests of what a machine may not have: skipped out loud, and counted, as whoever runs them takes
+//! a skipped test for one that has passed.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Names a file to which every test that is skipped adds a line: `cargo xtask test` and `flux-bench gpu-ci` count them.
+/// Names a file to which every test that is skipped adds a line: `cargo xtask test` and
+/// `flux-bench gpu-ci` count them.
 const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
 
 /// Stands behind the name of a test of which only a part is skipped; both programs look for it.
 const IN_PART: &str = ", in part";
 
-/// Says that a test does not run, and counts it. Once in a test: `gpu-ci` takes as many tests as lines for skipped.
+/// Says that a test does not run, and counts it. Once in a test: `gpu-ci` takes as many tests as
+/// lines for skipped.
 pub(crate) fn skip(test: &str, why: &dyn Display) {
     say(test, why);
     count(test, why);

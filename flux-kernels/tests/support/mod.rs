@@ -1,6 +1,7 @@
 //! Ranks as threads over plain memory: what the executor needs of a transport, and nothing else.
 //!
-//! Invariant: words are written only as the signal protocol says, so a test that passes here needs nothing that a real transport lacks.
+//! Invariant: words are written only as the signal protocol says, so a test that passes here needs
+//! nothing that a real transport lacks.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program and benchmark uses its part")]
 #![allow(clippy::cast_possible_truncation, reason = "offsets in memory that these tests allocate")]
@@ -79,7 +80,8 @@ impl Memory {
     /// As `rank` sees it.
     pub fn view(&self, rank: u32, deadline: Duration) -> HostMemory<'_> {
         let rank = rank as usize;
-        // SAFETY: the blocks live as long as `self`, have these sizes, and tests touch them by the protocol.
+        // SAFETY: the blocks live as long as `self`, have these sizes, and tests touch them by the
+        // protocol.
         unsafe {
             HostMemory::new(
                 &self.data_addresses,
@@ -127,7 +129,8 @@ impl Memory {
         }
     }
 
-    /// What a mover does in call `epoch` of `program`'s rank: its rows to the gather buffers, each slice of a chunk with its signal.
+    /// What a mover does in call `epoch` of `program`'s rank: its rows to the gather buffers, each
+    /// slice of a chunk with its signal.
     pub fn push<T: Element>(&self, program: &TileProgram, x: &[T], epoch: Epoch) {
         let k = program.problem.k_local() as usize;
         let row_bytes = (k * size_of::<T>()) as u64;
@@ -139,7 +142,8 @@ impl Memory {
                     + u64::from(row) * row_bytes
                     + u64::from(transfer.col) * size_of::<T>() as u64;
                 let to = (self.data_addresses[transfer.dest as usize] + offset) as usize;
-                // SAFETY: inside the destination's half, which is this rank's to write: all others have ended the call that used it last.
+                // SAFETY: inside the destination's half, which is this rank's to write: all others
+                // have ended the call that used it last.
                 unsafe { std::ptr::with_exposed_provenance_mut::<T>(to).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
             }
             self.signal(transfer.dest, transfer.raise, epoch).store(epoch.get(), Ordering::Release);

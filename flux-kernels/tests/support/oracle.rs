@@ -1,6 +1,7 @@
 //! Global operands, their shards, and what the ranks must compute from them.
 //!
-//! Invariant: the tolerance is derived from the roundings that the executor makes, none of it is chosen.
+//! Invariant: the tolerance is derived from the roundings that the executor makes, none of it is
+//! chosen.
 
 use flux_core::{OpKind, Problem};
 use flux_kernels::cpu::Epilogue;
@@ -86,14 +87,16 @@ impl<T: Element> Global<T> {
         }
     }
 
-    /// Compares `y` of `rank` with the product in fp64; the error of each element must stay below its bound. Only where tiles are `stacked` the rank's
-    /// own partial sum is rounded too.
+    /// Compares `y` of `rank` with the product in fp64; the error of each element must stay below
+    /// its bound. Only where tiles are `flattened` the rank's own partial sum is rounded too.
     ///
-    /// With `u` the roundoff of the element type, `e` that of fp32 and `g(k) = k e / (1 - k e)`: an inner product of `k` terms in fp32, in any
-    /// order, is off by at most `g(k) s`, `s` the sum of its terms' magnitudes (products of two elements are exact). Rounding to the element
-    /// type adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials in fp32 adds `g(w)` of their magnitudes,
-    /// the bias `e` of the sum with it. An activation multiplies the error by its slope and adds its own.
-    pub fn verify(&self, rank: u32, y: &[T], stacked: bool) {
+    /// With `u` the roundoff of the element type, `e` that of fp32 and `g(k) = k e / (1 - k e)`: an
+    /// inner product of `k` terms in fp32, in any order, is off by at most `g(k) s`, `s` the sum of
+    /// its terms' magnitudes (products of two elements are exact). Rounding to the element type
+    /// adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials
+    /// in fp32 adds `g(w)` of their magnitudes, the bias `e` of the sum with it. An activation
+    /// multiplies the error by its slope and adds its own.
+    pub fn verify(&self, rank: u32, y: &[T], flattened: bool) {
         let p = &self.problem;
         let (w, k_local) = (p.world().get(), p.k_local() as usize);
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
@@ -116,7 +119,7 @@ impl<T: Element> Global<T> {
                         terms += product.abs();
                     }
                     let mut off = g(k_local) * terms;
-                    if parts > 1 && (part != rank || stacked) {
+                    if parts > 1 && (part != rank || flattened) {
                         off += u * (sum.abs() + off) + subnormal;
                     }
                     exact += sum;
@@ -139,7 +142,8 @@ impl<T: Element> Global<T> {
         }
     }
 
-    /// Compares `y` of `rank` with the product of integers, and an integer bias and ReLU if any: equal.
+    /// Compares `y` of `rank` with the product of integers, and an integer bias and ReLU if any:
+    /// equal.
     pub fn verify_exact(&self, rank: u32, y: &[T]) {
         let (p, shape) = (&self.problem, self.problem.y_shape());
         let k = p.k() as usize;

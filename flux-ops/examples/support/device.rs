@@ -1,4 +1,5 @@
-//! Memory where a rank works: host memory, or a CUDA device's. A framework has this already; examples and tests need it for both.
+//! Memory where a rank works: host memory, or a CUDA device's. A framework has this already;
+//! examples and tests need it for both.
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr};
 use flux_ops::{Element, Layout, TensorMut, TensorRef};
@@ -52,7 +53,8 @@ impl Device {
         match (memory, self) {
             (Memory::Host(memory), Self::Host) => Ok(memory.clone()),
             (Memory::Cuda(memory), Self::Cuda(stream)) => {
-                // Apart from the copy: to pageable memory it waits with the context locked, and ranks that share a device could not launch what it waits for.
+                // Apart from the copy: to pageable memory it waits with the context locked, and
+                // ranks that share a device could not launch what it waits for.
                 stream.synchronize()?;
                 Ok(stream.clone_dtoh(memory)?)
             }

@@ -1,6 +1,7 @@
 //! The fused kernel, on the communicator's CUDA device.
 //!
-//! Invariant: a call only enqueues: it allocates nothing and waits for nothing, so it may be captured in a graph.
+//! Invariant: a call only enqueues: it allocates nothing and waits for nothing, so it may be
+//! captured in a graph.
 
 use super::pace::{SPREAD_PERCENT, pace, turns, with_a_tile};
 use super::{Hands, Push, carried, label};
@@ -51,8 +52,9 @@ pub(crate) struct CudaExecutor {
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        // Freeing waits for the device: for calls that may fail as long as their deadline says, for those that have failed perhaps for ever. A device that has
-        // failed itself runs nothing any more.
+        // Freeing waits for the device: for calls that may fail as long as their deadline says, for
+        // those that have failed perhaps for ever. A device that has failed itself runs nothing any
+        // more.
         let failed = !self.device.is_given_up() && self.comm.is_broken();
         if failed && !matches!(self.comm.drain(), Ok(()) | Err(TransportError::Cuda(_))) {
             self.device.give_up("an op's calls that had failed did not end");
@@ -107,18 +109,21 @@ impl CudaExecutor {
             return Err(BuildError::Workers { value, max: sms, place: Location::Cuda(ordinal) });
         }
         let workers = with_a_tile(&program, hands.workers.unwrap_or(sms));
-        // Not where messages may take all that there are; and a time line is one of workers that take all items in turn.
+        // Not where messages may take all that there are; and a time line is one of workers that
+        // take all items in turn.
         let fits = left > 0 && workers.saturating_add(left) <= kernel.multiprocessors();
         let lends = fits && sending != Sending::Before && !program.nodes.are_mixed() && !hands.trace;
         let lent = if lends { schedule.lent.within(&program) } else { Lent::NONE };
-        // What is stored for messages, and for the way through the host, goes to this device's memory; with several ranks in a node most does not.
+        // What is stored for messages, and for the way through the host, goes to this device's
+        // memory; with several ranks in a node most does not.
         let local = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
         let scatters = route.is_none() && carried(comm);
         let spread = hands.spread.unwrap_or(if local { 0 } else { SPREAD_PERCENT });
         let turns = if scatters { turns(&program, workers) } else { 0 };
         let pace = Pace { turns, ..pace(&program, workers, spread) };
         let mut program = program;
-        // Of rows that are carried the kernel keeps the own ones for itself, where tiles span shards.
+        // Of rows that are carried the kernel keeps the own ones for itself, where tiles span
+        // shards.
         let keeps = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
         if keeps {
             let own = program.rank.get();
@@ -129,8 +134,9 @@ impl CudaExecutor {
             _ if rounds.is_some() && sending == Sending::Before => false,
             _ if keeps => !program.transfers.is_empty(),
             _ if rounds.is_some() || scatters => false,
-            // The copy to the own rank is one within the device, which the driver may do by a kernel, and this one holds the multiprocessors.
-            _ if program.stacked => true,
+            // The copy to the own rank is one within the device, which the driver may do by a
+            // kernel, and this one holds the multiprocessors.
+            _ if program.flattened => true,
             Push::Auto => !program.is_for_copy_engines(),
             Push::Kernel => true,
             Push::CopyEngine => false,
@@ -196,13 +202,15 @@ impl CudaExecutor {
         let exchange =
             self.rounds.as_ref().map(|rounds| super::exchange_of::<T>(&operands.x, (program, self.number), rounds, self.sending));
         if let Some(exchange) = &exchange {
-            // SAFETY: as below; the program was agreed on when the op was built, and what the kernel stores it announces by its signals.
+            // SAFETY: as below; the program was agreed on when the op was built, and what the
+            // kernel stores it announces by its signals.
             unsafe { call.exchange(exchange) }?;
         } else if self.scatters {
             call.scatter(self.number)?;
         } else if carry.is_none() && !by_kernel {
-            // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched until the stream has come past the call is
-            // what the view's maker promised, or what cudarc orders with the view's end.
+            // SAFETY: the view borrows `x`, which is memory of this device; that it stays untouched
+            // until the stream has come past the call is what the view's maker promised, or what
+            // cudarc orders with the view's end.
             unsafe { call.push(&super::push_of::<T>(&operands.x, program)) }?;
         }
         let matrix = |view: &View| Matrix { address: view.address, row_bytes: view.row_bytes::<T>() };
@@ -224,7 +232,8 @@ impl CudaExecutor {
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
-            // Where no peer's pad is reached, or only through the host, the transport alone tells, or what messages bring; where ranks of several nodes say it, more than the op.
+            // Where no peer's pad is reached, or only through the host, the transport alone tells,
+            // or what messages bring; where ranks of several nodes say it, more than the op.
             op: if let Some(heard) = heard {
                 heard.said
             } else if self.route.is_some() || self.scatters || (self.rounds.is_some() && !program.nodes.are_mixed()) {
@@ -241,8 +250,10 @@ impl CudaExecutor {
             trace: self.trace.as_ref(),
             stream: raw_stream,
         };
-        // SAFETY: the operands were checked against the problem and are held as above; the program is as it was built; the workspace is the communicator's, covers this
-        // program since the op was built, and stays while the call lives and, on the device, until it is drained. That all ranks enqueue the same is agreed.
+        // SAFETY: the operands were checked against the problem and are held as above; the program
+        // is as it was built; the workspace is the communicator's, covers this program since the op
+        // was built, and stays while the call lives and, on the device, until it is drained. That
+        // all ranks enqueue the same is agreed.
         let launch_of = |args: LaunchArgs<'_>| unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch);
         let launch = |part| launch_of(LaunchArgs { part, ..args });
         let Launches { first, workers, last } = self.launches(call);
@@ -260,7 +271,8 @@ impl CudaExecutor {
         }
         launch(workers)?;
         lend(last)?;
-        // After the launch: what is enqueued takes its time, and the kernel has the own shard to begin with.
+        // After the launch: what is enqueued takes its time, and the kernel has the own shard to
+        // begin with.
         match carry {
             // SAFETY: as for the push above.
             Some(carry) => Ok(unsafe { call.carry(&carry) }?),
@@ -268,7 +280,8 @@ impl CudaExecutor {
         }
     }
 
-    /// The launches of a call that has begun: what is lent, with the stream for it, and what the workers walk.
+    /// The launches of a call that has begun: what is lent, with the stream for it, and what the
+    /// workers walk.
     fn launches(&self, call: &Call<'_>) -> Launches {
         let (ctas, Lent { first, last }) = self.lent;
         let stream = if first + last > 0 { call.beside().and_then(Stream::raw) } else { None };
@@ -301,7 +314,8 @@ impl CudaExecutor {
         }
         let mut ordinal = -1i32;
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        // SAFETY: the attribute is an `int`, and `ordinal` is a place for one; any address may be asked about.
+        // SAFETY: the attribute is an `int`, and `ordinal` is a place for one; any address may be
+        // asked about.
         let code = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, view.address) };
         match u32::try_from(ordinal) {
             Ok(ordinal) if code == sys::CUresult::CUDA_SUCCESS => match (Location::Cuda(ordinal), Location::Cuda(self.device.ordinal())) {

@@ -55,10 +55,12 @@ impl<T: Element> HostExecutor<T> {
         let await_pushed = call.pushes();
         let memory = call.hand_over();
         let deadline = Duration::from_nanos(memory.deadline_ns);
-        // SAFETY: the communicator owns this workspace for as long as the call lives, gives every rank of it this layout, and only lets calls
-        // and their movers touch it, one call of a rank at a time. That the ranks' programs are of one schedule was agreed when the op was built.
+        // SAFETY: the communicator owns this workspace for as long as the call lives, gives every
+        // rank of it this layout, and only lets calls and their movers touch it, one call of a rank
+        // at a time. That the ranks' programs are of one schedule was agreed when the op was built.
         let memory = unsafe { HostMemory::new(&memory.data, &memory.pads, memory.control, memory.fault, memory.size, deadline) };
-        // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was checked for, and that `y` overlaps neither.
+        // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was
+        // checked for, and that `y` overlaps neither.
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
@@ -96,7 +98,8 @@ fn first(view: &View) -> usize {
 /// The view is of host memory that is readable, and not written, for `'a`.
 unsafe fn rows<'a, T>(view: &View) -> Rows<'a, T> {
     let memory = with_exposed_provenance::<T>(first(view));
-    // SAFETY: as promised, for all of the layout's span, which the view's memory was checked to hold; aligned, since to 16 bytes.
+    // SAFETY: as promised, for all of the layout's span, which the view's memory was checked to
+    // hold; aligned, since to 16 bytes.
     Rows { elements: unsafe { std::slice::from_raw_parts(memory, view.layout.span()) }, stride: view.layout.row_stride }
 }
 

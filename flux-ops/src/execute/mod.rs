@@ -1,6 +1,8 @@
-//! Who executes an op: threads of this process or a CUDA kernel, depending on where the communicator works.
+//! Who executes an op: threads of this process or a CUDA kernel, depending on where the
+//! communicator works.
 //!
-//! Invariant: everything that can fail for lack of something (a library, memory, a kernel) fails when an executor is made, not when it runs.
+//! Invariant: everything that can fail for lack of something (a library, memory, a kernel) fails
+//! when an executor is made, not when it runs.
 
 mod cuda;
 mod host;
@@ -33,17 +35,20 @@ pub(crate) struct Hands {
     pub(crate) trace: bool,
 }
 
-/// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA), where ranks reach each other's memory.
+/// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA), where ranks reach each
+/// other's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
-    /// Shards of 5 MiB and more by copy engines, unless slices of `k` make too many copies or tiles span shards ([`TileProgram::is_for_copy_engines`]); all
-    /// else by the kernel.
+    /// Shards of 5 MiB and more by copy engines, unless slices of `k` make too many copies or tiles
+    /// span shards ([`TileProgram::is_for_copy_engines`]); all else by the kernel.
     #[default]
     Auto,
-    /// The kernel: a warp of every CTA, three for what all tiles wait for. No launch, stream or copy stands between the call and the first byte, and a graph can capture it.
+    /// The kernel: a warp of every CTA, three for what all tiles wait for. No launch, stream or
+    /// copy stands between the call and the first byte, and a graph can capture it.
     Kernel,
-    /// The copy engines, on a stream of the communicator's own. A captured call, and every later one on its communicator, uses the kernel all
-    /// the same: where a copy engine would write is then known on the device only.
+    /// The copy engines, on a stream of the communicator's own. A captured call, and every later
+    /// one on its communicator, uses the kernel all the same: where a copy engine would write is
+    /// then known on the device only.
     CopyEngine,
 }
 
@@ -54,7 +59,8 @@ pub(crate) enum Executor<T> {
     Cuda(CudaExecutor),
 }
 
-/// What a mover is given of a call's `x`: a row's elements are as many as the problem says, wherever the rows start.
+/// What a mover is given of a call's `x`: a row's elements are as many as the problem says,
+/// wherever the rows start.
 pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::MoverJob<'p> {
     let element_bytes = size_of::<T>() as u64;
     flux_transport::MoverJob {
@@ -77,12 +83,13 @@ pub(crate) fn exchange_of<'p, T: Element>(
 ) -> Exchange<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
-        OpKind::GemmReduceScatter => Source::Stored { of_all: program.stacked },
+        OpKind::GemmReduceScatter => Source::Stored { of_all: program.flattened },
     };
     Exchange { source, place_bytes: program.place_bytes(), rounds, sending, op }
 }
 
-/// The sending that an op on `comm` has where its builder is given none, but perhaps a schedule; it means nothing where no messages carry chunks. A heuristic.
+/// The sending that an op on `comm` has where its builder is given none, but perhaps a schedule; it
+/// means nothing where no messages carry chunks. A heuristic.
 pub fn own_sending(comm: &Communicator, problem: &Problem, schedule: Option<&Schedule>) -> Sending {
     match comm.capabilities().mover {
         // What crosses nodes goes on as it comes.
@@ -92,7 +99,8 @@ pub fn own_sending(comm: &Communicator, problem: &Problem, schedule: Option<&Sch
     }
 }
 
-/// The schedule that an op on `comm` with this sending has where its builder is given none. A heuristic.
+/// The schedule that an op on `comm` with this sending has where its builder is given none. A
+/// heuristic.
 pub fn own_schedule(comm: &Communicator, problem: &Problem, sending: Sending) -> Schedule {
     match comm.capabilities().mover {
         Mover::Messages { channels } => Schedule::in_messages(problem, &channels, sending, comm.nodes()),
@@ -103,17 +111,22 @@ pub fn own_schedule(comm: &Communicator, problem: &Problem, sending: Sending) ->
     }
 }
 
-/// Whether the transport carries a route for each call, but for those whose kernels [scatter](scatters): ranks neither reach each other's memory nor send messages.
+/// Whether the transport carries a route for each call, but for those whose kernels
+/// [scatter](scatters): ranks neither reach each other's memory nor send messages.
 pub(crate) fn carried(comm: &Communicator) -> bool {
     let Capabilities { peer_stores, mover, .. } = comm.capabilities();
     peer_stores != PeerStores::All && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
 }
 
-/// Whether the program's kernel scatters rows to peers itself though it reaches nothing else of them: tile by tile. Of a word that announces all tiles every CTA would
-/// ask the host's memory, one after another.
+/// Whether the program's kernel scatters rows to peers itself though it reaches nothing else of
+/// them: tile by tile. Of a word that announces all tiles every CTA would ask the host's memory,
+/// one after another.
 pub(crate) fn scatters(comm: &Communicator, program: &TileProgram) -> bool {
     let by_tile = || program.rounds().is_none();
-    comm.capabilities().peer_stores == PeerStores::Rows && program.stacked && program.problem.op() == OpKind::GemmReduceScatter && by_tile()
+    comm.capabilities().peer_stores == PeerStores::Rows
+        && program.flattened
+        && program.problem.op() == OpKind::GemmReduceScatter
+        && by_tile()
 }
 
 /// What flight records and errors call a call.
@@ -121,16 +134,18 @@ fn label(problem: &Problem) -> Label {
     Label::new(problem.op().name(), [problem.m(), problem.n(), problem.k()])
 }
 
-/// Why peers' waits end when this rank could not enqueue its part of a call: the reason of an abort.
+/// Why peers' waits end when this rank could not enqueue its part of a call: the reason of an
+/// abort.
 const LAUNCH_REFUSED: u32 = 0x464c_0001;
 
-/// Ends a call whose work was enqueued, or was not: then, and where it cannot be finished, the peers' waits end, who have agreed on the call and may have been given a
-/// part of it.
+/// Ends a call whose work was enqueued, or was not: then, and where it cannot be finished, the
+/// peers' waits end, who have agreed on the call and may have been given a part of it.
 fn end(comm: &Communicator, call: Call<'_>, enqueued: Result<(), CallError>) -> Result<(), CallError> {
     match enqueued {
         Ok(()) => call.finish().map_err(CallError::from).inspect_err(|_| comm.abort(LAUNCH_REFUSED)),
         Err(error) => {
-            // Before the call is dropped, which ends this rank's own waits: what those let go of may reach peers.
+            // Before the call is dropped, which ends this rank's own waits: what those let go of
+            // may reach peers.
             comm.abort(LAUNCH_REFUSED);
             drop(call);
             Err(error)
@@ -144,7 +159,8 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 }
 
 impl<T: Element> Executor<T> {
-    /// Makes everything that running `program` takes, but the workspace. There is a route where the transport [carries](carried) one for this program.
+    /// Makes everything that running `program` takes, but the workspace. There is a route where the
+    /// transport [carries](carried) one for this program.
     pub(crate) fn prepare(
         comm: &Communicator,
         (program, number): (TileProgram, u32),

@@ -1,6 +1,7 @@
 //! How the ranks make sure that they build the same op.
 //!
-//! Invariant: either all ranks go on, or all leave with an error that says which ranks asked for what.
+//! Invariant: either all ranks go on, or all leave with an error that says which ranks asked for
+//! what.
 
 use crate::error::{BuildError, Requests};
 use flux_core::Rank;
@@ -21,8 +22,8 @@ pub(super) fn same_request(comm: &Communicator, op: &str, request: &str) -> Resu
     if requests.0.len() == 1 { Ok(()) } else { Err(BuildError::Disagreement { requests }) }
 }
 
-/// The number by which ranks tell in a call which op it is of: not 0, and of requests that differ nearly always another. Of the same requests it is the same, as their
-/// calls are.
+/// The number by which ranks tell in a call which op it is of: not 0, and of requests that differ
+/// nearly always another. Of the same requests it is the same, as their calls are.
 ///
 /// FNV-1a of 32 bits (Fowler, Noll and Vo).
 pub(super) fn number(request: &str) -> u32 {

@@ -1,6 +1,7 @@
 //! What an op was built to do with its sums before it rounds them.
 //!
-//! Invariant: it is part of what the ranks agree on when they build, and a call fits it or is refused.
+//! Invariant: it is part of what the ranks agree on when they build, and a call fits it or is
+//! refused.
 
 use flux_kernels::Activation;
 use std::fmt;

@@ -1,6 +1,7 @@
 //! What the two ops share: from a request to a running program.
 //!
-//! Invariant: an op exists only when every rank of the communicator has built the same one, and the communicator's workspace holds it.
+//! Invariant: an op exists only when every rank of the communicator has built the same one, and the
+//! communicator's workspace holds it.
 
 mod agreement;
 mod finish;
@@ -49,8 +50,9 @@ impl Request {
         Ok(Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?)
     }
 
-    /// What covers the op, however ranks are grouped, as the size does not depend on it. Where messages carry chunks, a schedule that the caller leaves open is chosen
-    /// by what the communicator says of them, and may need another size.
+    /// What covers the op, however ranks are grouped, as the size does not depend on it. Where
+    /// messages carry chunks, a schedule that the caller leaves open is chosen by what the
+    /// communicator says of them, and may need another size.
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
         let problem = self.problem(world)?;
         let own = own_schedules(&problem);
@@ -61,7 +63,8 @@ impl Request {
     }
 }
 
-/// What may be chosen where the caller says nothing: of peer memory, of copies through the host, and of messages, between nodes of one rank and of several.
+/// What may be chosen where the caller says nothing: of peer memory, of copies through the host,
+/// and of messages, between nodes of one rank and of several.
 fn own_schedules(problem: &Problem) -> Vec<Schedule> {
     let world = problem.world();
     // Which does not matter.
@@ -71,7 +74,8 @@ fn own_schedules(problem: &Problem) -> Vec<Schedule> {
     [Schedule::heuristic(problem), Schedule::staged(problem)].into_iter().chain(messages).collect()
 }
 
-/// The text that the ranks compare: all that must be the same on every rank. How many workers a rank has is its own business.
+/// The text that the ranks compare: all that must be the same on every rank. How many workers a
+/// rank has is its own business.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, m, n, k, dtype, finish, schedule, sending, hands: _ } = self;
@@ -104,8 +108,9 @@ pub(crate) struct FusedOp<T> {
 impl<T: Element> FusedOp<T> {
     /// Collective: agrees with the other ranks, prepares the executor, then grows the workspace.
     pub(crate) fn build(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
-        // First of all, so that bad input on one rank does not leave the others waiting, and so that whatever the ranks had launched before is
-        // launched on all of them by the time a module is loaded, which may have to wait for it.
+        // First of all, so that bad input on one rank does not leave the others waiting, and so
+        // that whatever the ranks had launched before is launched on all of them by the time a
+        // module is loaded, which may have to wait for it.
         let name = request.name();
         agreement::same_request(comm, &name, &request.to_string())?;
         let op = agreement::all_ready(comm, &name, Self::prepare(request, comm))?;
@@ -210,7 +215,8 @@ mod tests {
     use flux_transport::{Select, World};
     use half::bf16;
 
-    /// What may be chosen where the caller says nothing: of peer memory, of copies through the host, of messages. None of the three covers the others.
+    /// What may be chosen where the caller says nothing: of peer memory, of copies through the
+    /// host, of messages. None of the three covers the others.
     #[test]
     fn the_workspace_covers_every_schedule_that_may_be_chosen() {
         let world = WorldSize::new(4).unwrap();

@@ -1,6 +1,7 @@
 //! What is checked of a call's operands before anything is launched.
 //!
-//! Invariant: operands that passed have the problem's shapes, lie where the communicator works, and the output shares no byte with an input.
+//! Invariant: operands that passed have the problem's shapes, lie where the communicator works, and
+//! the output shares no byte with an input.
 
 use super::Finish;
 use crate::error::CallError;

@@ -1,7 +1,7 @@
 //! Extents of a row-major view.
 //!
-//! Invariant: a layout that passed [`Layout::check`] has every row on a 16-byte border of its first element and spans less than 2^40
-//! bytes, which is what a bulk tensor load can address.
+//! Invariant: a layout that passed [`Layout::check`] has every row on a 16-byte border of its first
+//! element and spans less than 2^40 bytes, which is what a bulk tensor load can address.
 
 use super::TensorError;
 use flux_core::problem::Shape;
@@ -43,7 +43,8 @@ impl Layout {
         Self { rows, cols, row_stride }
     }
 
-    /// Elements from the first to the last, both included; zero for an empty layout. Saturates instead of overflowing.
+    /// Elements from the first to the last, both included; zero for an empty layout. Saturates
+    /// instead of overflowing.
     pub const fn span(&self) -> usize {
         match self.rows.checked_sub(1) {
             Some(before_last) if self.cols > 0 => before_last.saturating_mul(self.row_stride).saturating_add(self.cols),

@@ -1,7 +1,8 @@
 //! Operands: borrowed views of row-major matrices in host or device memory.
 //!
-//! Invariant: a view that exists is well formed by itself: its layout fits the memory that it borrows, its first element and its rows lie
-//! on 16-byte borders. How it fits an op (shape, location, stream, overlap) is checked by each call, before anything is launched.
+//! Invariant: a view that exists is well formed by itself: its layout fits the memory that it
+//! borrows, its first element and its rows lie on 16-byte borders. How it fits an op (shape,
+//! location, stream, overlap) is checked by each call, before anything is launched.
 
 mod error;
 mod layout;
@@ -35,7 +36,8 @@ impl fmt::Display for Location {
     }
 }
 
-/// What another framework says of a tensor: the input of [`TensorRef::from_raw`] and [`TensorMut::from_raw`].
+/// What another framework says of a tensor: the input of [`TensorRef::from_raw`] and
+/// [`TensorMut::from_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawTensor {
     /// Address of the first element.
@@ -94,7 +96,8 @@ impl View {
         (self.layout.row_stride * size_of::<T>()) as u64
     }
 
-    /// Bytes from the first element to behind the last, which is an address: memory that is there has one, and what is claimed was checked.
+    /// Bytes from the first element to behind the last, which is an address: memory that is there
+    /// has one, and what is claimed was checked.
     pub(crate) fn bytes<T>(&self) -> std::ops::Range<u64> {
         self.address..self.address + (self.layout.span() * size_of::<T>()) as u64
     }
@@ -119,7 +122,8 @@ pub struct TensorRef<'a, T> {
     memory: PhantomData<&'a [T]>,
 }
 
-/// A matrix that a call writes: `[rows, cols]`, row-major, each row contiguous. Elements between rows are left alone.
+/// A matrix that a call writes: `[rows, cols]`, row-major, each row contiguous. Elements between
+/// rows are left alone.
 #[derive(Debug)]
 pub struct TensorMut<'a, T> {
     view: View,
@@ -132,20 +136,24 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// A view of host memory.
     ///
     /// # Errors
-    /// [`TensorError`], as on every constructor: an empty layout, a row stride that is too short or no multiple of 8, a slice that is shorter
-    /// than the layout says, an address that is not a multiple of 16.
+    /// [`TensorError`], as on every constructor: an empty layout, a row stride that is too short or
+    /// no multiple of 8, a slice that is shorter than the layout says, an address that is not a
+    /// multiple of 16.
     pub fn host(memory: &'a [T], layout: impl Into<Layout>) -> Result<Self, TensorError> {
         let view = View::host(memory.as_ptr(), memory.len(), layout.into())?;
         Ok(Self { view, _used: None, memory: PhantomData })
     }
 
-    /// A view of device memory that cudarc owns, read on `stream`, which must be the stream of the call.
+    /// A view of device memory that cudarc owns, read on `stream`, which must be the stream of the
+    /// call.
     ///
-    /// Where cudarc tracks uses, `stream` is made to wait here for what was written on others, and the view's end records the read.
-    /// Tracking adds events of its own, so memory that is used in a captured graph must be allocated with tracking off.
+    /// Where cudarc tracks uses, `stream` is made to wait here for what was written on others, and
+    /// the view's end records the read. Tracking adds events of its own, so memory that is used in
+    /// a captured graph must be allocated with tracking off.
     ///
     /// # Errors
-    /// [`TensorError`]: too little memory for the layout, extents or a stride that no op takes, memory of another device than the stream's, or an address that is not aligned.
+    /// [`TensorError`]: too little memory for the layout, extents or a stride that no op takes,
+    /// memory of another device than the stream's, or an address that is not aligned.
     pub fn cuda<S: DevicePtr<T>>(memory: &'a S, layout: impl Into<Layout>, stream: &'a CudaStream) -> Result<Self, TensorError> {
         let (address, used) = memory.device_ptr(stream);
         let view = View::cuda(address, memory.len(), memory.stream(), stream, layout.into())?;
@@ -155,11 +163,13 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// A view of memory that another framework owns.
     ///
     /// # Safety
-    /// `raw.available` elements from `raw.address` on must be readable at `raw.location` until the call that uses the view has finished on its
-    /// stream, and nothing may write them in the meantime.
+    /// `raw.available` elements from `raw.address` on must be readable at `raw.location` until the
+    /// call that uses the view has finished on its stream, and nothing may write them in the
+    /// meantime.
     ///
     /// # Errors
-    /// [`TensorError`]: too little memory for the layout, extents or a stride that no op takes, or an address that is null or not aligned.
+    /// [`TensorError`]: too little memory for the layout, extents or a stride that no op takes, or
+    /// an address that is null or not aligned.
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
         Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
     }
@@ -189,8 +199,9 @@ impl<'a, T: Element> TensorMut<'a, T> {
     /// A view of memory that another framework owns.
     ///
     /// # Safety
-    /// `raw.available` elements from `raw.address` on must be writable at `raw.location` until the call that uses the view has finished on its
-    /// stream, and nothing else may access them in the meantime.
+    /// `raw.available` elements from `raw.address` on must be writable at `raw.location` until the
+    /// call that uses the view has finished on its stream, and nothing else may access them in the
+    /// meantime.
     ///
     /// # Errors
     /// As [`TensorRef::from_raw`].

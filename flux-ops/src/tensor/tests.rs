@@ -72,7 +72,8 @@ fn raw_memory_is_checked_against_its_own_description() {
         layout: Layout::dense(4, 64),
         available: 256,
     };
-    // SAFETY: `raw` describes `m`, which outlives every view here; views of other addresses are not used.
+    // SAFETY: `raw` describes `m`, which outlives every view here; views of other addresses are not
+    // used.
     let view = |raw| unsafe { TensorRef::<bf16>::from_raw(raw) };
     assert!(view(raw).is_ok());
     assert_eq!(view(RawTensor { address: 0, ..raw }).unwrap_err(), TensorError::Null);
@@ -90,7 +91,8 @@ fn raw_memory_is_checked_against_its_own_description() {
 }
 
 proptest::proptest! {
-    /// Accepted is exactly what can be addressed: whole 16-byte rows apart, the last element inside the memory.
+    /// Accepted is exactly what can be addressed: whole 16-byte rows apart, the last element inside
+    /// the memory.
     #[test]
     fn a_layout_is_accepted_if_and_only_if_the_memory_holds_it(
         rows in 0usize..9, cols in 0usize..80, row_stride in 0usize..100, len in 0usize..800, offset in 0usize..17,

@@ -1,7 +1,8 @@
 //! Inputs, and what both ops must make of them.
 //!
-//! The exact result models every rounding that the ops make, so it holds to the last bit wherever fp32 sums are exact. The bound is derived
-//! (design: one rounding of the output, one of each partial that travels, fp32 accumulation, the activation's own error), not chosen.
+//! The exact result models every rounding that the ops make, so it holds to the last bit wherever
+//! fp32 sums are exact. The bound is derived (design: one rounding of the output, one of each
+//! partial that travels, fp32 accumulation, the activation's own error), not chosen.
 
 use super::Machine;
 use flux_core::program::Schedule;
@@ -72,8 +73,8 @@ impl<T: Element> Case<T> {
         Self { problem, x: fill(m * k, 2 * seed, values), w: fill(n * k, 2 * seed + 1, values), bias: None, activation: Activation::None }
     }
 
-    /// The same operands with an activation and, where asked for, a bias: integers of -64 to 64, which no sum of so few products hides, or
-    /// between -4 and 4.
+    /// The same operands with an activation and, where asked for, a bias: integers of -64 to 64,
+    /// which no sum of so few products hides, or between -4 and 4.
     pub fn finished(self, bias: bool, values: Values, activation: Activation) -> Self {
         let value = |h: u32| match values {
             Values::Integers => (h % 129) as f32 - 64.0,
@@ -116,20 +117,23 @@ impl<T: Element> Case<T> {
         self.expected_across(&machine.own_schedule(&self.problem), machine.nodes(self.problem.world().get()))
     }
 
-    /// What the ops must compute under this schedule: where tiles span shards a rank's own partial sum is rounded like those that travel.
+    /// What the ops must compute under this schedule: where tiles span shards a rank's own partial
+    /// sum is rounded like those that travel.
     pub fn expected_of(&self, schedule: &Schedule) -> Expected<T> {
         self.expected_across(schedule, Nodes::apart(self.problem.world()))
     }
 
-    /// What they must compute where ranks are grouped: of each other node it is the sum of its ranks' partial sums that travels, after those of all but
-    /// the relay have, which is the one on the owner's rail.
+    /// What they must compute where ranks are grouped: of each other node it is the sum of its
+    /// ranks' partial sums that travels, after those of all but the relay have, which is the one on
+    /// the owner's rail.
     pub fn expected_across(&self, schedule: &Schedule, nodes: Nodes) -> Expected<T> {
         let p = &self.problem;
-        let stacked = schedule.stack && p.world().peers() > 0;
+        let flattened = schedule.stack && p.world().peers() > 0;
         let (m, n, k, k_local) = (p.m() as usize, p.n() as usize, p.k() as usize, p.k_local() as usize);
         let widen = |v: &[T]| v.iter().map(|v| f64::from(v.to_f32())).collect::<Vec<f64>>();
         let (x, w) = (widen(&self.x), widen(&self.w));
-        // Half the distance between the smallest numbers of the type: what rounding a tiny number can cost.
+        // Half the distance between the smallest numbers of the type: what rounding a tiny number
+        // can cost.
         let tiny = match p.dtype() {
             flux_core::DType::F16 => 2f64.powi(-25),
             flux_core::DType::Bf16 => 2f64.powi(-134),
@@ -143,18 +147,19 @@ impl<T: Element> Case<T> {
                 let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
                 let accumulation = (k as f64).sqrt() * f64::from(f32::EPSILON) * magnitude;
                 let (mut y, mut y_rounded, mut error) = (0.0, 0.0, accumulation);
-                // By node: the sum of what its ranks have, as it travels, and how far it may be off.
+                // By node: the sum of what its ranks have, as it travels, and how far it may be
+                // off.
                 let mut sums = vec![(0.0, 0.0); nodes.count() as usize];
                 for (source, (a, b)) in (0..).map(Rank::new).zip(a.chunks_exact(k_local).zip(b.chunks_exact(k_local))) {
                     let partial: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
                     y += partial;
-                    let stays = p.op() == OpKind::AllGatherGemm || (nodes.on_one_rail(source, owner) && !stacked);
+                    let stays = p.op() == OpKind::AllGatherGemm || (nodes.on_one_rail(source, owner) && !flattened);
                     let (sum, off) = &mut sums[nodes.node_of(source) as usize];
                     *sum += if stays { partial } else { round(partial) };
                     *off += if stays { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
                 }
                 for (node, (sum, off)) in (0..).zip(sums) {
-                    let stays = p.op() == OpKind::AllGatherGemm || node == nodes.node_of(owner) || stacked;
+                    let stays = p.op() == OpKind::AllGatherGemm || node == nodes.node_of(owner) || flattened;
                     y_rounded += if stays { sum } else { round(sum) };
                     error += off + if stays { 0.0 } else { u * (f64::abs(sum) + accumulation) + tiny };
                 }

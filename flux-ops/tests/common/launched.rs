@@ -1,7 +1,9 @@
-//! Ranks as processes: each runs the whole test binary, test by test in the same order, and has its own part in every test.
+//! Ranks as processes: each runs the whole test binary, test by test in the same order, and has its
+//! own part in every test.
 //!
-//! `flux-bench launch --ranks 4 --sharing-devices -- gpu_messages --test-threads=1` has four ranks on the GPUs that there are, of which NCCL takes one for each rank where they
-//! are threads. A rank that fails ends its process, and the launch with it.
+//! `flux-bench launch --ranks 4 --sharing-devices -- gpu_messages
+//! --test-threads=1` has four ranks on the GPUs that there are, of which NCCL takes one for each
+//! rank where they are threads. A rank that fails ends its process, and the launch with it.
 
 use flux_core::{Rank, WorldSize};
 use flux_transport::bootstrap::{FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
@@ -24,7 +26,8 @@ pub struct Launched {
     pub ranks: u32,
     /// Private to the launch, which removes it.
     directory: PathBuf,
-    /// Runs and meetings so far: the same on all ranks, as they take the same tests in the same order.
+    /// Runs and meetings so far: the same on all ranks, as they take the same tests in the same
+    /// order.
     numbers: AtomicU32,
 }
 
@@ -38,7 +41,8 @@ pub fn launched() -> Option<&'static Launched> {
         let rank = std::env::var(FLUX_RANK).ok()?.parse().unwrap();
         let ranks = std::env::var(FLUX_WORLD_SIZE).unwrap().parse().unwrap();
         let directory = std::env::var_os(FLUX_RENDEZVOUS).unwrap().into();
-        // The other ranks would wait for it in vain, whichever step of a test it was at. Past the capture of the test's output, as the process ends.
+        // The other ranks would wait for it in vain, whichever step of a test it was at. Past the
+        // capture of the test's output, as the process ends.
         std::panic::set_hook(Box::new(move |panic| {
             let _ = std::io::stderr().write_all(format!("\nrank {rank}: {panic}\n").as_bytes());
             end();
@@ -48,7 +52,8 @@ pub fn launched() -> Option<&'static Launched> {
     LAUNCHED.get_or_init(find).as_ref()
 }
 
-/// How many ranks there can be: those of the launch, if there is one, or a thread for each of so many GPUs.
+/// How many ranks there can be: those of the launch, if there is one, or a thread for each of so
+/// many GPUs.
 pub fn places(gpus: u32) -> u32 {
     launched().map_or(gpus, |launch| launch.ranks)
 }
@@ -71,7 +76,8 @@ impl Launched {
         options.shared_device = self.ranks > devices;
     }
 
-    /// Runs `body` as one rank of the first `ranks`, if this is one. Every rank of the launch calls it.
+    /// Runs `body` as one rank of the first `ranks`, if this is one. Every rank of the launch calls
+    /// it.
     pub(super) fn run<R>(&self, ranks: u32, body: impl FnOnce(&World) -> R) -> Option<R> {
         let run = format!("run-{}", self.number());
         // Ranks that have no part in a run do not go on to the next before it is over.

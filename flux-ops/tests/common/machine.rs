@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Machine {
     /// Threads on the host transport.
     Host,
-    /// Threads with a GPU each; on a machine with one, ranks share it. This and those below may be processes of a launch instead, which share what GPUs there are.
+    /// Threads with a GPU each; on a machine with one, ranks share it. This and those below may be
+    /// processes of a launch instead, which share what GPUs there are.
     Gpus(u32),
     /// The same through the host, with a GPU for each rank.
     Staged(u32),
@@ -25,7 +26,8 @@ pub enum Machine {
     TwoNodes { ranks: u32 },
 }
 
-/// Kernels of two communicators on the same GPUs could keep each other's peers from running, so their tests take turns.
+/// Kernels of two communicators on the same GPUs could keep each other's peers from running, so
+/// their tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// One rank, in its thread.
@@ -59,8 +61,10 @@ impl Machine {
         }
     }
 
-    /// The schedule that an op chooses itself, but for the size of its messages, which changes no result, and for tiles of fewer workers beside them, which could only where k is
-    /// split: not of the shapes here. Over messages, where they take what they do unless a variable says otherwise.
+    /// The schedule that an op chooses itself, but for the size of its messages, which changes no
+    /// result, and for tiles of fewer workers beside them, which could only where k is split: not
+    /// of the shapes here. Over messages, where they take what they do unless a variable says
+    /// otherwise.
     pub fn own_schedule(self, problem: &Problem) -> Schedule {
         match self {
             Self::Host | Self::Gpus(_) => Schedule::heuristic(problem),
@@ -91,7 +95,8 @@ impl Machine {
         }
     }
 
-    /// Runs `body` on `ranks` ranks, each in a thread, and returns what they return; where ranks are processes, what this one's has, if it is of the run.
+    /// Runs `body` on `ranks` ranks, each in a thread, and returns what they return; where ranks
+    /// are processes, what this one's has, if it is of the run.
     pub fn run<R: Send>(self, ranks: u32, options: impl Fn(&mut Options) + Sync, body: impl Fn(&Node) -> R + Sync) -> Vec<R> {
         if let Some(launch) = launched() {
             let part = |world: &World| {

@@ -1,4 +1,5 @@
-//! The same tests for every machine: ranks as threads, on the host transport or on GPUs, or there as processes of a launch.
+//! The same tests for every machine: ranks as threads, on the host transport or on GPUs, or there
+//! as processes of a launch.
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 #![allow(unreachable_pub, clippy::missing_panics_doc, reason = "shared by test binaries, not published")]

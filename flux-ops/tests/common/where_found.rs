@@ -3,7 +3,8 @@
 use super::{Machine, skipped};
 use std::sync::Once;
 
-/// Runs a test of binary `binary` on the machine; where there is none it is skipped, and why is said once for all of them.
+/// Runs a test of binary `binary` on the machine; where there is none it is skipped, and why is
+/// said once for all of them.
 pub fn run(binary: &str, found: Result<Machine, String>, test: impl FnOnce(Machine)) {
     static SAID: Once = Once::new();
     match found {

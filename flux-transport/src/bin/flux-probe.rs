@@ -1,4 +1,5 @@
-//! Asks the devices of this machine whether they reach each other's memory, for a process that would not risk it: see `flux_transport::probe`.
+//! Asks the devices of this machine whether they reach each other's memory, for a process that
+//! would not risk it: see `flux_transport::probe`.
 
 fn main() {
     flux_transport::probe::serve();

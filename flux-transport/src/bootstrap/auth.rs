@@ -7,13 +7,15 @@
 //! acceptance: proof(listener, challenge, those bytes, body) ->     or the denial
 //! ```
 //!
-//! A proof is the HMAC-SHA256 of all that was said, under the secret; who makes it is part of it, so no proof can be sent back as one's own, and
-//! both ends' random bytes are, so none can be used again. The caller proves itself first: a listener keeps nothing of a stranger but the
-//! connection and the challenge. `launch` is no secret: it tells launches apart that meet at one address.
+//! A proof is the HMAC-SHA256 of all that was said, under the secret; who makes it is part of it,
+//! so no proof can be sent back as one's own, and both ends' random bytes are, so none can be used
+//! again. The caller proves itself first: a listener keeps nothing of a stranger but the connection
+//! and the challenge. `launch` is no secret: it tells launches apart that meet at one address.
 //!
-//! Invariant: these layouts are the same in every version; what may change is the body, which says its version. The proof covers the handshake,
-//! not what follows: who can read and change the traffic between the hosts is outside of what this keeps out, as with any transport whose
-//! data is not encrypted.
+//! Invariant: these layouts are the same in every version; what may change is the body, which says
+//! its version. The proof covers the handshake, not what follows: who can read and change the
+//! traffic between the hosts is outside of what this keeps out, as with any transport whose data is
+//! not encrypted.
 
 use std::time::Instant;
 
@@ -26,7 +28,8 @@ use super::secret::Secret;
 use super::socket::Received;
 
 const CHALLENGE_MAGIC: [u8; 8] = *b"fluxauth";
-/// What a caller hears whose proof is wrong. Whoever sends it need not know anything, so it only explains why no group forms.
+/// What a caller hears whose proof is wrong. Whoever sends it need not know anything, so it only
+/// explains why no group forms.
 const DENIAL: [u8; 8] = *b"fluxdeny";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
@@ -134,7 +137,8 @@ pub(super) fn greet(link: &Link, launch: u128, deadline: Instant) -> Result<Chal
     }
 }
 
-/// The caller's answer to a challenge: proves this end with `body` to the listener, and the listener to this end.
+/// The caller's answer to a challenge: proves this end with `body` to the listener, and the
+/// listener to this end.
 pub(super) fn prove(link: &Link, secret: &Secret, challenge: &Challenge, body: &[u8], deadline: Instant) -> Result<(), Miss> {
     debug_assert!(body.len() <= MAX_BODY, "bodies are of fixed layouts");
     let nonce = random().map_err(Miss::System)?;

@@ -1,7 +1,8 @@
 //! The rendezvous directory and the one name in it.
 //!
-//! Invariant: the directory is of this user and nobody else may enter it, so whoever reaches the socket in it is of this user (and
-//! is asked again by `SO_PEERCRED`). The name is removed before the socket is closed, whatever happened in between; but for a process that was killed meanwhile,
+//! Invariant: the directory is of this user and nobody else may enter it, so whoever reaches the
+//! socket in it is of this user (and is asked again by `SO_PEERCRED`). The name is removed before
+//! the socket is closed, whatever happened in between; but for a process that was killed meanwhile,
 //! whose name the next leader removes that makes a directory beside it.
 
 use std::io;
@@ -83,7 +84,8 @@ impl Listener {
                 }
                 return Err(not_there());
             };
-            // Who finds a stale name and removes it must not remove the name that another has put there since.
+            // Who finds a stale name and removes it must not remove the name that another has put
+            // there since.
             if !lock(&directory, deadline).map_err(BootstrapError::io(step))? {
                 return Err(BootstrapError::io(step)(Errno::TIMEDOUT));
             }
@@ -119,8 +121,9 @@ impl Drop for Listener {
     }
 }
 
-/// Removes what leaders of this user have left beside `own` that were killed while their ranks met. Such names are often random, so that no later launch has the same.
-/// A leader that is about to take its name makes its directory again.
+/// Removes what leaders of this user have left beside `own` that were killed while their ranks met.
+/// Such names are often random, so that no later launch has the same. A leader that is about to
+/// take its name makes its directory again.
 fn sweep(own: &Path) {
     let beside = own.parent().and_then(|parent| std::fs::read_dir(parent).ok()).into_iter().flatten().flatten();
     for left in beside.filter(|entry| entry.file_name().to_str().is_some_and(HostPlace::is_name)).map(|entry| entry.path()) {
@@ -142,7 +145,8 @@ fn report(path: &Path, removed: io::Result<()>) {
     }
 }
 
-/// Takes the directory's advisory lock, which ends with the descriptor and leaves no file; `false` at the deadline.
+/// Takes the directory's advisory lock, which ends with the descriptor and leaves no file; `false`
+/// at the deadline.
 fn lock(directory: &OwnedFd, deadline: Instant) -> Result<bool, Errno> {
     loop {
         match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
@@ -185,7 +189,8 @@ mod tests {
         let place = |nonce| HostPlace::below(parent.path(), nonce);
         let soon = || Instant::now() + Duration::from_secs(20);
         let make = |path: &Path| rustix::fs::mkdir(path, Mode::RWXU).unwrap();
-        // One with a name that nobody listens at, one killed before it had that, one of something else.
+        // One with a name that nobody listens at, one killed before it had that, one of something
+        // else.
         let (killed, earlier, other) = (place(1).directory, place(2).directory, parent.path().join("flux-other"));
         for path in [&killed, &earlier, &other] {
             make(path);

@@ -1,7 +1,8 @@
 //! Who comes to a listening socket: strangers, until they say what one of ours would say.
 //!
-//! Invariant: a stranger costs one of [`STRANGERS`] places for at most [`PATIENCE`], and delays nobody who speaks. Over a Unix socket it must be
-//! of this user; over TCP it must prove that it holds the secret before anything that it says is looked at.
+//! Invariant: a stranger costs one of [`STRANGERS`] places for at most [`PATIENCE`], and delays
+//! nobody who speaks. Over a Unix socket it must be of this user; over TCP it must prove that it
+//! holds the secret before anything that it says is looked at.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -84,7 +85,8 @@ impl<L: AsFd> Door<L> {
         self.strangers.iter().map(|stranger| socket::readable(&stranger.link)).chain([socket::readable(&self.listener)])
     }
 
-    /// Hears those who spoke and lets in who waits; `ready` says which of [`watched`](Self::watched) did something.
+    /// Hears those who spoke and lets in who waits; `ready` says which of
+    /// [`watched`](Self::watched) did something.
     ///
     /// # Errors
     /// The listener's, when nothing can be done about it here.
@@ -108,7 +110,8 @@ impl<L: AsFd> Door<L> {
                 Ok(Some(stranger)) => self.hear(stranger, guests),
                 Ok(None) | Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::WOULDBLOCK) => return Ok(()),
-                // No descriptors left: room comes from strangers; without any, the ranks themselves are too many.
+                // No descriptors left: room comes from strangers; without any, the ranks themselves
+                // are too many.
                 Err(Errno::MFILE | Errno::NFILE) if self.strangers.pop_front().is_some() => {}
                 Err(errno) => return Err(errno),
             }

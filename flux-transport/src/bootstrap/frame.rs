@@ -1,7 +1,8 @@
 //! The messages between ranks that have met: one header, one body of at most [`MAX_BODY`] bytes.
 //!
-//! Invariant: a frame is one message of its socket, so its length is known before its header is believed; decoding borrows, it never
-//! allocates and never panics. The sequence number counts the steps of a plane, so two ranks in different steps see it.
+//! Invariant: a frame is one message of its socket, so its length is known before its header is
+//! believed; decoding borrows, it never allocates and never panics. The sequence number counts the
+//! steps of a plane, so two ranks in different steps see it.
 
 /// Most bytes of one rank's part of a step.
 pub(super) const MAX_BODY: usize = 64 * 1024;
@@ -37,9 +38,11 @@ pub(super) enum Kind {
     LeftOut,
     /// The new group: its members (bits), and a socket to each of the others in order.
     Welcome,
-    /// There is no new group: the sender was to make it and could not; the body is the system's error.
+    /// There is no new group: the sender was to make it and could not; the body is the system's
+    /// error.
     Unable,
-    /// The sender makes no calls of a communicator any more; the body says which, and its last call.
+    /// The sender makes no calls of a communicator any more; the body says which, and its last
+    /// call.
     Depart,
 }
 
@@ -146,7 +149,8 @@ mod tests {
         fn any_bytes_decode_without_panic(tail in prop::collection::vec(any::<u8>(), 0..100), magic: bool) {
             let bytes = if magic { [&MAGIC[..], &tail].concat() } else { tail };
             if let Ok((header, body)) = decode(&bytes) {
-                // Whatever is accepted is what encoding gives: there is no second reading of a frame.
+                // Whatever is accepted is what encoding gives: there is no second reading of a
+                // frame.
                 prop_assert_eq!([&header.encode(body.len())[..], body].concat(), bytes);
             }
         }

@@ -18,7 +18,8 @@ use super::roster::Roster;
 use super::secret::Secret;
 use super::socket::Received;
 
-/// A frame between ranks that have met: there is one reading of it, which encodes to the same bytes.
+/// A frame between ranks that have met: there is one reading of it, which encodes to the same
+/// bytes.
 pub fn frame(bytes: &[u8]) -> bool {
     let Ok((header, body)) = frame::decode(bytes) else { return false };
     assert!([&header.encode(body.len())[..], body].concat() == bytes, "{header:?}");
@@ -67,7 +68,8 @@ pub fn roster(bytes: &[u8]) -> bool {
     taken
 }
 
-/// A stream of messages, in the pieces that it says itself: the same messages come as if it came at once. Taken where it is messages to its end.
+/// A stream of messages, in the pieces that it says itself: the same messages come as if it came at
+/// once. Taken where it is messages to its end.
 pub fn stream(bytes: &[u8]) -> bool {
     let Some((&piece, bytes)) = bytes.split_first() else { return false };
     let (mut peer, socket) = UnixStream::pair().expect("a pair of sockets");
@@ -99,7 +101,7 @@ pub fn stream(bytes: &[u8]) -> bool {
     rest.is_empty()
 }
 
-/// A launcher's variables, `NAME=VALUE` a line: they seat a rank in its world, or are refused.
+/// A launcher's variables, `NAME=VALUE` a line: they harness a rank in its world, or are refused.
 pub fn environment(bytes: &[u8]) -> bool {
     let set: Vec<(String, OsString)> = bytes
         .split(|&byte| byte == b'\n')

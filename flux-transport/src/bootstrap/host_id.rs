@@ -1,16 +1,19 @@
 //! What tells hosts apart.
 //!
-//! Invariant: two processes have the same id only if they can meet in the private directory of a Unix socket: the same running kernel, the same
-//! run-time directory (containers of one machine may each have their own), the same user.
+//! Invariant: two processes have the same id only if they can meet in the private directory of a
+//! Unix socket: the same running kernel, the same run-time directory (containers of one machine may
+//! each have their own), the same user.
 
 use std::ffi::OsStr;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// Takes part in this process's host id where it is set: ranks with different values count as on different hosts. For tests, and to keep the
-/// memory of ranks apart that could share it. It says nothing where the ranks meet in a directory, as they do when their launcher puts all of them on one host and
-/// `FLUX_RENDEZVOUS` names no address: they are of one host then, whatever their values.
+/// Takes part in this process's host id where it is set: ranks with different values count as on
+/// different hosts. For tests, and to keep the memory of ranks apart that could share it. It says
+/// nothing where the ranks meet in a directory, as they do when their launcher puts all of them on
+/// one host and `FLUX_RENDEZVOUS` names no address: they are of one host then, whatever their
+/// values.
 pub const FLUX_HOST_ID: &str = "FLUX_HOST_ID";
 
 pub(super) const HOST_ID_BYTES: usize = 16;
@@ -22,7 +25,8 @@ pub(super) struct HostId(pub(super) [u8; HOST_ID_BYTES]);
 impl HostId {
     /// Of this process, which meets others of its host below `directory`.
     pub(super) fn here(directory: &Path, said: Option<&OsStr>) -> Self {
-        // Each part after its length. A kernel that does not say which boot this is, or a directory that is not there, leaves its part empty.
+        // Each part after its length. A kernel that does not say which boot this is, or a directory
+        // that is not there, leaves its part empty.
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let directory = rustix::fs::stat(directory).map(|stat| [stat.st_dev.to_le_bytes(), stat.st_ino.to_le_bytes()].concat());
         let uid = rustix::process::geteuid().as_raw().to_le_bytes();

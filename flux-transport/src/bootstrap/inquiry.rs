@@ -1,10 +1,13 @@
-//! Questions between ranks that are processes: what the others do, and whether all that they have said was heard.
+//! Questions between ranks that are processes: what the others do, and whether all that they have
+//! said was heard.
 //!
-//! Invariant: the monitor answers, so a rank answers whatever its other threads do. An answer counts for the question whose number it bears, so a late
-//! one is never taken for that of a later question, and questions of several communicators stand side by side: none waits for another.
+//! Invariant: the monitor answers, so a rank answers whatever its other threads do. An answer
+//! counts for the question whose number it bears, so a late one is never taken for that of a later
+//! question, and questions of several communicators stand side by side: none waits for another.
 //!
-//! Whoever waits for what peers say decides that it has not come only after a last look at what lies unread ([`Shared::wait`]): a process that was stopped finds its
-//! deadline over, and may decide before its monitor has read what came in time.
+//! Whoever waits for what peers say decides that it has not come only after a last look at what
+//! lies unread ([`Shared::wait`]): a process that was stopped finds its deadline over, and may
+//! decide before its monitor has read what came in time.
 
 use std::sync::{MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -108,7 +111,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a change, until the deadline. After that it returns once more, when what had come by then is handled, or after [`SETTLE`]; then `None`.
+    /// Waits for a change, until the deadline. After that it returns once more, when what had come
+    /// by then is handled, or after [`SETTLE`]; then `None`.
     pub(super) fn wait<'s>(&'s self, inbox: MutexGuard<'s, Inbox>, deadline: Instant, looked: &mut bool) -> Option<MutexGuard<'s, Inbox>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
@@ -127,7 +131,8 @@ impl Shared {
         self.settled(Instant::now() + SETTLE);
     }
 
-    /// Whether the monitor has handled everything that had come, as soon as it has, by the deadline.
+    /// Whether the monitor has handled everything that had come, as soon as it has, by the
+    /// deadline.
     pub(super) fn settled(&self, deadline: Instant) -> bool {
         let mut inbox = self.inbox();
         loop {

@@ -1,7 +1,7 @@
 //! A leader's side of a rendezvous: who has come, who has not said who it is, and the verdict.
 //!
-//! Invariant: a rank counts as present only while its connection stands. Once there is a verdict, everyone who comes hears it. Strangers are the
-//! [`Door`]'s affair.
+//! Invariant: a rank counts as present only while its connection stands. Once there is a verdict,
+//! everyone who comes hears it. Strangers are the [`Door`]'s affair.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -119,8 +119,8 @@ impl<L: AsFd> Lobby<L> {
         Ok(())
     }
 
-    /// Finds who of the members is here no more. Asked before anything is concluded from who is here: a rank that died may come again before
-    /// its end was noticed otherwise.
+    /// Finds who of the members is here no more. Asked before anything is concluded from who is
+    /// here: a rank that died may come again before its end was noticed otherwise.
     fn sweep(&mut self) {
         let before = self.members.len();
         let mut impatient = Vec::new();
@@ -143,7 +143,8 @@ impl<L: AsFd> Lobby<L> {
         }
     }
 
-    /// Names the ranks that have not come. Where the last has come meanwhile, those that did not wait for it are the ones that are not there.
+    /// Names the ranks that have not come. Where the last has come meanwhile, those that did not
+    /// wait for it are the ones that are not there.
     fn give_up(&mut self, impatient: &[Rank]) {
         let missing = self.missing();
         let ranks = if missing == 0 { mask(impatient) } else { missing };
@@ -239,7 +240,8 @@ mod tests {
         let listener = socket::listen(&path).unwrap();
         let world = WorldSize::new(3).unwrap();
         let hello = |rank| Hello::of(Rank::new(rank), world, 7);
-        // All that they say is there before the leader looks: rank 1 has no more time, and rank 2 has come since.
+        // All that they say is there before the leader looks: rank 1 has no more time, and rank 2
+        // has come since.
         let comes = |rank: u32, gives_up: bool| {
             let link = Link::Unix(socket::connect(&path).unwrap());
             link.send(&[&hello(rank).encode()], &[], Instant::now()).unwrap();

@@ -1,9 +1,10 @@
 //! How ranks in processes of their own find each other, and how they talk from then on.
 //!
-//! Invariant: every step ends by its deadline with connections to all ranks or an error that names who is at fault, and nothing is left in the
-//! file system. On one host only processes of the same user take part: the directory of the rendezvous is private and every connection's user is
-//! asked of the kernel. Within one user there is no secret: memory is shared with the peers later anyway. Across hosts only processes take part that
-//! prove to hold the launch's secret.
+//! Invariant: every step ends by its deadline with connections to all ranks or an error that names
+//! who is at fault, and nothing is left in the file system. On one host only processes of the same
+//! user take part: the directory of the rendezvous is private and every connection's user is asked
+//! of the kernel. Within one user there is no secret: memory is shared with the peers later anyway.
+//! Across hosts only processes take part that prove to hold the launch's secret.
 //!
 //! ```text
 //! first rank of a host                          another rank of it
@@ -15,9 +16,10 @@
 //! removes the name
 //! ```
 //!
-//! The result is a full mesh: every rank sees every other's death by itself. Within a host it takes no second round of names and connections, as
-//! a pair of sockets that the first rank made needs no proof of who is at its other end. Ranks of several hosts first meet at rank 0's address
-//! over TCP, learn who shares their host, and connect in pairs across hosts.
+//! The result is a full mesh: every rank sees every other's death by itself. Within a host it takes
+//! no second round of names and connections, as a pair of sockets that the first rank made needs no
+//! proof of who is at its other end. Ranks of several hosts first meet at rank 0's address over
+//! TCP, learn who shares their host, and connect in pairs across hosts.
 
 mod auth;
 mod directory;
@@ -60,7 +62,8 @@ use crate::control::ControlPlane;
 use crate::{World, WorldError};
 
 const WAITING_FOR_RANKS: &str = "waiting for all ranks to start";
-/// How long the ranks of a launch may come one after another: a program may load a large framework first.
+/// How long the ranks of a launch may come one after another: a program may load a large framework
+/// first.
 pub(crate) const START: Duration = Duration::from_mins(1);
 /// For one answer. A rank reads its answers at once; who does not is not waited for.
 const ANSWER: Duration = Duration::from_millis(100);
@@ -68,7 +71,8 @@ const ANSWER: Duration = Duration::from_millis(100);
 /// This process's rank, from the variables of a launcher; the ranks may take so long to come.
 ///
 /// # Errors
-/// [`WorldError::NoLauncher`] where no launcher's variables are set, [`WorldError::Bootstrap`] for the rest.
+/// [`WorldError::NoLauncher`] where no launcher's variables are set, [`WorldError::Bootstrap`] for
+/// the rest.
 pub(crate) fn from_env(deadline: Duration) -> Result<World, WorldError> {
     let environment = Environment::read()?;
     let control = join(&environment, start_by(deadline))?;
@@ -81,7 +85,8 @@ pub(crate) fn start_by(deadline: Duration) -> Instant {
     Instant::now() + deadline.min(Duration::from_hours(24))
 }
 
-/// Meets the other ranks of a launch: this rank's end of their control plane. Blocks until all are there.
+/// Meets the other ranks of a launch: this rank's end of their control plane. Blocks until all are
+/// there.
 ///
 /// # Errors
 /// See [`BootstrapError`].

@@ -1,8 +1,9 @@
 //! The one reader of a rank's connections.
 //!
-//! Invariant: every byte from a peer is read by the monitor's thread, as soon as it comes; callers only take whole frames out of the inbox. So
-//! nobody races for a frame, a sender never waits for a peer that is busy elsewhere, and a peer's end is seen when it happens, not when
-//! somebody next listens. A peer has at most [`AHEAD`] frames in the inbox.
+//! Invariant: every byte from a peer is read by the monitor's thread, as soon as it comes; callers
+//! only take whole frames out of the inbox. So nobody races for a frame, a sender never waits for a
+//! peer that is busy elsewhere, and a peer's end is seen when it happens, not when somebody next
+//! listens. A peer has at most [`AHEAD`] frames in the inbox.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,8 @@ use super::regroup::{Regroup, Sockets};
 use super::socket::{self, Message, Received};
 use crate::control::{GaveUp, Notice, Watcher};
 
-/// A peer that took part in a step can have sent its frame of the next one, and no more: it then waits for ours.
+/// A peer that took part in a step can have sent its frame of the next one, and no more: it then
+/// waits for ours.
 const AHEAD: usize = 2;
 
 /// A frame that came.
@@ -94,7 +96,8 @@ impl Shared {
         Self { rank, links, stop, inbox, changed: Condvar::new() }
     }
 
-    /// No code that can panic runs under this lock, so what it guards is whole even when it is marked as poisoned.
+    /// No code that can panic runs under this lock, so what it guards is whole even when it is
+    /// marked as poisoned.
     pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,8 +107,8 @@ impl Shared {
         (0..).map(Rank::new).zip(&self.links).filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
     }
 
-    /// Records a peer's end, of which each has one, and tells who wants to know. Watchers are called outside the lock: they may take their
-    /// time, and may use the plane.
+    /// Records a peer's end, of which each has one, and tells who wants to know. Watchers are
+    /// called outside the lock: they may take their time, and may use the plane.
     fn end(&self, rank: Rank, end: End) {
         let lost = end != End::Left;
         if let End::Broke(detail) = &end {
@@ -114,7 +117,8 @@ impl Shared {
         let mut inbox = self.inbox();
         inbox.peers[rank.index()].end = Some(end);
         self.changed.notify_all();
-        // Under the same lock as the end: who starts to watch sees either the end or this call, never both.
+        // Under the same lock as the end: who starts to watch sees either the end or this call,
+        // never both.
         let watchers = inbox.watching();
         drop(inbox);
         for watcher in watchers.into_iter().filter(|_| lost) {
@@ -145,7 +149,8 @@ impl Shared {
             if ready.pop() == Some(true) {
                 return;
             }
-            // Set before anything is read and cleared after: who finds nothing to read, and this not set, knows that all was handled.
+            // Set before anything is read and cleared after: who finds nothing to read, and this
+            // not set, knows that all was handled.
             self.inbox().busy = true;
             let mut ready = ready.into_iter();
             open.retain(|&(rank, link)| {
@@ -153,7 +158,8 @@ impl Shared {
                     || match self.read(rank, link, &mut buffer) {
                         None => true,
                         Some(end) => {
-                            // A peer that talks nonsense is cut off, and sees this rank's end in turn. It is not to take that for a death and go on alone.
+                            // A peer that talks nonsense is cut off, and sees this rank's end in
+                            // turn. It is not to take that for a death and go on alone.
                             if matches!(end, End::Broke(_)) {
                                 self.say(rank, Kind::LeftOut, &[], Instant::now() + AT_ONCE);
                                 link.cut();
@@ -187,7 +193,8 @@ impl Shared {
         }
     }
 
-    /// A frame, of whose descriptors this process could not take all if they are `cut`: that is not the peer's fault, and for whoever takes the step, or waits for a new group, to say.
+    /// A frame, of whose descriptors this process could not take all if they are `cut`: that is not
+    /// the peer's fault, and for whoever takes the step, or waits for a new group, to say.
     pub(super) fn take(&self, rank: Rank, bytes: &[u8], descriptors: Vec<OwnedFd>, cut: bool) -> Option<End> {
         let (header, body) = match frame::decode(bytes) {
             Ok(frame) => frame,

@@ -1,8 +1,8 @@
 //! The control plane of ranks that are processes.
 //!
-//! Invariant: step `s` of a rank sends one frame numbered `s` to every peer and takes the one numbered `s` from each; a frame of another kind
-//! or number means that the ranks are out of step. After a failed step this end takes no more: a late frame can never pass for a later
-//! step's.
+//! Invariant: step `s` of a rank sends one frame numbered `s` to every peer and takes the one
+//! numbered `s` from each; a frame of another kind or number means that the ranks are out of step.
+//! After a failed step this end takes no more: a late frame can never pass for a later step's.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,8 @@ use crate::control::{
     ranks_of,
 };
 
-/// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it too, less kindly.
+/// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it
+/// too, less kindly.
 const PARTING: Duration = Duration::from_millis(100);
 
 /// One process's end.
@@ -268,7 +269,8 @@ impl Drop for ProcessControl {
         // The counter of a fresh eventfd takes one write of one without fail.
         let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
         if let Some(monitor) = self.monitor.take()
-            // A watcher can hold the last reference: then this is the monitor's thread, which ends when the watcher returns.
+            // A watcher can hold the last reference: then this is the monitor's thread, which ends
+            // when the watcher returns.
             && monitor.thread().id() != std::thread::current().id()
             && monitor.join().is_err()
         {

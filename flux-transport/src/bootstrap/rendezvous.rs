@@ -1,6 +1,7 @@
 //! What a rendezvous gives: connections to all ranks.
 //!
-//! Invariant: whoever waits here holds nothing in the file system but, at the first rank of a host, the name of a socket.
+//! Invariant: whoever waits here holds nothing in the file system but, at the first rank of a host,
+//! the name of a socket.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,11 +22,12 @@ pub trait Rendezvous: Send + Sync {
     /// Returns when every rank has come, on this thread.
     ///
     /// # Errors
-    /// See [`BootstrapError`]; at the deadline, [`BootstrapError::Timeout`] names the ranks that are missing.
+    /// See [`BootstrapError`]; at the deadline, [`BootstrapError::Timeout`] names the ranks that
+    /// are missing.
     fn meet_blocking(&self, deadline: Instant) -> Result<Mesh, BootstrapError>;
 
-    /// Returns when every rank has come; the caller's thread stays free. A future dropped before leaves the attempt to end by its deadline,
-    /// and then to the peers this rank is lost.
+    /// Returns when every rank has come; the caller's thread stays free. A future dropped before
+    /// leaves the attempt to end by its deadline, and then to the peers this rank is lost.
     ///
     /// # Errors
     /// As [`meet_blocking`](Self::meet_blocking).

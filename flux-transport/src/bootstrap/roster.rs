@@ -1,6 +1,7 @@
 //! Where the ranks are: what each tells rank 0, and what rank 0 tells all of them.
 //!
-//! Invariant: fixed layouts, little-endian; decoding accepts exactly what encoding gives, for the world that is asked for.
+//! Invariant: fixed layouts, little-endian; decoding accepts exactly what encoding gives, for the
+//! world that is asked for.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -1,7 +1,8 @@
 //! The secret that the ranks of several hosts share.
 //!
-//! Invariant: a secret has at least [`MIN_BYTES`] bytes, never appears in a message or a log, and comes only from who started the launch. It is
-//! never derived from a job's number or name: those can be read by everybody who can list the jobs.
+//! Invariant: a secret has at least [`MIN_BYTES`] bytes, never appears in a message or a log, and
+//! comes only from who started the launch. It is never derived from a job's number or name: those
+//! can be read by everybody who can list the jobs.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -36,7 +37,8 @@ impl Secret {
     /// The content of a file, without white space at its end.
     ///
     /// # Errors
-    /// [`BootstrapError::Secret`] where it cannot be read, belongs to somebody else, or others may read it.
+    /// [`BootstrapError::Secret`] where it cannot be read, belongs to somebody else, or others may
+    /// read it.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, BootstrapError> {
         let path = path.as_ref();
         let problem = |problem: String| BootstrapError::Secret { origin: path.display().to_string(), problem };

@@ -1,7 +1,10 @@
-//! The calls of a rank on a device: one after the other, some with side streams that are forked from the caller's and joined to it.
+//! The calls of a rank on a device: one after the other, some with side streams that are forked
+//! from the caller's and joined to it.
 //!
-//! Invariant: one call is in progress from a begin to the finish or abandon that follows. As long as none was captured, the epoch counted here is the one that the
-//! device counts, and the next call's half is known before anything of it is enqueued. A replayed graph advances the device's unseen.
+//! Invariant: one call is in progress from a begin to the finish or abandon that follows. As long
+//! as none was captured, the epoch counted here is the one that the device counts, and the next
+//! call's half is known before anything of it is enqueued. A replayed graph advances the device's
+//! unseen.
 
 mod age;
 mod history;
@@ -73,7 +76,8 @@ impl Calls {
         Ok(Self { order: Order::new(device)?, epoch, call: None, captures, device: device.clone() })
     }
 
-    /// The number of the next call, or of the one in progress, as long as none [was captured](Self::any_captured).
+    /// The number of the next call, or of the one in progress, as long as none [was
+    /// captured](Self::any_captured).
     pub(crate) const fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -128,7 +132,8 @@ impl Calls {
         Err(TransportError::MoverUnusable { why })
     }
 
-    /// Whether side streams have a part in the call in progress that the caller's stream is still to be ordered after.
+    /// Whether side streams have a part in the call in progress that the caller's stream is still
+    /// to be ordered after.
     pub(crate) fn is_carried(&self) -> bool {
         self.call.is_some_and(InCall::is_to_be_joined)
     }
@@ -147,7 +152,8 @@ impl Calls {
         }
     }
 
-    /// The caller's stream, if what the executor of the call in progress [stores](Self::stores) is still to be sent: once.
+    /// The caller's stream, if what the executor of the call in progress [stores](Self::stores) is
+    /// still to be sent: once.
     pub(crate) fn stored(&mut self, stream: Stream) -> Result<usize, TransportError> {
         let caller = self.raw(stream)?;
         if self.call.as_mut().is_some_and(|call| std::mem::take(&mut call.stores)) {
@@ -157,15 +163,17 @@ impl Calls {
         }
     }
 
-    /// The caller's stream is ordered after all that side streams are given in the call in progress.
+    /// The caller's stream is ordered after all that side streams are given in the call in
+    /// progress.
     pub(crate) const fn joined(&mut self) {
         if let Some(call) = &mut self.call {
             call.joined = true;
         }
     }
 
-    /// Ends the call in progress as if it had not begun, but that `join` orders the caller's stream after side streams that have a part in it: what they
-    /// were given still reads the caller's rows.
+    /// Ends the call in progress as if it had not begun, but that `join` orders the caller's stream
+    /// after side streams that have a part in it: what they were given still reads the caller's
+    /// rows.
     pub(crate) fn abandon(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         match self.call.take() {
@@ -174,12 +182,14 @@ impl Calls {
         }
     }
 
-    /// Ends the call in progress; `join` orders the caller's stream after side streams that have a part in it.
+    /// Ends the call in progress; `join` orders the caller's stream after side streams that have a
+    /// part in it.
     pub(crate) fn finish(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let Some(call) = self.call.take() else { return Ok(()) };
         if !call.turn.is_captured() {
-            // The executor is on its way and will advance the device's epoch, whatever becomes of the events below.
+            // The executor is on its way and will advance the device's epoch, whatever becomes of
+            // the events below.
             self.epoch = self.epoch.next();
         }
         let _current = self.device.enter()?;
@@ -200,7 +210,8 @@ impl Calls {
 
 /// A transport's state, for one of its methods.
 pub(crate) fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked inside left a call half enqueued; the communicator aborts then, and the state is only good for dropping.
+    // A thread that panicked inside left a call half enqueued; the communicator aborts then, and
+    // the state is only good for dropping.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

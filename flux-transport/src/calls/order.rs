@@ -1,17 +1,20 @@
 //! One call after the other, whatever streams they come on.
 //!
-//! Invariant: a call on one stream starts after the last call, if that came on another stream. Calls within one capture likewise, as long as no
-//! call of a second capture comes between them. A replayed graph is ordered by whoever launches it: the library does not see the launch.
+//! Invariant: a call on one stream starts after the last call, if that came on another stream.
+//! Calls within one capture likewise, as long as no call of a second capture comes between them. A
+//! replayed graph is ordered by whoever launches it: the library does not see the launch.
 
 use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
 
 /// Where a call's work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// To the device, on the stream with this number: a handle is used again after its stream is gone.
+    /// To the device, on the stream with this number: a handle is used again after its stream is
+    /// gone.
     Eager { stream: u64 },
-    /// Into a graph, by the capture with this number, on the stream with this handle: the driver tells no number of a stream in capture, and
-    /// a stream does not go before its capture has ended.
+    /// Into a graph, by the capture with this number, on the stream with this handle: the driver
+    /// tells no number of a stream in capture, and a stream does not go before its capture has
+    /// ended.
     Captured { capture: u64, stream: usize },
 }
 
@@ -21,8 +24,9 @@ impl Turn {
         matches!(self, Self::Captured { .. })
     }
 
-    /// Whether what comes on this turn's stream must wait for what `last` marked. Where the captures differ the driver would refuse, and so it
-    /// would a wait from inside a capture for something outside.
+    /// Whether what comes on this turn's stream must wait for what `last` marked. Where the
+    /// captures differ the driver would refuse, and so it would a wait from inside a capture for
+    /// something outside.
     fn waits_for(self, last: Self) -> bool {
         match (self, last) {
             (Self::Eager { stream }, Self::Eager { stream: last }) => stream != last,
@@ -83,7 +87,8 @@ impl Order {
         self.eager.done.is_done()
     }
 
-    /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no node of the graph.
+    /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no
+    /// node of the graph.
     pub(super) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
         let last = match turn {
             Turn::Eager { .. } => &mut self.eager,

@@ -1,7 +1,8 @@
 //! One call on a communicator, from its begin to its finish.
 //!
-//! Invariant: while a [`Call`] lives the communicator makes no other and its workspace stays. A call that handed out transfers, or the workspace to an executor, is
-//! finished, or the communicator is broken: what peers were given cannot be taken back.
+//! Invariant: while a [`Call`] lives the communicator makes no other and its workspace stays. A
+//! call that handed out transfers, or the workspace to an executor, is finished, or the
+//! communicator is broken: what peers were given cannot be taken back.
 
 use super::Communicator;
 use super::flight::{CallState, Label, Noted};
@@ -34,7 +35,8 @@ impl<'c> Call<'c> {
         Self { comm, stream, view: transport.view(), pushes: false, handed: false, number: None, noted, finished: false, _turn: turn }
     }
 
-    /// Counts the call, before which a peer may have left. Not one that is captured: it begins when its graph is launched, as only the device counts.
+    /// Counts the call, before which a peer may have left. Not one that is captured: it begins when
+    /// its graph is launched, as only the device counts.
     pub(super) fn count(&mut self) -> Result<(), TransportError> {
         let health = &self.comm.inner.health;
         let Some(epoch) = health.transport().epoch().filter(|_| !self.capturing()) else { return Ok(()) };
@@ -48,8 +50,9 @@ impl<'c> Call<'c> {
         &self.view
     }
 
-    /// The same for an executor that is about to run, which may give peers a part of the call: if it is not [finished](Self::finish) then, be it that the
-    /// executor panics, the communicator is broken.
+    /// The same for an executor that is about to run, which may give peers a part of the call: if
+    /// it is not [finished](Self::finish) then, be it that the executor panics, the communicator is
+    /// broken.
     pub fn hand_over(&mut self) -> &WorkspaceView {
         self.handed = true;
         &self.view
@@ -65,21 +68,23 @@ impl<'c> Call<'c> {
         self.comm.inner.health.transport().capturing()
     }
 
-    /// Whether [`push`](Self::push) can be used: once in a call, not in a world of one, and not while, or after, a call on this communicator is
-    /// captured, since the half that a copy engine writes to is then known on the device only and the kernel must push.
+    /// Whether [`push`](Self::push) can be used: once in a call, not in a world of one, and not
+    /// while, or after, a call on this communicator is captured, since the half that a copy engine
+    /// writes to is then known on the device only and the kernel must push.
     pub fn copy_engine_usable(&self) -> bool {
         self.comm.inner.health.transport().copy_engine_usable()
     }
 
-    /// Has the mover carry this rank's shard, which lies on the communicator's device, to gather buffers (AllGather-GEMM); returns at once. At most once
-    /// in a call.
+    /// Has the mover carry this rank's shard, which lies on the communicator's device, to gather
+    /// buffers (AllGather-GEMM); returns at once. At most once in a call.
     ///
     /// # Safety
-    /// The shard can be read, and is not written, until the call has finished: on the host until [`finish`](Self::finish) returns, on a device
-    /// until the stream has come past it.
+    /// The shard can be read, and is not written, until the call has finished: on the host until
+    /// [`finish`](Self::finish) returns, on a device until the stream has come past it.
     ///
     /// # Errors
-    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is moved.
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is
+    /// moved.
     pub unsafe fn push(&mut self, push: &MoverJob<'_>) -> Result<(), TransportError> {
         if push.transfers.is_empty() {
             return Ok(());
@@ -89,14 +94,15 @@ impl<'c> Call<'c> {
         self.note(handed)
     }
 
-    /// Carries all that this call sends and receives, on a transport whose executors do not reach peers' memory; returns at once. Once in a call, when the
-    /// kernel is launched.
+    /// Carries all that this call sends and receives, on a transport whose executors do not reach
+    /// peers' memory; returns at once. Once in a call, when the kernel is launched.
     ///
     /// # Safety
     /// As [`push`](Self::push).
     ///
     /// # Errors
-    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is moved.
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is
+    /// moved.
     pub unsafe fn carry(&mut self, carry: &Carry<'_>) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the shard.
         let handed = unsafe { self.comm.inner.health.transport().carry(self.stream, carry) };
@@ -104,11 +110,14 @@ impl<'c> Call<'c> {
         handed
     }
 
-    /// Has the executor scatter rows to peers itself, where the transport [lets it](crate::PeerStores::Rows): [`memory`](Self::memory) is from then on as it uses it. The
-    /// call is of the op with number `op`, as in [`Carry::op`]. Instead of [`carry`](Self::carry), before the kernel's launch.
+    /// Has the executor scatter rows to peers itself, where the transport [lets
+    /// it](crate::PeerStores::Rows): [`memory`](Self::memory) is from then on as it uses it. The
+    /// call is of the op with number `op`, as in [`Carry::op`]. Instead of [`carry`](Self::carry),
+    /// before the kernel's launch.
     ///
     /// # Errors
-    /// [`TransportError::MoverUnusable`] where the transport does not, and where the call was scattered or carried before; [`TransportError::WrongStream`].
+    /// [`TransportError::MoverUnusable`] where the transport does not, and where the call was
+    /// scattered or carried before; [`TransportError::WrongStream`].
     pub fn scatter(&mut self, op: u32) -> Result<(), TransportError> {
         let handed = self.comm.inner.health.transport().scatter(self.stream, op);
         self.handed |= Self::handed_out(&handed);
@@ -121,7 +130,8 @@ impl<'c> Call<'c> {
         !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }))
     }
 
-    /// Takes note that transfers were handed out. A driver may refuse after a part of them, which cannot be taken back.
+    /// Takes note that transfers were handed out. A driver may refuse after a part of them, which
+    /// cannot be taken back.
     fn note(&mut self, handed: Result<(), TransportError>) -> Result<(), TransportError> {
         let began = Self::handed_out(&handed);
         self.pushes |= began;
@@ -129,11 +139,13 @@ impl<'c> Call<'c> {
         handed
     }
 
-    /// Has messages carry what this rank's executor gives and awaits, where the transport's mover [carries messages](crate::Mover::Messages);
-    /// [`memory`](Self::memory) is from then on as the executor uses it. Returns at once. At most once in a call.
+    /// Has messages carry what this rank's executor gives and awaits, where the transport's mover
+    /// [carries messages](crate::Mover::Messages); [`memory`](Self::memory) is from then on as the
+    /// executor uses it. Returns at once. At most once in a call.
     ///
     /// # Safety
-    /// As [`push`](Self::push); and every rank of the communicator hands over the rounds of the same program.
+    /// As [`push`](Self::push); and every rank of the communicator hands over the rounds of the
+    /// same program.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -145,39 +157,46 @@ impl<'c> Call<'c> {
         Ok(())
     }
 
-    /// Has messages carry what the executor stores, which was launched, for the [exchange](Self::exchange) of this call; where that is sent
-    /// [before](flux_core::program::Sending::Before) what comes is read, what is enqueued next finds it there.
+    /// Has messages carry what the executor stores, which was launched, for the
+    /// [exchange](Self::exchange) of this call; where that is sent
+    /// [before](flux_core::program::Sending::Before) what comes is read, what is enqueued next
+    /// finds it there.
     ///
     /// # Safety
     /// As [`exchange`](Self::exchange), of the same.
     ///
     /// # Errors
-    /// [`TransportError::MoverUnusable`] where no such exchange waits for it; [`TransportError::Nccl`].
+    /// [`TransportError::MoverUnusable`] where no such exchange waits for it;
+    /// [`TransportError::Nccl`].
     pub unsafe fn exchange_stored(&self, exchange: &Exchange<'_>) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the rounds.
         unsafe { self.comm.inner.health.transport().exchange_stored(self.stream, exchange) }
     }
 
-    /// The stream of the [exchange](Self::exchange)'s messages, for work of this call between them and behind them; nothing where there are none beside the executor.
+    /// The stream of the [exchange](Self::exchange)'s messages, for work of this call between them
+    /// and behind them; nothing where there are none beside the executor.
     pub fn beside(&self) -> Option<Stream> {
         self.comm.inner.health.transport().beside()
     }
 
-    /// Where the executor hears whether its peers are in this call, if all of the [exchange](Self::exchange) comes before it reads any: it waits for no signal then.
+    /// Where the executor hears whether its peers are in this call, if all of the
+    /// [exchange](Self::exchange) comes before it reads any: it waits for no signal then.
     pub fn heard(&self) -> Option<Heard> {
         self.comm.inner.health.transport().heard()
     }
 
-    /// Whether transfers were handed to the mover, so that the executor must await that they were read.
+    /// Whether transfers were handed to the mover, so that the executor must await that they were
+    /// read.
     pub fn pushes(&self) -> bool {
         self.pushes
     }
 
-    /// Ends the call: what comes next on the stream comes after all of it. On the host the call is over then, and its result can be read unless a wait
-    /// of it, or this, has failed.
+    /// Ends the call: what comes next on the stream comes after all of it. On the host the call is
+    /// over then, and its result can be read unless a wait of it, or this, has failed.
     ///
     /// # Errors
-    /// The driver's refusal; on the host [`TransportError::Broken`] where the peers have given this rank up meanwhile, though all it awaited has come.
+    /// The driver's refusal; on the host [`TransportError::Broken`] where the peers have given this
+    /// rank up meanwhile, though all it awaited has come.
     pub fn finish(mut self) -> Result<(), TransportError> {
         self.finished = true;
         let inner = &self.comm.inner;
@@ -186,7 +205,8 @@ impl<'c> Call<'c> {
             inner.flight.note(self.noted, if finished.is_ok() { CallState::Launched } else { CallState::Failed });
             return finished;
         }
-        // A rank that was stopped finds its data there when it runs on, and what the others made of its absence.
+        // A rank that was stopped finds its data there when it runs on, and what the others made of
+        // its absence.
         inner.world.control().settle();
         let (given_up, failed) = (inner.health.given_up_by().is_some(), inner.health.transport().read_fault().is_some());
         let done = finished.is_ok() && !given_up && !failed;

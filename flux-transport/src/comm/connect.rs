@@ -1,6 +1,7 @@
 //! How ranks become a communicator.
 //!
-//! Invariant: every rank takes the same steps whatever it finds, and tells the others what it cannot do; so if one rank fails, all do.
+//! Invariant: every rank takes the same steps whatever it finds, and tells the others what it
+//! cannot do; so if one rank fails, all do.
 
 use super::automatic::automatic;
 use super::{Communicator, ConnectError, nodes};
@@ -28,7 +29,8 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
     let of_ranks = variable("FLUX_NODES").filter(|_| world.size().get() > 1);
     let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, of_ranks.as_deref())?)));
     let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
-    // A deadline that is refused is none to be refused by: the others' step would be over before they came.
+    // A deadline that is refused is none to be refused by: the others' step would be over before
+    // they came.
     let deadline = if options.deadline.is_zero() { Options::default().deadline } else { options.deadline.min(MAX_DEADLINE) };
     let deadline = Instant::now() + deadline;
     let answers = agree_at(world.steps(), Step::Connect, &offer, deadline);
@@ -63,7 +65,8 @@ pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport
     Ok(Box::new(Host::connect(world, options)?))
 }
 
-/// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for it.
+/// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for
+/// it.
 pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     peer_access(world, options, Select::NvLink)?;
     Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, Reach::Peers)?)?))
@@ -93,7 +96,8 @@ pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport
     Ok(Box::new(Pcie::connect(world, options, members)?))
 }
 
-/// A variable's value. What is no text is none that is known, and is refused as such; it does not count as not set.
+/// A variable's value. What is no text is none that is known, and is refused as such; it does not
+/// count as not set.
 fn text(value: Option<OsString>) -> Option<String> {
     value.map(|value| value.to_string_lossy().into_owned())
 }

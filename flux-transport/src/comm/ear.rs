@@ -1,7 +1,9 @@
 //! How a communicator hears of its peers, and answers them.
 //!
-//! Invariant: what a notice, or a question, does to a communicator is over when its ear is dropped, and nothing is done after. So the transport goes on the thread that drops the
-//! communicator, while the rank is in the world, and never on one that brings notices: the monitor's, or a peer's, which a drain would hold up.
+//! Invariant: what a notice, or a question, does to a communicator is over when its ear is dropped,
+//! and nothing is done after. So the transport goes on the thread that drops the communicator,
+//! while the rank is in the world, and never on one that brings notices: the monitor's, or a
+//! peer's, which a drain would hold up.
 
 use super::failure;
 use super::flight::Flight;

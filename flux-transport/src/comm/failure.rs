@@ -1,6 +1,7 @@
 //! A fault with what every rank was doing, and for whom it waits.
 //!
-//! Invariant: a failure is gathered once and never changes. Gathering ends with [`DOUBT`] and one question more, whatever the peers do.
+//! Invariant: a failure is gathered once and never changes. Gathering ends with [`DOUBT`] and one
+//! question more, whatever the peers do.
 
 use super::flight::{self, CallRecord, CallState};
 use crate::Fault;
@@ -13,8 +14,9 @@ use std::time::Duration;
 
 /// How long, answers included, a doubt of who is late, or what failed first, is left open.
 pub(super) const DOUBT: Duration = Duration::from_millis(250);
-/// How long the peers' answers are waited for. Ranks that run answer within a millisecond, or a few where they are many on few cores; one that is stopped never does, nor one that
-/// has no such communicator any more.
+/// How long the peers' answers are waited for. Ranks that run answer within a millisecond, or a few
+/// where they are many on few cores; one that is stopped never does, nor one that has no such
+/// communicator any more.
 pub(super) const GATHER: Duration = Duration::from_millis(200);
 
 /// Why a communicator is broken, with what each rank was doing when this one found out.
@@ -53,7 +55,8 @@ pub enum Doing {
     After(CallRecord),
     /// It has made no call.
     Nothing,
-    /// It does not answer: its process is stopped, or it has dropped this communicator and is still in the world.
+    /// It does not answer: its process is stopped, or it has dropped this communicator and is still
+    /// in the world.
     Silent,
     /// It has left the world.
     Left,
@@ -100,7 +103,8 @@ impl RankReport {
         }
     }
 
-    /// What the rank says when it is asked again. One that has answered and does no more has not been silent.
+    /// What the rank says when it is asked again. One that has answered and does no more has not
+    /// been silent.
     pub(super) fn renew(&mut self, answer: &Answer) {
         let now = Self::new(self.rank, answer);
         if now.doing != Doing::Silent {
@@ -108,7 +112,8 @@ impl RankReport {
         }
     }
 
-    /// What this rank has heard of its leaving, where it says nothing itself. `first`: the communicator's first call.
+    /// What this rank has heard of its leaving, where it says nothing itself. `first`: the
+    /// communicator's first call.
     pub(super) fn left_after(&mut self, last: Option<Epoch>, first: Epoch) {
         if let (Doing::Silent | Doing::Left, Some(last)) = (self.doing, last) {
             self.doing = if last.next() == first { Doing::LeftBefore(first) } else { Doing::LeftAfter(last) };
@@ -137,7 +142,8 @@ fn doing(calls: &[CallRecord]) -> Doing {
 }
 
 impl Doing {
-    /// Whether a rank that waits in call `epoch` waits for one that does this, and that waits for nobody itself.
+    /// Whether a rank that waits in call `epoch` waits for one that does this, and that waits for
+    /// nobody itself.
     pub(super) fn is_late_for(&self, epoch: Epoch) -> bool {
         match self {
             Self::Silent | Self::Left | Self::Gone | Self::Nothing => true,

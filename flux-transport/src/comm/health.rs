@@ -1,8 +1,9 @@
 //! Whether a communicator still works.
 //!
-//! Invariant: the first fault that is seen is the fault; it never changes and never goes away. Whoever sets it without a record on the device also sets
-//! the abort word, so that no wait outlives it; but for a peer's timeout, which this rank's own waits will come to by themselves: each rank's waits last
-//! as long as its deadline says.
+//! Invariant: the first fault that is seen is the fault; it never changes and never goes away.
+//! Whoever sets it without a record on the device also sets the abort word, so that no wait
+//! outlives it; but for a peer's timeout, which this rank's own waits will come to by themselves:
+//! each rank's waits last as long as its deadline says.
 
 use super::departures::Departures;
 use super::hearsay::{self, Heard, is_second_hand};
@@ -77,7 +78,8 @@ impl Health {
         self.first().and_then(|first| if let Cause::Own(record) = first.cause { Some(record) } else { None })
     }
 
-    /// What peers are told of this rank's waits; nothing of a rank that was given up, whose waits may have failed for that.
+    /// What peers are told of this rank's waits; nothing of a rank that was given up, whose waits
+    /// may have failed for that.
     pub(super) fn record_to_tell(&self) -> Option<FaultRecord> {
         if self.given_up_by().is_some() { None } else { self.transport.read_fault() }
     }
@@ -120,14 +122,16 @@ impl Health {
         self.first.get()
     }
 
-    /// What is behind an abort, a rank that is gone or has left: another gave up for it, and this one may hear of that first. Another fault as it is.
+    /// What is behind an abort, a rank that is gone or has left: another gave up for it, and this
+    /// one may hear of that first. Another fault as it is.
     fn behind(&self, fault: Fault) -> Fault {
         let Fault::Aborted { reason, .. } = fault else { return fault };
         let of_another = |named: &Fault| !matches!(named, Fault::PeerLost { rank } | Fault::PeerLeft { rank } if *rank == self.rank);
         reason::named(reason).filter(of_another).unwrap_or(fault)
     }
 
-    /// Takes note that this rank begins a call, which breaks the communicator where a peer has left before it.
+    /// Takes note that this rank begins a call, which breaks the communicator where a peer has left
+    /// before it.
     pub(super) fn begin(&self, epoch: Epoch) {
         self.miss(self.departures.begin(epoch));
     }
@@ -152,7 +156,8 @@ impl Health {
             let _ = self.aborted.set(Heard::Aborted { by, reason });
         }
         match notice {
-            // A rank whose thread panicked is as gone as one whose process died, in whichever communicator it did.
+            // A rank whose thread panicked is as gone as one whose process died, in whichever
+            // communicator it did.
             Notice::Lost(rank) | Notice::Aborted { by: rank, reason: reason::PANICKED, .. } => {
                 self.abort(Fault::PeerLost { rank }, reason::peer_lost(rank));
             }
@@ -169,10 +174,12 @@ impl Health {
         self.exclude(what.late());
         self.spoke.fetch_or(mask_of([by]), Ordering::AcqRel);
         if what.late().any(|late| late == self.rank) {
-            // In this order: a call that ends meanwhile and sees that this rank was given up sees the fault, too.
+            // In this order: a call that ends meanwhile and sees that this rank was given up sees
+            // the fault, too.
             let fault = Fault::Aborted { rank: by, reason: reason::LATE };
             if self.transport.read_fault().is_none() {
-                // Before what another rank has said of a third is taken for the first: this one would pass on a verdict that its peers no longer wait for.
+                // Before what another rank has said of a third is taken for the first: this one
+                // would pass on a verdict that its peers no longer wait for.
                 let _ = self.first.set(First { fault, abort: reason::LATE, cause: Cause::Abort });
             } else {
                 self.note(fault, reason::LATE);
@@ -180,7 +187,8 @@ impl Health {
             let _ = self.given_up_by.set(by); // the first is as good as any
             self.transport.set_abort(reason::LATE);
         } else if what.record.code == fault::DISAGREED {
-            // No wait of any rank's can succeed, and the one that found it may carry nothing any more for this rank's to see why.
+            // No wait of any rank's can succeed, and the one that found it may carry nothing any
+            // more for this rank's to see why.
             self.abort(Fault::from_record(&what.record, Vec::new()), reason::IN_ANOTHER_OP);
             // For a fault that was noted before and follows from this.
             let _ = self.said.set(*what);
@@ -199,8 +207,8 @@ impl Health {
         self.given_up.load(Ordering::Acquire)
     }
 
-    /// Ranks (bits) that have said whom they gave up, or who did before them: none of them is late, whatever it has done since. Whom they said is counted as
-    /// given up.
+    /// Ranks (bits) that have said whom they gave up, or who did before them: none of them is late,
+    /// whatever it has done since. Whom they said is counted as given up.
     pub(super) fn spoke(&self) -> u32 {
         self.spoke.load(Ordering::Acquire)
     }
@@ -210,9 +218,10 @@ impl Health {
         self.given_up_by.get().copied()
     }
 
-    /// This rank gives up. `tell` is called when that is noted, so that no answer to it passes for the first fault, and before any wait ends by it: what those let go
-    /// of may reach peers. It is not called where another rank's fault, or a wait of this one's, was there before: peers hear of that, at the latest when somebody asks
-    /// for it, and might take this for the first.
+    /// This rank gives up. `tell` is called when that is noted, so that no answer to it passes for
+    /// the first fault, and before any wait ends by it: what those let go of may reach peers. It is
+    /// not called where another rank's fault, or a wait of this one's, was there before: peers hear
+    /// of that, at the latest when somebody asks for it, and might take this for the first.
     pub(super) fn give_up(&self, reason: u32, tell: impl FnOnce()) {
         self.note(Fault::Aborted { rank: self.rank, reason }, reason);
         if self.first().is_some_and(|first| self.is_its_own(first)) {
@@ -275,7 +284,8 @@ mod tests {
         assert!(!without_a_fault.load(Ordering::Relaxed));
     }
 
-    /// Ranks 2 and 3 were stopped. Rank 0 has given up the one, rank 1 the other, and rank 3 runs on and hears of both.
+    /// Ranks 2 and 3 were stopped. Rank 0 has given up the one, rank 1 the other, and rank 3 runs
+    /// on and hears of both.
     #[test]
     fn a_rank_that_was_given_up_blames_nobody_though_another_was_given_up_before() {
         let gave_up = |by, late| {
@@ -310,7 +320,8 @@ mod tests {
         let comm = Communicator::connect_blocking(&worlds[0], Select::Host).unwrap();
         let health = &comm.inner.health;
         let at = std::ptr::with_exposed_provenance_mut(usize::try_from(health.transport().view().fault + ABORT_OFFSET).unwrap());
-        // SAFETY: the abort word of the communicator, which lives until the end and is only accessed as a whole.
+        // SAFETY: the abort word of the communicator, which lives until the end and is only
+        // accessed as a whole.
         let word = unsafe { AtomicU32::from_ptr(at) };
         let gave_up = |reason| Err(Fault::Aborted { rank: Rank::new(0), reason });
         health.give_up(7, || {

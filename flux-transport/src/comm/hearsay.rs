@@ -1,6 +1,7 @@
 //! What of a record is another rank's fault, and what was heard of that.
 //!
-//! Invariant: a rank that hears of a fault by way of another rank names the one where it began, as soon as that one has said so.
+//! Invariant: a rank that hears of a fault by way of another rank names the one where it began, as
+//! soon as that one has said so.
 
 use crate::Fault;
 use crate::control::GaveUp;
@@ -32,8 +33,9 @@ impl Heard {
     }
 }
 
-/// Whether a record says no more than that another rank has given up, as far as is known: for what that rank has said, or will, of a fault of its own, or passes on of a third's.
-/// Who is gone, or has left, is said in the reason itself.
+/// Whether a record says no more than that another rank has given up, as far as is known: for what
+/// that rank has said, or will, of a fault of its own, or passes on of a third's. Who is gone, or
+/// has left, is said in the reason itself.
 pub(super) fn is_second_hand(record: &FaultRecord, own: Rank) -> bool {
     let of_another = record.rank != own.get() && reason::named(record.abort).is_none();
     // Where one rank gives NCCL up, it fails at its peers.

@@ -1,6 +1,7 @@
 //! Who is late, when a wait of this rank's has passed its deadline.
 //!
-//! Invariant: a rank that waits itself, as its own record or word says, is not late, unless a peer has given it up and it has not spoken since.
+//! Invariant: a rank that waits itself, as its own record or word says, is not late, unless a peer
+//! has given it up and it has not spoken since.
 
 use super::CallState;
 use super::failure::{Doing, RankReport};
@@ -36,13 +37,17 @@ impl Verdicts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Late {
     pub(super) ranks: Vec<Rank>,
-    /// Whether what is known leaves no doubt. Else a rank that waits itself will say so by its own deadline, which is about now.
+    /// Whether what is known leaves no doubt. Else a rank that waits itself will say so by its own
+    /// deadline, which is about now.
     pub(super) certain: bool,
 }
 
-/// Often it is the rank that was waited for; but that one may itself wait for another, or have waited in vain and left. One that has launched its last call
-/// may wait in it, so it is late only where nobody is for certain. Where what this rank waited for is its own, its host is past the call and no rank is behind it, it waits for hosts that have been making theirs for
-/// half of the `deadline`, or were: one that is stopped meanwhile has said which call it is in, and sent nothing of it.
+/// Often it is the rank that was waited for; but that one may itself wait for another, or have
+/// waited in vain and left. One that has launched its last call may wait in it, so it is late only
+/// where nobody is for certain. Where what this rank waited for is its own, its host is past the
+/// call and no rank is behind it, it waits for hosts that have been making theirs for half of the
+/// `deadline`, or were: one that is stopped meanwhile has said which call it is in, and sent
+/// nothing of it.
 pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts, deadline: Duration) -> Late {
     if record.code != fault::TIMEOUT {
         return Late { ranks: Vec::new(), certain: true };
@@ -75,8 +80,9 @@ pub(super) fn late(record: &FaultRecord, reports: &[RankReport], verdicts: Verdi
     }
 }
 
-/// The rank that a wait comes down to: from rank to rank, as each says whom a wait of its own was for, to one that says none, or was given up. Where they wait for each
-/// other, the one that was waited for first.
+/// The rank that a wait comes down to: from rank to rank, as each says whom a wait of its own was
+/// for, to one that says none, or was given up. Where they wait for each other, the one that was
+/// waited for first.
 fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Rank {
     let (first, mut epoch) = (Rank::new(record.peer), Epoch::new(record.epoch));
     let (mut at, mut seen) = (first, mask_of([Rank::new(record.rank)]));
@@ -102,7 +108,8 @@ fn is_past(doing: Doing, epoch: Epoch) -> bool {
     }
 }
 
-/// Whether a rank's host has been making call `epoch` for so `long`, or one before, or was: then it was waited for, if only until it put the call on a stream.
+/// Whether a rank's host has been making call `epoch` for so `long`, or one before, or was: then it
+/// was waited for, if only until it put the call on a stream.
 fn was_long_at(report: &RankReport, epoch: Epoch, long: Duration) -> bool {
     report.calls.iter().any(|call| {
         let in_question = match call.state {
@@ -119,14 +126,16 @@ fn not_after(of: Epoch, epoch: Epoch) -> bool {
     epoch.get().wrapping_sub(of.get()) <= u32::MAX / 2
 }
 
-/// Whom a rank has waited for in vain that is in `epoch` or an earlier call, and in which. One that waits in a later call has done its part of this one.
+/// Whom a rank has waited for in vain that is in `epoch` or an earlier call, and in which. One that
+/// waits in a later call has done its part of this one.
 fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
     match report.fault {
         Some(Fault::Timeout { rank, peer, wait, epoch: of, .. }) if rank == report.rank && wait != Wait::Pushed => {
             not_after(of, epoch).then_some((peer, of))
         }
-        // A word of that rank has ended its wait, whomever it was for. One that has not begun the call has no wait in it: where a host looks at such words it finds
-        // them when it is asked, whatever its rank does.
+        // A word of that rank has ended its wait, whomever it was for. One that has not begun the
+        // call has no wait in it: where a host looks at such words it finds them when it is asked,
+        // whatever its rank does.
         Some(Fault::Aborted { rank, reason: reason::TIMED_OUT }) if rank != report.rank && !report.doing.is_late_for(epoch) => {
             Some((rank, epoch))
         }
@@ -190,7 +199,8 @@ mod tests {
         assert!(is_late(&[waits, launched, waits, waits]).is_empty());
     }
 
-    /// A host was stopped when it had said which call it is in, over messages that go alone, and runs on while it is looked for.
+    /// A host was stopped when it had said which call it is in, over messages that go alone, and
+    /// runs on while it is looked for.
     #[test]
     fn whose_own_messages_stand_still_names_whose_host_was_held_up_in_the_call() {
         let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };

@@ -1,6 +1,7 @@
 //! The communicator: one rank's handle to all ranks' memory, and the order of its calls.
 //!
-//! Invariant: calls and changes of the workspace happen one at a time, in turns. Once there is a fault, no call begins.
+//! Invariant: calls and changes of the workspace happen one at a time, in turns. Once there is a
+//! fault, no call begins.
 
 mod automatic;
 mod call;
@@ -46,18 +47,24 @@ use turn::{Turn, Turns};
 ///
 /// Calls are ordered, whatever streams they come on; who wants two at once makes two communicators.
 ///
-/// Who drops the last clone, and what was built on it, leaves: calls that it has made come to their ends at its peers, and those that it has not made end there at
-/// once with [`Fault::PeerLeft`](crate::Fault::PeerLeft), but for replays of graphs, which end by the deadline.
+/// Who drops the last clone, and what was built on it, leaves: calls that it has made come to their
+/// ends at its peers, and those that it has not made end there at once with
+/// [`Fault::PeerLeft`](crate::Fault::PeerLeft), but for replays of graphs, which end by the
+/// deadline.
 ///
-/// Collective steps are those that all ranks take together on the host: to connect, to build an op, [`reserve`](Self::reserve), [`exchange`](Self::exchange),
-/// [`barrier`](Self::barrier) and [`rebuild`](Self::rebuild). Every rank takes those of all communicators of a world in one order. Where threads of a rank have a
-/// communicator each, they take turns in that order; ranks that do not keep to it are told which communicator each is at, and what they were at fails on all of them.
+/// Collective steps are those that all ranks take together on the host: to connect, to build an op,
+/// [`reserve`](Self::reserve), [`exchange`](Self::exchange), [`barrier`](Self::barrier) and
+/// [`rebuild`](Self::rebuild). Every rank takes those of all communicators of a world in one order.
+/// Where threads of a rank have a communicator each, they take turns in that order; ranks that do
+/// not keep to it are told which communicator each is at, and what they were at fails on all of
+/// them.
 #[derive(Clone, Debug)]
 pub struct Communicator {
     inner: Arc<Inner>,
 }
 
-// Dropped in this order: the transport when no notice uses it any more, and before the rank leaves the world.
+// Dropped in this order: the transport when no notice uses it any more, and before the rank leaves
+// the world.
 struct Inner {
     _ear: Ear,
     health: Arc<Health>,
@@ -77,13 +84,16 @@ impl fmt::Debug for Inner {
 }
 
 impl Communicator {
-    /// Connects all ranks of `world`, which all do this at the same time, over a transport ([`Select`](crate::Select)) or with more [`Options`].
+    /// Connects all ranks of `world`, which all do this at the same time, over a transport
+    /// ([`Select`](crate::Select)) or with more [`Options`].
     ///
-    /// Where several threads of a rank connect in one world, they do it one after another, in one order on all ranks: otherwise connecting fails, and may from then on in that world.
+    /// Where several threads of a rank connect in one world, they do it one after another, in one
+    /// order on all ranks: otherwise connecting fails, and may from then on in that world.
     ///
     /// # Cancellation
-    /// A future that is dropped stops nothing once it was polled: its thread goes on connecting, as long as the deadline lets it, and drops the communicator. Peers may then
-    /// be connected to a rank that makes no calls.
+    /// A future that is dropped stops nothing once it was polled: its thread goes on connecting, as
+    /// long as the deadline lets it, and drops the communicator. Peers may then be connected to a
+    /// rank that makes no calls.
     ///
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
@@ -137,8 +147,8 @@ impl Communicator {
         self.inner.health.transport().capabilities()
     }
 
-    /// How the ranks are grouped: in what crosses nodes a call's program differs from that of ranks which all reach each other. Each rank a node of its own
-    /// where it makes no difference.
+    /// How the ranks are grouped: in what crosses nodes a call's program differs from that of ranks
+    /// which all reach each other. Each rank a node of its own where it makes no difference.
     pub fn nodes(&self) -> Nodes {
         self.inner.health.transport().nodes().unwrap_or(Nodes::apart(self.world_size()))
     }
@@ -158,17 +168,20 @@ impl Communicator {
         self.inner.health.transport().view().size
     }
 
-    /// The workspace as this rank reaches it, for checks that look into it between calls; growth replaces it.
+    /// The workspace as this rank reaches it, for checks that look into it between calls; growth
+    /// replaces it.
     pub fn workspace(&self) -> Arc<WorkspaceView> {
         self.inner.health.transport().view()
     }
 
-    /// Makes the workspace hold at least `size`; it never shrinks. Collective: all ranks ask for the same, between the same calls. Calls before
-    /// it are finished first. Graphs captured before a growth must be captured again.
+    /// Makes the workspace hold at least `size`; it never shrinks. Collective: all ranks ask for
+    /// the same, between the same calls. Calls before it are finished first. Graphs captured before
+    /// a growth must be captured again.
     ///
     /// # Errors
-    /// [`TransportError`], on every rank if on one; the workspace is then as it was. A thread waits for its turn as in [`begin`](Self::begin) before it takes its share,
-    /// so peers that came long before it may have waited in vain.
+    /// [`TransportError`], on every rank if on one; the workspace is then as it was. A thread waits
+    /// for its turn as in [`begin`](Self::begin) before it takes its share, so peers that came long
+    /// before it may have waited in vain.
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
         let turn = self.turn();
         let transport = self.inner.health.transport();
@@ -202,12 +215,15 @@ impl Communicator {
         reserved
     }
 
-    /// Begins a call, ordered after the one before it, and waits while another thread's call has not finished, for the deadline at the longest. A thread finishes
-    /// its call before it begins the next.
+    /// Begins a call, ordered after the one before it, and waits while another thread's call has
+    /// not finished, for the deadline at the longest. A thread finishes its call before it begins
+    /// the next.
     ///
     /// # Errors
-    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this thread; [`TransportError::NoTurn`] where another thread's does not end;
-    /// [`TransportError::WrongStream`]. Nothing has begun then: the call can be tried again, and peers wait for it as for that of any rank that is late.
+    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this
+    /// thread; [`TransportError::NoTurn`] where another thread's does not end;
+    /// [`TransportError::WrongStream`]. Nothing has begun then: the call can be tried again, and
+    /// peers wait for it as for that of any rank that is late.
     pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
         self.begin_as(stream, None)
     }
@@ -225,15 +241,18 @@ impl Communicator {
         Ok(call)
     }
 
-    /// The world whose ranks are connected: the one that it was made from, or the one that it was rebuilt in.
+    /// The world whose ranks are connected: the one that it was made from, or the one that it was
+    /// rebuilt in.
     pub fn world(&self) -> World {
         self.inner.world.share()
     }
 
-    /// Returns when every rank has come here. On the host only: calls under way on a device are not waited for.
+    /// Returns when every rank has come here. On the host only: calls under way on a device are not
+    /// waited for.
     ///
     /// # Errors
-    /// [`TransportError::Control`] when the deadline passes, a rank is gone, or a rank is at another step than this.
+    /// [`TransportError::Control`] when the deadline passes, a rank is gone, or a rank is at
+    /// another step than this.
     pub fn barrier(&self) -> Result<(), TransportError> {
         self.exchange_at(Step::Barrier, &[]).map(drop)
     }
@@ -241,7 +260,8 @@ impl Communicator {
     /// Gives `payload` to every rank, and returns what each gave, by rank. Collective.
     ///
     /// # Errors
-    /// [`TransportError::Control`] when the deadline passes, a rank is gone, or a rank is at another step than this.
+    /// [`TransportError::Control`] when the deadline passes, a rank is gone, or a rank is at
+    /// another step than this.
     pub fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
         self.exchange_at(Step::Exchange, payload)
     }
@@ -259,19 +279,22 @@ impl Communicator {
         self.inner.health.status().is_err()
     }
 
-    /// Waits until this rank's calls have ended, failed or not, so that what they use can be freed. Calls that other threads begin meanwhile do not count.
-    /// Not while a stream of the device is captured: the driver waits for none then.
+    /// Waits until this rank's calls have ended, failed or not, so that what they use can be freed.
+    /// Calls that other threads begin meanwhile do not count. Not while a stream of the device is
+    /// captured: the driver waits for none then.
     ///
     /// # Errors
-    /// [`TransportError::NotDrained`] where the device does not come to their end, long after every deadline: freeing what they use would wait for it too, perhaps
-    /// for ever. [`TransportError::Cuda`] where the device has failed; nothing runs there any more.
+    /// [`TransportError::NotDrained`] where the device does not come to their end, long after every
+    /// deadline: freeing what they use would wait for it too, perhaps for ever.
+    /// [`TransportError::Cuda`] where the device has failed; nothing runs there any more.
     pub fn drain(&self) -> Result<(), TransportError> {
         self.inner.health.transport().drain()
     }
 
-    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then on, on all ranks. Others of the same world go on. A `reason`
-    /// of 0, or from [`reason::RESERVED`] on, counts as 1. Where it is broken already, that stays its fault, and peers
-    /// hear no other: of that one when [`status`](Self::status) is asked for it.
+    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then
+    /// on, on all ranks. Others of the same world go on. A `reason` of 0, or from
+    /// [`reason::RESERVED`] on, counts as 1. Where it is broken already, that stays its fault, and
+    /// peers hear no other: of that one when [`status`](Self::status) is asked for it.
     pub fn abort(&self, reason: u32) {
         self.give_up(if (1..reason::RESERVED).contains(&reason) { reason } else { 1 });
     }
@@ -304,7 +327,8 @@ impl Drop for Inner {
             // the world may outlive the panic, in a thread that joins this one
             world.control().abort_peers(world.communicator(), reason::PANICKED);
         }
-        // Peers need no barrier: they share the memory that they write to, so it outlives their last write.
+        // Peers need no barrier: they share the memory that they write to, so it outlives their
+        // last write.
         match health.transport().drain() {
             Err(error) => tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped"),
             // What its calls gave to peers has come. Of one that failed the peers hear otherwise.

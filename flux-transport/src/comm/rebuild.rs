@@ -1,8 +1,9 @@
 //! How a broken communicator's ranks get a working one.
 //!
-//! Invariant: the new communicator shares nothing with the old one but the device's context: other sockets, other memory, other signals. So a rank
-//! that was left out can do it no harm, whenever it runs on; and the old one stays broken. Errors name ranks by their old numbers, which their callers know: the new ones
-//! count only once there is a new communicator.
+//! Invariant: the new communicator shares nothing with the old one but the device's context: other
+//! sockets, other memory, other signals. So a rank that was left out can do it no harm, whenever it
+//! runs on; and the old one stays broken. Errors name ranks by their old numbers, which their
+//! callers know: the new ones count only once there is a new communicator.
 
 mod numbers;
 #[cfg(test)]
@@ -26,16 +27,20 @@ use std::time::Instant;
 /// Who takes part in the new communicator. All ranks that do say the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rebuild {
-    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world. Gone is who has died, and who has left in good order. Of ranks on one host only.
+    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world. Gone is
+    /// who has died, and who has left in good order. Of ranks on one host only.
     Survivors,
-    /// As many ranks as the launch had, each under its number: in the place of each lost one a new process, started with the same variables, which connects
-    /// as at the start of the launch. Also for ranks that were late and are alive.
+    /// As many ranks as the launch had, each under its number: in the place of each lost one a new
+    /// process, started with the same variables, which connects as at the start of the launch. Also
+    /// for ranks that were late and are alive.
     Whole,
 }
 
 impl Communicator {
-    /// Makes a new communicator of the ranks that are left, or of all with replacements, with the options that this one was made with; all of them do
-    /// this at the same time. This one is broken from then on, if it was not before, and is best dropped with its ops, which hold its memory.
+    /// Makes a new communicator of the ranks that are left, or of all with replacements, with the
+    /// options that this one was made with; all of them do this at the same time. This one is
+    /// broken from then on, if it was not before, and is best dropped with its ops, which hold its
+    /// memory.
     ///
     /// Its ops are built again on the new one (`op.rebuild(&comm)`), and graphs captured again.
     ///
@@ -59,18 +64,24 @@ impl Communicator {
     /// ```
     ///
     /// # Cancellation
-    /// As of [`connect`](Self::connect): a future that is dropped once it was polled leaves its thread to rebuild, which breaks this communicator, and to drop what it has made.
+    /// As of [`connect`](Self::connect): a future that is dropped once it was polled leaves its
+    /// thread to rebuild, which breaks this communicator, and to drop what it has made.
     ///
     /// # Errors
-    /// [`ConnectError`], with this communicator's ranks by their numbers here. [`ConnectError::AcrossHosts`] where survivors are on several hosts. [`ConnectError::GivenUp`] where the
-    /// others go on without this rank, which is final.
+    /// [`ConnectError`], with this communicator's ranks by their numbers here.
+    /// [`ConnectError::AcrossHosts`] where survivors are on several hosts.
+    /// [`ConnectError::GivenUp`] where the others go on without this rank, which is final.
     ///
-    /// A [`ControlError::Timeout`] of regrouping names ranks that are given up then, so that rebuilding once more goes on without them: those that do not answer when a
-    /// [deadline](Self::deadline) has passed, as their processes are stopped or have dropped this communicator, whether they came before or not; and those that answer and do not come
-    /// for the deadline and 20 s, which their calls may take to end. One of a later step, as the survivors connect, names ranks that this one waited for there: of them only those are
-    /// given up that do not answer, as the others may themselves have waited for such a one.
+    /// A [`ControlError::Timeout`] of regrouping names ranks that are given up then, so that
+    /// rebuilding once more goes on without them: those that do not answer when a
+    /// [deadline](Self::deadline) has passed, as their processes are stopped or have dropped this
+    /// communicator, whether they came before or not; and those that answer and do not come for the
+    /// deadline and 20 s, which their calls may take to end. One of a later step, as the survivors
+    /// connect, names ranks that this one waited for there: of them only those are given up that do
+    /// not answer, as the others may themselves have waited for such a one.
     ///
-    /// A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding tried once more; so is a call of another thread that has not ended
+    /// A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding
+    /// tried once more; so is a call of another thread that has not ended
     /// ([`TransportError::NoTurn`]).
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.inner.turns.free_of_this_thread()?;
@@ -84,7 +95,8 @@ impl Communicator {
     /// [`ConnectError`], as there.
     pub fn rebuild_blocking(&self, how: Rebuild) -> Result<Self, ConnectError> {
         let hosts = self.inner.world.hosts().count();
-        // All ranks see the same hosts, so each refuses it, and none before that breaks what the others may still use.
+        // All ranks see the same hosts, so each refuses it, and none before that breaks what the
+        // others may still use.
         if how == Rebuild::Survivors && hosts > 1 {
             return Err(ConnectError::AcrossHosts { hosts });
         }
@@ -105,13 +117,15 @@ impl Communicator {
         connect(&world, &inner.options, Some(inner.world.line())).inspect_err(|_| disown(&world))
     }
 
-    /// Breaks this communicator, tells the peers, and waits until nothing of this rank uses it any more.
+    /// Breaks this communicator, tells the peers, and waits until nothing of this rank uses it any
+    /// more.
     fn stop(&self) -> Result<(), TransportError> {
         let inner = &self.inner;
         inner.turns.free_of_this_thread()?;
         if self.status().is_ok() {
             self.give_up(reason::REBUILT);
-            // A wait that has failed meanwhile was the first, and who is late is known by what it is asked.
+            // A wait that has failed meanwhile was the first, and who is late is known by what it
+            // is asked.
             let _ = self.status();
         }
         let _turn = self.turn()?;
@@ -126,8 +140,9 @@ impl Communicator {
         self.regrouped_by(Instant::now() + failing(self.deadline()))
     }
 
-    /// Meets the survivors. Who does not come for a deadline and does not answer then is late. Who answers is waited for until `limit`: it may wait for its calls to end, as this
-    /// rank has done, and to be given up is final.
+    /// Meets the survivors. Who does not come for a deadline and does not answer then is late. Who
+    /// answers is waited for until `limit`: it may wait for its calls to end, as this rank has
+    /// done, and to be given up is final.
     fn regrouped_by(&self, limit: Instant) -> Result<Regrouped, ConnectError> {
         let Inner { health, world, .. } = &*self.inner;
         self.not_given_up()?;
@@ -144,7 +159,8 @@ impl Communicator {
             };
             let (doubted, all_came) = match &error {
                 ControlError::Timeout { missing, .. } => (mask_of(missing.iter().copied()), false),
-                // One that has been stopped since makes no group, and takes part in none: it would stand in the way of every attempt.
+                // One that has been stopped since makes no group, and takes part in none: it would
+                // stand in the way of every attempt.
                 ControlError::Leader { source, .. } if source.kind() == ErrorKind::TimedOut => (!health.given_up(), true),
                 _ => return Err(error.into()),
             };
@@ -163,16 +179,19 @@ impl Communicator {
         self.inner.health.given_up_by().map_or(Ok(()), |by| Err(ConnectError::GivenUp { by }))
     }
 
-    /// Gives up those that had not come to a step of the new group in time, if they do not answer now. Others may themselves have waited there for one that is stopped, and to be
-    /// given up is final, so one attempt more is better than to name a healthy rank.
+    /// Gives up those that had not come to a step of the new group in time, if they do not answer
+    /// now. Others may themselves have waited there for one that is stopped, and to be given up is
+    /// final, so one attempt more is better than to name a healthy rank.
     fn stopped_in_connecting(&self, error: &ConnectError) {
         if let ConnectError::Control(ControlError::Timeout { missing, .. }) = error {
             self.inner.health.exclude(ranks_of(mask_of(missing.iter().copied()) & self.silent()));
         }
     }
 
-    /// The peers (bits) that are in the world and do not answer for this communicator. One that rebuilds it does, whatever it waits for: it has it until that is over. So who does
-    /// not is stopped, or has dropped it and does not come. To be given up is final, so nobody is taken for silent who answers when asked once more.
+    /// The peers (bits) that are in the world and do not answer for this communicator. One that
+    /// rebuilds it does, whatever it waits for: it has it until that is over. So who does not is
+    /// stopped, or has dropped it and does not come. To be given up is final, so nobody is taken
+    /// for silent who answers when asked once more.
     fn silent(&self) -> u32 {
         let world = &self.inner.world;
         let silent = || {
@@ -203,8 +222,9 @@ impl Communicator {
     }
 }
 
-/// Leaves a group that did not connect. A member may have seen it connect, where this rank failed at the last of its steps: it learns that this rank is neither dead nor late,
-/// but goes on from the old group, and so does not go on from this one without it.
+/// Leaves a group that did not connect. A member may have seen it connect, where this rank failed
+/// at the last of its steps: it learns that this rank is neither dead nor late, but goes on from
+/// the old group, and so does not go on from this one without it.
 fn disown(world: &World) {
     let others = world.size().ranks().filter(|&rank| rank != world.rank());
     world.control().give_up(&GaveUp { communicator: 0, late: mask_of(others), record: FaultRecord::default() });

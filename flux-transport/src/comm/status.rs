@@ -1,7 +1,9 @@
 //! Whether a communicator works, and what the ranks were doing when it did not.
 //!
-//! Invariant: whoever is told of a fault is told of the same one; the first to look asks the peers about it, and tells them whom this rank has given up, or who has been
-//! before it did: it is not for its own sake that it comes no more. So it does of a peer in another op, which not all may find before this rank carries nothing any more.
+//! Invariant: whoever is told of a fault is told of the same one; the first to look asks the peers
+//! about it, and tells them whom this rank has given up, or who has been before it did: it is not
+//! for its own sake that it comes no more. So it does of a peer in another op, which not all may
+//! find before this rank carries nothing any more.
 
 use super::failure::{DOUBT, GATHER};
 use super::health::Health;
@@ -25,18 +27,23 @@ impl Communicator {
         self.inner.health.status().map_err(|fault| TransportError::Broken { fault: self.gathered(fault).fault.clone() })
     }
 
-    /// Whether the communicator still works, as far as is known, all that peers have said included. Waits for no device and no call: one under
-    /// way may yet fail. A collective step that failed, as a build or a barrier, is no fault by itself: calls go on, and what says so is the next step, which
-    /// is refused where the ranks are out of step, until they rebuild. Where it finds the first fault it asks the peers what they do, for little more than a quarter of a second at most, and tells them.
+    /// Whether the communicator still works, as far as is known, all that peers have said included.
+    /// Waits for no device and no call: one under way may yet fail. A collective step that failed,
+    /// as a build or a barrier, is no fault by itself: calls go on, and what says so is the next
+    /// step, which is refused where the ranks are out of step, until they rebuild. Where it finds
+    /// the first fault it asks the peers what they do, for little more than a quarter of a second
+    /// at most, and tells them.
     ///
     /// # Errors
-    /// The first fault. It stays, and no result of a call that had not finished before can be used; see [`rebuild`](Self::rebuild).
+    /// The first fault. It stays, and no result of a call that had not finished before can be used;
+    /// see [`rebuild`](Self::rebuild).
     pub fn status(&self) -> Result<(), Fault> {
         self.inner.world.control().settle();
         self.inner.health.status().map_err(|fault| self.gathered(fault).fault.clone())
     }
 
-    /// The first fault with what every rank was doing; `None` while the communicator works. As [`status`](Self::status).
+    /// The first fault with what every rank was doing; `None` while the communicator works. As
+    /// [`status`](Self::status).
     pub fn failure(&self) -> Option<&Failure> {
         self.inner.world.control().settle();
         self.inner.health.status().err().map(|fault| self.gathered(fault))
@@ -47,12 +54,14 @@ impl Communicator {
         self.inner.flight.last()
     }
 
-    /// How far what carries this rank's messages has come, in words, where the transport knows. Waits for nothing, so it can be asked while the device is stuck.
+    /// How far what carries this rank's messages has come, in words, where the transport knows.
+    /// Waits for nothing, so it can be asked while the device is stuck.
     pub fn progress(&self) -> Option<String> {
         self.inner.health.transport().progress()
     }
 
-    /// The failure behind the first fault; the first to come here asks the peers, and tells them who was given up.
+    /// The failure behind the first fault; the first to come here asks the peers, and tells them
+    /// who was given up.
     pub(super) fn gathered(&self, fault: Fault) -> &Failure {
         let Inner { world, failure, .. } = &*self.inner;
         failure.get_or_init(|| {
@@ -77,7 +86,8 @@ impl Communicator {
         }
     }
 
-    /// What becomes of this rank's record. The waits of peers come to their deadlines about now, so they are asked again while there is a doubt.
+    /// What becomes of this rank's record. The waits of peers come to their deadlines about now, so
+    /// they are asked again while there is a doubt.
     fn judgement(&self, record: &FaultRecord, ranks: &mut [RankReport], until: Instant) -> Judgement {
         let Inner { health, world, .. } = &*self.inner;
         let ask = |ranks: &mut [RankReport]| {
@@ -113,7 +123,8 @@ impl Communicator {
             }
             Judgement::Unheard => {
                 if record.abort == reason::NCCL && record.rank == health.rank().get() {
-                    // It began here, as far as is known. Not every peer has messages with this rank that fail.
+                    // It began here, as far as is known. Not every peer has messages with this rank
+                    // that fail.
                     control.abort_peers(world.communicator(), reason::NCCL);
                 }
                 fault
@@ -145,14 +156,16 @@ enum Judgement {
 impl Judgement {
     fn of(health: &Health, record: &FaultRecord, ranks: &[RankReport], deadline: Duration) -> Self {
         let second_hand = is_second_hand(record, health.rank());
-        // A loss, or another op, is what the peers wait to hear of, whoever has given this rank up since.
+        // A loss, or another op, is what the peers wait to hear of, whoever has given this rank up
+        // since.
         if let Some(by) = health.given_up_by().filter(|_| second_hand || record.code == fault::TIMEOUT) {
             return Self::GivenUp(by);
         }
         if second_hand {
             return health.heard_of(record).map_or(Self::Unheard, Self::Heard);
         }
-        // In this order: whom a rank gave up is known before it counts as one that spoke. What it said before it answered, or left, has been heard.
+        // In this order: whom a rank gave up is known before it counts as one that spoke. What it
+        // said before it answered, or left, has been heard.
         let spoke = health.spoke();
         Self::Own(late(record, ranks, Verdicts { spoke, given_up: health.given_up() }, deadline))
     }
@@ -172,8 +185,9 @@ impl Judgement {
     }
 }
 
-/// What is judged of the ranks as soon as there is no doubt, or when it has lasted `until` then and they were asked once more. To be given up is final, so nobody is for silence who was asked but once: a rank that
-/// was stopped for a moment, or came to its answer late, is not.
+/// What is judged of the ranks as soon as there is no doubt, or when it has lasted `until` then and
+/// they were asked once more. To be given up is final, so nobody is for silence who was asked but
+/// once: a rank that was stopped for a moment, or came to its answer late, is not.
 fn decided(
     ranks: &mut [RankReport],
     until: Instant,
@@ -203,7 +217,8 @@ mod tests {
     use super::*;
     use crate::CallState;
 
-    /// Ranks 0 and 1 wait in call 42 for rank 2, which has not come to it; rank 1, for whose rows rank 0 waits, does not answer when it is asked first.
+    /// Ranks 0 and 1 wait in call 42 for rank 2, which has not come to it; rank 1, for whose rows
+    /// rank 0 waits, does not answer when it is asked first.
     #[test]
     fn who_answers_when_asked_once_more_is_not_given_up_for_silence() {
         let (waits, behind) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));

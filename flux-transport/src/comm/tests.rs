@@ -1,4 +1,5 @@
-//! What becomes of calls that fail, and of an abort that comes, while the workspace grows; and who hears of ranks in other ops.
+//! What becomes of calls that fail, and of an abort that comes, while the workspace grows; and who
+//! hears of ranks in other ops.
 
 use super::fake::Fake;
 use super::*;
@@ -10,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 fn word(address: u64) -> u32 {
     let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap());
-    // SAFETY: a word of a communicator that lives until the end of the test, and is only accessed as a whole.
+    // SAFETY: a word of a communicator that lives until the end of the test, and is only accessed
+    // as a whole.
     unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Acquire)
 }
 
@@ -31,7 +33,8 @@ fn an_abort_while_the_workspace_grows_ends_the_waits_on_the_new_one() {
         let comm = connect(aborts);
         let (world, transport) = (&comm.inner.world, comm.inner.health.transport());
         let steps = world.steps();
-        // The steps of `reserve`, so that the peer, which has found nothing wrong, cannot have grown when it hears of the abort.
+        // The steps of `reserve`, so that the peer, which has found nothing wrong, cannot have
+        // grown when it hears of the abort.
         agree_at(steps, Step::Reserve, &Ok::<_, TransportError>(encode(size)), comm.until()).unwrap();
         comm.abort_peers(7);
         agree(steps, &Ok::<_, TransportError>([]), comm.until()).unwrap();
@@ -60,7 +63,8 @@ fn what_drained_calls_have_failed_with_is_found_before_the_workspace_goes_that_t
     assert!(matches!(comm.status(), Err(Fault::Disagreed { .. })), "{:?}", comm.status());
 }
 
-/// Where messages carry what ranks say, not every rank has heard the one that differs when another ends them.
+/// Where messages carry what ranks say, not every rank has heard the one that differs when another
+/// ends them.
 #[test]
 fn who_finds_a_rank_in_another_op_tells_the_others_whose_waits_end() {
     let [finds, hears] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
@@ -76,7 +80,8 @@ fn who_finds_a_rank_in_another_op_tells_the_others_whose_waits_end() {
     assert_eq!((hears.status(), aborted.load(Ordering::Relaxed)), (found, reason::IN_ANOTHER_OP));
 }
 
-/// A kernel, or a watching thread, may read a peer's word before the host hears of the loss that the peer gave up for.
+/// A kernel, or a watching thread, may read a peer's word before the host hears of the loss that
+/// the peer gave up for.
 #[test]
 fn a_loss_that_is_heard_of_by_a_peers_word_is_told_as_that_loss() {
     let [lost, _, hears] = <[World; 3]>::try_from(World::local(3).unwrap()).unwrap();
@@ -134,7 +139,8 @@ fn what_another_ranks_wait_led_to_is_told_as_that_ranks_fault() {
     assert_eq!(with(&alone, Some(word)).status(), Err(Fault::Aborted { rank: peer.rank(), reason: reason::TIMED_OUT }));
 }
 
-/// Where hosts have launched ahead: a device hangs whose host answers. Whoever's wait fails first does not know yet that the one it waited for waits itself.
+/// Where hosts have launched ahead: a device hangs whose host answers. Whoever's wait fails first
+/// does not know yet that the one it waited for waits itself.
 #[test]
 fn a_rank_that_waits_for_a_hung_device_is_not_named_by_those_that_wait_for_it() {
     for ahead in [0, 10, 60] {

@@ -1,7 +1,7 @@
 //! Whose turn it is on a communicator: calls and changes of the workspace happen one at a time.
 //!
-//! Invariant: a thread that has its turn is refused another, as it would wait for itself; and nobody waits for another thread's for longer than he says, as that may keep it
-//! for ever.
+//! Invariant: a thread that has its turn is refused another, as it would wait for itself; and
+//! nobody waits for another thread's for longer than he says, as that may keep it for ever.
 
 use crate::TransportError;
 use std::marker::PhantomData;
@@ -29,7 +29,8 @@ impl Turns {
     /// Waits for this thread's turn, for so long at the longest.
     ///
     /// # Errors
-    /// [`TransportError::InCall`] where it has it; [`TransportError::NoTurn`] where another thread has it all the time.
+    /// [`TransportError::InCall`] where it has it; [`TransportError::NoTurn`] where another thread
+    /// has it all the time.
     pub(super) fn take(&self, longest: Duration) -> Result<Turn<'_>, TransportError> {
         self.free_of_this_thread()?;
         let taken = |holder: &mut Option<ThreadId>| holder.is_some();
@@ -69,7 +70,8 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    /// Whatever a rank in a call of its own asks for instead of waiting for itself for ever; then its peer's share.
+    /// Whatever a rank in a call of its own asks for instead of waiting for itself for ever; then
+    /// its peer's share.
     #[test]
     fn a_thread_that_is_in_a_call_is_told_so_and_its_peers_with_it() {
         let (done, wait) = channel();
@@ -110,7 +112,8 @@ mod tests {
     /// What takes a turn.
     type Ask = fn(&Communicator, WorkspaceSize) -> Result<(), ConnectError>;
 
-    /// Begins nothing then, and breaks nothing; but for rebuilding, which breaks the communicator first.
+    /// Begins nothing then, and breaks nothing; but for rebuilding, which breaks the communicator
+    /// first.
     #[test]
     fn a_thread_waits_for_another_threads_call_no_longer_than_the_deadline() {
         let deadline = Duration::from_millis(200);

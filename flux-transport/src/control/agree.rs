@@ -1,6 +1,7 @@
 //! A step that fails on every rank if it fails on one.
 //!
-//! Invariant: all ranks see the same answers and judge them alike, so they all go on or all give up.
+//! Invariant: all ranks see the same answers and judge them alike, so they all go on or all give
+//! up.
 
 use super::{Collective, ControlError, Step};
 use flux_core::Rank;
@@ -27,8 +28,8 @@ const REFUSAL: u8 = 1;
 /// Bytes of a reason that are told.
 const MAX_REASON: usize = 8 << 10;
 
-/// Gives every rank this rank's offer, or the reason why it has none, and returns all ranks' offers, by rank: a later step of connecting, or of growing the
-/// workspace.
+/// Gives every rank this rank's offer, or the reason why it has none, and returns all ranks'
+/// offers, by rank: a later step of connecting, or of growing the workspace.
 pub(crate) fn agree<T: AsRef<[u8]>, E: Display>(
     steps: Collective<'_>,
     own: &Result<T, E>,
@@ -79,7 +80,8 @@ pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
         .collect()
 }
 
-/// This rank's value where every rank has one, and otherwise nobody's: its own failure as it is, another's as that rank tells it.
+/// This rank's value where every rank has one, and otherwise nobody's: its own failure as it is,
+/// another's as that rank tells it.
 pub(crate) fn together<T, E: Display + From<Disagreed>>(steps: Collective<'_>, deadline: Instant, own: Result<T, E>) -> Result<T, E> {
     let answers = agree(steps, &own.as_ref().map(|_| []), deadline);
     let value = own?;

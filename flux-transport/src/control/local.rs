@@ -1,7 +1,8 @@
 //! The control plane of ranks that are threads of one process.
 //!
-//! Invariant: a rank posts step `g + 1` only after it has taken what all ranks posted for step `g`. So steps `g` and `g + 2` can share their
-//! places: who posts `g + 2` knows that everybody has posted `g + 1`, and so has taken `g`.
+//! Invariant: a rank posts step `g + 1` only after it has taken what all ranks posted for step `g`.
+//! So steps `g` and `g + 2` can share their places: who posts `g + 2` knows that everybody has
+//! posted `g + 1`, and so has taken `g`.
 
 mod regroup;
 
@@ -79,7 +80,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-// No code that can panic runs under these locks, so what they guard is whole even if a lock is marked as poisoned.
+// No code that can panic runs under these locks, so what they guard is whole even if a lock is
+// marked as poisoned.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,8 @@
 //! The control plane: how the ranks of a world talk to each other on the host, beside the data.
 //!
-//! Invariant: all ranks take the same steps (exchanges, barriers) in the same order. Each ends by its deadline, or at once when a rank that it
-//! needs is gone, whatever step another thread of the rank is in. After a failed step an end is out of step with the others, and refuses further ones.
+//! Invariant: all ranks take the same steps (exchanges, barriers) in the same order. Each ends by
+//! its deadline, or at once when a rank that it needs is gone, whatever step another thread of the
+//! rank is in. After a failed step an end is out of step with the others, and refuses further ones.
 
 mod agree;
 #[cfg(any(test, fuzzing))]
@@ -96,8 +97,9 @@ pub type Watcher = dyn Fn(Notice) + Send + Sync;
 
 /// One rank's end of the control plane.
 ///
-/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose the rank. A process that has forked without exec dies, as they see
-/// it, with the last of its children: these hold copies of its connections.
+/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose
+/// the rank. A process that has forked without exec dies, as they see it, with the last of its
+/// children: these hold copies of its connections.
 pub trait ControlPlane: Send + Sync + Debug {
     /// This end's rank.
     fn rank(&self) -> Rank;
@@ -114,8 +116,9 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
 
-    /// As [`exchange`](Self::exchange), and gives every peer on this rank's [host](Self::hosts) duplicates of the same descriptors; with what each rank gave come those
-    /// of each peer, none at this rank's own index, and from other hosts.
+    /// As [`exchange`](Self::exchange), and gives every peer on this rank's [host](Self::hosts)
+    /// duplicates of the same descriptors; with what each rank gave come those of each peer, none
+    /// at this rank's own index, and from other hosts.
     fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError>;
 
     /// As [`exchange_with_fds`](Self::exchange_with_fds), of descriptors alone.
@@ -126,13 +129,15 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Returns when every rank has come here.
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError>;
 
-    /// Tells `watcher` of every notice from now on, and of losses that there have been. It is forgotten once it is dropped.
+    /// Tells `watcher` of every notice from now on, and of losses that there have been. It is
+    /// forgotten once it is dropped.
     fn watch(&self, watcher: Weak<Watcher>);
 
     /// Says that this rank is leaving, so that its absence is no loss. It takes no further steps.
     fn goodbye(&self);
 
-    /// Asks the peers to give up what they wait for in a communicator; does not wait. `reason` is not 0.
+    /// Asks the peers to give up what they wait for in a communicator; does not wait. `reason` is
+    /// not 0.
     fn abort_peers(&self, communicator: u32, reason: u32);
 
     /// Tells the peers that this rank makes no call of a communicator after `last`; does not wait.
@@ -147,24 +152,27 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Has `answerer` answer when a peer asks. It is forgotten once it is dropped.
     fn answer_with(&self, answerer: Weak<Answerer>);
 
-    /// Asks every peer about one communicator of this world; what each answered until the deadline, by rank, this one included. No step:
-    /// peers answer whatever they do, and at any time.
+    /// Asks every peer about one communicator of this world; what each answered until the deadline,
+    /// by rank, this one included. No step: peers answer whatever they do, and at any time.
     fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer>;
 
-    /// A new control plane of the ranks that are neither gone, however they went, nor in `without`, renumbered in order. All of them ask for it; this one's
-    /// memory, messages and steps have nothing to do with the new one's. Whoever is left out of a group and lives is in none that is made of this plane, then or later.
+    /// A new control plane of the ranks that are neither gone, however they went, nor in `without`,
+    /// renumbered in order. All of them ask for it; this one's memory, messages and steps have
+    /// nothing to do with the new one's. Whoever is left out of a group and lives is in none that
+    /// is made of this plane, then or later.
     ///
     /// # Errors
-    /// [`ControlError::Timeout`] names the ranks that did not ask at any time, [`ControlError::Leader`] the one that could not make the group,
-    /// [`ControlError::GivenUp`] one that leaves this rank out.
+    /// [`ControlError::Timeout`] names the ranks that did not ask at any time,
+    /// [`ControlError::Leader`] the one that could not make the group, [`ControlError::GivenUp`]
+    /// one that leaves this rank out.
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError>;
 
     /// A peer that has gone on in a group of this plane's ranks without this one, or is about to.
     fn left_out_by(&self) -> Option<Rank>;
 }
 
-/// The control planes of `n` ranks that are threads, by rank: what [`World::local`](crate::World::local) makes worlds of. `None` where no world is that
-/// large.
+/// The control planes of `n` ranks that are threads, by rank: what
+/// [`World::local`](crate::World::local) makes worlds of. `None` where no world is that large.
 pub fn local_planes(n: u32) -> Option<Vec<Arc<dyn ControlPlane>>> {
     let ends = LocalControl::world_of(WorldSize::new(n)?);
     Some(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn ControlPlane>).collect())
@@ -204,7 +212,8 @@ pub enum ControlError {
         /// The first that is on another host.
         peer: Rank,
     },
-    /// The rank that was to connect the ranks that are left could not, for a reason of its own; it is not late.
+    /// The rank that was to connect the ranks that are left could not, for a reason of its own; it
+    /// is not late.
     #[error("rank {rank} could not connect the ranks that are left: {source}")]
     Leader {
         /// The lowest that is left.

@@ -1,7 +1,9 @@
-//! What an exchange is for, and of which communicator, so that ranks that are at different steps find out instead of taking each other's words for their own.
+//! What an exchange is for, and of which communicator, so that ranks that are at different steps
+//! find out instead of taking each other's words for their own.
 //!
-//! Invariant: every message of a communicator, of one that is being made too, begins with its step and the communicator's number. All ranks see all of them, so either all
-//! go on or none does, and after a mismatch they are still in step: each has taken one.
+//! Invariant: every message of a communicator, of one that is being made too, begins with its step
+//! and the communicator's number. All ranks see all of them, so either all go on or none does, and
+//! after a mismatch they are still in step: each has taken one.
 
 use super::{ControlError, ControlPlane, Disagreed, agree};
 use flux_core::Rank;
@@ -48,7 +50,8 @@ impl Step {
     }
 }
 
-/// One rank's end of the steps of one communicator, where a world may have several. All ranks take the steps of all of them in one order.
+/// One rank's end of the steps of one communicator, where a world may have several. All ranks take
+/// the steps of all of them in one order.
 #[derive(Clone, Copy, Debug)]
 pub struct Collective<'a> {
     control: &'a dyn ControlPlane,
@@ -69,7 +72,8 @@ impl<'a> Collective<'a> {
     /// Gives `payload` to every rank at this step, and returns what each gave, by rank.
     ///
     /// # Errors
-    /// The control plane's, and [`ControlError::Protocol`] with the first rank that is at another step, or at that of another communicator.
+    /// The control plane's, and [`ControlError::Protocol`] with the first rank that is at another
+    /// step, or at that of another communicator.
     pub fn exchange_at(self, step: Step, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
         let Self { control, communicator } = self;
         let own = At { step, communicator };
@@ -78,11 +82,13 @@ impl<'a> Collective<'a> {
         control.world().ranks().zip(said).map(|(rank, said)| own.payload(rank, said)).collect()
     }
 
-    /// Gives every peer on this rank's host duplicates of the same descriptors, as [`ControlPlane::exchange_fds`] does: two later steps of connecting, or of growing the
+    /// Gives every peer on this rank's host duplicates of the same descriptors, as
+    /// [`ControlPlane::exchange_fds`] does: two later steps of connecting, or of growing the
     /// workspace. In the second the ranks tell each other whether they could take them.
     ///
     /// # Errors
-    /// As of [`exchange_at`](Self::exchange_at), and on all ranks where one may not have so many descriptors open.
+    /// As of [`exchange_at`](Self::exchange_at), and on all ranks where one may not have so many
+    /// descriptors open.
     pub(crate) fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
         let Self { control, communicator } = self;
         let own = At { step: Step::Memory, communicator };

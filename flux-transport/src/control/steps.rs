@@ -1,7 +1,8 @@
 //! Whose step it is, where several threads of a rank take steps of one world.
 //!
-//! Invariant: one thread at a time is in a step, and steps are numbered in the order in which they are taken. After the first failure nobody takes another. Whoever finds
-//! no turn by its deadline has failed, too: the peers will take its step.
+//! Invariant: one thread at a time is in a step, and steps are numbered in the order in which they
+//! are taken. After the first failure nobody takes another. Whoever finds no turn by its deadline
+//! has failed, too: the peers will take its step.
 
 use super::{ControlError, mask_of, ranks_of};
 use flux_core::Rank;
@@ -32,11 +33,13 @@ struct State {
 struct InStep<'s>(&'s Steps);
 
 impl Steps {
-    /// Has `take` take the step of `rank` that is named `step`, with its number, when no other thread is in one.
+    /// Has `take` take the step of `rank` that is named `step`, with its number, when no other
+    /// thread is in one.
     ///
     /// # Errors
-    /// Those of `take`; [`ControlError::Timeout`] where another thread's step does not end by the deadline, with whom that waits for; [`ControlError::Protocol`]
-    /// after a failure, with the first.
+    /// Those of `take`; [`ControlError::Timeout`] where another thread's step does not end by the
+    /// deadline, with whom that waits for; [`ControlError::Protocol`] after a failure, with the
+    /// first.
     pub(crate) fn take<T>(
         &self,
         rank: Rank,
@@ -130,7 +133,8 @@ mod tests {
                 ControlError::Timeout { step: "barrier", missing } => assert_eq!(missing, [Rank::new(3)]),
                 other => panic!("{other}"),
             }
-            // Its peers take that step next, so nobody here takes another, whatever becomes of the one in progress.
+            // Its peers take that step next, so nobody here takes another, whatever becomes of the
+            // one in progress.
             let refused = || steps.take(OWN, "exchange", after(60 * SECOND), |_| Ok(())).unwrap_err().to_string();
             let text = refused();
             assert!(text.starts_with("rank 0: ") && text.ends_with("(barrier: the deadline passed while waiting for rank 3)"), "{text}");

@@ -1,7 +1,8 @@
 //! A device of this process, with its primary context held.
 //!
-//! Invariant: a [`CudaDevice`] holds a reference to the device's primary context, the one that the CUDA runtime and frameworks
-//! use, so whatever is made under it is theirs to use too. Everything made on a device holds the device.
+//! Invariant: a [`CudaDevice`] holds a reference to the device's primary context, the one that the
+//! CUDA runtime and frameworks use, so whatever is made under it is theirs to use too. Everything
+//! made on a device holds the device.
 
 use super::device::{DeviceInfo, device_info};
 use super::driver::{Driver, Handle, driver};
@@ -88,7 +89,8 @@ impl CudaDevice {
         driver.check("cuCtxGetCurrent", unsafe { (driver.cu_ctx_get_current)(&raw mut current) })?;
         let pushed = current != self.handle();
         if pushed {
-            // SAFETY: the context is retained as long as `self` lives, and the guard pops it on this thread.
+            // SAFETY: the context is retained as long as `self` lives, and the guard pops it on
+            // this thread.
             driver.check("cuCtxPushCurrent", unsafe { (driver.cu_ctx_push_current)(self.handle()) })?;
         }
         Ok(Current { pushed, driver, not_send: PhantomData })
@@ -102,15 +104,18 @@ impl CudaDevice {
         driver.check("cuCtxSynchronize", unsafe { (driver.cu_ctx_synchronize)() })
     }
 
-    /// Notes that the device was waited for in vain: from then on nothing of it is freed in this process, as that would wait for it, nor is its primary context released.
+    /// Notes that the device was waited for in vain: from then on nothing of it is freed in this
+    /// process, as that would wait for it, nor is its primary context released.
     pub fn give_up(&self, why: &str) {
         if patience::give_up(self.ordinal(), why) {
-            // With the last reference the context would go, and what still runs there, and memory that is kept for peers.
+            // With the last reference the context would go, and what still runs there, and memory
+            // that is kept for peers.
             keep(&self.inner);
         }
     }
 
-    /// Whether the device was waited for in vain before: what is freed would wait for it, perhaps for ever.
+    /// Whether the device was waited for in vain before: what is freed would wait for it, perhaps
+    /// for ever.
     pub fn is_given_up(&self) -> bool {
         patience::is_given_up(self.ordinal())
     }
@@ -135,8 +140,8 @@ impl CudaDevice {
         Ok((free as u64, total as u64))
     }
 
-    /// Whether `stream`, a `CUstream`, belongs to this device's primary context. The default streams belong to whatever
-    /// context is current, so to this one.
+    /// Whether `stream`, a `CUstream`, belongs to this device's primary context. The default
+    /// streams belong to whatever context is current, so to this one.
     ///
     /// # Errors
     /// A handle that the driver does not know, or a stream in an unsafe state of capture.
@@ -169,7 +174,8 @@ impl Drop for Current {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped: Handle = 0;
-            // SAFETY: `enter` pushed a context on this thread (the guard is not Send), and guards nest.
+            // SAFETY: `enter` pushed a context on this thread (the guard is not Send), and guards
+            // nest.
             self.driver.report("cuCtxPopCurrent", unsafe { (self.driver.cu_ctx_pop_current)(&raw mut popped) });
         }
     }

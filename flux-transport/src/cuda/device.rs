@@ -1,6 +1,7 @@
 //! What devices there are, asked without making a context on any.
 //!
-//! Invariant: an ordinal means something in this process only; across processes a device is known by its [`DeviceUuid`].
+//! Invariant: an ordinal means something in this process only; across processes a device is known
+//! by its [`DeviceUuid`].
 
 use super::CudaError;
 use super::driver::{Driver, driver};
@@ -165,7 +166,8 @@ pub fn device_info(ordinal: u32) -> Result<DeviceInfo, CudaError> {
     })
 }
 
-/// Whether `device` can read and write memory of `peer`, both ordinals of this process. A device can always access its own.
+/// Whether `device` can read and write memory of `peer`, both ordinals of this process. A device
+/// can always access its own.
 pub fn can_access_peer(device: u32, peer: u32) -> Result<bool, CudaError> {
     let driver = driver()?;
     let (from, to) = (device_handle(driver, device)?, device_handle(driver, peer)?);

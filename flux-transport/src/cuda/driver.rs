@@ -1,7 +1,8 @@
 //! The table of driver entry points, loaded once.
 //!
-//! Invariant: a [`Driver`] exists only when every entry point was found, `cuInit` succeeded and there is a device. Handles
-//! (contexts, streams, events) travel as `usize`: this crate never looks behind them.
+//! Invariant: a [`Driver`] exists only when every entry point was found, `cuInit` succeeded and
+//! there is a device. Handles (contexts, streams, events) travel as `usize`: this crate never looks
+//! behind them.
 
 use super::{CudaError, Unavailable};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemAccessDesc, CUmemAllocationProp, CUstreamBatchMemOpParams};
@@ -24,8 +25,9 @@ macro_rules! table {
             fn load(library: Library) -> Result<Self, Unavailable> {
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is the entry point's declaration in cuda.h (opaque pointers as `usize`, enums as
-                        // integers, which have the same representation); `_library` keeps it loaded as long as the table.
+                        // SAFETY: the type is the entry point's declaration in cuda.h (opaque
+                        // pointers as `usize`, enums as integers, which have the same
+                        // representation); `_library` keeps it loaded as long as the table.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) };
                         *symbol.map_err(|_| Unavailable::Symbol { symbol: stringify!($name) })?
                     },)*

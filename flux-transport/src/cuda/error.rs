@@ -34,7 +34,8 @@ pub enum Unavailable {
 }
 
 impl Unavailable {
-    /// Whether there is a driver that does not work, not a machine without one or a process that is shown no device.
+    /// Whether there is a driver that does not work, not a machine without one or a process that is
+    /// shown no device.
     pub fn is_fault(&self) -> bool {
         matches!(self, Self::Symbol { .. } | Self::Init { .. })
     }

@@ -1,7 +1,7 @@
 //! Device memory, pinned host memory, and copies by the copy engines.
 //!
-//! Invariant: a block is freed under its device's context, once, and not before every copy that its owner started is done (the
-//! driver's `cuMemFree` and `cuMemFreeHost` wait for that).
+//! Invariant: a block is freed under its device's context, once, and not before every copy that its
+//! owner started is done (the driver's `cuMemFree` and `cuMemFreeHost` wait for that).
 
 use super::driver::Handle;
 use super::{CudaDevice, CudaError};
@@ -64,7 +64,8 @@ pub struct PinnedBlock {
     bytes: usize,
 }
 
-// SAFETY: the block is plain memory; whoever reads or writes it through `host` answers for the accesses.
+// SAFETY: the block is plain memory; whoever reads or writes it through `host` answers for the
+// accesses.
 unsafe impl Send for PinnedBlock {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedBlock {}
@@ -123,14 +124,16 @@ impl Drop for PinnedBlock {
 /// Copies `bytes` on `stream`.
 ///
 /// # Safety
-/// Both ranges are mapped with access for `device` until the copy is done; `device`'s context is current.
+/// Both ranges are mapped with access for `device` until the copy is done; `device`'s context is
+/// current.
 pub(crate) unsafe fn copy_async(device: &CudaDevice, to: u64, from: u64, bytes: usize, stream: Handle) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise.
     driver.check("cuMemcpyDtoDAsync", unsafe { (driver.cu_memcpy_dtod_async)(to, from, bytes, stream) })
 }
 
-/// Copies `rows` rows of `bytes` each on `stream`; both sides are an address and the bytes from a row to the next.
+/// Copies `rows` rows of `bytes` each on `stream`; both sides are an address and the bytes from a
+/// row to the next.
 ///
 /// # Safety
 /// As [`copy_async`], for the rows at `to` and those at `from`.
@@ -164,7 +167,8 @@ pub(crate) unsafe fn copy_rows_async(
     driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
 }
 
-/// Stores one word on `stream`, after everything before it there, without a copy engine and without an SM.
+/// Stores one word on `stream`, after everything before it there, without a copy engine and without
+/// an SM.
 ///
 /// # Safety
 /// As [`copy_async`], for 4 bytes at `to`.
@@ -174,7 +178,8 @@ pub(crate) unsafe fn write_value_async(device: &CudaDevice, to: u64, value: u32,
     driver.check("cuStreamWriteValue32", unsafe { (driver.cu_stream_write_value)(stream, to, value, 0) })
 }
 
-/// Makes what comes next on `stream` wait until the word at `from` is `value` or up to 2^31 - 1 more, modulo 2^32. No SM waits.
+/// Makes what comes next on `stream` wait until the word at `from` is `value` or up to 2^31 - 1
+/// more, modulo 2^32. No SM waits.
 ///
 /// # Safety
 /// As [`copy_async`], for 4 bytes at `from`.

@@ -1,7 +1,8 @@
 //! The CUDA driver, without a panic where it is missing.
 //!
-//! Invariant: nothing in this crate calls the driver before [`available`] has said yes. The calls go through one table of
-//! entry points, whose results are plain integers: a driver newer than the bindings may return codes that they do not know.
+//! Invariant: nothing in this crate calls the driver before [`available`] has said yes. The calls
+//! go through one table of entry points, whose results are plain integers: a driver newer than the
+//! bindings may return codes that they do not know.
 
 mod context;
 mod device;
@@ -27,7 +28,8 @@ pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_asy
 pub(crate) use stream::stream_id;
 pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};
 
-/// Whether this process can use CUDA: the driver is there, complete, initialises, and shows at least one device.
+/// Whether this process can use CUDA: the driver is there, complete, initialises, and shows at
+/// least one device.
 ///
 /// The first call decides for the life of the process.
 ///
@@ -37,7 +39,8 @@ pub fn available() -> Result<(), Unavailable> {
     driver::driver().map(|_| ())
 }
 
-/// A device size as the driver takes it. Sizes fit `usize` on every platform that the driver exists for.
+/// A device size as the driver takes it. Sizes fit `usize` on every platform that the driver exists
+/// for.
 pub(crate) fn host_size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

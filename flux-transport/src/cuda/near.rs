@@ -1,13 +1,15 @@
 //! Memory near a device.
 //!
-//! Invariant: a wish, never a condition: where the system does not tell the device's node, or does not let a thread run there, memory comes from wherever
-//! it comes from. The calling thread's own affinity is left alone.
+//! Invariant: a wish, never a condition: where the system does not tell the device's node, or does
+//! not let a thread run there, memory comes from wherever it comes from. The calling thread's own
+//! affinity is left alone.
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs;
 use std::sync::{Mutex, PoisonError};
 
-/// What `make` returns, run where memory that it touches first is that of the node of the device at this PCI address.
+/// What `make` returns, run where memory that it touches first is that of the node of the device at
+/// this PCI address.
 ///
 /// A policy for memory would say it directly, but containers commonly forbid the call.
 #[allow(clippy::missing_panics_doc, reason = "it is taken once: by the thread, or where there is none by the caller")]

@@ -1,7 +1,8 @@
 //! Waits of the host for a device, all of which end; and devices that were waited for in vain.
 //!
-//! Invariant: of a device that was given up nothing is freed any more, as freeing waits for it, its primary context included, nor any pinned memory, whose freeing waits
-//! for all devices. That is for the life of the process.
+//! Invariant: of a device that was given up nothing is freed any more, as freeing waits for it, its
+//! primary context included, nor any pinned memory, whose freeing waits for all devices. That is
+//! for the life of the process.
 
 use super::CudaError;
 use std::sync::atomic::{AtomicU64, Ordering};

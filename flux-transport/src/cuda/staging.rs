@@ -1,7 +1,7 @@
 //! Host memory that copy engines read and write, and words that streams write and wait for.
 //!
-//! Invariant: a registration holds what it registers, so the pages stay as long as a device may use them; and nothing here is done by an SM, so a
-//! kernel that holds all of them may wait for it.
+//! Invariant: a registration holds what it registers, so the pages stay as long as a device may use
+//! them; and nothing here is done by an SM, so a kernel that holds all of them may wait for it.
 
 use super::driver::Handle;
 use super::{CudaDevice, CudaError};
@@ -28,7 +28,8 @@ pub(crate) struct Registration<M> {
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
 impl<M> Registration<M> {
-    /// Registers `bytes` bytes at `host`, which `memory` holds. A range is registered once in a process.
+    /// Registers `bytes` bytes at `host`, which `memory` holds. A range is registered once in a
+    /// process.
     ///
     /// # Safety
     /// The range lies on borders of pages and is mapped as long as `memory` lives.
@@ -53,7 +54,8 @@ impl<M> Registration<M> {
         let driver = device.driver();
         let mut address = 0;
         let host = ptr::with_exposed_provenance_mut(self.host);
-        // SAFETY: `address` is a place for the result; the range was registered as mapped for all devices.
+        // SAFETY: `address` is a place for the result; the range was registered as mapped for all
+        // devices.
         let code = unsafe { (driver.cu_mem_host_get_device_pointer)(&raw mut address, host, 0) };
         driver.check("cuMemHostGetDevicePointer", code)?;
         Ok(address)
@@ -108,7 +110,8 @@ fn dense(a: Rows, b: Rows, rows: u64, width: u64) -> bool {
     rows == 1 || (a.pitch == width && b.pitch == width)
 }
 
-/// Copies `rows` rows of `width` bytes from the device to registered memory, whose host address `to` has, on `stream`.
+/// Copies `rows` rows of `width` bytes from the device to registered memory, whose host address
+/// `to` has, on `stream`.
 ///
 /// # Safety
 /// Both ranges stay until the copy is done; `device`'s context is current.
@@ -137,7 +140,8 @@ pub(crate) unsafe fn copy_out_async(
     driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
 }
 
-/// Copies `rows` rows of `width` bytes from registered memory, whose host address `from` has, to the device, on `stream`.
+/// Copies `rows` rows of `width` bytes from registered memory, whose host address `from` has, to
+/// the device, on `stream`.
 ///
 /// # Safety
 /// As [`copy_out_async`].
@@ -209,7 +213,8 @@ const fn written(operation: OpType, address: u64, value: u64) -> CUstreamBatchMe
 /// Does `ops` on `stream`, in order, as few batches as it takes.
 ///
 /// # Safety
-/// The words are mapped for `device` until they were written or waited for; `device`'s context is current.
+/// The words are mapped for `device` until they were written or waited for; `device`'s context is
+/// current.
 pub(crate) unsafe fn words_async(device: &CudaDevice, ops: impl IntoIterator<Item = WordOp>, stream: Handle) -> Result<(), CudaError> {
     let driver = device.driver();
     let mut ops = ops.into_iter().peekable();

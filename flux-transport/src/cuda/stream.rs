@@ -1,7 +1,7 @@
 //! Streams, events and stream capture, where the safe layer of the bindings does not reach.
 //!
-//! Invariant: a stream or event is made and destroyed under its device's context. Handles of the caller's streams are only
-//! passed on to the driver.
+//! Invariant: a stream or event is made and destroyed under its device's context. Handles of the
+//! caller's streams are only passed on to the driver.
 
 use super::driver::{Handle, driver};
 use super::{CudaDevice, CudaError};
@@ -62,7 +62,8 @@ impl Drop for SideStream {
             return;
         };
         let driver = self.device.driver();
-        // SAFETY: made in `new`, destroyed only here; work on it finishes first, as the driver promises.
+        // SAFETY: made in `new`, destroyed only here; work on it finishes first, as the driver
+        // promises.
         driver.report("cuStreamDestroy", unsafe { (driver.cu_stream_destroy)(self.stream) });
     }
 }
@@ -89,7 +90,8 @@ impl Event {
     pub fn record(&self, stream: usize) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
-        // SAFETY: the event lives as long as `self`; a stream of another context is refused by the driver.
+        // SAFETY: the event lives as long as `self`; a stream of another context is refused by the
+        // driver.
         driver.check("cuEventRecord", unsafe { (driver.cu_event_record)(self.event, stream) })
     }
 
@@ -140,7 +142,8 @@ pub fn capture(stream: usize) -> Result<Capture, CudaError> {
     use std::ptr::null_mut;
     let driver = driver()?;
     let (mut status, mut id) = (0, 0);
-    // SAFETY: the first two are places for results, the others are optional and left out; the caller vouches for the handle.
+    // SAFETY: the first two are places for results, the others are optional and left out; the
+    // caller vouches for the handle.
     let code = unsafe {
         (driver.cu_stream_get_capture_info)(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut(), null_mut())
     };
@@ -152,7 +155,8 @@ pub fn capture(stream: usize) -> Result<Capture, CudaError> {
     })
 }
 
-/// The number of a stream that is not being captured, never used again in the life of the process, unlike its handle.
+/// The number of a stream that is not being captured, never used again in the life of the process,
+/// unlike its handle.
 pub(crate) fn stream_id(stream: usize) -> Result<u64, CudaError> {
     let driver = driver()?;
     let mut id = 0;

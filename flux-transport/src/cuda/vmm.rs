@@ -1,7 +1,8 @@
-//! Device memory whose pages and addresses are made apart, so that several devices and processes can map the same pages.
+//! Device memory whose pages and addresses are made apart, so that several devices and processes
+//! can map the same pages.
 //!
-//! Invariant: an [`Allocation`] holds one reference to its pages, a [`Mapping`] another; the pages go when the last of them in any
-//! process is dropped. Sizes are multiples of the granularity.
+//! Invariant: an [`Allocation`] holds one reference to its pages, a [`Mapping`] another; the pages
+//! go when the last of them in any process is dropped. Sizes are multiples of the granularity.
 
 use super::{CudaDevice, CudaError, host_size};
 use cudarc::driver::sys::{
@@ -66,7 +67,8 @@ impl Allocation {
         let driver = device.driver();
         let properties = properties(device, handles);
         let mut granularity = 0;
-        // SAFETY: `granularity` is a place for the result; the properties are read before the call returns.
+        // SAFETY: `granularity` is a place for the result; the properties are read before the call
+        // returns.
         let code = unsafe { (driver.cu_mem_get_allocation_granularity)(&raw mut granularity, &raw const properties, RECOMMENDED) };
         driver.check("cuMemGetAllocationGranularity", code)?;
         Ok(granularity as u64)
@@ -78,7 +80,8 @@ impl Allocation {
         let driver = device.driver();
         let properties = properties(device, handles);
         let mut handle = 0;
-        // SAFETY: `handle` is a place for the result; the properties are read before the call returns.
+        // SAFETY: `handle` is a place for the result; the properties are read before the call
+        // returns.
         let code = unsafe { (driver.cu_mem_create)(&raw mut handle, host_size(bytes), &raw const properties, 0) };
         driver.check("cuMemCreate", code)?;
         Ok(Self { device: device.clone(), handle, bytes })
@@ -88,28 +91,31 @@ impl Allocation {
     pub(crate) fn export(&self) -> Result<OwnedFd, CudaError> {
         let driver = self.device.driver();
         let mut fd: c_int = -1;
-        // SAFETY: for this kind of handle the driver stores an `int`; the allocation was made with the kind.
+        // SAFETY: for this kind of handle the driver stores an `int`; the allocation was made with
+        // the kind.
         let code = unsafe { (driver.cu_mem_export_to_shareable_handle)((&raw mut fd).cast(), self.handle, Handles::PosixFd.kind().0, 0) };
         driver.check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver has just opened it for this process, which nobody else knows of.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The pages behind a descriptor from another process, for use by `device`. `bytes` is what their owner says; mapping more
-    /// than there is fails in the driver.
+    /// The pages behind a descriptor from another process, for use by `device`. `bytes` is what
+    /// their owner says; mapping more than there is fails in the driver.
     pub(crate) fn import(device: &CudaDevice, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let mut handle = 0;
         // The driver takes the descriptor's number in place of a pointer.
         let number = ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
-        // SAFETY: `handle` is a place for the result; the descriptor is open during the call, which keeps no hold of it.
+        // SAFETY: `handle` is a place for the result; the descriptor is open during the call, which
+        // keeps no hold of it.
         let code = unsafe { (driver.cu_mem_import_from_shareable_handle)(&raw mut handle, number, Handles::PosixFd.kind().0) };
         driver.check("cuMemImportFromShareableHandle", code)?;
         Ok(Self { device: device.clone(), handle, bytes })
     }
 
-    /// Maps the pages at a fresh address, readable and writable by the devices of this process with these ordinals.
+    /// Maps the pages at a fresh address, readable and writable by the devices of this process with
+    /// these ordinals.
     ///
     /// The address is valid for each of these devices alike.
     pub(crate) fn map(&self, ordinals: &[u32]) -> Result<Mapping, CudaError> {
@@ -121,7 +127,8 @@ impl Allocation {
         driver.check("cuMemAddressReserve", unsafe { (driver.cu_mem_address_reserve)(&raw mut address, bytes, 0, 0, 0) })?;
         // From here on the destructor undoes what was done.
         let mut mapping = Mapping { device: self.device.clone(), address, bytes: self.bytes, mapped: false };
-        // SAFETY: the range was just reserved and is as long as the pages; offset and flags must be 0.
+        // SAFETY: the range was just reserved and is as long as the pages; offset and flags must
+        // be 0.
         driver.check("cuMemMap", unsafe { (driver.cu_mem_map)(address, bytes, 0, self.handle, 0) })?;
         mapping.mapped = true;
         let mut access: Vec<CUmemAccessDesc> = Vec::with_capacity(ordinals.len());
@@ -172,7 +179,8 @@ impl Drop for Mapping {
         };
         let driver = self.device.driver();
         if self.mapped {
-            // SAFETY: mapped in `Allocation::map`, unmapped only here; the owner of the mapping has drained what uses it.
+            // SAFETY: mapped in `Allocation::map`, unmapped only here; the owner of the mapping has
+            // drained what uses it.
             driver.report("cuMemUnmap", unsafe { (driver.cu_mem_unmap)(self.address, host_size(self.bytes)) });
         }
         // SAFETY: reserved in `Allocation::map`, freed only here, and no longer mapped.

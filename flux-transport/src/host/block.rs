@@ -1,7 +1,8 @@
 //! Heap memory that is shared by address.
 //!
-//! Invariant: a block is zero when it is made, is not moved, and lives until its last owner drops it. Its address is exposed, so that it may be made into
-//! a pointer again by who got it as a number.
+//! Invariant: a block is zero when it is made, is not moved, and lives until its last owner drops
+//! it. Its address is exposed, so that it may be made into a pointer again by who got it as a
+//! number.
 
 use crate::TransportError;
 use flux_core::layout::LINE;
@@ -16,7 +17,8 @@ pub(super) struct Block {
     address: u64,
 }
 
-// SAFETY: a block is only an allocation; access to its bytes is by address and under the signal protocol.
+// SAFETY: a block is only an allocation; access to its bytes is by address and under the signal
+// protocol.
 unsafe impl Send for Block {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Block {}
@@ -25,7 +27,8 @@ impl Block {
     /// `bytes` zeroed bytes; untouched ones take no memory.
     pub(super) fn new(what: &'static str, bytes: u64) -> Result<Self, TransportError> {
         let none = || TransportError::OutOfMemory { what, bytes };
-        // Alignment by hand: for more than the allocator's own, `alloc_zeroed` writes all the zeros itself instead of taking fresh pages.
+        // Alignment by hand: for more than the allocator's own, `alloc_zeroed` writes all the zeros
+        // itself instead of taking fresh pages.
         let size = bytes.checked_add(LINE).and_then(|size| usize::try_from(size).ok()).ok_or_else(none)?;
         let layout = Layout::from_size_align(size, 16).map_err(|_| none())?;
         // SAFETY: the size is at least `LINE`, so not 0.

@@ -1,8 +1,9 @@
 //! Memory that processes share: a file without a name, mapped by every rank.
 //!
-//! Invariant: a file's length is sealed before anybody else has its descriptor and is checked before it is mapped, and all its pages are taken when
-//! it is made. So no access to a mapping can fail, whatever the other ranks do or whether they live. There is nothing to leave behind: the memory
-//! goes with the last mapping.
+//! Invariant: a file's length is sealed before anybody else has its descriptor and is checked
+//! before it is mapped, and all its pages are taken when it is made. So no access to a mapping can
+//! fail, whatever the other ranks do or whether they live. There is nothing to leave behind: the
+//! memory goes with the last mapping.
 
 use crate::TransportError;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -16,8 +17,9 @@ use std::ptr::NonNull;
 /// What keeps a file as long as it is: no rank can cut it under another's feet, or make it grow.
 const LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// Taken at once. A signal may interrupt the call, and older kernels give back then what it had taken: what earlier pieces took stays, so that a profiler's signals do
-/// not have a large file begun again and again.
+/// Taken at once. A signal may interrupt the call, and older kernels give back then what it had
+/// taken: what earlier pieces took stays, so that a profiler's signals do not have a large file
+/// begun again and again.
 const PIECE: u64 = 4 << 20;
 
 /// A whole file, mapped for reading and writing.
@@ -28,7 +30,8 @@ pub(crate) struct MappedFile {
     address: u64,
 }
 
-// SAFETY: a mapping is only memory; access to its bytes is by address and under the signal protocol.
+// SAFETY: a mapping is only memory; access to its bytes is by address and under the signal
+// protocol.
 unsafe impl Send for MappedFile {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for MappedFile {}
@@ -51,7 +54,8 @@ pub(crate) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, Transpor
     Ok(file)
 }
 
-/// Refuses a file beyond the process's limit to files, of which the system does not tell who makes one: it ends the process by a signal.
+/// Refuses a file beyond the process's limit to files, of which the system does not tell who makes
+/// one: it ends the process by a signal.
 fn within(limit: Option<u64>, bytes: u64) -> Result<(), TransportError> {
     let Some(limit) = limit.filter(|&limit| bytes > limit) else { return Ok(()) };
     let why = format!("it has {bytes} bytes, and the process's limit to files is {limit} (ulimit -f)");
@@ -74,7 +78,8 @@ impl MappedFile {
         }
         let length = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than this process can map"))?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this process.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this
+        // process.
         let memory = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, flags, file.as_fd(), 0) };
         let memory = memory.map_err(|errno| format!("{bytes} bytes of its memory cannot be mapped: {errno}"))?;
         let address = memory.expose_provenance() as u64;

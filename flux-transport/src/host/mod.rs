@@ -1,7 +1,9 @@
-//! Ranks on the host, as threads or as processes: they share the heap or files without names, and a thread of each rank moves its shard.
+//! Ranks on the host, as threads or as processes: they share the heap or files without names, and a
+//! thread of each rank moves its shard.
 //!
-//! Invariant: a call is synchronous. Between [`begin`](Transport::begin) and [`finish`](Transport::finish) the caller's thread executes the program;
-//! after `finish` neither it nor the mover touches the caller's tensors.
+//! Invariant: a call is synchronous. Between [`begin`](Transport::begin) and
+//! [`finish`](Transport::finish) the caller's thread executes the program; after `finish` neither
+//! it nor the mover touches the caller's tensors.
 
 mod block;
 pub(crate) mod file;
@@ -51,7 +53,8 @@ impl Host {
         // Agreed on, and by what all ranks know: refused on all or on none.
         let nodes = options.nodes.map(|count| grouped(world.size(), Some(count), hosts)).transpose();
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
-        // Before memory is taken, after which no step is left in which the others would hear why there is no thread.
+        // Before memory is taken, after which no step is left in which the others would hear why
+        // there is no thread.
         let mover = if world.size().get() > 1 { Mover::spawn(world.rank()).map(Some) } else { Ok(None) };
         let mover = together(world.steps(), deadline, mover.map_err(ConnectError::from))?;
         let mapping = Mapping::new(world.steps(), options.reserve, options.first_epoch, options.deadline, deadline)?;
@@ -128,8 +131,9 @@ impl Transport for Host {
         }
         let mapping = self.mapping();
         push.check(mapping.world.get(), mapping.view.size)?;
-        // SAFETY: the transfers were just checked against this mapping; the caller vouches for the shard until the call has finished, and
-        // `finish` waits, so that the job of the call before has ended.
+        // SAFETY: the transfers were just checked against this mapping; the caller vouches for the
+        // shard until the call has finished, and `finish` waits, so that the job of the call before
+        // has ended.
         unsafe { mover.start(mapping, push) };
         Ok(())
     }

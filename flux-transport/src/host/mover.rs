@@ -1,11 +1,14 @@
 //! The thread that moves a rank's shard to its peers.
 //!
-//! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads the caller's `x` and writes its place in gather
-//! buffers; at no other time does it touch either. In a job it waits only for what other movers bring it to pass on, which they send before they wait
-//! themselves, and for no longer than the deadline; so every job ends, one that panics too, and then the call with it.
+//! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads
+//! the caller's `x` and writes its place in gather buffers; at no other time does it touch either.
+//! In a job it waits only for what other movers bring it to pass on, which they send before they
+//! wait themselves, and for no longer than the deadline; so every job ends, one that panics too,
+//! and then the call with it.
 //!
-//! What it passes on it reads in its own rank's gather buffer. Nobody overwrites it there: that would be in the next call but one, which nobody comes to before every
-//! rank has begun the next, and this one's begins when the job has ended.
+//! What it passes on it reads in its own rank's gather buffer. Nobody overwrites it there: that
+//! would be in the next call but one, which nobody comes to before every rank has begun the next,
+//! and this one's begins when the job has ended.
 
 use super::block::pointer;
 use super::mapping::Mapping;
@@ -36,7 +39,8 @@ struct Desk {
     changed: Condvar,
 }
 
-/// The job, whose list is kept so that a call allocates nothing once it has seen the largest program.
+/// The job, whose list is kept so that a call allocates nothing once it has seen the largest
+/// program.
 #[derive(Debug)]
 struct Job {
     state: State,
@@ -85,8 +89,8 @@ impl Mover {
     /// Hands over a job; returns at once.
     ///
     /// # Safety
-    /// Every transfer lies in the workspace (`MoverJob::check`), and the shard can be read, and is not written, until [`wait`](Self::wait) has
-    /// returned. The job before has ended.
+    /// Every transfer lies in the workspace (`MoverJob::check`), and the shard can be read, and is
+    /// not written, until [`wait`](Self::wait) has returned. The job before has ended.
     pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &MoverJob<'_>) {
         let mut job = self.desk.lock();
         job.mapping = Some(mapping);
@@ -125,7 +129,8 @@ fn serve(desk: &Desk) {
         }
         // The lock is held while the job is carried out: nobody needs it before the job has ended.
         if let Some(mapping) = job.mapping.take() {
-            // What it leaves behind is in the workspace alone, of which nobody takes anything whose signal was not raised.
+            // What it leaves behind is in the workspace alone, of which nobody takes anything whose
+            // signal was not raised.
             if catch_unwind(AssertUnwindSafe(|| carry_out(&job, &mapping))).is_err() {
                 mapping.words.abort().store_release(reason::PANICKED);
             }
@@ -171,7 +176,8 @@ fn until(deadline: Duration) -> impl FnMut(u64) -> ControlFlow<()> {
     }
 }
 
-/// Copies a transfer's columns of its rows of a place, or of the shard, at `from` and with rows so far apart, to the place at address `to`.
+/// Copies a transfer's columns of its rows of a place, or of the shard, at `from` and with rows so
+/// far apart, to the place at address `to`.
 fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64) {
     let (first, rows) = (u64::from(transfer.row), u64::from(transfer.rows));
     let (col, width) = (u64::from(transfer.col) * job.element_bytes, u64::from(transfer.cols) * job.element_bytes);
@@ -182,8 +188,10 @@ fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64
         let from = pointer(from + row * stride + col).cast_const();
         let to = pointer(to + row * job.row_bytes + col);
         let bytes = usize::try_from(piece_rows * width).expect("rows in memory are addressable");
-        // SAFETY: `start`'s caller vouches for the shard; a place's rows are there, as the signal just awaited says. The rows lie in their place in the gather buffer (`MoverJob::check`), which is this rank's to
-        // write in this call: the owner has ended the call before the last, and reads only after the signal.
+        // SAFETY: `start`'s caller vouches for the shard; a place's rows are there, as the signal
+        // just awaited says. The rows lie in their place in the gather buffer (`MoverJob::check`),
+        // which is this rank's to write in this call: the owner has ended the call before the last,
+        // and reads only after the signal.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }
 }
@@ -210,7 +218,8 @@ mod tests {
             let x = x.as_ptr().expose_provenance() as u64;
             let push =
                 MoverJob { x, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes: 16, transfers: &transfers, forwards: &[] };
-            // SAFETY: `x` lives on; the transfer is in the workspace, or to a rank that there is none of, at whose address the job panics.
+            // SAFETY: `x` lives on; the transfer is in the workspace, or to a rank that there is
+            // none of, at whose address the job panics.
             unsafe { mover.start(Arc::clone(mapping), &push) };
             let (ended, has_ended) = channel();
             let mover = Arc::clone(&mover);

@@ -1,7 +1,8 @@
 //! The signals that end a launch, and the one by which a process is told of its children.
 //!
-//! Invariant: those that end a launch are caught while one runs, or whoever asked for it, and do what they do by default when none does, however many launches a process
-//! makes and at whatever time.
+//! Invariant: those that end a launch are caught while one runs, or whoever asked for it, and do
+//! what they do by default when none does, however many launches a process makes and at whatever
+//! time.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +15,10 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 /// What ends a program from outside.
 const ENDING: [(Signal, i32); 4] = [(Signal::INT, SIGINT), (Signal::TERM, SIGTERM), (Signal::QUIT, SIGQUIT), (Signal::HUP, SIGHUP)];
 
-/// SIGINT, SIGTERM, SIGQUIT and SIGHUP of this process, noted for as long as this lives, as [`Launcher::run`](super::Launcher::run) notes them; before and after they do
-/// what they do by default. A SIGHUP that the process ignores, as under `nohup`, stays ignored. For programs that have something to put away before they end.
+/// SIGINT, SIGTERM, SIGQUIT and SIGHUP of this process, noted for as long as this lives, as
+/// [`Launcher::run`](super::Launcher::run) notes them; before and after they do what they do by
+/// default. A SIGHUP that the process ignores, as under `nohup`, stays ignored. For programs that
+/// have something to put away before they end.
 #[derive(Debug)]
 pub struct Signals {
     noted: Vec<(Signal, Arc<AtomicBool>, SigId)>,
@@ -37,7 +40,8 @@ struct Catching {
 impl Catching {
     fn first() -> io::Result<Self> {
         let idle = Arc::new(AtomicBool::new(true));
-        // A program under `nohup` outlives its terminal, and its ranks ignore the signal as it does.
+        // A program under `nohup` outlives its terminal, and its ranks ignore the signal as it
+        // does.
         let caught: Vec<_> = ENDING.into_iter().filter(|&(signal, number)| signal != Signal::HUP || !ignored(number)).collect();
         for &(_, number) in &caught {
             signal_hook::flag::register_conditional_default(number, Arc::clone(&idle))?;
@@ -53,10 +57,12 @@ fn ignored(number: i32) -> bool {
     mask.is_some_and(|mask| mask >> (number - 1) & 1 == 1)
 }
 
-/// Has this process be told how its children end, for a program to call first thing in its `main`; [`Launcher::run`](super::Launcher::run) does it too.
+/// Has this process be told how its children end, for a program to call first thing in its `main`;
+/// [`Launcher::run`](super::Launcher::run) does it too.
 ///
-/// Whoever starts a program may have it ignore SIGCHLD, by a mask that exec keeps: then the system forgets how children end, and waiting for one fails. From here on
-/// such a SIGCHLD is caught, with nothing done about it, and children start with the default.
+/// Whoever starts a program may have it ignore SIGCHLD, by a mask that exec keeps: then the system
+/// forgets how children end, and waiting for one fails. From here on such a SIGCHLD is caught, with
+/// nothing done about it, and children start with the default.
 ///
 /// # Errors
 /// The system's.

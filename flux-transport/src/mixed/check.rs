@@ -1,7 +1,7 @@
 //! What a mixed transport asks of an exchange beyond that it lies in the workspace.
 //!
-//! Invariant: of an exchange that passed, messages go along the rail, copies go to ranks that this one reaches, and what is passed on is what the rounds bring, in
-//! their order.
+//! Invariant: of an exchange that passed, messages go along the rail, copies go to ranks that this
+//! one reaches, and what is passed on is what the rounds bring, in their order.
 
 use super::passing::of_round;
 use crate::{Exchange, Source};

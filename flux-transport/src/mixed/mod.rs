@@ -1,7 +1,9 @@
-//! Ranks of several nodes: peer memory within each, NCCL's messages between them, and nothing crosses twice.
+//! Ranks of several nodes: peer memory within each, NCCL's messages between them, and nothing
+//! crosses twice.
 //!
-//! Invariant: a rank reaches the memory of its mates, and exchanges messages with the ranks of its rail only. What crosses nodes is passed on, or was added
-//! up, within a node; who waits for it waits for a word that only a whole chunk brings.
+//! Invariant: a rank reaches the memory of its mates, and exchanges messages with the ranks of its
+//! rail only. What crosses nodes is passed on, or was added up, within a node; who waits for it
+//! waits for a word that only a whole chunk brings.
 //!
 //! ```text
 //! connect   identities -> a communicator for each rail, proven -> memory of each node's ranks, mapped there, proven -> outbox
@@ -11,9 +13,11 @@
 //! a fault   as on nccl
 //! ```
 //!
-//! **Room.** As on nvlink, when a rank's kernel of call `e - 1` is done, all of its mates have ended call `e - 2`, whose half call `e` uses: it has heard from each
-//! in call `e - 1`. A rank's streams are forked after that kernel, so what they and its kernel write at mates overwrites nothing that is read. What messages write lies
-//! in the own memory, and is asked for after that kernel too.
+//! **Room.** As on nvlink, when a rank's kernel of call `e - 1` is done, all of its mates have
+//! ended call `e - 2`, whose half call `e` uses: it has heard from each in call `e - 1`. A rank's
+//! streams are forked after that kernel, so what they and its kernel write at mates overwrites
+//! nothing that is read. What messages write lies in the own memory, and is asked for after that
+//! kernel too.
 
 mod check;
 mod members;

@@ -1,9 +1,12 @@
 //! What goes to mates by copy engines: own rows, and what has come along the rail.
 //!
-//! Invariant: a mate's signal gets the epoch with own rows, which are there, and otherwise the word that came with the chunk, after the chunk: what is not whole
-//! is passed on as not whole. Messages that are aborted may leave a chunk torn whose word has come, and that is passed on as if it were whole: by then this rank's kernel
-//! has told its mates' that it failed, and they look before they close the call (`nccl/guard.rs` has the order, and what stands in for a kernel that has not begun). What is whole, but of another
-//! call, they find by what its sender says of its calls, which is passed on too.
+//! Invariant: a mate's signal gets the epoch with own rows, which are there, and otherwise the word
+//! that came with the chunk, after the chunk: what is not whole is passed on as not whole. Messages
+//! that are aborted may leave a chunk torn whose word has come, and that is passed on as if it were
+//! whole: by then this rank's kernel has told its mates' that it failed, and they look before they
+//! close the call (`nccl/guard.rs` has the order, and what stands in for a kernel that has not
+//! begun). What is whole, but of another call, they find by what its sender says of its calls,
+//! which is passed on too.
 
 use super::workspace::Workspace;
 use crate::cuda::{CudaDevice, CudaError, Event, copy_async, write_value_async};
@@ -33,8 +36,9 @@ impl<'a> Passing<'a> {
     /// Enqueues the own rows on `lane`.
     ///
     /// # Safety
-    /// The push was checked against the workspace, its forwards follow the rounds; `lane` is ordered after the call before and after the rows, which stay
-    /// until it is past what is enqueued here and by [`arrived`](Self::arrived).
+    /// The push was checked against the workspace, its forwards follow the rounds; `lane` is
+    /// ordered after the call before and after the rows, which stay until it is past what is
+    /// enqueued here and by [`arrived`](Self::arrived).
     pub(super) unsafe fn begin(
         device: &'a CudaDevice,
         lane: &'a Lane,
@@ -55,7 +59,8 @@ impl<'a> Passing<'a> {
         Ok(Self { device, lane, at, push, epoch, rest: push.forwards, heard: StepsSeen::default() })
     }
 
-    /// Enqueues what passes on the chunk that `round` brings, and with the first of a rank what that says of its calls: the stream that `event` is recorded on is past it then.
+    /// Enqueues what passes on the chunk that `round` brings, and with the first of a rank what
+    /// that says of its calls: the stream that `event` is recorded on is past it then.
     pub(super) fn arrived(&mut self, round: &Round, rail: &Lane, event: &Event) -> Result<(), TransportError> {
         let (now, later) = self.rest.split_at(of_round(self.rest, round));
         self.rest = later;
@@ -71,13 +76,15 @@ impl<'a> Passing<'a> {
             // From a place, whose rows are dense.
             let rows = MoverJob { x: half + u64::from(*from) * push.place_bytes, row_stride: push.row_bytes, ..*push };
             let word = at.outbox.word(awaits.signal);
-            // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer, where the stream's next call is the first to overwrite them.
+            // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer,
+            // where the stream's next call is the first to overwrite them.
             unsafe { by_copy_engine(device, lane, &rows, std::iter::once(to), addresses(at, word), epoch) }?;
         }
         Ok(())
     }
 
-    /// Rows that mates take from this rank's hand are those of a rank whom they do not hear themselves.
+    /// Rows that mates take from this rank's hand are those of a rank whom they do not hear
+    /// themselves.
     fn pass_on_what_is_said_by(&self, far: Rank) -> Result<(), CudaError> {
         let Self { device, lane, at, epoch, .. } = self;
         let nodes = at.outbox.nodes();
@@ -85,7 +92,8 @@ impl<'a> Passing<'a> {
         let mates = nodes.world().ranks().filter(|&mate| mate != at.memory().rank && nodes.together(at.memory().rank, mate));
         for mate in mates {
             let to = at.mates.pads()[mate.index()] + calling_offset(far.get(), epoch.half());
-            // SAFETY: a word of the mate's pad and one of pinned memory, which the next call's messages are the first to overwrite, behind this call.
+            // SAFETY: a word of the mate's pad and one of pinned memory, which the next call's
+            // messages are the first to overwrite, behind this call.
             unsafe { copy_async(device, to, said, SAID, lane.raw()) }?;
         }
         Ok(())

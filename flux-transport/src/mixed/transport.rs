@@ -1,6 +1,7 @@
 //! The mixed transport of one rank.
 //!
-//! Invariant: that of nccl, with two side streams: none waits for the kernel but the rail's, for flags, and the mates' waits for the rail's only.
+//! Invariant: that of nccl, with two side streams: none waits for the kernel but the rail's, for
+//! flags, and the mates' waits for the rail's only.
 
 use super::check::fault;
 use super::members::Members;
@@ -104,7 +105,8 @@ impl Mixed {
         Ok(Self { guard, state, watched, members, rank, deadline: options.deadline, device, place })
     }
 
-    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the rail's stream waits for then, by the guard.
+    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
+    /// rail's stream waits for then, by the guard.
     fn drained(&self, State { lanes: Lanes { rail, mates, .. }, calls, .. }: &State) -> Result<(), TransportError> {
         self.watched.drain(|| Ok(calls.are_done()? && rail.is_idle()? && mates.is_idle()?))
     }
@@ -166,7 +168,8 @@ impl Transport for Mixed {
         *generation = Generation::new(Workspace::new(shared, outbox, self.rank), &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
         remains::sweep(&self.device);
-        // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
+        // The old memory is gone on every rank before any rank's next call waits for this one:
+        // freeing may wait for devices.
         together(steps, until, Ok(()))
     }
 

@@ -1,7 +1,8 @@
 //! One generation of a rank's workspace: what its node shares, and what goes along its rail.
 //!
-//! Invariant: an executor that is shown a [`view`](Workspace::view) stores for a mate in the mate's memory, and for the rail's rank in another node in the outbox. For
-//! the other ranks there it stores nothing but what it says of itself, which nobody reads.
+//! Invariant: an executor that is shown a [`view`](Workspace::view) stores for a mate in the mate's
+//! memory, and for the rail's rank in another node in the outbox. For the other ranks there it
+//! stores nothing but what it says of itself, which nobody reads.
 
 use crate::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError};

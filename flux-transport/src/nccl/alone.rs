@@ -1,10 +1,15 @@
-//! The messages of a call that go alone: on the caller's stream, before what reads what they bring, while no kernel of the call computes or waits.
+//! The messages of a call that go alone: on the caller's stream, before what reads what they bring,
+//! while no kernel of the call computes or waits.
 //!
-//! Invariant: nothing awaits a signal. What comes next on the caller's stream comes after all that was brought, unless the messages were aborted, or a peer sent what is not whole. So the kernel
-//! that ends the call looks at the abort word, which the host sets before it ends messages, and at what each peer has said of its call: the number, from the control block, where a call that
-//! fails does not advance it, and which ops its calls were of, which a side stream writes beside it, behind the messages of the call before. Both are one message, as each of a group takes some 4 us, and
-//! each write of a word by the caller's stream 2 to 3: it goes with the rows of an AllGather-GEMM, and beside the tiles of a GEMM-ReduceScatter. The side stream says as well how far the call is, and
-//! copies the rows that a rank keeps for itself.
+//! Invariant: nothing awaits a signal. What comes next on the caller's stream comes after all that
+//! was brought, unless the messages were aborted, or a peer sent what is not whole. So the kernel
+//! that ends the call looks at the abort word, which the host sets before it ends messages, and at
+//! what each peer has said of its call: the number, from the control block, where a call that fails
+//! does not advance it, and which ops its calls were of, which a side stream writes beside it,
+//! behind the messages of the call before. Both are one message, as each of a group takes some 4
+//! us, and each write of a word by the caller's stream 2 to 3: it goes with the rows of an
+//! AllGather-GEMM, and beside the tiles of a GEMM-ReduceScatter. The side stream says as well how
+//! far the call is, and copies the rows that a rank keeps for itself.
 
 use super::carry::{Ends, Memory, StepsSeen, rows_of};
 use super::library::NcclError;
@@ -62,7 +67,8 @@ impl Streams<'_> {
 }
 
 impl Alone {
-    /// Begins call `epoch`: has the side stream write which ops this rank's calls were of, and, where the executor is still to store what is sent, tell the peers beside that.
+    /// Begins call `epoch`: has the side stream write which ops this rank's calls were of, and,
+    /// where the executor is still to store what is sent, tell the peers beside that.
     pub(super) fn begin(on: &Streams<'_>, exchange: &Exchange<'_>, epoch: Epoch) -> Result<Self, TransportError> {
         let told = on.at.outbox.told();
         let said = told.last().history();
@@ -84,11 +90,13 @@ impl Alone {
         (self.epoch == epoch).then_some(self.heard)
     }
 
-    /// Enqueues all messages on the caller's stream, and beside them copies of the rows that this rank keeps, where `own` says: what comes next on the caller's stream comes after all of it.
+    /// Enqueues all messages on the caller's stream, and beside them copies of the rows that this
+    /// rank keeps, where `own` says: what comes next on the caller's stream comes after all of it.
     ///
     /// # Safety
-    /// The exchange is the one that the call was begun with, and was checked against the workspace; what is sent is there, and the call before has ended, where the caller's stream has come; rows
-    /// stay until it is past what is enqueued here.
+    /// The exchange is the one that the call was begun with, and was checked against the workspace;
+    /// what is sent is there, and the call before has ended, where the caller's stream has come;
+    /// rows stay until it is past what is enqueued here.
     pub(super) unsafe fn send(&self, on: &Streams<'_>, own: &WorkspaceView, exchange: &Exchange<'_>) -> Result<(), TransportError> {
         let &Streams { device, caller, lane, watched, at } = on;
         let Self { epoch, .. } = *self;
@@ -123,7 +131,8 @@ impl Alone {
         {
             let addresses = Addresses { data: &own.data, pads: &own.pads, word: at.control + control::EPOCH, size: &at.size };
             let kept = push.transfers.iter().filter(|transfer| transfer.dest == at.rank.get());
-            // SAFETY: checked and forked, as above; the word is the epoch once the call before has ended.
+            // SAFETY: checked and forked, as above; the word is the epoch once the call before has
+            // ended.
             unsafe { by_copy_engine(device, lane, push, kept, addresses, epoch) }?;
             lane.join(caller)?;
         }

@@ -1,11 +1,15 @@
-//! The rounds of one call beside its kernel, on the side stream: the messages of as many peers at once as the call says.
+//! The rounds of one call beside its kernel, on the side stream: the messages of as many peers at
+//! once as the call says.
 //!
-//! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The sender's word is the epoch only where the chunk is
-//! whole: for what its kernel stores when that has raised the flag, for the caller's rows from the start, unless a call before has failed: its word is the number of the call that
-//! the device has then, which stands still with the first failure. A stream that is let go because a call has failed sends other words; so what is not whole, or comes from what a
-//! failed call wrote, is never sent as if it were. Only where messages are aborted may a word have come before its chunk: by then this rank's
-//! call has failed, as the guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks for it, which is after the call that read the
-//! half before.
+//! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The
+//! sender's word is the epoch only where the chunk is whole: for what its kernel stores when that
+//! has raised the flag, for the caller's rows from the start, unless a call before has failed: its
+//! word is the number of the call that the device has then, which stands still with the first
+//! failure. A stream that is let go because a call has failed sends other words; so what is not
+//! whole, or comes from what a failed call wrote, is never sent as if it were. Only where messages
+//! are aborted may a word have come before its chunk: by then this rank's call has failed, as the
+//! guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks
+//! for it, which is after the call that read the half before.
 
 use super::messages::Way;
 use super::outbox::Outbox;
@@ -41,12 +45,13 @@ pub(crate) struct Memory<'a> {
     pub(crate) outbox: &'a Outbox,
 }
 
-/// Enqueues all messages of the call with number `epoch` on `stream`, with what this rank has said of it ahead of the first chunk to each peer; `arrived` is told of
-/// each round when what it brings is there as far as the stream is concerned.
+/// Enqueues all messages of the call with number `epoch` on `stream`, with what this rank has said
+/// of it ahead of the first chunk to each peer; `arrived` is told of each round when what it brings
+/// is there as far as the stream is concerned.
 ///
 /// # Safety
-/// The exchange was checked against the workspace; `stream` is ordered after the call before and after the caller's rows, which stay until it is past
-/// what is enqueued here.
+/// The exchange was checked against the workspace; `stream` is ordered after the call before and
+/// after the caller's rows, which stay until it is past what is enqueued here.
 pub(crate) unsafe fn carry(
     device: &CudaDevice,
     stream: usize,
@@ -67,7 +72,8 @@ pub(crate) unsafe fn carry(
     };
     let stored = matches!(source, Source::Stored { .. });
     let calling = |far: Rank| pad + calling_offset(far.get(), epoch.half());
-    // Mates say on each other's pads which ops their calls were of, and what a rank says along the rail is copied there, and passed on to mates with its rows. Of the ranks of other nodes whose
+    // Mates say on each other's pads which ops their calls were of, and what a rank says along the
+    // rail is copied there, and passed on to mates with its rows. Of the ranks of other nodes whose
     // sums come by another's hand that relay has compared, so here they are taken to agree.
     let of_relayed = nodes.world().ranks().filter(|&far| stored && is_relayed(nodes, rank, far));
     let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.told().last().word() });
@@ -76,7 +82,8 @@ pub(crate) unsafe fn carry(
     if !stored {
         let row = |address| Rows { address, pitch: WORD as u64 };
         // Before the call's kernel can close it, which waits for words that this stream brings.
-        // SAFETY: the number of the call in the control block, and a word of pinned memory that outlives the stream's work.
+        // SAFETY: the number of the call in the control block, and a word of pinned memory that
+        // outlives the stream's work.
         unsafe { copy_out_async(device, (row(outbox.told().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream) }?;
     }
     // SAFETY: the caller promised the rows.
@@ -123,14 +130,16 @@ pub(crate) unsafe fn carry(
                 }
             }?;
         }
-        // After the words, which the kernel waits for first: it looks at these when it closes the call.
+        // After the words, which the kernel waits for first: it looks at these when it closes the
+        // call.
         for (round, _) in group.iter().zip(&firsts).filter(|&(_, &is_first)| is_first && nodes.are_mixed()) {
             let far = round.received.peer;
             // SAFETY: words of the own pad and of pinned memory that outlives the stream's work.
             unsafe { copy_async(device, calling(far), outbox.told().address(nodes.node_of(far)), SAID, stream) }?;
         }
         group.iter().try_for_each(&mut arrived)?;
-        // Once, after the words: the kernel waits for them, and they would wait for each write before.
+        // Once, after the words: the kernel waits for them, and they would wait for each write
+        // before.
         if number < rounds.len() {
             stands(Step::Messages(number - 1))?;
         }
@@ -138,12 +147,14 @@ pub(crate) unsafe fn carry(
     Ok(stands(Step::Ended)?)
 }
 
-/// Whether what `far` sums up for `rank` comes by another's hand: they are of other nodes and other rails.
+/// Whether what `far` sums up for `rank` comes by another's hand: they are of other nodes and other
+/// rails.
 fn is_relayed(nodes: Nodes, rank: Rank, far: Rank) -> bool {
     nodes.are_mixed() && !nodes.together(rank, far) && nodes.local_of(rank) != nodes.local_of(far)
 }
 
-/// From where messages take the caller's rows, if they do: where those have gaps, copied without them on `stream` first, as a message is one range of memory.
+/// From where messages take the caller's rows, if they do: where those have gaps, copied without
+/// them on `stream` first, as a message is one range of memory.
 ///
 /// # Safety
 /// As [`carry`], of the rows.
@@ -165,7 +176,8 @@ pub(super) unsafe fn rows_of(
     Ok(Some(to))
 }
 
-/// Where a round's chunk is sent from and to which node, where the other's comes and from which, and its bytes.
+/// Where a round's chunk is sent from and to which node, where the other's comes and from which,
+/// and its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     pub(super) chunk: u64,
@@ -192,7 +204,8 @@ impl Ends {
     }
 }
 
-/// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives from another.
+/// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives
+/// from another.
 #[derive(Debug, Default)]
 pub(crate) struct StepsSeen(u32);
 
@@ -213,7 +226,8 @@ struct Words {
     count: usize,
 }
 
-/// What the words of a group are copied as: all at once where that can be, as a copy takes a few us whatever its size.
+/// What the words of a group are copied as: all at once where that can be, as a copy takes a few us
+/// whatever its size.
 fn words_of(group: &[Round]) -> Vec<Words> {
     let mut signals: Vec<u32> = group.iter().map(|round| round.received.signal).collect();
     signals.sort_unstable();
@@ -309,7 +323,8 @@ mod tests {
             prop_assert_eq!(sent, received);
         }
 
-        /// From mates on the pad, along the rail, of rows that a mate passes on by that mate, and of sums that a relay has added up by nobody: that has compared.
+        /// From mates on the pad, along the rail, of rows that a mate passes on by that mate, and
+        /// of sums that a relay has added up by nobody: that has compared.
         #[test]
         fn whoever_closes_a_call_hears_of_each_rank_in_one_way(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],

@@ -1,7 +1,8 @@
 //! An NCCL communicator: one rank's end of a group of devices.
 //!
-//! Invariant: NCCL lets any thread use a communicator, one at a time: [`Comm`] is `Send` and not `Sync`. Collectives are enqueued on
-//! the caller's stream and return at once; they run in the order in which they were enqueued, which must be the same on all ranks.
+//! Invariant: NCCL lets any thread use a communicator, one at a time: [`Comm`] is `Send` and not
+//! `Sync`. Collectives are enqueued on the caller's stream and return at once; they run in the
+//! order in which they were enqueued, which must be the same on all ranks.
 
 use super::library::{Library, NcclError, library};
 use crate::cuda::CudaDevice;
@@ -94,21 +95,24 @@ impl std::fmt::Debug for Comm {
 }
 
 impl Comm {
-    /// Joins the communicator `id` as `rank` of `world`, on `device`. Every rank calls it, each from a thread of its own.
+    /// Joins the communicator `id` as `rank` of `world`, on `device`. Every rank calls it, each
+    /// from a thread of its own.
     ///
     /// # Errors
-    /// No NCCL, NCCL's refusal, or [`NcclError::Deadline`] when the others have not come: the attempt then goes on in a thread that
-    /// is left behind, because NCCL offers no way to end it.
+    /// No NCCL, NCCL's refusal, or [`NcclError::Deadline`] when the others have not come: the
+    /// attempt then goes on in a thread that is left behind, because NCCL offers no way to end it.
     pub fn join(device: &CudaDevice, id: UniqueId, rank: u32, world: u32, deadline: Duration) -> Result<Self, NcclError> {
         let library = library()?;
-        // Without a place for a result: one that nobody takes is given back to be aborted, whenever the deadline passes.
+        // Without a place for a result: one that nobody takes is given back to be aborted, whenever
+        // the deadline passes.
         let (send, receive) = mpsc::sync_channel(0);
         let on = device.clone();
         let join = move || {
             let joined = on.bind().map_err(NcclError::from).and_then(|()| {
                 let id = ncclUniqueId { internal: id.0.map(u8::cast_signed) };
                 let mut comm = 0;
-                // SAFETY: `comm` is a place for the result; the id is passed by value; NCCL checks rank and world.
+                // SAFETY: `comm` is a place for the result; the id is passed by value; NCCL checks
+                // rank and world.
                 let code = unsafe { (library.nccl_comm_init_rank)(&raw mut comm, world.cast_signed(), id, rank.cast_signed()) };
                 library.check("ncclCommInitRank", code).map(|()| comm)
             });
@@ -117,7 +121,8 @@ impl Comm {
                 unsafe { (library.nccl_comm_abort)(late) };
             }
         };
-        // NCCL joins in blocking mode: in its other mode every collective would start a thread, which a baseline must not pay for.
+        // NCCL joins in blocking mode: in its other mode every collective would start a thread,
+        // which a baseline must not pay for.
         std::thread::Builder::new()
             .name(format!("nccl-join-{rank}"))
             .spawn(join)
@@ -139,10 +144,12 @@ impl Comm {
         self.world
     }
 
-    /// Gathers `elements` elements of every rank, in rank order, into `to`: `world * elements` elements.
+    /// Gathers `elements` elements of every rank, in rank order, into `to`: `world * elements`
+    /// elements.
     ///
     /// # Safety
-    /// Device addresses of this rank's device with that much memory, until the stream is past the call; `stream` is a `CUstream` of its context.
+    /// Device addresses of this rank's device with that much memory, until the stream is past the
+    /// call; `stream` is a `CUstream` of its context.
     pub unsafe fn all_gather(&self, from: u64, to: u64, elements: usize, of: ElementType, stream: usize) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         // SAFETY: the caller's promise.
@@ -150,7 +157,8 @@ impl Comm {
         self.library.check("ncclAllGather", code)
     }
 
-    /// Sums `world * elements` elements over the ranks and leaves this rank's block of `elements` of the sum in `to`.
+    /// Sums `world * elements` elements over the ranks and leaves this rank's block of `elements`
+    /// of the sum in `to`.
     ///
     /// # Safety
     /// As [`Comm::all_gather`].

@@ -1,7 +1,8 @@
 //! The flags of what an executor stores for other nodes, in pinned host memory.
 //!
-//! Invariant: whoever waits for a flag can be let go by stores of the host. A call into the driver would do it as well, but waits where another thread waits in the
-//! driver for the device, and so for what is to be let go.
+//! Invariant: whoever waits for a flag can be let go by stores of the host. A call into the driver
+//! would do it as well, but waits where another thread waits in the driver for the device, and so
+//! for what is to be let go.
 
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,7 +34,8 @@ impl Flags {
     /// Sets all to `value`.
     pub(super) fn set(&self, value: u32) {
         for at in 0..self.block.bytes() / size_of::<u32>() {
-            // SAFETY: in bounds and aligned, as the block begins at a page; it lives as long as `self`, and is only accessed by whole words.
+            // SAFETY: in bounds and aligned, as the block begins at a page; it lives as long as
+            // `self`, and is only accessed by whole words.
             let word = unsafe { AtomicU32::from_ptr(self.block.host().cast::<u32>().add(at)) };
             word.store(value, Ordering::Release);
         }

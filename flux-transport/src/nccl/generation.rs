@@ -1,7 +1,8 @@
-//! The generation of memory in use, where messages carry what executors store for other nodes, and what calls remember of it.
+//! The generation of memory in use, where messages carry what executors store for other nodes, and
+//! what calls remember of it.
 //!
-//! Invariant: the guard knows a generation's flags before anything waits for one. Before a call's kernel raises any, no flag is so old that it would be
-//! taken for one of a call to come.
+//! Invariant: the guard knows a generation's flags before anything waits for one. Before a call's
+//! kernel raises any, no flag is so old that it would be taken for one of a call to come.
 
 use super::outbox::{Outbox, Storing};
 use super::views::Views;
@@ -19,7 +20,8 @@ pub(crate) trait Outgoing {
     /// What executors give to other nodes.
     fn outbox(&self) -> &Outbox;
 
-    /// The workspace as an executor uses it that stores so in `half`; places are of 0 bytes where it stores nothing for other nodes.
+    /// The workspace as an executor uses it that stores so in `half`; places are of 0 bytes where
+    /// it stores nothing for other nodes.
     fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView;
 }
 
@@ -44,8 +46,9 @@ impl<W: Outgoing> Generation<W> {
         Arc::clone(&self.views.plain)
     }
 
-    /// Gives the call in progress on `caller`, of the op with number `op`, its side streams, by `fork`, and its flags, which they may then wait for, and says what
-    /// this rank says of the call. The device's context is current.
+    /// Gives the call in progress on `caller`, of the op with number `op`, its side streams, by
+    /// `fork`, and its flags, which they may then wait for, and says what this rank says of the
+    /// call. The device's context is current.
     pub(crate) fn open(
         &mut self,
         calls: &mut Calls,

@@ -1,13 +1,18 @@
 //! The threads that end what the side stream waits for, when a call has failed.
 //!
-//! Invariant: the side stream waits for flags that this rank's kernel raises, and for messages of peers; neither has a deadline of its own. Once there is a
-//! fault record, an abort word or an error of NCCL, or the stream has stood still in a call for too long, the communicator is given up, and flags are let go
-//! again and again, until the guard is stopped. For none of that is anything asked of the driver, where another thread may wait for the device, and so for
-//! this. No wait of these threads that a rank's calls depend on is without an end, nor is one for them.
+//! Invariant: the side stream waits for flags that this rank's kernel raises, and for messages of
+//! peers; neither has a deadline of its own. Once there is a fault record, an abort word or an
+//! error of NCCL, or the stream has stood still in a call for too long, the communicator is given
+//! up, and flags are let go again and again, until the guard is stopped. For none of that is
+//! anything asked of the driver, where another thread may wait for the device, and so for this. No
+//! wait of these threads that a rank's calls depend on is without an end, nor is one for them.
 //!
-//! Before any of that the rank's kernel is given a [moment](RECORD) to leave its fault record, for which the abort word is set. An aborted communicator may leave a chunk
-//! torn whose word has come, and streams pass both on to mates; a kernel that leaves a record has told its mates before, so none of them closes the call with such
-//! a chunk. Where no kernel waits, because none was launched, say, the moment is for the message by which the peers hear of it (`Communicator::abort`).
+//! Before any of that the rank's kernel is given a [moment](RECORD) to leave its fault record, for
+//! which the abort word is set. An aborted communicator may leave a chunk torn whose word has come,
+//! and streams pass both on to mates; a kernel that leaves a record has told its mates before, so
+//! none of them closes the call with such a chunk. Where no kernel waits, because none was
+//! launched, say, the moment is for the message by which the peers hear of it
+//! (`Communicator::abort`).
 
 use super::messages::GivenUp;
 use super::progress::Standing;
@@ -25,7 +30,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(2);
 /// Looks until NCCL is asked, which takes a lock.
 const ASK: u32 = 16;
-/// For the kernel to see the abort word, which takes some milliseconds, and to leave its record. Where none waits there will be none.
+/// For the kernel to see the abort word, which takes some milliseconds, and to leave its record.
+/// Where none waits there will be none.
 const RECORD: Duration = Duration::from_millis(100);
 /// Between two releases of the flags.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -34,7 +40,8 @@ const LEAVE: Duration = Duration::from_secs(10);
 /// For a thread that has nothing left to wait for.
 const END: Duration = Duration::from_millis(500);
 
-/// The threads; dropped, they end, but for one that gives a communicator up: that takes what NCCL takes.
+/// The threads; dropped, they end, but for one that gives a communicator up: that takes what NCCL
+/// takes.
 #[derive(Debug)]
 pub(crate) struct Guard {
     watched: Arc<Watched>,
@@ -70,7 +77,8 @@ impl Watched {
         }
         drop(aborter);
         let (began, mut told) = (Instant::now(), false);
-        // A kernel that was not stopped by the fault may still raise flags, and a call that was being made may still wait for some.
+        // A kernel that was not stopped by the fault may still raise flags, and a call that was
+        // being made may still wait for some.
         while !self.stop.load(Ordering::Acquire) {
             self.release();
             if !told && began.elapsed() > self.deadline && !self.place().has_ended() {
@@ -87,7 +95,8 @@ fn until_recorded(mut recorded: impl FnMut() -> bool) {
     let Ok(_) = done_by(Instant::now() + RECORD, || Ok::<_, Infallible>(recorded()));
 }
 
-/// Starts the thread that gives a communicator up, if it is given one, in the device's context, which it enters now: then the driver might keep it waiting.
+/// Starts the thread that gives a communicator up, if it is given one, in the device's context,
+/// which it enters now: then the driver might keep it waiting.
 fn aborter(watched: &Watched) -> std::io::Result<SyncSender<GivenUp>> {
     let (send, receive): (_, Receiver<GivenUp>) = sync_channel(1);
     let (device, rank, link) = (watched.device.clone(), watched.rank, Arc::clone(&watched.link));
@@ -130,9 +139,11 @@ impl Guard {
         self.thread.as_ref().map(JoinHandle::thread)
     }
 
-    /// Ends the thread, which was needed until nothing waited any more, then leaves the communicator in good order, unless it was given up before: then NCCL may
-    /// still be at that, and what it may use is best [left](super::remains::leave). With `drained` calls all that the thread could end has ended; without, the
-    /// communicator is given up and the device's memory stays.
+    /// Ends the thread, which was needed until nothing waited any more, then leaves the
+    /// communicator in good order, unless it was given up before: then NCCL may still be at that,
+    /// and what it may use is best [left](super::remains::leave). With `drained` calls all that the
+    /// thread could end has ended; without, the communicator is given up and the device's memory
+    /// stays.
     pub(crate) fn leave(&mut self, drained: bool) {
         let watched = &self.watched;
         let rank = watched.rank.get();

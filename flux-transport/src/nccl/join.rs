@@ -1,6 +1,7 @@
 //! From ranks that have met to a communicator that is known to carry messages.
 //!
-//! Invariant: it is collective over the whole world, also where each rail makes a communicator of its own: if it fails on one rank it fails on all.
+//! Invariant: it is collective over the whole world, also where each rail makes a communicator of
+//! its own: if it fails on one rank it fails on all.
 
 use super::link::Link;
 use super::members::Members;
@@ -13,7 +14,8 @@ use crate::cuda::{CudaDevice, SideStream};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Joins the ranks of a rail, each of which then sends every other a message on `stream`, which is given back.
+/// Joins the ranks of a rail, each of which then sends every other a message on `stream`, which is
+/// given back.
 pub(crate) fn join(
     device: &CudaDevice,
     stream: SideStream,

@@ -1,6 +1,7 @@
 //! The table of NCCL entry points, loaded once.
 //!
-//! Invariant: a [`Library`] exists only with every entry point found; the library stays loaded for the life of the process.
+//! Invariant: a [`Library`] exists only with every entry point found; the library stays loaded for
+//! the life of the process.
 
 use super::search;
 use crate::loading;
@@ -16,7 +17,8 @@ pub enum NcclUnavailable {
     /// No candidate can be loaded.
     #[error("no NCCL library can be loaded: {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to libnccl.so.2")]
     Library {
-        /// What the loader said of those that are there; where none is, the names and paths that were looked at.
+        /// What the loader said of those that are there; where none is, the names and paths that
+        /// were looked at.
         reason: String,
     },
     /// A library lacks an entry point.
@@ -87,7 +89,8 @@ pub enum NcclError {
     },
 }
 
-/// `ncclConfig_t` as of NCCL 2.28, whose beginning is that of 2.18: libraries look at `size` and `version`.
+/// `ncclConfig_t` as of NCCL 2.28, whose beginning is that of 2.18: libraries look at `size` and
+/// `version`.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Config {
@@ -117,8 +120,10 @@ const OLDEST: u32 = 21_800;
 const FIRST_CONFIG: usize = 48;
 
 impl Config {
-    /// For a library of `version`: a communicator whose calls return at once unless they are `blocking`, with so many channels, of which a message has so many over a network;
-    /// before 2.28 as many as NCCL likes. What is split from it shares what it has, the flag that aborts it among it.
+    /// For a library of `version`: a communicator whose calls return at once unless they are
+    /// `blocking`, with so many channels, of which a message has so many over a network; before
+    /// 2.28 as many as NCCL likes. What is split from it shares what it has, the flag that aborts
+    /// it among it.
     pub(super) fn new(blocking: bool, channels: u32, of_a_net_peer: u32, version: u32) -> Self {
         // NCCL's value for what is left to it.
         let undefined = c_int::MIN;
@@ -161,8 +166,9 @@ macro_rules! table {
             fn bind(path: PathBuf, library: libloading::Library) -> Result<Self, NcclUnavailable> {
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is the entry point's declaration in nccl.h (opaque pointers as `usize`, enums as
-                        // integers, which have the same representation); `_loaded` keeps it loaded as long as the table.
+                        // SAFETY: the type is the entry point's declaration in nccl.h (opaque
+                        // pointers as `usize`, enums as integers, which have the same
+                        // representation); `_loaded` keeps it loaded as long as the table.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol) };
                         *symbol.map_err(|_| NcclUnavailable::Symbol { path: path.clone(), symbol: stringify!($name) })?
                     },)*
@@ -201,7 +207,8 @@ impl Library {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: returns a static string for every code; a null communicator asks for the process's last error.
+        // SAFETY: returns a static string for every code; a null communicator asks for the
+        // process's last error.
         let (what, why) = unsafe { ((self.nccl_get_error_string)(code), (self.nccl_get_last_error)(0)) };
         let text = [what, why].into_iter().filter(|p| !p.is_null()).map(|p| {
             // SAFETY: not null, and a terminated string that NCCL keeps.
@@ -219,10 +226,12 @@ pub(super) fn library() -> Result<&'static Library, NcclUnavailable> {
 }
 
 fn load() -> Result<Library, NcclUnavailable> {
-    // NVLink multicast can take a shared host's devices out of service; NCCL reads this when it makes communicators.
+    // NVLink multicast can take a shared host's devices out of service; NCCL reads this when it
+    // makes communicators.
     if std::env::var_os("NCCL_NVLS_ENABLE").is_none() {
-        // SAFETY: Rust code reads the environment under the lock that this takes; the documentation of `available` asks to call it
-        // before foreign threads run, and launchers set the variable for their children.
+        // SAFETY: Rust code reads the environment under the lock that this takes; the documentation
+        // of `available` asks to call it before foreign threads run, and launchers set the variable
+        // for their children.
         unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
     }
     open(search::candidates(|key| std::env::var_os(key)))
@@ -236,8 +245,8 @@ fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
 
 /// Whether this process has an NCCL, and which file it came from.
 ///
-/// Call it, or anything of this module, first while the process has no threads of other languages: it sets `NCCL_NVLS_ENABLE=0` in the
-/// environment where that is unset.
+/// Call it, or anything of this module, first while the process has no threads of other languages:
+/// it sets `NCCL_NVLS_ENABLE=0` in the environment where that is unset.
 ///
 /// # Errors
 /// [`NcclUnavailable`] says what was tried.
@@ -259,7 +268,8 @@ pub(super) fn words(version: u32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// The library's version, where it is new enough for communicators that carry messages; otherwise why not.
+/// The library's version, where it is new enough for communicators that carry messages; otherwise
+/// why not.
 pub(super) fn supported(version: u32) -> Result<u32, String> {
     if version >= OLDEST { Ok(version) } else { Err(format!("NCCL {} was found, {} or newer is needed", words(version), words(OLDEST))) }
 }

@@ -1,7 +1,9 @@
 //! The communicator of a rank's calls, which another thread may take away.
 //!
-//! Invariant: whoever uses the messages holds their lock, also while the end of a group waits for a stream that is full; nobody waits for that lock before the family was
-//! given up, which ends that wait. The lock of the family is only held for what waits for nobody; once the family was taken, no group is begun. Both are given up with the link.
+//! Invariant: whoever uses the messages holds their lock, also while the end of a group waits for a
+//! stream that is full; nobody waits for that lock before the family was given up, which ends that
+//! wait. The lock of the family is only held for what waits for nobody; once the family was taken,
+//! no group is begun. Both are given up with the link.
 
 use super::library::NcclError;
 use super::messages::{Family, GivenUp, Group, Messages, Way, abort, leave};
@@ -46,7 +48,8 @@ impl Link {
         locked(&self.family).take()
     }
 
-    /// Takes the family, to give it up and then the [messages](Self::messages); nothing where that was done.
+    /// Takes the family, to give it up and then the [messages](Self::messages); nothing where that
+    /// was done.
     pub(super) fn give_up(&self) -> Option<GivenUp> {
         self.family().map(Family::give_up)
     }

@@ -1,7 +1,7 @@
 //! Who the ranks are, before any of them makes a communicator.
 //!
-//! Invariant: where meeting fails it fails on all ranks, which are then still in step. Decoding accepts what [`Identity::encode`] produces, of this
-//! version, and nothing else.
+//! Invariant: where meeting fails it fails on all ranks, which are then still in step. Decoding
+//! accepts what [`Identity::encode`] produces, of this version, and nothing else.
 
 use super::comm::UniqueId;
 use super::library::{self, NcclError};
@@ -17,13 +17,16 @@ use std::ffi::OsStr;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// Bytes of the pieces in which NCCL sends over a network; where ranks differ, what one sends another does not receive.
+/// Bytes of the pieces in which NCCL sends over a network; where ranks differ, what one sends
+/// another does not receive.
 const PIECES: &str = "NCCL_P2P_NET_CHUNKSIZE";
 /// Whether communicators that are split from another share what it has, whatever they are told.
 const SHARE: &str = "NCCL_COMM_SPLIT_SHARE_RESOURCES";
-/// Pieces with which sends over sockets carry about what NCCL's collectives do (docs/transports.md); NCCL's own are a quarter.
+/// Pieces with which sends over sockets carry about what NCCL's collectives do
+/// (docs/transports.md); NCCL's own are a quarter.
 const GOOD_PIECES: u64 = 512 << 10;
-/// What NCCL takes for the name of a process's host. Two ranks of one host it refuses to have on one device.
+/// What NCCL takes for the name of a process's host. Two ranks of one host it refuses to have on
+/// one device.
 const HOST: &str = "NCCL_HOSTID";
 /// How many channels messages have that go alone.
 const ALONE: &str = "FLUX_NCCL_ALONE_CTAS";
@@ -90,7 +93,8 @@ impl Members {
     /// Introduces the ranks to each other. Collective.
     ///
     /// # Errors
-    /// [`ConnectError::Unusable`] for `select` where a rank of a rail has no device of its own or no NCCL, or the ranks' versions or settings of it differ.
+    /// [`ConnectError::Unusable`] for `select` where a rank of a rail has no device of its own or
+    /// no NCCL, or the ranks' versions or settings of it differ.
     pub(crate) fn meet(world: &World, options: &Options, nodes: Nodes, select: Select) -> Result<Self, ConnectError> {
         let until = Instant::now() + options.deadline;
         let (steps, rank) = (world.steps(), world.rank());
@@ -106,7 +110,8 @@ impl Members {
             Ok((identities[ranks[0].index()], ranks, own))
         });
         let (Identity { sharing, alone, version, pieces, .. }, ranks, own) = together(steps, until, met.map_err(unusable))?;
-        // Not before: for each name NCCL has a thread that waits, at a socket, until all have joined.
+        // Not before: for each name NCCL has a thread that waits, at a socket, until all have
+        // joined.
         let name = if own == 0 { UniqueId::new() } else { Ok(UniqueId::from_bytes([0; 128])) };
         let name = name.map_err(|why| unusable(why.to_string()));
         let answers = agree(steps, &name.as_ref().map(|name| name.to_bytes()), until);
@@ -122,7 +127,8 @@ impl Members {
         Capabilities { peer_stores: crate::PeerStores::Nothing, mover, graphs: false, processes: true }
     }
 
-    /// Channels for messages that go alone, where there are more for them: they do by the ops' own choice, but not over a network, nor where mates' stores come beside a kernel.
+    /// Channels for messages that go alone, where there are more for them: they do by the ops' own
+    /// choice, but not over a network, nor where mates' stores come beside a kernel.
     pub(super) fn alone(&self) -> Option<u32> {
         (self.alone > self.sharing.all && self.select != Select::Mixed && self.hosts < 2).then_some(self.alone)
     }
@@ -167,7 +173,8 @@ impl Members {
         ConnectError::Unusable { select: self.select, why }
     }
 
-    /// This rank by its number in the world, as people know it, and how many are in the communicator.
+    /// This rank by its number in the world, as people know it, and how many are in the
+    /// communicator.
     fn named(&self) -> (u32, u32) {
         (self.ranks[self.own].get(), self.place().1)
     }
@@ -202,7 +209,8 @@ fn named(first: Rank, answers: &[Vec<u8>]) -> Result<UniqueId, String> {
     Ok(UniqueId::from_bytes(*bytes))
 }
 
-/// How many hosts NCCL takes the ranks for: processes that share devices for one each, or it refuses them.
+/// How many hosts NCCL takes the ranks for: processes that share devices for one each, or it
+/// refuses them.
 fn hosts(world: &World, options: &Options) -> u32 {
     if options.shared_device && world.launch() == Launch::Processes { world.size().get() } else { world.hosts().count() }
 }
@@ -213,7 +221,9 @@ fn host_digest(variable: Option<&OsStr>) -> u64 {
     digest.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Whether ranks can join whose rail is `rail`, of all that there are; `shared`: whether they agreed to share devices. Settings are to be the same on all rails: schedules follow from them, and ranks of one call have one.
+/// Whether ranks can join whose rail is `rail`, of all that there are; `shared`: whether they
+/// agreed to share devices. Settings are to be the same on all rails: schedules follow from them,
+/// and ranks of one call have one.
 fn check(rank: Rank, rail: &[Rank], identities: &[Identity], shared: bool) -> Result<(), String> {
     let mine = identities[rank.index()];
     let all = identities.iter().enumerate().filter_map(|(index, &other)| Some((Rank::new(u32::try_from(index).ok()?), other)));
@@ -262,7 +272,8 @@ fn refused(name: &str, what: &str, most: u32, variable: Option<&OsStr>) -> Strin
     format!("{name} = {}: it must be {what} up to {most}", variable.unwrap_or_default().display())
 }
 
-/// Whether communicators that are split from another share its flag for aborts, as they are told to: NCCL's variable for that overrides it, and takes all but 1 for 0.
+/// Whether communicators that are split from another share its flag for aborts, as they are told
+/// to: NCCL's variable for that overrides it, and takes all but 1 for 0.
 fn shared(variable: Option<&OsStr>) -> Result<(), String> {
     match variable.filter(|value| !value.is_empty()) {
         Some(value) if number(Some(value)) != Some(1) => {
@@ -279,8 +290,9 @@ fn advice(hosts: u32, pieces: u64) -> String {
     format!("; {PIECES} is not set: {GOOD_PIECES} in every rank's environment carries more over sockets")
 }
 
-/// What a variable says, as NCCL reads it (`ncclLoadParam`: `strtoll` with base 0): decimal, octal after a 0, hexadecimal after a 0x, as far as there are digits. Nothing
-/// where there are none, and for a number that is negative or too large.
+/// What a variable says, as NCCL reads it (`ncclLoadParam`: `strtoll` with base 0): decimal, octal
+/// after a 0, hexadecimal after a 0x, as far as there are digits. Nothing where there are none, and
+/// for a number that is negative or too large.
 fn number(variable: Option<&OsStr>) -> Option<u64> {
     let text = variable.and_then(OsStr::to_str)?.trim_ascii_start();
     let text = text.strip_prefix('+').unwrap_or(text);

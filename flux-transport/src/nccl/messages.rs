@@ -1,12 +1,17 @@
 //! An NCCL communicator for messages, made, and ended, without blocking.
 //!
-//! It is two or three. The [family](Family) is of NCCL's mode in which calls return at once; in that each group of messages is put on its stream by a thread that NCCL starts for it, which takes the host
-//! longer than a short call takes (`results/tuning/nccl-host.txt`). So what carries messages is split from it, of the other mode: a group is on its stream when it has been ended,
-//! by the thread that ends it. That waits like any launch where the stream is full, for a peer in the end, and so has the family to let it go: both share NCCL's flag for aborts. Messages that
-//! go beside a kernel have few channels, as each takes a multiprocessor of it; NCCL gives a message all that its communicator has for a pair of ranks, so those that go alone have another.
+//! It is two or three. The [family](Family) is of NCCL's mode in which calls return at once; in
+//! that each group of messages is put on its stream by a thread that NCCL starts for it, which
+//! takes the host longer than a short call takes (`results/tuning/nccl-host.txt`). So what carries
+//! messages is split from it, of the other mode: a group is on its stream when it has been ended,
+//! by the thread that ends it. That waits like any launch where the stream is full, for a peer in
+//! the end, and so has the family to let it go: both share NCCL's flag for aborts. Messages that go
+//! beside a kernel have few channels, as each takes a multiprocessor of it; NCCL gives a message
+//! all that its communicator has for a pair of ranks, so those that go alone have another.
 //!
-//! Invariant: nothing here waits for another rank without a deadline, but for the end of a group where the stream is full, which [`GivenUp::end`] ends. What NCCL does without
-//! one is done on a thread of its own, and [noted](GivingUp) until it is done.
+//! Invariant: nothing here waits for another rank without a deadline, but for the end of a group
+//! where the stream is full, which [`GivenUp::end`] ends. What NCCL does without one is done on a
+//! thread of its own, and [noted](GivingUp) until it is done.
 
 use super::comm::{source, target};
 use super::library::{Config, Library, NcclError, library, version};
@@ -23,11 +28,12 @@ use std::time::{Duration, Instant};
 const IN_PROGRESS: c_int = 7;
 /// Between looks at what takes milliseconds.
 const LOOK: Duration = Duration::from_millis(1);
-/// For the other ranks of this host to leave as well, without whom NCCL does not destroy a communicator. Ranks mostly leave together, and what NCCL may still
-/// use is then freed at once.
+/// For the other ranks of this host to leave as well, without whom NCCL does not destroy a
+/// communicator. Ranks mostly leave together, and what NCCL may still use is then freed at once.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// What one rank's messages are split from. Whoever has it ends it, with them, by [`leave`] or [`give_up`](Self::give_up).
+/// What one rank's messages are split from. Whoever has it ends it, with them, by [`leave`] or
+/// [`give_up`](Self::give_up).
 pub(super) struct Family(Communicator);
 
 /// One rank's communicators for messages, by [how they go](Way): one for all where none go alone.
@@ -74,7 +80,8 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
     let id = ncclUniqueId { internal: members.id.to_bytes().map(u8::cast_signed) };
     let current = device.enter()?;
     let init = library.nccl_comm_init_rank_config;
-    // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is read before the call returns.
+    // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is
+    // read before the call returns.
     let code = unsafe { init(&raw mut raw, count.cast_signed(), id, place.cast_signed(), &raw mut first) };
     library.accepted("ncclCommInitRankConfig", code)?;
     let family = Family(Communicator { library, device: device.clone(), raw });
@@ -100,8 +107,9 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
     }
 }
 
-/// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only: NCCL may go on with that, and what it may use is to be
-/// [left](super::remains::leave) meanwhile. No call is under way.
+/// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only:
+/// NCCL may go on with that, and what it may use is to be [left](super::remains::leave) meanwhile.
+/// No call is under way.
 pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
     // Of the messages' own it waits for nothing but their streams, which are past them.
     let finalised = messages.all().try_for_each(Communicator::finalize).and_then(|()| {
@@ -138,7 +146,8 @@ pub(super) fn abort(family: Family, messages: impl FnOnce() -> Option<Messages> 
 }
 
 impl Family {
-    /// Whether everything that was asked of it is done; NCCL's error where something has failed since, of the messages too: the threads that serve them are shared.
+    /// Whether everything that was asked of it is done; NCCL's error where something has failed
+    /// since, of the messages too: the threads that serve them are shared.
     pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
         let Communicator { library, raw, .. } = &self.0;
         let mut state = 0;
@@ -160,7 +169,8 @@ impl Family {
         }
     }
 
-    /// Splits a communicator of the same ranks from it, if that is done by then, in which this rank has the number `place`. The device's context is current.
+    /// Splits a communicator of the same ranks from it, if that is done by then, in which this rank
+    /// has the number `place`. The device's context is current.
     fn split(&self, place: u32, mut config: Config, until: Instant) -> Result<Option<Communicator>, NcclError> {
         let Communicator { library, device, raw } = &self.0;
         if !self.ready_by(until)? {
@@ -168,7 +178,8 @@ impl Family {
         }
         // On the heap: NCCL writes it when the split is done, which may be after this has given up.
         let split = Box::into_raw(Box::new(0_usize));
-        // SAFETY: the family is ready; `split` is a place for the result until NCCL has written it; the configuration is of the size that it says and is read before the call returns.
+        // SAFETY: the family is ready; `split` is a place for the result until NCCL has written it;
+        // the configuration is of the size that it says and is read before the call returns.
         let code = unsafe { (library.nccl_comm_split)(*raw, 0, place.cast_signed(), split, &raw mut config) };
         library.accepted("ncclCommSplit", code)?;
         if !self.ready_by(until)? {
@@ -179,7 +190,8 @@ impl Family {
         Ok(Some(Communicator { library, device: device.clone(), raw }))
     }
 
-    /// Notes that it is given up: what is [left](super::remains::leave) from now on stays until [`GivenUp::end`] has returned.
+    /// Notes that it is given up: what is [left](super::remains::leave) from now on stays until
+    /// [`GivenUp::end`] has returned.
     pub(super) fn give_up(self) -> GivenUp {
         let note = GivingUp::begin(&self.0.device);
         GivenUp { family: self, _note: note }
@@ -240,9 +252,12 @@ pub(super) struct GivenUp {
 }
 
 impl GivenUp {
-    /// Ends what is on streams of it, now and later, without regard for the peers, and then what `messages` gives, which may wait until a call of NCCL has returned: it does then. The
-    /// device's context is current. The flags that end NCCL's kernels are set before anything is asked of the driver. Then it may take as long as a peer that is stopped: NCCL waits
-    /// until processes of this host that have reached its memory have closed their connections (2.28), and frees what it has on the device.
+    /// Ends what is on streams of it, now and later, without regard for the peers, and then what
+    /// `messages` gives, which may wait until a call of NCCL has returned: it does then. The
+    /// device's context is current. The flags that end NCCL's kernels are set before anything is
+    /// asked of the driver. Then it may take as long as a peer that is stopped: NCCL waits until
+    /// processes of this host that have reached its memory have closed their connections (2.28),
+    /// and frees what it has on the device.
     pub(super) fn end(self, messages: impl FnOnce() -> Option<Messages>) {
         let Self { family, _note } = self;
         family.0.abort();
@@ -252,7 +267,8 @@ impl GivenUp {
     }
 }
 
-/// Messages that go together. Dropped, it ends the group; [`end`](Self::end) says whether that was accepted.
+/// Messages that go together. Dropped, it ends the group; [`end`](Self::end) says whether that was
+/// accepted.
 pub(super) struct Group<'a> {
     of: &'a Communicator,
     stream: usize,
@@ -264,7 +280,8 @@ impl Group<'_> {
     /// Sends `bytes` bytes to `peer`.
     ///
     /// # Safety
-    /// They are memory of the communicator's device, or pinned memory of the host by its address there, until the stream is past the group.
+    /// They are memory of the communicator's device, or pinned memory of the host by its address
+    /// there, until the stream is past the group.
     pub(super) unsafe fn send(&self, from: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
         let Communicator { library, raw, .. } = self.of;
         // SAFETY: the caller's promise.
@@ -290,7 +307,8 @@ impl Group<'_> {
     }
 
     fn close(&self) -> Result<(), NcclError> {
-        // SAFETY: ends the group that `Messages::group` began on this thread: the guard of the context keeps `self` on it.
+        // SAFETY: ends the group that `Messages::group` began on this thread: the guard of the
+        // context keeps `self` on it.
         self.of.library.accepted("ncclGroupEnd", unsafe { (self.of.library.nccl_group_end)() })
     }
 }

@@ -1,10 +1,13 @@
-//! NCCL, from whatever library a machine has, without a panic where it has none: its collectives, to measure against, and the `nccl` transport.
+//! NCCL, from whatever library a machine has, without a panic where it has none: its collectives,
+//! to measure against, and the `nccl` transport.
 //!
-//! Invariant: at most one NCCL is loaded per process, and NVLink multicast (NVLS) is off in it unless the environment asks for it.
-//! The library is found in this order: `FLUX_NCCL_LIB` (a file, or a folder), the loader's path, the PyTorch wheel of the virtual
-//! environment or of the `python3` on the path, the system's library folder.
+//! Invariant: at most one NCCL is loaded per process, and NVLink multicast (NVLS) is off in it
+//! unless the environment asks for it. The library is found in this order: `FLUX_NCCL_LIB` (a file,
+//! or a folder), the loader's path, the PyTorch wheel of the virtual environment or of the
+//! `python3` on the path, the system's library folder.
 //!
-//! The transport: no rank reaches another's memory. Each has its own, and messages on a side stream carry chunks between them.
+//! The transport: no rank reaches another's memory. Each has its own, and messages on a side stream
+//! carry chunks between them.
 //!
 //! ```text
 //! connect   identities, then the unique id -> communicator, and one or two split from it for messages -> a word to and from every peer, read -> memory of each rank, cleared

@@ -1,7 +1,9 @@
-//! What a rank's executor gives to the other ranks of its rail, in memory of the rank's own device, until messages have carried it.
+//! What a rank's executor gives to the other ranks of its rail, in memory of the rank's own device,
+//! until messages have carried it.
 //!
-//! Invariant: what is stored for peer `p` lies in a place of its own, and the signals that the executor raises at `p` are flags of `p`'s own pad here; so a
-//! chunk whose flag is this call's epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
+//! Invariant: what is stored for peer `p` lies in a place of its own, and the signals that the
+//! executor raises at `p` are flags of `p`'s own pad here; so a chunk whose flag is this call's
+//! epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
 
 use super::flags::Flags;
 use super::told::Told;
@@ -24,13 +26,15 @@ pub(crate) struct Outbox {
     flags: Arc<Flags>,
     /// What goes ahead of each call's chunks.
     told: Arc<Told>,
-    /// The number of the call, for who passes rows on, and the words that came with chunks, by the signal that they are for.
+    /// The number of the call, for who passes rows on, and the words that came with chunks, by the
+    /// signal that they are for.
     words: DeviceBlock,
     device: CudaDevice,
 }
 
 impl Outbox {
-    /// Makes and initialises it, for calls from `epoch` on and a workspace of `size`. It is complete when the stream has come past it.
+    /// Makes and initialises it, for calls from `epoch` on and a workspace of `size`. It is
+    /// complete when the stream has come past it.
     pub(crate) fn new(
         device: &CudaDevice,
         stream: &SideStream,
@@ -57,7 +61,8 @@ impl Outbox {
         Ok(this)
     }
 
-    /// Brings all flags to call `before`, on the caller's stream, before the kernel of the call after it raises any.
+    /// Brings all flags to call `before`, on the caller's stream, before the kernel of the call
+    /// after it raises any.
     pub(crate) fn refresh(&self, before: u32, stream: usize) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         // By the stream, not by the host: a call before may still await what it finds there.
@@ -84,7 +89,8 @@ impl Outbox {
         self.places().stored(peer, place_bytes)
     }
 
-    /// Where the executor finds the data region of `peer`, or of whoever shares its node, in calls whose half begins `half_bytes` into it.
+    /// Where the executor finds the data region of `peer`, or of whoever shares its node, in calls
+    /// whose half begins `half_bytes` into it.
     pub(crate) fn data_of(&self, peer: Rank, storing: Storing, half_bytes: u64) -> u64 {
         self.places().data_of(peer, storing, half_bytes)
     }
@@ -114,7 +120,8 @@ impl Outbox {
         self.own_word() + 4 + 4 * u64::from(signal)
     }
 
-    /// A word for the number of the call, with which rows are announced to mates. Their stream writes it.
+    /// A word for the number of the call, with which rows are announced to mates. Their stream
+    /// writes it.
     pub(crate) fn own_word(&self) -> u64 {
         self.words.address()
     }
@@ -125,7 +132,8 @@ impl Outbox {
 pub(crate) struct Storing {
     /// Bytes of a place at a reader.
     pub(crate) place_bytes: u64,
-    /// Whether a reader has a place for every rank, in rank order, and so for itself; else those of [`Places`].
+    /// Whether a reader has a place for every rank, in rank order, and so for itself; else those of
+    /// [`Places`].
     pub(crate) of_all: bool,
 }
 
@@ -166,7 +174,8 @@ mod tests {
     use flux_core::program::{Chunk, Schedule, TileProgram, WorkItem, sink};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 
-    /// What the executor stores for other nodes is what the rounds send, each byte in the place of its reader.
+    /// What the executor stores for other nodes is what the rounds send, each byte in the place of
+    /// its reader.
     #[test]
     fn partial_tiles_lie_where_rounds_send_them_from() {
         for (count, world) in [(2, 4), (3, 6), (4, 4), (2, 8)] {
@@ -201,7 +210,8 @@ mod tests {
         }
     }
 
-    /// The same of rows that are scattered, which a kernel stores from the place that it has, by its number, at each owner.
+    /// The same of rows that are scattered, which a kernel stores from the place that it has, by
+    /// its number, at each owner.
     #[test]
     fn rows_of_all_places_lie_where_rounds_send_them_from() {
         for world in [2, 3, 8] {

@@ -1,8 +1,9 @@
 //! Where a side stream stands, in a word of pinned memory that the stream itself writes.
 //!
-//! Invariant: the host only loads, so that a stream that is stuck is found and described without the driver, which might wait for it. A stream that has begun
-//! a call takes each step within the deadline and what the kernel computes before it: longer than [`ALLOWED`] deadlines at one step it is not on its way. Where no
-//! kernel computes or waits beside it, it takes them all within one.
+//! Invariant: the host only loads, so that a stream that is stuck is found and described without
+//! the driver, which might wait for it. A stream that has begun a call takes each step within the
+//! deadline and what the kernel computes before it: longer than [`ALLOWED`] deadlines at one step
+//! it is not on its way. Where no kernel computes or waits beside it, it takes them all within one.
 
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use flux_core::signal::Epoch;
@@ -10,10 +11,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Deadlines that one step may take: that of the kernel's wait for it, and as long for what the kernel does before.
+/// Deadlines that one step may take: that of the kernel's wait for it, and as long for what the
+/// kernel does before.
 const ALLOWED: u32 = 2;
 
-/// What a side stream has done of a call. Rounds whose messages go together share their steps, which are called after the last.
+/// What a side stream has done of a call. Rounds whose messages go together share their steps,
+/// which are called after the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The caller's stream has come to the call.
@@ -110,7 +113,8 @@ impl Progress {
     }
 
     fn atomic(&self) -> &AtomicU32 {
-        // SAFETY: the block is a page or more, and lives as long as `self`; the device writes whole words.
+        // SAFETY: the block is a page or more, and lives as long as `self`; the device writes whole
+        // words.
         unsafe { AtomicU32::from_ptr(self.block.host().cast()) }
     }
 }

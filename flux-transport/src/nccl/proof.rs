@@ -1,9 +1,10 @@
 //! A word from every rank to every other, sent as chunks are, and read by its receiver.
 //!
-//! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of its own, which is looked at and not waited for, and NCCL connects on a thread of its
-//! own. It also makes NCCL
-//! open its connections, all that it has for a pair of ranks, and load its kernel, and the driver whatever it copies a word with, none of which can be done while a
-//! kernel waits for what they are to carry.
+//! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of
+//! its own, which is looked at and not waited for, and NCCL connects on a thread of its own. It
+//! also makes NCCL open its connections, all that it has for a pair of ranks, and load its kernel,
+//! and the driver whatever it copies a word with, none of which can be done while a kernel waits
+//! for what they are to carry.
 
 use super::link::Link;
 use super::members::Members;
@@ -33,7 +34,8 @@ fn word(way: Way, from: u32, to: u32) -> u32 {
     (way << 31 | from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635
 }
 
-/// Sends and receives, and compares. `Err` where a word did not come, or is another; the communicator is given up then.
+/// Sends and receives, and compares. `Err` where a word did not come, or is another; the
+/// communicator is given up then.
 pub(super) fn prove(
     device: &CudaDevice,
     stream: &SideStream,
@@ -104,7 +106,8 @@ fn exchange(
     Ok(())
 }
 
-/// Puts the messages on `stream`, each from where it is sent to where one is received and a peer, for which NCCL connects: it waits for the peers, and so is left to a thread of its own. False
+/// Puts the messages on `stream`, each from where it is sent to where one is received and a peer,
+/// for which NCCL connects: it waits for the peers, and so is left to a thread of its own. False
 /// where they have not come by then: whoever gives the link up ends that.
 fn connected(link: &Arc<Link>, (way, stream): (Way, usize), messages: Vec<(u64, u64, u32)>, until: Instant) -> Result<bool, ConnectError> {
     let link = Arc::clone(link);

@@ -1,11 +1,15 @@
-//! What NCCL may still use while it gives a communicator up or destroys it, which it does on threads that wait for peers.
+//! What NCCL may still use while it gives a communicator up or destroys it, which it does on
+//! threads that wait for peers.
 //!
-//! Invariant: what was left here is freed when every communicator that was being ended on its device by then is gone, and by a thread none of whose calls is under
-//! way there: freeing waits for the device and may hold the driver meanwhile, which a call that is half handed over needs.
+//! Invariant: what was left here is freed when every communicator that was being ended on its
+//! device by then is gone, and by a thread none of whose calls is under way there: freeing waits
+//! for the device and may hold the driver meanwhile, which a call that is half handed over needs.
 //!
-//! What NCCL itself frees then it frees when it likes, and what frees memory may wait for the device and keep the driver meanwhile: a call that is half handed over
-//! and awaits a peer is then stuck until its deadline. So a new communicator first gives NCCL some time to be past the old ([`settle`]), and so does the end of the
-//! process: libraries that end with it take from those threads what they stand on.
+//! What NCCL itself frees then it frees when it likes, and what frees memory may wait for the
+//! device and keep the driver meanwhile: a call that is half handed over and awaits a peer is then
+//! stuck until its deadline. So a new communicator first gives NCCL some time to be past the old
+//! ([`settle`]), and so does the end of the process: libraries that end with it take from those
+//! threads what they stand on.
 
 use crate::cuda::{CudaDevice, done_by};
 use std::any::Any;
@@ -16,7 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest that the end of the process waits for communicators that are being ended. One whose peer is stopped takes longer.
+/// The longest that the end of the process waits for communicators that are being ended. One whose
+/// peer is stopped takes longer.
 const EXIT: Duration = Duration::from_secs(5);
 
 /// A communicator that is being given up or destroyed; gone when this is dropped.
@@ -34,7 +39,8 @@ impl GivingUp {
         ground().begin(device.ordinal())
     }
 
-    /// Has a thread of its own do `what`, which takes as long as peers take, and is under way until that has returned.
+    /// Has a thread of its own do `what`, which takes as long as peers take, and is under way until
+    /// that has returned.
     pub(super) fn apart(self, name: &str, what: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
         let noted = move || {
             let _under_way = self;
@@ -65,7 +71,8 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
     drop(left);
 }
 
-/// Waits until NCCL has given up what it is giving up on `device`, at the longest `until`, then frees what was left there. By whoever has no call under way.
+/// Waits until NCCL has given up what it is giving up on `device`, at the longest `until`, then
+/// frees what was left there. By whoever has no call under way.
 pub(crate) fn settle(device: &CudaDevice, until: Instant) {
     let Ok(settled) = done_by(until, || Ok::<_, Infallible>(!ground().is_giving_up(device.ordinal())));
     if !settled {
@@ -74,16 +81,18 @@ pub(crate) fn settle(device: &CudaDevice, until: Instant) {
     sweep(device);
 }
 
-/// Frees what was left of `device` and NCCL is past. By whoever has no call under way, in a step that its peers take too: what is pinned waits for all devices of the process, and the
-/// kernel of a peer there may wait for this rank's next call.
+/// Frees what was left of `device` and NCCL is past. By whoever has no call under way, in a step
+/// that its peers take too: what is pinned waits for all devices of the process, and the kernel of
+/// a peer there may wait for this rank's next call.
 pub(crate) fn sweep(device: &CudaDevice) {
     let done = ground().sweep(device.ordinal());
     // What is dropped may wait for the device.
     drop(done);
 }
 
-/// Has the end of the process wait, before what was registered earlier: the ends of NCCL and of the CUDA runtime in it, as both are loaded by now. An abort beside those
-/// uses what they have unloaded, and the process dies of a signal.
+/// Has the end of the process wait, before what was registered earlier: the ends of NCCL and of the
+/// CUDA runtime in it, as both are loaded by now. An abort beside those uses what they have
+/// unloaded, and the process dies of a signal.
 fn wait_at_exit() {
     // By which process: in a child of it, which has forked, none of these threads is.
     static REGISTERED: OnceLock<u32> = OnceLock::new();
@@ -93,7 +102,8 @@ fn wait_at_exit() {
         }
     }
     REGISTERED.get_or_init(|| {
-        // SAFETY: the function lives as long as the process: nothing unloads it before its end, unless it unloads all that calls it.
+        // SAFETY: the function lives as long as the process: nothing unloads it before its end,
+        // unless it unloads all that calls it.
         if unsafe { libc::atexit(wait) } != 0 {
             tracing::warn!("the end of the process does not wait for communicators of NCCL that are being ended then");
         }
@@ -101,7 +111,8 @@ fn wait_at_exit() {
     });
 }
 
-/// Waits until no communicator is being ended on any device, at the longest `until`, and says whether.
+/// Waits until no communicator is being ended on any device, at the longest `until`, and says
+/// whether.
 fn all_have_ended(until: Instant) -> bool {
     let Ok(ended) = done_by(until, || Ok::<_, Infallible>(!ground().giving_up.iter().any(|(_, mark)| is_under_way(mark))));
     ended

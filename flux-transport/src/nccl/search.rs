@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 /// What the library is called: wheels have only the first, development packages both.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// What to try, in order. Where `FLUX_NCCL_LIB` is set, nothing else is tried: whoever names a library wants that one.
+/// What to try, in order. Where `FLUX_NCCL_LIB` is set, nothing else is tried: whoever names a
+/// library wants that one.
 pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     if let Some(named) = env("FLUX_NCCL_LIB").filter(|v| !v.is_empty()) {
         let named = PathBuf::from(named);
@@ -30,7 +31,8 @@ pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf>
     found
 }
 
-/// The prefixes of the first `python3` on `path`: as it is named there (a virtual environment) and as its links resolve.
+/// The prefixes of the first `python3` on `path`: as it is named there (a virtual environment) and
+/// as its links resolve.
 fn python_prefixes(path: Option<&OsStr>) -> Vec<PathBuf> {
     let python = path.into_iter().flat_map(std::env::split_paths).map(|dir| dir.join("python3")).find(|p| p.is_file());
     let Some(python) = python else {

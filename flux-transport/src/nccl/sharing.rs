@@ -1,14 +1,17 @@
 //! How NCCL's multiprocessors are shared among messages that go at once.
 //!
-//! Invariant: a group of messages never takes more than [`Sharing::channels`] say, of NCCL 2.18 to 2.30, whatever its variables are. It launches a CTA for each
-//! channel that a message of the group uses. Of `all` channels, a power of two, a message has as many as leave each rank of the communicator as many, a
-//! power of two again, and twice as many, again and again, while its parts are larger than 32 chunks; over a network, as many as it has for a peer
+//! Invariant: a group of messages never takes more than [`Sharing::channels`] say, of NCCL 2.18 to
+//! 2.30, whatever its variables are. It launches a CTA for each channel that a message of the group
+//! uses. Of `all` channels, a power of two, a message has as many as leave each rank of the
+//! communicator as many, a power of two again, and twice as many, again and again, while its parts
+//! are larger than 32 chunks; over a network, as many as it has for a peer
 //! (`scheduleP2pTasksToPlan`, `addP2pToPlan`, `ncclTopoComputeP2pChannels`).
 
 use flux_core::program::Channels;
 use std::fmt;
 
-/// Multiprocessors of a message, unless `FLUX_NCCL_CTAS` says otherwise: with 4 an H200 keeps 128, for which tiles of the reference shapes are whole waves.
+/// Multiprocessors of a message, unless `FLUX_NCCL_CTAS` says otherwise: with 4 an H200 keeps 128,
+/// for which tiles of the reference shapes are whole waves.
 pub(super) const LANES: u32 = 4;
 /// Most of them.
 pub(super) const MOST_LANES: u32 = 32;
@@ -17,7 +20,8 @@ const MESSAGE_BYTES: u64 = 4 << 20;
 /// Chunks that one channel carries of a message, and the smallest that NCCL's own are.
 const PART_CHUNKS: u64 = 32;
 const CHUNK_BYTES: u64 = 128 << 10;
-/// From this version on a communicator says how many channels a message has over a network, and later ones.
+/// From this version on a communicator says how many channels a message has over a network, and
+/// later ones.
 pub(super) const SAYS_NET_CHANNELS: u32 = 22_800;
 /// From this version on there are 64 channels.
 const MORE_CHANNELS: u32 = 22_600;
@@ -29,8 +33,9 @@ const SMALLER: [(&str, u64); 3] = [("NCCL_P2P_NVL_CHUNKSIZE", 1), ("NCCL_P2P_PCI
 /// What has it use more channels for a message over a network.
 const NET: &str = "NCCL_NCHANNELS_PER_NET_PEER";
 
-/// Channels that a communicator has at most, which messages that go alone have unless a variable says otherwise: one of 1.5 MiB between two ranks takes 25 us, with 8 channels 39, and with as many
-/// as NCCL makes itself 26 (results/tuning/nccl-alone.txt).
+/// Channels that a communicator has at most, which messages that go alone have unless a variable
+/// says otherwise: one of 1.5 MiB between two ranks takes 25 us, with 8 channels 39, and with as
+/// many as NCCL makes itself 26 (results/tuning/nccl-alone.txt).
 pub(super) const MOST: u32 = 64;
 
 /// The same of NCCL's `version`.
@@ -53,7 +58,8 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// Of `ranks` ranks of a communicator that want `lanes` for a message, with NCCL's `version` and what its variables are.
+    /// Of `ranks` ranks of a communicator that want `lanes` for a message, with NCCL's `version`
+    /// and what its variables are.
     pub(super) fn new(lanes: u32, ranks: u32, hosts: u32, version: u32, variable: impl Fn(&str) -> Option<u64>) -> Self {
         let most = most(version);
         let set = |name: &str| variable(name).and_then(|value| u32::try_from(value).ok()).unwrap_or(0);

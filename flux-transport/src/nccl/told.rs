@@ -1,7 +1,9 @@
-//! What the ranks of a rail say of their calls: the own host of its own, from where messages take it, and messages of the peers', which bring it to pinned host memory too.
+//! What the ranks of a rail say of their calls: the own host of its own, from where messages take
+//! it, and messages of the peers', which bring it to pinned host memory too.
 //!
-//! Invariant: what a rank says goes ahead of all that it sends in a call, so whoever has that has been told. Where messages go [alone](super::alone) the call's
-//! number in it is the device's, and whoever ends the call has been told.
+//! Invariant: what a rank says goes ahead of all that it sends in a call, so whoever has that has
+//! been told. Where messages go [alone](super::alone) the call's number in it is the device's, and
+//! whoever ends the call has been told.
 
 use crate::calls::{Said, Saying};
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
@@ -23,7 +25,8 @@ pub(crate) struct Told {
     words: PinnedBlock,
     /// What the own host says of its last calls.
     own: PinnedBlock,
-    /// The number of the call that the own stream is in, as the device has it: the word that goes with rows.
+    /// The number of the call that the own stream is in, as the device has it: the word that goes
+    /// with rows.
     number: PinnedBlock,
     rank: Rank,
     nodes: Nodes,
@@ -40,7 +43,8 @@ impl Told {
         Ok(this)
     }
 
-    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches a peer; by whoever has the call.
+    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches
+    /// a peer; by whoever has the call.
     pub(super) fn say(&self, epoch: Epoch, op: u32) {
         Saying::new(self.own()).say(epoch, op);
     }
@@ -51,7 +55,8 @@ impl Told {
     }
 
     fn own(&self) -> &[AtomicU64] {
-        // SAFETY: as long, aligned as the block begins at a page, and there as long as `self`; only accessed by whole words once it is in use.
+        // SAFETY: as long, aligned as the block begins at a page, and there as long as `self`; only
+        // accessed by whole words once it is in use.
         unsafe { std::slice::from_raw_parts(self.own.host().cast::<AtomicU64>(), Saying::WORDS) }
     }
 
@@ -70,9 +75,11 @@ impl Told {
         self.number.host().expose_provenance() as u64
     }
 
-    /// Sets that word to `value`, in the stream's place: what is still sent with it then is taken for no call's.
+    /// Sets that word to `value`, in the stream's place: what is still sent with it then is taken
+    /// for no call's.
     pub(super) fn set_number(&self, value: u32) {
-        // SAFETY: aligned, as the block begins at a page; it lives as long as `self`, and is only accessed by whole words.
+        // SAFETY: aligned, as the block begins at a page; it lives as long as `self`, and is only
+        // accessed by whole words.
         unsafe { AtomicU32::from_ptr(self.number.host().cast()) }.store(value, Ordering::Release);
     }
 
@@ -93,7 +100,8 @@ impl Told {
         self.others().find_map(|(peer, theirs)| Saying::new(self.own()).against_one(self.rank, peer, theirs))
     }
 
-    /// A rank of the rail of whom nothing has come in call `epoch` yet, and the last call of which something has.
+    /// A rank of the rail of whom nothing has come in call `epoch` yet, and the last call of which
+    /// something has.
     pub(super) fn silent_in(&self, epoch: Epoch) -> Option<(Rank, Epoch)> {
         self.others().find(|(_, said)| said.precedes(epoch)).map(|(peer, said)| (peer, said.epoch()))
     }
@@ -108,7 +116,8 @@ impl Told {
 
     fn word(&self, node: u32) -> &AtomicU64 {
         assert!(node < self.nodes.count(), "there is no node {node}");
-        // SAFETY: in bounds and aligned, as the block begins at a page; it lives as long as `self`, and the host only loads after it was made.
+        // SAFETY: in bounds and aligned, as the block begins at a page; it lives as long as `self`,
+        // and the host only loads after it was made.
         unsafe { AtomicU64::from_ptr(self.words.host().cast::<u64>().add(node as usize)) }
     }
 }

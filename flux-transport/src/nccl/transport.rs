@@ -1,7 +1,8 @@
 //! The NCCL transport of one rank.
 //!
-//! Invariant: between `begin` and `finish` nothing waits for a peer or for the device, but where a stream is full, as any launch does; the guard ends that, too.
-//! The host counts the epochs: no call is captured. The guard ends before the memory and the stream that it lets go of.
+//! Invariant: between `begin` and `finish` nothing waits for a peer or for the device, but where a
+//! stream is full, as any launch does; the guard ends that, too. The host counts the epochs: no
+//! call is captured. The guard ends before the memory and the stream that it lets go of.
 
 use super::alone::{Alone, Streams};
 use super::carry::{NO_GRAPHS, carry};
@@ -85,7 +86,8 @@ impl NcclTransport {
         Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
     }
 
-    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the side stream waits for then, by the guard.
+    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
+    /// side stream waits for then, by the guard.
     fn drained(&self, State { lane, calls, .. }: &State) -> Result<(), TransportError> {
         self.watched.drain(|| Ok(calls.are_done()? && lane.is_idle()?))
     }
@@ -129,7 +131,8 @@ impl Transport for NcclTransport {
         *generation = Generation::new(grown, &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
         remains::sweep(&self.device);
-        // The old memory is gone on every rank before any rank's next call waits for this one: freeing may wait for devices.
+        // The old memory is gone on every rank before any rank's next call waits for this one:
+        // freeing may wait for devices.
         together(steps, until, Ok(()))
     }
 
@@ -194,7 +197,8 @@ impl Transport for NcclTransport {
         let sent = match alone.filter(|begun| begun.heard(epoch).is_some()) {
             Some(begun) => {
                 let on = Streams { device: &self.device, caller, lane, watched: &self.watched, at };
-                // SAFETY: checked; the caller promises that it is the call's exchange, whose chunks are stored where its stream has come.
+                // SAFETY: checked; the caller promises that it is the call's exchange, whose chunks
+                // are stored where its stream has come.
                 unsafe { begun.send(&on, &generation.plain(), exchange) }
             }
             // SAFETY: as above, and forked by `exchange`.

@@ -1,6 +1,7 @@
 //! The views that a generation of a workspace has been seen in.
 //!
-//! Invariant: a view is made once for each size and kind of places and half, so calls that are like earlier ones make none.
+//! Invariant: a view is made once for each size and kind of places and half, so calls that are like
+//! earlier ones make none.
 
 use super::outbox::Storing;
 use crate::WorkspaceView;

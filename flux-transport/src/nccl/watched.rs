@@ -1,7 +1,7 @@
 //! What the guard's thread shares with the rank's calls.
 //!
-//! Invariant: whatever ended this rank's calls without a record on the device has a record here before any wait ends by it, so whoever finds the stream past a
-//! failed call also finds the fault.
+//! Invariant: whatever ended this rank's calls without a record on the device has a record here
+//! before any wait ends by it, so whoever finds the stream past a failed call also finds the fault.
 
 use super::flags::Flags;
 use super::link::Link;
@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// For news of a peer that is gone to come to where NCCL has noticed: a closed connection's takes milliseconds.
+/// For news of a peer that is gone to come to where NCCL has noticed: a closed connection's takes
+/// milliseconds.
 const NEWS: Duration = Duration::from_millis(400);
 
 /// A rank's communicator, its fault, and how far its side stream is.
@@ -39,7 +40,8 @@ pub(crate) struct Watched {
     awaited: Mutex<Awaited>,
 }
 
-/// That messages of `rank`'s call `epoch` do not go on: for want of a rank of whom nothing has come in it, and what came last, if there is one. No kernel has said so.
+/// That messages of `rank`'s call `epoch` do not go on: for want of a rank of whom nothing has come
+/// in it, and what came last, if there is one. No kernel has said so.
 fn stuck(rank: Rank, epoch: Epoch, silent: Option<(Rank, Epoch)>) -> FaultRecord {
     let (wait, (peer, seen)) = match silent {
         Some(silent) => (fault::CALL, silent),
@@ -57,7 +59,8 @@ enum News {
     None,
 }
 
-/// Over a network NCCL sees that a peer is gone before this rank hears which; that is the fault then, and known to all alike. So it is waited for.
+/// Over a network NCCL sees that a peer is gone before this rank hears which; that is the fault
+/// then, and known to all alike. So it is waited for.
 fn news(longest: Duration, fault: impl Fn() -> bool, stop: impl Fn() -> bool) -> News {
     let Ok(_) = done_by(Instant::now() + longest, || Ok::<_, Infallible>(fault() || stop()));
     match (fault(), stop()) {
@@ -100,7 +103,8 @@ impl Watched {
         *self.awaited() = Awaited { flags: Some(Arc::clone(at.flags())), told: Some(Arc::clone(at.told())), epoch };
     }
 
-    /// This rank's record, or what stands for an error of NCCL, a side stream that stands still, or a peer in another op.
+    /// This rank's record, or what stands for an error of NCCL, a side stream that stands still, or
+    /// a peer in another op.
     pub(crate) fn record(&self) -> Option<FaultRecord> {
         // What was found here first has set the abort word, of which kernels then leave records.
         self.failed.get().copied().or_else(|| self.fault.record()).or_else(|| self.disagreement())
@@ -153,7 +157,8 @@ impl Watched {
         true
     }
 
-    /// Before a call is refused for an error of NCCL's: what that comes from is the fault, or NCCL's error is.
+    /// Before a call is refused for an error of NCCL's: what that comes from is the fault, or
+    /// NCCL's error is.
     pub(crate) fn refused(&self, error: &TransportError) {
         if matches!(error, TransportError::Nccl(_)) {
             self.look(true);
@@ -171,7 +176,8 @@ impl Watched {
             let awaited = self.awaited();
             (place.epoch(awaited.epoch), awaited.told.clone())
         };
-        // All peers are asked at once then; else this rank may not have come to one of whom nothing has come.
+        // All peers are asked at once then; else this rank may not have come to one of whom nothing
+        // has come.
         let silent = told.filter(|_| place.is_alone()).and_then(|told| told.silent_in(epoch));
         self.fail(stuck(self.rank, epoch, silent), reason::NCCL);
         true
@@ -182,8 +188,9 @@ impl Watched {
         self.fault.abort(reason);
     }
 
-    /// Lets go of what the side stream waits for, without the driver. What goes with words from here on is taken for no call's; should the stream set the word of rows once more, that is the number
-    /// of the call that failed, of which they are, or which no later call awaits.
+    /// Lets go of what the side stream waits for, without the driver. What goes with words from
+    /// here on is taken for no call's; should the stream set the word of rows once more, that is
+    /// the number of the call that failed, of which they are, or which no later call awaits.
     pub(super) fn release(&self) {
         // Held while they are set: whoever replaces them has the old ones to itself.
         let Awaited { flags, told, epoch } = &*self.awaited();
@@ -196,9 +203,12 @@ impl Watched {
         }
     }
 
-    /// Waits until calls are `done`: as long as the side stream takes steps, however many are left. Where it takes none for some deadlines and more though nothing has
-    /// failed, the caller's stream does not come to the next call, or a kernel does not end that has all that it waits for. Once calls have failed they are waited for
-    /// as on the other transports. A device that was waited for in vain after a failure is given up: who goes on with it, to rebuild say, would wait for it in the driver.
+    /// Waits until calls are `done`: as long as the side stream takes steps, however many are left.
+    /// Where it takes none for some deadlines and more though nothing has failed, the caller's
+    /// stream does not come to the next call, or a kernel does not end that has all that it waits
+    /// for. Once calls have failed they are waited for as on the other transports. A device that
+    /// was waited for in vain after a failure is given up: who goes on with it, to rebuild say,
+    /// would wait for it in the driver.
     pub(crate) fn drain(&self, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
         let mut steps = Steps::new(self.deadline);
         let drained =

@@ -61,7 +61,8 @@ impl Workspace {
 
     fn fill(&self, at: u64, value: u32, words: usize, stream: &SideStream) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
-        // SAFETY: the callers' ranges lie in blocks of this generation, which lives past the synchronisation of the stream.
+        // SAFETY: the callers' ranges lie in blocks of this generation, which lives past the
+        // synchronisation of the stream.
         unsafe { fill_words(&self.device, at, value, words, stream.raw()) }
     }
 

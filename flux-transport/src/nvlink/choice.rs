@@ -1,15 +1,17 @@
 //! Which device each rank uses.
 //!
-//! Invariant: a device's number means something in its process only, as `CUDA_VISIBLE_DEVICES` may hide and reorder devices by number or by UUID,
-//! differently in each process; whether two ranks have the same device is decided by UUIDs alone. The variable itself decides nothing: the
-//! driver says what is visible. It is only shown to whoever has set it wrong.
+//! Invariant: a device's number means something in its process only, as `CUDA_VISIBLE_DEVICES` may
+//! hide and reorder devices by number or by UUID, differently in each process; whether two ranks
+//! have the same device is decided by UUIDs alone. The variable itself decides nothing: the driver
+//! says what is visible. It is only shown to whoever has set it wrong.
 
 use super::error::NvLinkError;
 use super::offer::Introduction;
 use crate::Launch;
 
-/// The number of the device that a rank is to use, of `visible` that its process sees: the one that is asked for, else the one with the rank's
-/// number on this machine. A process that is shown a single device, as some launchers do, uses that.
+/// The number of the device that a rank is to use, of `visible` that its process sees: the one that
+/// is asked for, else the one with the rank's number on this machine. A process that is shown a
+/// single device, as some launchers do, uses that.
 pub(crate) fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visible: u32) -> u32 {
     let alone = launch == Launch::Processes && visible == 1;
     asked.unwrap_or(if alone { 0 } else { local_rank })
@@ -42,7 +44,8 @@ mod tests {
         DeviceUuid([number + 0xa0; 16])
     }
 
-    /// What a driver shows of a machine of eight devices: those of the list until one that it does not know, by number or by UUID, or all.
+    /// What a driver shows of a machine of eight devices: those of the list until one that it does
+    /// not know, by number or by UUID, or all.
     fn visible(list: Option<&str>) -> Vec<DeviceUuid> {
         let Some(list) = list else { return (0..8).map(uuid).collect() };
         let device = |entry: &str| match entry.parse() {
@@ -53,7 +56,8 @@ mod tests {
         list.split(',').map_while(device).collect()
     }
 
-    /// The ranks of processes that see the devices of these lists, on the devices that they take; `None` for one that has none.
+    /// The ranks of processes that see the devices of these lists, on the devices that they take;
+    /// `None` for one that has none.
     fn ranks(lists: &[Option<&str>]) -> Option<Vec<Introduction>> {
         let rank = |(local_rank, list): (u32, Option<&str>)| {
             let visible = visible(list);

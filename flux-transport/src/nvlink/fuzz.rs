@@ -4,7 +4,8 @@
 
 use super::offer::{Introduction, Offer};
 
-/// An introduction or an offer of memory: there is one reading of it, and an offer that is too small is seen as such.
+/// An introduction or an offer of memory: there is one reading of it, and an offer that is too
+/// small is seen as such.
 pub fn offer(bytes: &[u8]) -> bool {
     let (introduction, offer) = (Introduction::decode(bytes), Offer::decode(bytes));
     if let Some(introduction) = &introduction {

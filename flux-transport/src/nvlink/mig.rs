@@ -1,7 +1,8 @@
 //! What MIG has to do with it where ranks could not share memory.
 //!
-//! Invariant: nothing is decided by it, and nothing is asked before a step has failed for which MIG may be why: all ranks then say the same of each other, and
-//! what no rank's device tells by its name each asks NVML for its own.
+//! Invariant: nothing is decided by it, and nothing is asked before a step has failed for which MIG
+//! may be why: all ranks then say the same of each other, and what no rank's device tells by its
+//! name each asks NVML for its own.
 
 use super::error::NvLinkError;
 use super::offer::Identity;
@@ -39,7 +40,8 @@ impl Mig {
     }
 }
 
-/// Why a rank has no device, with what to do where GPUs are in MIG mode: of these a process sees fewer than there are.
+/// Why a rank has no device, with what to do where GPUs are in MIG mode: of these a process sees
+/// fewer than there are.
 pub(super) fn without_device(error: CudaError) -> NvLinkError {
     let advice = error.is_too_few().then(topology::unseen).flatten();
     with(error.into(), advice)

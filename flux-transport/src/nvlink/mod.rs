@@ -1,7 +1,7 @@
 //! NVLink peer memory: every rank's workspace mapped into every rank, and copy engines that push.
 //!
-//! Invariant: an address that this module hands out is readable and writable by the rank's device, and what is stored there is seen by
-//! the owner, as was proven by data when the ranks connected.
+//! Invariant: an address that this module hands out is readable and writable by the rank's device,
+//! and what is stored there is seen by the owner, as was proven by data when the ranks connected.
 //!
 //! ```text
 //! connect   identities -> peer access -> memory of each rank, cleared -> descriptors -> mapped everywhere -> proven -> cleared

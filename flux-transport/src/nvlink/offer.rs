@@ -1,7 +1,8 @@
 //! What a rank tells its peers about its memory, as bytes.
 //!
-//! Invariant: decoding accepts exactly what [`Introduction::encode`] and [`Offer::encode`] produce, of this version; anything else is refused, never
-//! guessed at. Offsets are not sent: every rank computes them from the size, which all must have in common.
+//! Invariant: decoding accepts exactly what [`Introduction::encode`] and [`Offer::encode`] produce,
+//! of this version; anything else is refused, never guessed at. Offsets are not sent: every rank
+//! computes them from the size, which all must have in common.
 
 use crate::cuda::DeviceUuid;
 use crate::hints;

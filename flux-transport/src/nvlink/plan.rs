@@ -1,13 +1,15 @@
 //! From transfers to copies: which bytes go where.
 //!
-//! Invariant: a push that passed [`MoverJob::check`] yields copies inside the peers' gather buffers and pads only.
+//! Invariant: a push that passed [`MoverJob::check`] yields copies inside the peers' gather buffers
+//! and pads only.
 
 use crate::MoverJob;
 use flux_core::layout::signal_offset;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
 
-/// One copy: `rows` rows of `width` bytes, `from_pitch` bytes apart at `from` and `to_pitch` at `to`; then a signal.
+/// One copy: `rows` rows of `width` bytes, `from_pitch` bytes apart at `from` and `to_pitch` at
+/// `to`; then a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
     pub(super) to: u64,
@@ -26,7 +28,8 @@ impl Copy {
     }
 }
 
-/// The copies of these transfers of a checked push, in order, into the half of the call with number `epoch`. Transfers without rows only signal.
+/// The copies of these transfers of a checked push, in order, into the half of the call with number
+/// `epoch`. Transfers without rows only signal.
 pub(super) fn copies<'a>(
     push: &MoverJob<'_>,
     transfers: impl Iterator<Item = &'a Transfer>,

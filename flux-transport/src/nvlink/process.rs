@@ -1,7 +1,7 @@
 //! Which ranks are in one process.
 //!
-//! Invariant: two ranks have the same token exactly when they share an address space. A process number would not do: ranks may be in
-//! containers that count their processes alike.
+//! Invariant: two ranks have the same token exactly when they share an address space. A process
+//! number would not do: ranks may be in containers that count their processes alike.
 
 use super::error::NvLinkError;
 use std::io;

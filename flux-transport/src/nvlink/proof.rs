@@ -1,7 +1,8 @@
-//! Peer access, proven by data: every rank writes a word of its own into every peer's pad, and the owner reads it.
+//! Peer access, proven by data: every rank writes a word of its own into every peer's pad, and the
+//! owner reads it.
 //!
-//! Invariant: the proof is the owner's reading. A writer that reads back its own word proves nothing: the word may have stayed in a
-//! buffer on the way.
+//! Invariant: the proof is the owner's reading. A writer that reads back its own word proves
+//! nothing: the word may have stayed in a buffer on the way.
 
 use super::lane::Lane;
 use super::offer::Identity;
@@ -25,7 +26,8 @@ pub(super) struct Missing {
     pub(super) seen: u32,
 }
 
-/// The word that `from` writes to `to`: not the same for any two pairs, and different in each life of the sender's process.
+/// The word that `from` writes to `to`: not the same for any two pairs, and different in each life
+/// of the sender's process.
 pub(super) fn nonce(sender: &Identity, from: u32, to: u32) -> u32 {
     let [a, b, c, d, ..] = sender.process;
     let pair = (from << 16 | to).wrapping_mul(0x9e37_79b1);
@@ -41,8 +43,9 @@ pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, 
     // Memory of other nodes has no address.
     for (to, pad) in at.pads().iter().enumerate().filter(|&(to, &pad)| to != rank as usize && pad != 0) {
         let from = staging.address() + 4 * to as u64;
-        // By the lane: other work of the device is not waited for.
-        // SAFETY: one of at most MAX_WORLD words of the staging block, which outlives the synchronisation below; the other is this rank's in the peer's pad.
+        // By the lane: other work of the device is not waited for. SAFETY: one of at most MAX_WORLD
+        // words of the staging block, which outlives the synchronisation below; the other is this
+        // rank's in the peer's pad.
         unsafe {
             write_value_async(device, from, nonce(&identities[rank as usize], rank, index(to)), lane.raw())?;
             copy_async(device, pad + broken_offset(rank), from, 4, lane.raw())?;

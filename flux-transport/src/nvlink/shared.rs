@@ -1,8 +1,9 @@
 //! Memory that ranks share: pages of one device, mapped for every rank that reads or writes them.
 //!
-//! Invariant: a rank's address of a peer's memory is valid as long as the rank holds its [`Peer`]: within a process they share the one
-//! mapping and whoever drops it last unmaps it; across processes each has a mapping of its own, which keeps the pages even when their
-//! owner is gone (measured: a killed owner harms no survivor).
+//! Invariant: a rank's address of a peer's memory is valid as long as the rank holds its [`Peer`]:
+//! within a process they share the one mapping and whoever drops it last unmaps it; across
+//! processes each has a mapping of its own, which keeps the pages even when their owner is gone
+//! (measured: a killed owner harms no survivor).
 
 use crate::cuda::{Allocation, CudaDevice, CudaError, Handles, Mapping};
 use crate::drain::keep;
@@ -40,7 +41,8 @@ fn directory() -> MutexGuard<'static, BTreeMap<u64, Weak<Shared>>> {
 }
 
 impl Shared {
-    /// Makes at least `bytes` bytes on `device`, mapped for the devices of this process with these ordinals. Contents are undefined.
+    /// Makes at least `bytes` bytes on `device`, mapped for the devices of this process with these
+    /// ordinals. Contents are undefined.
     pub(super) fn new(device: &CudaDevice, bytes: u64, handles: Handles, ordinals: &[u32]) -> Result<Arc<Self>, CudaError> {
         let granularity = Allocation::granularity(device, handles)?;
         let Some(bytes) = crate::cuda::round_up(bytes, granularity) else {
@@ -94,7 +96,8 @@ impl Peer {
         Allocation::import(device, fd, bytes)?.map(&[device.ordinal()]).map(Self::Imported)
     }
 
-    /// Has the memory stay for the life of the process: this rank's device was given up and may yet use it.
+    /// Has the memory stay for the life of the process: this rank's device was given up and may yet
+    /// use it.
     pub(super) fn keep(&self) {
         match self {
             Self::Local(shared) => keep(shared),

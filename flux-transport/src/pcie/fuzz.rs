@@ -5,7 +5,8 @@
 use super::layout::Layout;
 use super::offer::Offer;
 
-/// An offer of a region: there is one reading of it, and what follows from its size is in bounds or refused.
+/// An offer of a region: there is one reading of it, and what follows from its size is in bounds or
+/// refused.
 pub fn pinned(bytes: &[u8]) -> bool {
     let offer = Offer::decode(bytes);
     if let Some(offer) = offer {

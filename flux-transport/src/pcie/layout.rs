@@ -1,14 +1,17 @@
 //! Where things are in a rank's shared region of host memory.
 //!
-//! Invariant: every word has one writer in a call and at most one rank that waits for it, but for `broken`, `poisoned` and `said`, which everybody may look at; nothing overlaps.
+//! Invariant: every word has one writer in a call and at most one rank that waits for it, but for
+//! `broken`, `poisoned` and `said`, which everybody may look at; nothing overlaps.
 //!
 //! ```text
 //! [ broken, poisoned ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... [ pad ] | [ half 0 ][ half 1 ]
 //!   a line               a line   u64s     dense u32, by the reader's signal, from a line           from a border of 2 MiB
 //! ```
 //!
-//! In calls whose data copy engines carry, what the owner sends lies in the halves, and the flags say so. In calls whose kernels scatter rows themselves, what is for the
-//! owner does, and the pad says so. One call's use of a half is over on all ranks before the next but one begins (`flux_core::signal`), whichever each is.
+//! In calls whose data copy engines carry, what the owner sends lies in the halves, and the flags
+//! say so. In calls whose kernels scatter rows themselves, what is for the owner does, and the pad
+//! says so. One call's use of a half is over on all ranks before the next but one begins
+//! (`flux_core::signal`), whichever each is.
 
 use crate::calls::Saying;
 use flux_core::layout::{LINE, WorkspaceSize, pad_bytes};
@@ -24,8 +27,9 @@ pub(super) struct Layout {
 /// Where the owner says that it has given up: 0, or the reason.
 pub(super) const BROKEN: u64 = 0;
 
-/// Where the owner's stream leaves what its kernels have in the poison of the control block: 0, or a wait has failed. A thread that says so by [`BROKEN`] may be stopped, with its
-/// process, while streams go on.
+/// Where the owner's stream leaves what its kernels have in the poison of the control block: 0, or
+/// a wait has failed. A thread that says so by [`BROKEN`] may be stopped, with its process, while
+/// streams go on.
 pub(super) const POISONED: u64 = BROKEN + 4;
 
 /// Where the owner's streams show, when the ranks connect, what they can do. No call uses it.
@@ -42,7 +46,8 @@ impl Layout {
         Self { world, signals: size.signals, half_stride: size.half_stride() }
     }
 
-    /// The last call in which the owner has made the parcel readable that raises `signal` at `reader`.
+    /// The last call in which the owner has made the parcel readable that raises `signal` at
+    /// `reader`.
     pub(super) fn flag(&self, reader: u32, signal: u32) -> u64 {
         self.flags(reader) + 4 * u64::from(signal)
     }

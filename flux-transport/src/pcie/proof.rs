@@ -1,6 +1,7 @@
 //! That side streams can do what a call asks of them, shown once when ranks connect.
 //!
-//! Invariant: after the proof every word is what it was before. What a driver sets up at the first use of an operation is set up here, while no kernel waits.
+//! Invariant: after the proof every word is what it was before. What a driver sets up at the first
+//! use of an operation is set up here, while no kernel waits.
 
 use super::layout::PROOF;
 use super::workspace::Workspace;
@@ -10,7 +11,8 @@ use flux_core::layout::broken_offset;
 use flux_core::signal::Epoch;
 use std::sync::atomic::Ordering;
 
-/// Takes a word of the own pad to the own region, raises a flag behind it, waits for the flag and takes the word back.
+/// Takes a word of the own pad to the own region, raises a flag behind it, waits for the flag and
+/// takes the word back.
 pub(super) fn prove(device: &CudaDevice, (out, back): (&Lane, &Lane), at: &Workspace, rank: u32, epoch: Epoch) -> Result<(), CudaError> {
     let initial = epoch.before(1).get();
     let region = at.host_region(rank);
@@ -19,7 +21,8 @@ pub(super) fn prove(device: &CudaDevice, (out, back): (&Lane, &Lane), at: &Works
     let on_host = Rows { address: region.host() + PROOF, pitch: 4 };
     let on_pad = Rows { address: at.pad() + broken_offset(rank), pitch: 4 };
     let _current = device.enter()?;
-    // SAFETY: the words are in the own region, on the own pad and in the pinned block, and stay past the synchronisations below.
+    // SAFETY: the words are in the own region, on the own pad and in the pinned block, and stay
+    // past the synchronisations below.
     unsafe {
         copy_out_async(device, (on_host, on_pad), (1, 4), out.raw())?;
         words_async(device, [WordOp::Write { address: flag, value: initial }], out.raw())?;

@@ -1,8 +1,10 @@
-//! A rank's shared region: host memory through which all goes that it sends or is sent, pinned and mapped in every process that has a rank.
+//! A rank's shared region: host memory through which all goes that it sends or is sent, pinned and
+//! mapped in every process that has a rank.
 //!
-//! Invariant: a rank's region is mapped and registered once in its own process, for all ranks there, and in another once for each rank there that opens it; whoever
-//! holds a region may use its addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs of a host writing at once are slower
-//! than all reading.
+//! Invariant: a rank's region is mapped and registered once in its own process, for all ranks
+//! there, and in another once for each rank there that opens it; whoever holds a region may use its
+//! addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs
+//! of a host writing at once are slower than all reading.
 
 use super::layout::{Layout, POISONED, SAID};
 use crate::TransportError;
@@ -28,7 +30,8 @@ static DIRECTORY: Mutex<BTreeMap<u64, Weak<Region>>> = Mutex::new(BTreeMap::new(
 static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
 impl Region {
-    /// Takes memory for the region of a rank on `device`, with all its words at `initial`, and the descriptor that makes it another process's too.
+    /// Takes memory for the region of a rank on `device`, with all its words at `initial`, and the
+    /// descriptor that makes it another process's too.
     pub(super) fn create(device: &CudaDevice, layout: Layout, initial: u32) -> Result<(Arc<Self>, OwnedFd), TransportError> {
         let what = "pinned memory of the host";
         let bytes = layout.bytes().ok_or(TransportError::OutOfMemory { what, bytes: u64::MAX })?;
@@ -85,7 +88,8 @@ impl Region {
     /// What the owner's host says of its calls.
     pub(super) fn saying(&self) -> Saying<'_> {
         let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + SAID));
-        // SAFETY: in bounds by the layout, aligned to a line, and mapped as long as `self`; once a region is in use these bytes are accessed by these words only.
+        // SAFETY: in bounds by the layout, aligned to a line, and mapped as long as `self`; once a
+        // region is in use these bytes are accessed by these words only.
         Saying::new(unsafe { std::slice::from_raw_parts(first, Saying::WORDS) })
     }
 
@@ -93,7 +97,8 @@ impl Region {
     pub(super) fn word(&self, offset: u64) -> &AtomicU32 {
         assert!(offset < self.layout.words_bytes(), "{offset} is no offset of a word");
         let address = std::ptr::with_exposed_provenance_mut::<u32>(host_size(self.host() + offset));
-        // SAFETY: in bounds, aligned, and mapped as long as `self`; every access to these bytes is by whole words.
+        // SAFETY: in bounds, aligned, and mapped as long as `self`; every access to these bytes is
+        // by whole words.
         unsafe { AtomicU32::from_ptr(address) }
     }
 }

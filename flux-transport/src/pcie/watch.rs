@@ -1,7 +1,9 @@
 //! The thread that ends what side streams wait for, once this rank's calls can no longer succeed.
 //!
-//! Invariant: streams of a call wait at most as long as its kernel does, and a little longer. A kernel ends by data, by its deadline or by the abort word; where
-//! it did not end by data it has left a record, or the abort word is set, and this thread sees either while the streams are not done.
+//! Invariant: streams of a call wait at most as long as its kernel does, and a little longer. A
+//! kernel ends by data, by its deadline or by the abort word; where it did not end by data it has
+//! left a record, or the abort word is set, and this thread sees either while the streams are not
+//! done.
 
 use super::words::Words;
 use crate::fault::reason;
@@ -30,13 +32,15 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// The last call that was found at its end when no peer had given up: what came in it and in those before is whole.
+/// The last call that was found at its end when no peer had given up: what came in it and in those
+/// before is whole.
 #[derive(Debug)]
 struct Clean(AtomicU32);
 
 impl Clean {
-    /// What a look at the peers finds. It is due where a call has ended since the last one, which may be with what a peer let go of, and where none is under way. In a call
-    /// that is, a wait of this rank's may yet fail, and knows better who is late.
+    /// What a look at the peers finds. It is due where a call has ended since the last one, which
+    /// may be with what a peer let go of, and where none is under way. In a call that is, a wait of
+    /// this rank's may yet fail, and knows better who is late.
     fn look(&self, finished: u32, begun: u32, of_a_peer: impl FnOnce() -> Option<FaultRecord>) -> Option<FaultRecord> {
         if finished == self.0.load(Ordering::Acquire) && finished != begun {
             return None;
@@ -75,7 +79,8 @@ impl Shared {
         let _ = self.reason.compare_exchange(0, reason, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// A peer that is in another op, if one was found before anything else was wrong. It ends all waits of this rank.
+    /// A peer that is in another op, if one was found before anything else was wrong. It ends all
+    /// waits of this rank.
     fn disagreement(&self, words: &Words) -> Option<FaultRecord> {
         if self.disagreed.get().is_none() && self.reason() == 0 {
             let record = words.disagreement()?;
@@ -130,8 +135,8 @@ impl Watch {
         self.wake();
     }
 
-    /// What is wrong with this rank's calls: a peer in another op, what a wait of its kernels' has left, or a peer that gave up before they came to their end, as far
-    /// as they have.
+    /// What is wrong with this rank's calls: a peer in another op, what a wait of its kernels' has
+    /// left, or a peer that gave up before they came to their end, as far as they have.
     pub(super) fn record(&self) -> Option<FaultRecord> {
         let words = self.shared.words();
         self.shared.disagreement(&words).or_else(|| self.shared.fault.record()).or_else(|| self.fault_of_a_peer(&words))

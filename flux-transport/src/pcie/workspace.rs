@@ -1,7 +1,9 @@
-//! One generation of a rank's workspace: its own memory on its device, and all ranks' shared regions.
+//! One generation of a rank's workspace: its own memory on its device, and all ranks' shared
+//! regions.
 //!
-//! Invariant: nothing on a device is mapped for another. What the kernel takes for peers' memory is this rank's own: for their data regions its outbox, for
-//! their pads pads of the host that only its own streams read. A kernel that scatters rows takes their regions of the host for both.
+//! Invariant: nothing on a device is mapped for another. What the kernel takes for peers' memory is
+//! this rank's own: for their data regions its outbox, for their pads pads of the host that only
+//! its own streams read. A kernel that scatters rows takes their regions of the host for both.
 
 use super::layout::Layout;
 use super::offer::Offer;
@@ -105,7 +107,8 @@ impl Drop for Workspace {
 }
 
 impl Workspace {
-    /// Makes a workspace on every rank, and maps all regions into all processes. Collective; fails on all ranks or on none.
+    /// Makes a workspace on every rank, and maps all regions into all processes. Collective; fails
+    /// on all ranks or on none.
     pub(super) fn new(
         meeting: Meeting<'_>,
         device: &CudaDevice,
@@ -171,7 +174,8 @@ impl Workspace {
         WordOp::Write { address: self.words.finished_address(), value: epoch.get() }
     }
 
-    /// Brings all that this rank's streams and their peers' wait for to call `before`, on the caller's stream, before anything of the call after it is raised.
+    /// Brings all that this rank's streams and their peers' wait for to call `before`, on the
+    /// caller's stream, before anything of the call after it is raised.
     pub(super) fn refresh(&self, device: &CudaDevice, before: u32, stream: usize) -> Result<(), CudaError> {
         let layout = self.host_region(self.rank).layout;
         let flags = layout.flags(0)..layout.flags(self.regions.len() as u32);
@@ -184,7 +188,8 @@ impl Workspace {
         Ok(())
     }
 
-    /// The same for an executor that scatters rows to peers' regions itself, and is told by theirs on the pad of its own.
+    /// The same for an executor that scatters rows to peers' regions itself, and is told by theirs
+    /// on the pad of its own.
     pub(super) fn view_of_regions(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let layout = self.host_region(self.rank).layout;
         let own = self.regions[self.rank as usize] + layout.half(0);

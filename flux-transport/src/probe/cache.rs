@@ -1,7 +1,8 @@
 //! Verdicts on disk, so that a machine is asked once in a boot.
 //!
-//! Invariant: what is read was written whole, by this user, for the very same devices, driver, boot and version; anything else is as good as nothing. A file is
-//! complete from the moment it has its name.
+//! Invariant: what is read was written whole, by this user, for the very same devices, driver, boot
+//! and version; anything else is as good as nothing. A file is complete from the moment it has its
+//! name.
 
 use super::report::{Answer, Report};
 use crate::cuda::{self, DeviceUuid};
@@ -24,7 +25,8 @@ const OTHERS_WRITE: u32 = 0o022;
 pub(super) struct Key(String);
 
 impl Key {
-    /// Of these devices on this machine as it runs now; `None` where the kernel does not say which boot this is, or the driver not which it is.
+    /// Of these devices on this machine as it runs now; `None` where the kernel does not say which
+    /// boot this is, or the driver not which it is.
     pub(super) fn here(devices: &[DeviceUuid]) -> Option<Self> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         // The kernel's part of the driver, where it shows; the library's always.

@@ -1,8 +1,11 @@
-//! A process of its own to ask the devices in: what hangs or crashes there leaves this one as it was.
+//! A process of its own to ask the devices in: what hangs or crashes there leaves this one as it
+//! was.
 //!
-//! Invariant: [`run`] ends soon after its limit whatever the program does, and takes bounded memory. When it returns, nothing of the program's process
-//! group runs any more, unless the kernel does not let it go (a driver call that does not return); then it is collected when it does. A probe of ours ends by
-//! itself too, so one whose parent was killed does not stay. Nothing runs between fork and exec, so a process with much memory is not copied.
+//! Invariant: [`run`] ends soon after its limit whatever the program does, and takes bounded
+//! memory. When it returns, nothing of the program's process group runs any more, unless the kernel
+//! does not let it go (a driver call that does not return); then it is collected when it does. A
+//! probe of ours ends by itself too, so one whose parent was killed does not stay. Nothing runs
+//! between fork and exec, so a process with much memory is not copied.
 
 use super::report::Answer;
 use super::request::{REQUEST, Request};
@@ -100,8 +103,8 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Instant;
 
-    /// A program for the shell. It is written by another process: one that a test thread forks meanwhile would keep the file open, and the system runs no
-    /// open file.
+    /// A program for the shell. It is written by another process: one that a test thread forks
+    /// meanwhile would keep the file open, and the system runs no open file.
     fn program(folder: &Path, script: &str) -> PathBuf {
         let path = folder.join("probe");
         let status = Command::new("sh")

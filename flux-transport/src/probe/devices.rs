@@ -1,6 +1,7 @@
 //! Asking the devices: which pairs there are, and what was found between them.
 //!
-//! Invariant: every ordered pair has its answer. Contexts are made on devices of pairs that the driver lets reach each other, and on no other.
+//! Invariant: every ordered pair has its answer. Contexts are made on devices of pairs that the
+//! driver lets reach each other, and on no other.
 
 use super::exchange::{Lost, PATIENCE, ROUNDS, Side, ping_pong, store};
 use super::report::{Answer, Direction, Report, pairs};

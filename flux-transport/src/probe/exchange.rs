@@ -5,10 +5,12 @@
 //! ping-pong   both at once: each writes the round's number into the other's word and awaits it in its own, a thousand times
 //! ```
 //!
-//! Invariant: a direction is proven by what its owner reads, never by what its writer does; and every wait ends. Streams write and await words here
-//! (stream memory operations), as the transports' do, and copy engines move data: so no kernel is needed, which a process would have to compile or carry. They cross
-//! the same links, bridges and translations as a kernel's stores. A driver call that does not return is for whoever asked to end: this is why there is a process
-//! of its own.
+//! Invariant: a direction is proven by what its owner reads, never by what its writer does; and
+//! every wait ends. Streams write and await words here (stream memory operations), as the
+//! transports' do, and copy engines move data: so no kernel is needed, which a process would have
+//! to compile or carry. They cross the same links, bridges and translations as a kernel's stores. A
+//! driver call that does not return is for whoever asked to end: this is why there is a process of
+//! its own.
 
 use crate::cuda::{
     Allocation, CudaDevice, CudaError, DeviceBlock, DeviceInfo, Handles, Mapping, SideStream, WordOp, copy_async, fill_words, read,
@@ -23,7 +25,8 @@ const BYTES: usize = 4 * WORDS;
 const FLAG: u64 = BYTES as u64;
 const BALL: u64 = FLAG + 128;
 const ROOM: u64 = BALL + 128;
-/// Round trips, and how many of them are handed to a stream at once: its queue must never fill up while the other side's work is not there yet.
+/// Round trips, and how many of them are handed to a stream at once: its queue must never fill up
+/// while the other side's work is not there yet.
 pub(super) const ROUNDS: u32 = 1000;
 const AT_ONCE: u32 = 50;
 /// How long one exchange may take; it takes microseconds, unless the devices are busy.
@@ -61,7 +64,8 @@ impl Side {
     fn words(&self, ops: impl IntoIterator<Item = WordOp>, rescue: bool) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         let stream = if rescue { &self.rescue } else { &self.lane };
-        // SAFETY: the callers name words of memory that is mapped for this device, and keep it until the streams are idle.
+        // SAFETY: the callers name words of memory that is mapped for this device, and keep it
+        // until the streams are idle.
         unsafe { words_async(&self.device, ops, stream.raw()) }
     }
 
@@ -88,12 +92,14 @@ fn idle(sides: [&Side; 2]) -> Result<bool, CudaError> {
     }
 }
 
-/// Writes a pattern and a flag into `to`'s memory at `at`; the fault, if its owner does not find them there.
+/// Writes a pattern and a flag into `to`'s memory at `at`; the fault, if its owner does not find
+/// them there.
 pub(super) fn store(from: &Side, to: &Side, at: &Mapping, nonce: u32, veto: bool) -> Result<Option<String>, CudaError> {
     to.clear(at)?;
     {
         let _current = from.device.enter()?;
-        // SAFETY: the outbox and the memory are this long and mapped for the writer until both lanes are idle.
+        // SAFETY: the outbox and the memory are this long and mapped for the writer until both
+        // lanes are idle.
         unsafe {
             fill_words(&from.device, from.outbox.address(), nonce, WORDS, from.lane.raw())?;
             copy_async(&from.device, at.address(), from.outbox.address(), BYTES, from.lane.raw())?;
@@ -161,7 +167,8 @@ pub(super) fn ping_pong((a, at_a): (&Side, &Mapping), (b, at_b): (&Side, &Mappin
     Ok(Ok(began.elapsed()))
 }
 
-/// Whose write is missing where the first side has seen `at_a` come back and the second `at_b` come.
+/// Whose write is missing where the first side has seen `at_a` come back and the second `at_b`
+/// come.
 fn lost(at_a: u32, at_b: u32) -> Lost {
     if at_b > at_a { Lost { first: false, round: at_b } } else { Lost { first: true, round: at_a + 1 } }
 }

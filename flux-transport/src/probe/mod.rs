@@ -1,15 +1,18 @@
-//! Whether devices reach each other's memory, proven by data, in a process of its own where there can be one.
+//! Whether devices reach each other's memory, proven by data, in a process of its own where there
+//! can be one.
 //!
-//! Invariant: an answer is found in bounded time whatever the driver does, and what is not proven does not pass for it: a probe that hangs, crashes or says
-//! anything but a whole report has proven that peer access does not work here. Only a report is kept on disk, and only for this boot.
+//! Invariant: an answer is found in bounded time whatever the driver does, and what is not proven
+//! does not pass for it: a probe that hangs, crashes or says anything but a whole report has proven
+//! that peer access does not work here. Only a report is kept on disk, and only for this boot.
 //!
 //! ```text
 //! disk, for these devices, driver, boot and version -> a child: FLUX_PROBE, this program if it calls `serve`, flux-probe -> a thread of this process
 //! ```
 //!
-//! A library cannot start the program that uses it again: that would run its `main`. So a program that wants no second file calls [`serve`] first thing in its
-//! `main`; others have `flux-probe` beside them or on the path. Without either the driver is asked on a thread of this process: a hang is then noticed in
-//! time all the same, and a crash is not survived.
+//! A library cannot start the program that uses it again: that would run its `main`. So a program
+//! that wants no second file calls [`serve`] first thing in its `main`; others have `flux-probe`
+//! beside them or on the path. Without either the driver is asked on a thread of this process: a
+//! hang is then noticed in time all the same, and a crash is not survived.
 
 mod cache;
 mod child;
@@ -40,7 +43,8 @@ use ways::Ways;
 /// How long a probe may take: contexts on all devices of a cold machine, and some.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// Has a rank, and any probe, find that what peers write is not there, on machines where it is; for tests of what happens then.
+/// Has a rank, and any probe, find that what peers write is not there, on machines where it is; for
+/// tests of what happens then.
 const VETO: &str = "FLUX_VETO_PEER";
 
 /// Whether `FLUX_VETO_PEER=1` has this process find that peer access does not work.
@@ -48,7 +52,8 @@ pub fn vetoed() -> bool {
     is_one(std::env::var_os(VETO).as_deref())
 }
 
-/// Whether `NCCL_P2P_DISABLE=1`, in the environment or NCCL's files, forbids peer access to this process, as to NCCL.
+/// Whether `NCCL_P2P_DISABLE=1`, in the environment or NCCL's files, forbids peer access to this
+/// process, as to NCCL.
 pub fn forbidden() -> bool {
     is_one(Settings::read().get("NCCL_P2P_DISABLE").as_deref())
 }
@@ -62,8 +67,9 @@ static SERVES: AtomicBool = AtomicBool::new(false);
 
 /// Makes this program its own probe: to be called first thing in `main`, before threads and output.
 ///
-/// In a process that was started to be a probe it answers on stdout and ends the process; in any other it returns at once, and from then on the
-/// program is started again where devices are to be asked.
+/// In a process that was started to be a probe it answers on stdout and ends the process; in any
+/// other it returns at once, and from then on the program is started again where devices are to be
+/// asked.
 ///
 /// ```
 /// flux_transport::probe::serve();
@@ -72,7 +78,8 @@ static SERVES: AtomicBool = AtomicBool::new(false);
 pub fn serve() {
     SERVES.store(true, Ordering::Relaxed);
     let Some(text) = std::env::var_os(REQUEST).filter(|text| !text.is_empty()) else { return };
-    // Whatever the driver does and whoever is left to wait, this process ends. Without the thread the parent ends it.
+    // Whatever the driver does and whoever is left to wait, this process ends. Without the thread
+    // the parent ends it.
     let _ = std::thread::Builder::new().spawn(|| {
         std::thread::sleep(LIMIT + Duration::from_secs(5));
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
@@ -85,7 +92,8 @@ pub fn serve() {
     std::process::exit(i32::from(written.is_err()))
 }
 
-/// Whether these devices reach each other's memory. Takes at most a little more than `limit`, and usually no time, as the answer is kept on disk.
+/// Whether these devices reach each other's memory. Takes at most a little more than `limit`, and
+/// usually no time, as the answer is kept on disk.
 ///
 /// `veto` has a probe find that nothing arrives, for tests; that is not kept.
 pub fn prove(devices: &[DeviceUuid], veto: bool, limit: Duration) -> Proof {

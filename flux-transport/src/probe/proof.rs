@@ -1,6 +1,7 @@
 //! What is known of peer access, and from where.
 //!
-//! Invariant: a proof without a report is never [`Verdict::Works`], unless there was nothing to prove.
+//! Invariant: a proof without a report is never [`Verdict::Works`], unless there was nothing to
+//! prove.
 
 use super::report::Report;
 

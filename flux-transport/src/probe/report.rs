@@ -1,7 +1,7 @@
 //! What a probe has found, as text: between processes and on disk.
 //!
-//! Invariant: decoding accepts what [`Answer::encode`] produces, of this version, and nothing else: a report is whole or none. So output that was cut
-//! off never passes for a proof.
+//! Invariant: decoding accepts what [`Answer::encode`] produces, of this version, and nothing else:
+//! a report is whole or none. So output that was cut off never passes for a proof.
 
 use crate::cuda::DeviceUuid;
 
@@ -91,7 +91,8 @@ impl Answer {
         lines.join("\n") + "\n"
     }
 
-    /// The message in `text`, after whatever libraries may have printed before it. One of another version says nothing to this one.
+    /// The message in `text`, after whatever libraries may have printed before it. One of another
+    /// version says nothing to this one.
     pub(super) fn decode(text: &str) -> Option<Self> {
         Self::read(text).filter(Self::is_tidy)
     }

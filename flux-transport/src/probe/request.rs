@@ -1,6 +1,7 @@
 //! What a probe is asked, as the variable that makes a process one.
 //!
-//! Invariant: decoding accepts what [`Request::encode`] produces, of this version, and nothing else.
+//! Invariant: decoding accepts what [`Request::encode`] produces, of this version, and nothing
+//! else.
 
 use crate::cuda::DeviceUuid;
 

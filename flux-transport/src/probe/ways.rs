@@ -1,7 +1,8 @@
 //! Whom to ask, in which order, and what to make of silence.
 //!
-//! Invariant: [`Ways::ask`] returns soon after its limit. Silence of a program that was started is a no: this process is not risked where another did not
-//! survive. A program that could not ask, or is none, says nothing about the devices, and this process asks.
+//! Invariant: [`Ways::ask`] returns soon after its limit. Silence of a program that was started is
+//! a no: this process is not risked where another did not survive. A program that could not ask, or
+//! is none, says nothing about the devices, and this process asks.
 
 use super::cache::{self, Key};
 use super::child::{self, Silence};

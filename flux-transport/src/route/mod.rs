@@ -1,11 +1,14 @@
-//! What a call sends and receives where ranks cannot write to each other's memory: tile programs, read as copies from rank to rank.
+//! What a call sends and receives where ranks cannot write to each other's memory: tile programs,
+//! read as copies from rank to rank.
 //!
-//! Invariant: what a rank receives from a source is derived from that source's own list of parcels, so the two sides cannot differ; and every signal that
-//! an item of the reader's program awaits from a peer is that of one parcel. Rows that a rank has itself are none of it.
+//! Invariant: what a rank receives from a source is derived from that source's own list of parcels,
+//! so the two sides cannot differ; and every signal that an item of the reader's program awaits
+//! from a peer is that of one parcel. Rows that a rank has itself are none of it.
 //!
-//! A source's bytes pass through a *half*, whose layout this module gives: for AllGather-GEMM its shard, dense; for GEMM-ReduceScatter a place for each
-//! destination, as large and as laid out as the source's place at that destination. The kernel of a GEMM-ReduceScatter writes such a half, the
-//! outbox, in its own memory: [`Route::data`] gives it the addresses.
+//! A source's bytes pass through a *half*, whose layout this module gives: for AllGather-GEMM its
+//! shard, dense; for GEMM-ReduceScatter a place for each destination, as large and as laid out as
+//! the source's place at that destination. The kernel of a GEMM-ReduceScatter writes such a half,
+//! the outbox, in its own memory: [`Route::data`] gives it the addresses.
 
 mod order;
 mod parcels;
@@ -41,7 +44,8 @@ pub enum Origin {
         /// Bytes before the first column.
         before: u64,
     },
-    /// The outbox, at the same place as in the half, from when the kernel has raised the reader's signal.
+    /// The outbox, at the same place as in the half, from when the kernel has raised the reader's
+    /// signal.
     Outbox,
 }
 
@@ -92,7 +96,8 @@ pub struct Route {
     size: WorkspaceSize,
     outgoing: Vec<Parcel>,
     incoming: Vec<Incoming>,
-    /// By rank: what is added to the outbox's address, modulo 2^64, so that the program's own slots and places lead to the rank's place in it.
+    /// By rank: what is added to the outbox's address, modulo 2^64, so that the program's own slots
+    /// and places lead to the rank's place in it.
     shifts: [u64; MAX_WORLD],
 }
 
@@ -100,7 +105,8 @@ impl Route {
     /// The route of `rank` in calls of these programs, which are those of all ranks, in rank order.
     ///
     /// # Panics
-    /// If there is no program of `rank`, and if tiles are scattered that have a signal each: those are not carried.
+    /// If there is no program of `rank`, and if tiles are scattered that have a signal each: those
+    /// are not carried.
     pub fn new(rank: Rank, programs: &[TileProgram]) -> Self {
         let own = &programs[rank.index()];
         let outgoing = parcels::outgoing(own);
@@ -131,7 +137,8 @@ impl Route {
         &self.incoming
     }
 
-    /// The data regions that the kernel is given, by rank: its own, and for each peer that place of the outbox.
+    /// The data regions that the kernel is given, by rank: its own, and for each peer that place of
+    /// the outbox.
     pub fn data(&self, view: &WorkspaceView) -> [u64; MAX_WORLD] {
         let mut data = self.shifts;
         for (rank, (address, base)) in data.iter_mut().zip(&view.data).enumerate() {

@@ -1,7 +1,8 @@
 //! From a rank's tile program to what it sends.
 //!
-//! Invariant: each signal that a program raises for a peer is that of one reader of one parcel, and parcels come in the order in which the program
-//! completes them. Of a program whose kernels scatter tile by tile there are none.
+//! Invariant: each signal that a program raises for a peer is that of one reader of one parcel, and
+//! parcels come in the order in which the program completes them. Of a program whose kernels
+//! scatter tile by tile there are none.
 
 use super::{Block, Origin, Parcel, Reader};
 use flux_core::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
@@ -13,17 +14,18 @@ use std::collections::BTreeMap;
 pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
     match program.problem.op() {
         OpKind::AllGatherGemm => shard(program),
-        OpKind::GemmReduceScatter if program.stacked => scattered(program),
+        OpKind::GemmReduceScatter if program.flattened => scattered(program),
         OpKind::GemmReduceScatter => slots(program),
     }
 }
 
-/// What leads from an address of `peer`'s region, as the program has it, to that of its place in the outbox.
+/// What leads from an address of `peer`'s region, as the program has it, to that of its place in
+/// the outbox.
 pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
     let rank = program.rank;
     let (at_peer, in_outbox) = match program.problem.op() {
         OpKind::AllGatherGemm => return 0,
-        OpKind::GemmReduceScatter if program.stacked => (rank.get(), peer.get()),
+        OpKind::GemmReduceScatter if program.flattened => (rank.get(), peer.get()),
         OpKind::GemmReduceScatter => {
             let places = Places::new(program.nodes);
             match (places.destination(rank, peer), places.destination(peer, rank)) {
@@ -37,7 +39,7 @@ pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
 
 /// Bytes of a source's place at a destination of a GEMM-ReduceScatter.
 fn place_bytes(program: &TileProgram) -> u64 {
-    if program.stacked {
+    if program.flattened {
         scatter_place_bytes(&program.problem)
     } else {
         u64::from(program.slots_per_source) * slot_bytes(&program.problem, program.tile)
@@ -90,7 +92,7 @@ fn slots(program: &TileProgram) -> Vec<Parcel> {
     chunks.into_iter().map(parcel).collect()
 }
 
-/// All that the tiles of a stacked program scatter to each owner, but for what the rank keeps.
+/// All that the tiles of a flattened program scatter to each owner, but for what the rank keeps.
 fn scattered(program: &TileProgram) -> Vec<Parcel> {
     let rounds =
         program.rounds().expect("one signal announces all tiles: where each has its own, kernels give them to each other themselves");

@@ -1,4 +1,5 @@
-//! Routes of random problems, compared with what the same programs do where ranks reach each other's memory.
+//! Routes of random problems, compared with what the same programs do where ranks reach each
+//! other's memory.
 
 use super::*;
 use flux_core::layout::slot_bytes;
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
     let extents = (1u32..6, 1usize..36, 1usize..5, 1usize..5);
     let knobs = (0u32..6, (1u32..4, 0u32..3, 0u32..3), 1u32..4, 1u32..3, any::<bool>(), any::<bool>());
-    (extents, knobs).prop_map(|((world, m, n, k), (chunk, (band, alone, by_chunk), k_chunks, splits, stack, gather))| {
+    (extents, knobs).prop_map(|((world, m, n, k), (chunk, (band, alone, by_chunk), k_slices, splits, stack, gather))| {
         let world = WorldSize::new(world).expect("a small world");
         let w = world.get() as usize;
         let op = if gather { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
@@ -20,7 +21,7 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
         let chunk = if chunk == 0 || stack && !gather { Chunk::Shard } else { Chunk::Tiles(chunk) };
         let tile = TileShape::new(16, 24, 16);
         let schedule =
-            Schedule { chunk, raster: Raster::RowGroups(2), band, alone, by_chunk, k_chunks, splits, stack, ..Schedule::of(tile) };
+            Schedule { chunk, raster: Raster::RowGroups(2), band, alone, by_chunk, k_slices, splits, stack, ..Schedule::of(tile) };
         let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule")).collect();
         check::verify(&programs).expect("programs are right");
         programs
@@ -36,7 +37,8 @@ fn bytes(offset: u64, rows: u64, width: u64, pitch: u64) -> impl Iterator<Item =
     (0..rows).flat_map(move |row| (0..width).map(move |byte| offset + row * pitch + byte))
 }
 
-/// What a peer's transfer would carry: by byte of the destination's half, the source's byte of its shard.
+/// What a peer's transfer would carry: by byte of the destination's half, the source's byte of its
+/// shard.
 fn direct(programs: &[TileProgram], reader: u32) -> BTreeMap<u64, (u32, u64)> {
     let mut found = BTreeMap::new();
     for (source, program) in (0..).zip(programs) {

@@ -1,7 +1,8 @@
 //! How a machine connects its GPUs, in words for a person.
 //!
-//! Invariant: nothing is decided by it. What is reachable is proven by data (`probe`); this says why something is not, and what to do about it. What the
-//! system does not tell is left out, never guessed.
+//! Invariant: nothing is decided by it. What is reachable is proven by data (`probe`); this says
+//! why something is not, and what to do about it. What the system does not tell is left out, never
+//! guessed.
 
 mod mig;
 mod nvml;

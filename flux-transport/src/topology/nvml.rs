@@ -1,6 +1,7 @@
 //! What NVIDIA's management library says, where it is there.
 //!
-//! Invariant: an [`Nvml`] exists only where it has started; a question that it does not answer, or has no entry point for, has no answer, and is no error.
+//! Invariant: an [`Nvml`] exists only where it has started; a question that it does not answer, or
+//! has no entry point for, has no answer, and is no error.
 
 use super::Fabric;
 use crate::cuda::DeviceInfo;
@@ -40,8 +41,9 @@ macro_rules! table {
             fn of(library: Library) -> Self {
                 Self {
                     $($name: {
-                        // SAFETY: the type is the entry point's declaration in nvml.h (the opaque pointer as `usize`, enums as integers);
-                        // `_library` keeps it loaded as long as the table.
+                        // SAFETY: the type is the entry point's declaration in nvml.h (the opaque
+                        // pointer as `usize`, enums as integers); `_library` keeps it loaded as
+                        // long as the table.
                         unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) }.ok().map(|symbol| *symbol)
                     },)*
                     _library: library,
@@ -75,8 +77,8 @@ impl Nvml {
         // SAFETY: the library's initialisers are made to run in any process at any time.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
         let nvml = Self::of(library);
-        // From here on the destructor shuts it down, which is allowed even where it has not started.
-        // SAFETY: it takes nothing.
+        // From here on the destructor shuts it down, which is allowed even where it has not
+        // started. SAFETY: it takes nothing.
         (unsafe { (nvml.init?)() } == OK).then_some(nvml)
     }
 
@@ -122,7 +124,8 @@ impl Nvml {
         let states: Vec<u32> = (0..MAX_LINKS).filter_map(state).collect();
         let links = (!states.is_empty()).then(|| states.iter().sum());
         let mut info = FabricInfo::default();
-        // SAFETY: as above; the structure is the first version's, which the entry point without a version takes.
+        // SAFETY: as above; the structure is the first version's, which the entry point without a
+        // version takes.
         let said = self.fabric_info.is_some_and(|ask| unsafe { ask(device, &raw mut info) } == OK);
         let fabric = if said { fabric(info.state) } else { None };
         Said { mig, links, fabric }

@@ -1,6 +1,7 @@
 //! What `/sys` and `/proc` say, below any root.
 //!
-//! Invariant: reading only, and a total function of the files: what is missing or strange is as if it were not there.
+//! Invariant: reading only, and a total function of the files: what is missing or strange is as if
+//! it were not there.
 
 use std::fs;
 use std::path::Path;
@@ -87,11 +88,13 @@ pub fn nvidia_gpus(root: &Path) -> Vec<String> {
     found
 }
 
-/// The extended capability of access control, and the bits of its control register that send requests and completions of peers to the root.
+/// The extended capability of access control, and the bits of its control register that send
+/// requests and completions of peers to the root.
 const ACS: u16 = 0x000d;
 const REDIRECT: u16 = 0x04 | 0x08;
 
-/// Whether a bridge's access control redirects peers' traffic. Only root can read that part of the configuration.
+/// Whether a bridge's access control redirects peers' traffic. Only root can read that part of the
+/// configuration.
 pub(super) fn redirects(root: &Path, bridge: &str) -> bool {
     let config = fs::read(root.join("sys/bus/pci/devices").join(bridge).join("config")).unwrap_or_default();
     acs(&config).is_some_and(|control| control & REDIRECT != 0)

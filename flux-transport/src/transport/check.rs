@@ -1,6 +1,7 @@
 //! What is checked of a mover's work before any of it is done.
 //!
-//! Invariant: work that passed reads and writes nothing outside of the workspace, but for the caller's rows.
+//! Invariant: work that passed reads and writes nothing outside of the workspace, but for the
+//! caller's rows.
 
 use super::{Exchange, MoverJob, Source, TransportError};
 use flux_core::layout::WorkspaceSize;

@@ -36,8 +36,8 @@ impl Builder {
         self
     }
 
-    /// Meets ranks that are all on this host, in a directory that is there: an absolute path, mode 0700, of this user, and of no other launch at the
-    /// same time.
+    /// Meets ranks that are all on this host, in a directory that is there: an absolute path, mode
+    /// 0700, of this user, and of no other launch at the same time.
     ///
     /// # Errors
     /// [`WorldError`]: what is wrong with the place, or with which rank.
@@ -46,7 +46,8 @@ impl Builder {
         self.meet(Place::Host(place))
     }
 
-    /// Meets ranks that may be on several hosts, at `HOST:PORT`: an address of rank 0's host, and a port that is free there.
+    /// Meets ranks that may be on several hosts, at `HOST:PORT`: an address of rank 0's host, and a
+    /// port that is free there.
     ///
     /// # Errors
     /// [`WorldError`]: what is wrong with the place, or with which rank.

@@ -1,4 +1,5 @@
-//! Connections to rank 0 by hand: the layout of the messages once more, so that a change of it is seen.
+//! Connections to rank 0 by hand: the layout of the messages once more, so that a change of it is
+//! seen.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

@@ -1,7 +1,8 @@
 //! Whether processes run: for tests of what kills them.
 //!
-//! Not part of any crate: included by its path (`#[path]`) also by unit tests, of `flux-transport/src/probe/child.rs` and `flux-bench/src/limited.rs`, since
-//! neither crate has a public use for it.
+//! Not part of any crate: included by its path (`#[path]`) also by unit tests, of
+//! `flux-transport/src/probe/child.rs` and `flux-bench/src/limited.rs`, since neither crate has a
+//! public use for it.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ pub(crate) fn runs(pid: i32) -> bool {
     stat.rsplit_once(')').is_none_or(|(_, state)| !state.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Whether none of them runs after `time`, and usually long before. What was killed is reaped by whoever adopts it, soon after.
+/// Whether none of them runs after `time`, and usually long before. What was killed is reaped by
+/// whoever adopts it, soon after.
 pub(crate) fn gone_within(pids: &[i32], time: Duration) -> bool {
     let deadline = Instant::now() + time;
     while pids.iter().any(|&pid| runs(pid)) {

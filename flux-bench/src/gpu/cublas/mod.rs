@@ -16,7 +16,8 @@ pub fn version() -> Result<String, CublasError> {
     available().map(|(_, version)| format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
 
-/// Whether this process has a cuBLASLt: the file it came from and its version, `10000 * major + 100 * minor + patch`.
+/// Whether this process has a cuBLASLt: the file it came from and its version,
+/// `10000 * major + 100 * minor + patch`.
 ///
 /// # Errors
 /// [`CublasError`] says what was tried.

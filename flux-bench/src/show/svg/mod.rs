@@ -1,7 +1,9 @@
 //! A report as a picture.
 //!
-//! Invariant: a time is drawn as a multiple of its own row's `T_gemm`, and all panels have one scale, so that heights compare across panels
-//! and 1.0 is the GEMM alone everywhere. Only peers may lie above the scale: they are drawn at its upper end, with their value. Nothing lies behind the panels, and no colour is near black or white: they stand on either.
+//! Invariant: a time is drawn as a multiple of its own row's `T_gemm`, and all panels have one
+//! scale, so that heights compare across panels and 1.0 is the GEMM alone everywhere. Only peers
+//! may lie above the scale: they are drawn at its upper end, with their value. Nothing lies behind
+//! the panels, and no colour is near black or white: they stand on either.
 
 mod curves;
 mod draw;
@@ -90,7 +92,8 @@ fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
     panels
 }
 
-/// A step of 1, 2 or 5 times a power of ten, and its first and last multiple that enclose `low` and `high`.
+/// A step of 1, 2 or 5 times a power of ten, and its first and last multiple that enclose `low` and
+/// `high`.
 fn ticks(low: f64, high: f64) -> (f64, (i32, i32)) {
     let around = |step: f64| (step, ((low / step).floor() as i32, (high / step).ceil() as i32));
     let steps = (-2..6).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));

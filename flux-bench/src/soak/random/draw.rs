@@ -1,7 +1,8 @@
 //! Random cases: problems from tiny to a few thousand, with tails, and plans for them.
 //!
-//! Invariant: a case is a function of seed, number, world and place, so all ranks agree on it without a word, and it can be had again. What
-//! ranks must agree on is drawn from the case alone; what each may choose for itself, from case and rank.
+//! Invariant: a case is a function of seed, number, world and place, so all ranks agree on it
+//! without a word, and it can be had again. What ranks must agree on is drawn from the case alone;
+//! what each may choose for itself, from case and rank.
 
 use crate::data;
 use crate::finish::Finish;
@@ -12,7 +13,8 @@ use flux_kernels::variant;
 use flux_ops::Push;
 use std::fmt;
 
-/// Where ranks work, which decides the sizes: all ranks of a host share its few cores, and their code may be built for debugging.
+/// Where ranks work, which decides the sizes: all ranks of a host share its few cores, and their
+/// code may be built for debugging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// Threads of this machine.
@@ -21,8 +23,8 @@ pub(super) enum Place {
     Gpu {
         /// CTAs.
         ctas: u32,
-        /// Whether no other rank works there. Where one does, copies may stand in the device's queues behind its kernel that waits for them, so the
-        /// kernels push.
+        /// Whether no other rank works there. Where one does, copies may stand in the device's
+        /// queues behind its kernel that waits for them, so the kernels push.
         alone: bool,
     },
 }
@@ -81,7 +83,7 @@ impl RandomCase {
             shared.band = Some(1 + draw.below(world.get() + 1));
             shared.alone = Some(draw.below(3));
             shared.by_chunk = Some(draw.below(3));
-            shared.k_chunks = Some(draw.of(&[1, 1, 2, 3, 6]));
+            shared.k_slices = Some(draw.of(&[1, 1, 2, 3, 6]));
             shared.splits = Some(draw.of(&[1, 1, 2, 3]));
             let any = 2 + draw.below(140);
             shared.shares = Some(draw.of(&[1, any, 132]));
@@ -103,8 +105,9 @@ impl RandomCase {
         Ok(Self { number, problem, finish, shared, sending, calls, seed: data::seed(seed, 2, number) })
     }
 
-    /// The same with a plan for messages: no slices, and tiles that span shards with one signal for all. Where messages go on to `mates`, no tile spans shards; where they
-    /// `may_come_first` they may all go before what they bring is read.
+    /// The same with a plan for messages: no slices, and tiles that span shards with one signal for
+    /// all. Where messages go on to `mates`, no tile spans shards; where they `may_come_first` they
+    /// may all go before what they bring is read.
     #[must_use]
     pub(super) fn in_whole_chunks(self, mates: bool, may_come_first: bool) -> Self {
         let sending = self.sending.filter(|&sending| may_come_first || sending != Sending::Before);
@@ -116,7 +119,7 @@ impl RandomCase {
         let sends = mates && self.problem.op() == OpKind::GemmReduceScatter;
         let tile = self.shared.tile.filter(|&tile| !sends || variant::is_sent(tile) || !variant::is_scattered(tile));
         Self {
-            shared: ScheduleArgs { tile, k_chunks: self.shared.k_chunks.and(Some(1)), chunk, stack, no_stack, ..self.shared },
+            shared: ScheduleArgs { tile, k_slices: self.shared.k_slices.and(Some(1)), chunk, stack, no_stack, ..self.shared },
             sending,
             ..self
         }
@@ -149,9 +152,9 @@ impl fmt::Display for RandomCase {
             return f.write_str("default schedule");
         };
         let (alone, by_chunk, early) = (shared.alone.unwrap_or(0), shared.by_chunk.unwrap_or(0), shared.early.unwrap_or(0));
-        let (slices, splits, shares) = (shared.k_chunks.unwrap_or(1), shared.splits.unwrap_or(1), shared.shares.unwrap_or(1));
+        let (slices, splits, shares) = (shared.k_slices.unwrap_or(1), shared.splits.unwrap_or(1), shared.shares.unwrap_or(1));
         let Lent { first, last } = shared.lent.unwrap_or_default();
-        let stack = if shared.stack { ", stacked" } else { "" };
+        let stack = if shared.stack { ", flattened" } else { "" };
         write!(
             f,
             "tile {}x{}, chunk {chunk}, group {group}, band {band} after {alone} of one, {by_chunk} by chunk, {slices} slices, {splits} splits, {shares} shares, {early} early, {first} and {last} lent{stack}",

@@ -30,8 +30,8 @@ pub(super) fn minutes(word: &str) -> Result<f64, String> {
     }
 }
 
-/// One rank's part: the one case that was asked for, or cases from 0 on until the minutes have passed or one has failed. The kernels of `at_once` ranks are to fit
-/// on a GPU. Collective.
+/// One rank's part: the one case that was asked for, or cases from 0 on until the minutes have
+/// passed or one has failed. The kernels of `at_once` ranks are to fit on a GPU. Collective.
 pub(super) fn soak_rank(args: &Args, site: &Site, at_once: u32) -> anyhow::Result<bool> {
     let (comm, first) = (site.comm(), site.rank().get() == 0);
     let seed = agree(site, args.seed.unwrap_or_else(of_the_clock))?;
@@ -98,7 +98,8 @@ fn of_the_clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs())
 }
 
-/// The command that runs one case again; that the cases before it matter is possible too, so they are offered.
+/// The command that runs one case again; that the cases before it matter is possible too, so they
+/// are offered.
 fn again(args: &Args, site: &Site, at_once: u32, (seed, case): (u64, u64)) -> String {
     let (ranks, transport) = (site.comm().world_size(), site.comm().transport());
     let mut command = format!("flux-bench soak --seed {seed} --case {case} --tp {ranks} --transport {transport}");

@@ -50,7 +50,7 @@ fn messages_can_carry_every_plan_for_them() {
             let program = TileProgram::build_across(&case.problem, Rank::new(0), &schedule, nodes).unwrap();
             assert!(program.rounds().is_some(), "{case}: {schedule}");
             assert!(Variant::of(&program).is_ok(), "{case}: no kernel for {schedule}");
-            spanning += u32::from(program.stacked);
+            spanning += u32::from(program.flattened);
         }
     }
     assert!(spanning > 100, "{spanning}");

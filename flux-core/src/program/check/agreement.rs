@@ -14,7 +14,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     // the workspace is sized for the tiles of the layout, whatever the program says
     let slots = match first.problem.op() {
         _ if [first.tile.m, first.tile.n, first.tile.k].contains(&0) => return Err(Violation::Disagreement { index: 0, what: "tile" }),
-        OpKind::GemmReduceScatter if !first.stacked => TileGrid::of_shard(&first.problem, first.tile).tiles(),
+        OpKind::GemmReduceScatter if !first.flattened => TileGrid::of_shard(&first.problem, first.tile).tiles(),
         _ => 0,
     };
     for (index, (rank, p)) in (0..).map(Rank::new).zip(programs).enumerate() {
@@ -24,11 +24,12 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.tile == first.tile, "tile"),
             (p.signals == first.signals, "signals"),
             (p.counters == first.counters, "counters"),
-            (p.part_slots == first.part_slots, "part slots"),
-            // One rank has no other's rows that its tiles could span, and its kernel no buffer of them.
-            (p.stacked == first.stacked && !(p.stacked && world == 1), "stacking"),
+            (p.split_k_slots == first.split_k_slots, "part slots"),
+            // One rank has no other's rows that its tiles could span, and its kernel no buffer of
+            // them.
+            (p.flattened == first.flattened && !(p.flattened && world == 1), "stacking"),
             // What tiles that span shards send goes to all ranks alike.
-            (p.nodes == first.nodes && p.nodes.world() == p.problem.world() && !(p.stacked && p.nodes.are_mixed()), "nodes"),
+            (p.nodes == first.nodes && p.nodes.world() == p.problem.world() && !(p.flattened && p.nodes.are_mixed()), "nodes"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),
         ];
         for (same, what) in same {

@@ -36,25 +36,25 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 
 /// Places in the gather buffer.
 fn places(p: &TileProgram) -> u32 {
-    if p.stacked { p.problem.world().get() } else { p.problem.world().peers() }
+    if p.flattened { p.problem.world().get() } else { p.problem.world().peers() }
 }
 
 /// What an item reads and computes of the operands.
 fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
     let world = p.problem.world().get();
-    let fold = item.sink == sink::FOLD;
-    let rows = if p.stacked && !fold { p.problem.m() } else { p.problem.m_shard() };
+    let fold = item.sink == sink::REDUCE_ROWS;
+    let rows = if p.flattened && !fold { p.problem.m() } else { p.problem.m_shard() };
     at.range("rows", item.row, item.rows, rows, if fold { rows } else { p.tile.m })?;
     at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
     at.below("a_source", item.a_source, source::GATHER + 1)?;
-    at.below("sink", item.sink, sink::FOLD + 1)?;
+    at.below("sink", item.sink, sink::REDUCE_ROWS + 1)?;
     let (x_shards, y_shards) = match p.problem.op() {
-        _ if p.stacked => (1, 1),
+        _ if p.flattened => (1, 1),
         OpKind::AllGatherGemm => (1, world),
         OpKind::GemmReduceScatter => (world, 1),
     };
-    // stacked, the places are one matrix
-    let outer = if item.a_source == source::GATHER && !p.stacked { places(p) } else { x_shards };
+    // flattened, the places are one matrix
+    let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
     if fold {
@@ -75,8 +75,8 @@ fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Vio
     if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 {
         at.below("partial_slot", u64::from(item.partial_slot) + further, slots)?;
     }
-    if item.sink == sink::LEND || item.parts > 0 {
-        at.range("part", item.part, item.parts.max(1), p.part_slots, p.part_slots)?;
+    if item.sink == sink::PARTIAL || item.parts > 0 {
+        at.range("part", item.part, item.parts.max(1), p.split_k_slots, p.split_k_slots)?;
     }
     if item.raise != NONE {
         at.below("raise", item.raise, p.signals)?;

@@ -1,4 +1,5 @@
-//! Rule: a counter counts the items of one chunk, all of them, and an item without counter is a chunk of its own.
+//! Rule: a counter counts the items of one chunk, all of them, and an item without counter is a
+//! chunk of its own.
 
 use super::Violation;
 use crate::program::{NONE, TileProgram};

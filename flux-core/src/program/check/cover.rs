@@ -1,4 +1,5 @@
-//! Rule: each rank computes each element of each shard of its output exactly once, and folds each element of its own shard once where rows are scattered.
+//! Rule: each rank computes each element of each shard of its output exactly once, and folds each
+//! element of its own shard once where rows are scattered.
 
 use super::rect::{Rect, overlap};
 use super::{Output, Violation};
@@ -7,7 +8,7 @@ use crate::program::{TileProgram, WorkItem, sink};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); outputs(p).len()];
-    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::LEND) {
+    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL) {
         items[output_of(p, item)].push(index);
     }
     for (output, items) in outputs(p).into_iter().zip(items) {
@@ -28,7 +29,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 
 /// What a rank computes, each a matrix.
 fn outputs(p: &TileProgram) -> Vec<Output> {
-    match (p.stacked, p.problem.op()) {
+    match (p.flattened, p.problem.op()) {
         (false, _) => (0..p.problem.world().get()).map(Output::Shard).collect(),
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
         (true, OpKind::GemmReduceScatter) => vec![Output::AllShards, Output::Folded],
@@ -37,8 +38,8 @@ fn outputs(p: &TileProgram) -> Vec<Output> {
 
 /// Which of them an item is of.
 fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
-    let output = match (p.stacked, p.problem.op()) {
-        (true, _) => u32::from(item.sink == sink::FOLD),
+    let output = match (p.flattened, p.problem.op()) {
+        (true, _) => u32::from(item.sink == sink::REDUCE_ROWS),
         (false, OpKind::AllGatherGemm) => item.out_outer,
         (false, OpKind::GemmReduceScatter) => item.a_outer,
     };

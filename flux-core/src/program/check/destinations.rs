@@ -1,6 +1,8 @@
-//! Rule: at each step the ranks send to different destinations, so that no rank's links take the traffic of two.
+//! Rule: at each step the ranks send to different destinations, so that no rank's links take the
+//! traffic of two.
 //!
-//! An item that scatters is exempt: it has several destinations, and is of a problem so small that latency, not the links, decides.
+//! An item that scatters is exempt: it has several destinations, and is of a problem so small that
+//! latency, not the links, decides.
 
 use super::Violation;
 use super::signals::moves;

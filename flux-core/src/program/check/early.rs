@@ -1,7 +1,9 @@
-//! Rule: an item that adds partial tiles while it multiplies adds all that are early, multiplies all steps along `k`, and awaits each before its step.
+//! Rule: an item that adds partial tiles while it multiplies adds all that are early, multiplies
+//! all steps along `k`, and awaits each before its step.
 //!
-//! A kernel adds as many as the program says, at steps that follow from all of `k`: with fewer partial tiles it would take another's slot for one, and with fewer steps it
-//! would wait for operands that nobody loads.
+//! A kernel adds as many as the program says, at steps that follow from all of `k`: with fewer
+//! partial tiles it would take another's slot for one, and with fewer steps it would wait for
+//! operands that nobody loads.
 
 use super::{Record, Violation};
 use crate::OpKind;
@@ -33,7 +35,8 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether there is an entry for each partial tile that is added during the multiplication, at its step.
+/// Whether there is an entry for each partial tile that is added during the multiplication, at its
+/// step.
 fn awaits(p: &TileProgram, item: &WorkItem, early: u32) -> bool {
     let (first, gap) = p.early_steps();
     let steps = (0..early).map(|number| first + number * gap);

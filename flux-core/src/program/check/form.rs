@@ -1,4 +1,5 @@
-//! Rule: each item multiplies the rows that it stores, and each record is of the form that its operation has; all tiles come before all folds.
+//! Rule: each item multiplies the rows that it stores, and each record is of the form that its
+//! operation has; all tiles come before all folds.
 
 use super::{Record, Violation};
 use crate::program::{Await, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
@@ -7,18 +8,18 @@ use crate::{OpKind, Rank};
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let fault = |record, what| Err(Violation::Form { rank: p.rank, record, what });
     for (index, item) in p.items.iter().enumerate() {
-        let wrong = match (p.problem.op(), p.stacked) {
+        let wrong = match (p.problem.op(), p.flattened) {
             (OpKind::AllGatherGemm, _) => ag_gemm_item(p, item),
             (OpKind::GemmReduceScatter, false) => gemm_rs_item(p, item),
-            (OpKind::GemmReduceScatter, true) => stacked_gemm_rs_item(p, item),
+            (OpKind::GemmReduceScatter, true) => flattened_gemm_rs_item(p, item),
         };
         if let Some(what) = wrong.or(signal_fields(p, item)).or(await_fields(p, item)).or(part_fields(item)) {
             return fault(Record::Item(index), what);
         }
     }
     // A worker of the kernel multiplies no more once it has come to a fold.
-    let first_fold = p.items.iter().position(|item| item.sink == sink::FOLD).unwrap_or(p.items.len());
-    if let Some(behind) = p.items[first_fold..].iter().position(|item| item.sink != sink::FOLD) {
+    let first_fold = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
+    if let Some(behind) = p.items[first_fold..].iter().position(|item| item.sink != sink::REDUCE_ROWS) {
         return fault(Record::Item(first_fold + behind), "folds come after all tiles");
     }
     for (index, transfer) in p.transfers.iter().enumerate() {
@@ -35,14 +36,14 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 }
 
 fn ag_gemm_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
-    let place = if p.stacked { Some(0) } else { Rank::new(item.out_outer).place_at(p.rank) };
+    let place = if p.flattened { Some(0) } else { Rank::new(item.out_outer).place_at(p.rank) };
     let from_here = (item.a_source, item.a_outer) == (source::CALLER, 0);
     let from_place = item.a_source == source::GATHER && place == Some(item.a_outer);
     match (place, item.sink) {
-        (_, sink) if sink != sink::STORE && sink != sink::LEND => Some("AllGather-GEMM stores every tile"),
+        (_, sink) if sink != sink::STORE && sink != sink::PARTIAL => Some("AllGather-GEMM stores every tile"),
         _ if item.dest != p.rank.get() => Some("AllGather-GEMM's output is the rank's own"),
         (None, _) if !from_here => Some("the own shard is read from the caller's x"),
-        (Some(_), _) if !from_place => Some("a peer's shard is read from its place in the gather buffer, stacked shards from all of it"),
+        (Some(_), _) if !from_place => Some("a peer's shard is read from its place in the gather buffer, flattened shards from all of it"),
         _ => None,
     }
 }
@@ -59,23 +60,23 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         sink::SEND if item.partials as usize != added => {
             Some("what crosses nodes is the sum of a node's partial tiles, and nothing else is one")
         }
-        sink::SEND | sink::LEND => None,
+        sink::SEND | sink::PARTIAL => None,
         _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
         sink::STORE if peers > 0 => Some("the own shard is reduced"),
         sink::REDUCE if item.partials as usize != added || added == 0 => {
             Some("a reduction adds a partial tile of every mate, and one of every other node")
         }
-        sink::SCATTER | sink::FOLD => Some("rows are scattered where tiles span shards"),
+        sink::SCATTER | sink::REDUCE_ROWS => Some("rows are scattered where tiles span shards"),
         _ => None,
     }
 }
 
-fn stacked_gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
+fn flattened_gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         _ if item.a_source != source::CALLER => Some("operand A is the caller's"),
-        sink::FOLD if item.dest != p.rank.get() => Some("a fold's rows are the rank's own"),
-        sink::FOLD if item.partials != p.problem.world().get() => Some("a fold adds the rows of every rank"),
-        sink::SCATTER | sink::LEND | sink::FOLD => None,
+        sink::REDUCE_ROWS if item.dest != p.rank.get() => Some("a fold's rows are the rank's own"),
+        sink::REDUCE_ROWS if item.partials != p.problem.world().get() => Some("a fold adds the rows of every rank"),
+        sink::SCATTER | sink::PARTIAL | sink::REDUCE_ROWS => None,
         _ => Some("tiles that span shards are scattered"),
     }
 }
@@ -83,16 +84,17 @@ fn stacked_gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str
 /// Who raises a signal: what others read, alone or counted; and nothing else does.
 fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
-        sink::STORE | sink::REDUCE | sink::FOLD if item.raise != NONE => Some("only what others read raises a signal"),
-        sink::SEND | sink::LEND | sink::SCATTER if item.raise == NONE => Some("what others read is announced by a signal"),
-        sink::LEND if item.counter != NONE => Some("a part has a signal of its own"),
-        sink::LEND | sink::SCATTER if item.dest != p.rank.get() => Some("a part, and a tile that is scattered, is the rank's own"),
+        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if item.raise != NONE => Some("only what others read raises a signal"),
+        sink::SEND | sink::PARTIAL | sink::SCATTER if item.raise == NONE => Some("what others read is announced by a signal"),
+        sink::PARTIAL if item.counter != NONE => Some("a part has a signal of its own"),
+        sink::PARTIAL | sink::SCATTER if item.dest != p.rank.get() => Some("a part, and a tile that is scattered, is the rank's own"),
         _ if item.raise == NONE && item.counter != NONE => Some("a counter is for a signal"),
         _ => None,
     }
 }
 
-/// What is awaited before rows of A are read, in the order of its steps, and what after the multiplication.
+/// What is awaited before rows of A are read, in the order of its steps, and what after the
+/// multiplication.
 fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (rows, late) = (p.awaits_of(item), p.late_awaits_of(item));
     match late_reads(p, item) {
@@ -105,10 +107,11 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     }
 }
 
-/// Parts and partial tiles that are added after the multiplication, one for each entry; what a fold awaits is of other ranks' tiles, as many as hold rows of it.
+/// Parts and partial tiles that are added after the multiplication, one for each entry; what a fold
+/// awaits is of other ranks' tiles, as many as hold rows of it.
 fn late_reads(p: &TileProgram, item: &WorkItem) -> u64 {
     match item.sink {
-        sink::FOLD => u64::MAX,
+        sink::REDUCE_ROWS => u64::MAX,
         _ => u64::from(item.parts) + u64::from(item.partials.saturating_sub(p.early)),
     }
 }
@@ -123,9 +126,9 @@ fn in_groups(rows: &[Await], group: u32) -> bool {
 fn part_fields(item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         // Whatever the sink is, a kernel adds as many as are counted.
-        sink::STORE | sink::LEND | sink::SCATTER if item.partials != 0 => Some("only what adds partial results counts them"),
-        sink::LEND | sink::FOLD if item.parts != 0 => Some("only a tile's last item adds parts"),
-        sink::LEND => None,
+        sink::STORE | sink::PARTIAL | sink::SCATTER if item.partials != 0 => Some("only what adds partial results counts them"),
+        sink::PARTIAL | sink::REDUCE_ROWS if item.parts != 0 => Some("only a tile's last item adds parts"),
+        sink::PARTIAL => None,
         _ if item.parts == 0 && item.part != NONE => Some("a part slot is named that is not used"),
         _ => None,
     }
@@ -154,7 +157,7 @@ fn forward_form(p: &TileProgram, forward: &Forward) -> Option<&'static str> {
 
 /// Of rows of `source`'s shard.
 fn transfer_form(p: &TileProgram, source: Rank, transfer: &Transfer) -> Option<&'static str> {
-    let place = if p.stacked { Some(source.get()) } else { source.place_at(Rank::new(transfer.dest)) };
+    let place = if p.flattened { Some(source.get()) } else { source.place_at(Rank::new(transfer.dest)) };
     let end = transfer.col + transfer.cols;
     match (p.problem.op(), place) {
         (OpKind::GemmReduceScatter, _) => Some("GEMM-ReduceScatter has no transfers"),

@@ -1,6 +1,7 @@
 //! What every reader of tile programs relies on, as rules that can be checked.
 //!
-//! Invariant: a rule may read the programs only after the rules before it have held, so none panics, whatever the programs are.
+//! Invariant: a rule may read the programs only after the rules before it have held, so none
+//! panics, whatever the programs are.
 
 mod agreement;
 mod bounds;
@@ -25,22 +26,29 @@ use super::TileProgram;
 /// Checks the programs of all ranks of one call, given in rank order. What then holds:
 ///
 /// - all are for the same problem, tile and workspace, and no index points outside of it;
-/// - each item multiplies the rows that it stores, and is of the form that the operation has; only what adds partial results counts them, and all tiles
-///   come before all folds;
-/// - each rank computes each element of each shard of its output exactly once, each step along `k` of it once, and folds each element of its own shard
-///   once where rows are scattered;
-/// - each item is a tile of the grid that the layout has, and a fold takes the columns of a column of tiles;
-/// - an item that adds partial tiles early adds all that the program has early, and multiplies all of `k`;
+/// - each item multiplies the rows that it stores, and is of the form that the operation has; only
+///   what adds partial results counts them, and all tiles come before all folds;
+/// - each rank computes each element of each shard of its output exactly once, each step along `k`
+///   of it once, and folds each element of its own shard once where rows are scattered;
+/// - each item is a tile of the grid that the layout has, and a fold takes the columns of a column
+///   of tiles;
+/// - an item that adds partial tiles early adds all that the program has early, and multiplies all
+///   of `k`;
 /// - a counter counts the items of one chunk;
-/// - every awaited signal is raised once in a call, by the rank that the await names, and every raised signal is awaited;
+/// - every awaited signal is raised once in a call, by the rank that the await names, and every
+///   raised signal is awaited;
 /// - no two writers have a slot, a part slot or an element of a gather place in common;
-/// - each part slot has one lender and one reader, which awaits the lenders and adds the parts of its own tile in the order of `k`;
-/// - whatever an item reads of its peers' data was announced by a signal that it awaits, each column of A, and each partial tile
-///   that is added early, before its step, the others after the multiplication, in the order in which they are added; and so was what a mover passes on;
+/// - each part slot has one lender and one reader, which awaits the lenders and adds the parts of
+///   its own tile in the order of `k`;
+/// - whatever an item reads of its peers' data was announced by a signal that it awaits, each
+///   column of A, and each partial tile that is added early, before its step, the others after the
+///   multiplication, in the order in which they are added; and so was what a mover passes on;
 /// - what crosses nodes stays on its rail;
 /// - no rank waits on work that comes after its own, for any number of workers;
-/// - at each step the ranks send to different destinations. That is a rule of speed, and does not hold for what is scattered: tiles that span shards
-///   are small problems', whose rows go to several owners at once, and in an order that is the same on every rank each fold's rows come early.
+/// - at each step the ranks send to different destinations. That is a rule of speed, and does not
+///   hold for what is scattered: tiles that span shards are small problems', whose rows go to
+///   several owners at once, and in an order that is the same on every rank each fold's rows come
+///   early.
 ///
 /// # Errors
 /// The first rule that is broken, as a [`Violation`] that names where.

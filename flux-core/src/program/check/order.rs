@@ -1,9 +1,11 @@
 //! Rule: no rank waits on work that comes after its own.
 //!
-//! Checked by walking all programs, one worker on each rank, until nobody can go on. That is the worst case: with `n` workers an item still
-//! comes after the items that its worker took before it, which all precede it in the program. So what each of `n` workers has to wait for
-//! is a part of what the one worker has, and if that has no circle, no part of it has one. Movers wait for nothing but other movers that wait for
-//! nothing (a forward's rows are another rank's transfer); their signals come of themselves.
+//! Checked by walking all programs, one worker on each rank, until nobody can go on. That is the
+//! worst case: with `n` workers an item still comes after the items that its worker took before it,
+//! which all precede it in the program. So what each of `n` workers has to wait for is a part of
+//! what the one worker has, and if that has no circle, no part of it has one. Movers wait for
+//! nothing but other movers that wait for nothing (a forward's rows are another rank's transfer);
+//! their signals come of themselves.
 
 use super::signals::raises;
 use super::{Record, Violation};
@@ -52,7 +54,8 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         Some((signal, entry.peer))
     };
     let Some(&first) = stuck.keys().next() else { return Ok(()) };
-    // who is waited for is stuck too, so after as many steps as there are ranks one is on the circle, not only behind it
+    // who is waited for is stuck too, so after as many steps as there are ranks one is on the
+    // circle, not only behind it
     let on_circle = (0..programs.len()).fold(first, |rank, _| awaited(rank).map_or(rank, |(_, peer)| peer as usize));
     let (signal, peer) = awaited(on_circle).unwrap_or_default();
     Err(Violation::Deadlock { rank: programs[on_circle].rank, item: next[on_circle], signal, peer: Rank::new(peer) })

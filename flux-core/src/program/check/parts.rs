@@ -1,5 +1,6 @@
-//! Rule: the items of a tile multiply each step along `k` once, in the order in which their parts are added; each part slot has one lender and one
-//! reader, of the same tile, and the reader awaits the lenders in the order in which it adds their parts.
+//! Rule: the items of a tile multiply each step along `k` once, in the order in which their parts
+//! are added; each part slot has one lender and one reader, of the same tile, and the reader awaits
+//! the lenders in the order in which it adds their parts.
 
 use super::Violation;
 use crate::program::{TileProgram, WorkItem, sink};
@@ -7,10 +8,10 @@ use std::collections::BTreeMap;
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rank = p.rank;
-    let lends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::LEND);
+    let lends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::PARTIAL);
     let lenders: BTreeMap<u32, usize> = lends.map(|(index, item)| (item.part, index)).collect();
     let mut readers: BTreeMap<u32, usize> = BTreeMap::new();
-    for (index, lead) in p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::LEND | sink::FOLD)) {
+    for (index, lead) in p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::PARTIAL | sink::REDUCE_ROWS)) {
         let split = |step| Err(Violation::KNotCovered { rank, item: index, step });
         if lead.k_first != 0 {
             return split(0);

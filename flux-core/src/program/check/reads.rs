@@ -1,5 +1,5 @@
-//! Rule: whatever an item reads of other ranks' data was announced by a signal that it awaits, each column of A before the step that reads it; and
-//! partial results are of the item's own elements.
+//! Rule: whatever an item reads of other ranks' data was announced by a signal that it awaits, each
+//! column of A before the step that reads it; and partial results are of the item's own elements.
 
 use super::Violation;
 use super::rect::Rect;
@@ -40,7 +40,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             }
             match item.sink {
                 sink::REDUCE | sink::SEND => reduced(p, index, item, &writers)?,
-                sink::FOLD => folded(p, index, item, &writers)?,
+                sink::REDUCE_ROWS => folded(p, index, item, &writers)?,
                 _ => {}
             }
         }
@@ -51,7 +51,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// The rows of A, of one place or, stacked, of several.
+/// The rows of A, of one place or, flattened, of several.
 fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let m_shard = p.problem.m_shard();
     let first = item.a_outer * m_shard + item.row;
@@ -74,7 +74,7 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
             let cols_of =
                 |row: u32| parts.iter().filter(|part| (part.row..part.row + part.rows).contains(&row)).map(|part| part.cols).sum::<u32>();
             let row = (read.row..last).find(|&row| cols_of(row) < cols).unwrap_or(read.row);
-            let peer = Rank::new(if p.stacked { place } else { item.out_outer });
+            let peer = Rank::new(if p.flattened { place } else { item.out_outer });
             return Err(Violation::Unguarded { rank: p.rank, item: index, what: "gather row", index: place * m_shard + row, peer });
         }
     }
@@ -92,8 +92,9 @@ fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers
     Err(Violation::UnguardedForward { rank: p.rank, forward: index, place: forward.from, signal: forward.awaits.signal })
 }
 
-/// The partial tiles: one of each mate, for the own shard then the sum of each other node, as they are sent. Each is awaited by the entry of its number, of those that are early or
-/// of those that come after the other parts of the tile.
+/// The partial tiles: one of each mate, for the own shard then the sum of each other node, as they
+/// are sent. Each is awaited by the entry of its number, of those that are early or of those that
+/// come after the other parts of the tile.
 fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let sources = Places::new(p.nodes).sources(p.rank, Rank::new(item.a_outer));
     for (place, peer) in (0..item.partials).zip(sources) {
@@ -114,7 +115,8 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
     Ok(())
 }
 
-/// The scattered rows of every rank: the tiles that hold some of them. That all are there follows from each rank's tiles covering the output.
+/// The scattered rows of every rank: the tiles that hold some of them. That all are there follows
+/// from each rank's tiles covering the output.
 fn folded(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let read = Rect { row: p.rank.get() * p.problem.m_shard() + item.row, ..Rect::of_item(item) };
     for source in p.problem.world().ranks() {

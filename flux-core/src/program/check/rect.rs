@@ -39,7 +39,8 @@ impl Rect {
     }
 }
 
-/// Two of these blocks that have elements in common, the earlier first: a sweep down the rows, which holds the columns of the blocks it is in.
+/// Two of these blocks that have elements in common, the earlier first: a sweep down the rows,
+/// which holds the columns of the blocks it is in.
 pub(super) fn overlap(rects: &[Rect]) -> Option<(usize, usize)> {
     let mut starts: Vec<usize> = (0..rects.len()).collect();
     starts.sort_by_key(|&index| rects[index].row);

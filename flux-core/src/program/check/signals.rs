@@ -1,12 +1,13 @@
-//! Rule: every awaited signal is raised exactly once in a call, by the rank that the await names, and every raised one is awaited.
+//! Rule: every awaited signal is raised exactly once in a call, by the rank that the await names,
+//! and every raised one is awaited.
 
 use super::{Record, Violation};
 use crate::Rank;
 use crate::program::{NONE, TileProgram, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The signals of a call, by owner and index, and what raises each: a transfer, or the last item of a chunk in program order. An item that
-/// scatters raises the same signal on several pads.
+/// The signals of a call, by owner and index, and what raises each: a transfer, or the last item of
+/// a chunk in program order. An item that scatters raises the same signal on several pads.
 pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Record)> {
     let mut left: BTreeMap<u32, u32> = BTreeMap::new();
     let items = p.items.iter().enumerate().filter(move |(_, item)| {
@@ -16,7 +17,7 @@ pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Recor
             item.counter == NONE || *left == 0
         }
     });
-    let items = items.flat_map(|(index, item)| p.heard_by(item).map(move |owner| ((owner.get(), item.raise), Record::Item(index))));
+    let items = items.flat_map(|(index, item)| p.signalled_ranks(item).map(move |owner| ((owner.get(), item.raise), Record::Item(index))));
     items.chain(moves(p).map(|(t, record)| ((t.dest, t.raise), record)))
 }
 

@@ -141,7 +141,8 @@ pub enum Violation {
         /// Those of the program that are early.
         early: u32,
     },
-    /// An item adds partial tiles during the multiplication and leaves steps along `k` to others, though the steps at which it adds are of all of `k`.
+    /// An item adds partial tiles during the multiplication and leaves steps along `k` to others,
+    /// though the steps at which it adds are of all of `k`.
     #[error("rank {rank}, item {item} adds partial tiles during the multiplication, but multiplies {k_steps} of {all} steps along k")]
     EarlyInPart {
         /// Whose program.

@@ -1,6 +1,7 @@
 //! Rule: no two writers have a slot, a part slot or an element of a gather place in common.
 //!
-//! Of scattered rows nothing is left to check: each source has a place of its own, and the tiles of one source do not overlap.
+//! Of scattered rows nothing is left to check: each source has a place of its own, and the tiles of
+//! one source do not overlap.
 
 use super::rect::{Rect, overlap};
 use super::signals::moves;
@@ -19,7 +20,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         for (index, item) in p.items.iter().enumerate() {
             let (what, owner, slot) = match item.sink {
                 sink::SEND => ("slot", item.dest, item.slot),
-                sink::LEND => ("part slot", p.rank.get(), item.part),
+                sink::PARTIAL => ("part slot", p.rank.get(), item.part),
                 _ => continue,
             };
             let second = (p.rank, Record::Item(index));

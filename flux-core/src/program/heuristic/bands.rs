@@ -1,6 +1,7 @@
 //! Which shards are worked on side by side, and which partial tiles are then early.
 //!
-//! Invariant: what a band waits for has come, by estimate, when it is begun, and what is early was sent a wave before.
+//! Invariant: what a band waits for has come, by estimate, when it is begun, and what is early was
+//! sent a wave before.
 
 use super::super::MAX_ITEMS;
 use super::tiles::area;
@@ -15,7 +16,8 @@ use std::time::Duration;
 pub(super) const LINK: u64 = 370;
 /// Rows of a shard below which its pass over `w` is better shared.
 const FEW_ROWS: u32 = 1024;
-/// Rows of peers' shards that share a pass over `w` in a GEMM-ReduceScatter, whose bands wait for nothing.
+/// Rows of peers' shards that share a pass over `w` in a GEMM-ReduceScatter, whose bands wait for
+/// nothing.
 const WIDE_ROWS: u32 = 3072;
 
 impl Schedule {
@@ -28,26 +30,32 @@ impl Schedule {
         }
     }
 
-    /// Whether the own shard has tiles for half of the workers at most, so that the others would wait until a peer's has come. In slices they begin when the first is there:
-    /// simulated, AllGather-GEMM of Llama-2 70B at m = 4096 and TP 8 takes 0.340 ms instead of 0.373. Where all tiles are one wave it takes between 4 % less and 8 more time
-    /// than to begin with the own ones (results/tuning/rests.txt).
+    /// Whether the own shard has tiles for half of the workers at most, so that the others would
+    /// wait until a peer's has come. In slices they begin when the first is there: simulated,
+    /// AllGather-GEMM of Llama-2 70B at m = 4096 and TP 8 takes 0.340 ms instead of 0.373. Where
+    /// all tiles are one wave it takes between 4 % less and 8 more time than to begin with the own
+    /// ones (results/tuning/rests.txt).
     fn most_would_wait(&self, problem: &Problem) -> bool {
         let (own, workers) = (TileGrid::of_shard(problem, self.tile).tiles(), u64::from(WORKERS));
         !self.stack && 2 * own <= workers && own * u64::from(problem.world().get()) > workers
     }
 
-    /// As many thin shards as make a wave of tiles: whoever had none of the first band would wait until all of it has come, and then for a band of its own.
+    /// As many thin shards as make a wave of tiles: whoever had none of the first band would wait
+    /// until all of it has come, and then for a band of its own.
     fn a_wave_at_a_time(self, problem: &Problem) -> Self {
         let of_a_wave = u64::from(WORKERS).div_ceil(TileGrid::of_shard(problem, self.tile).tiles()) as u32;
         let band = self.band.max(of_a_wave).min(problem.world().get());
         let sliced = Self { band, ..self }.in_best_slices(problem);
         // Whoever has the last steps of a shared tile would await the last slice first.
-        Self { shares: if sliced.k_chunks > 1 { 1 } else { sliced.shares }, ..sliced }
+        Self { shares: if sliced.k_slices > 1 { 1 } else { sliced.shares }, ..sliced }
     }
 
-    /// After the own shard two at a time, where shards have few row blocks, each of which would read `w` once more by itself, and where the first two will have come by the wave
-    /// that begins them. At TP 4 and m = 2048 they have; three at a time, of which the last may just be late, are slower (results/tuning/wide-bands.txt). Otherwise one at a time,
-    /// and chunk by chunk those that will not have come by the wave that begins them: at TP 8, where the own shard is less than a wave.
+    /// After the own shard two at a time, where shards have few row blocks, each of which would
+    /// read `w` once more by itself, and where the first two will have come by the wave that begins
+    /// them. At TP 4 and m = 2048 they have; three at a time, of which the last may just be late,
+    /// are slower (results/tuning/wide-bands.txt). Otherwise one at a time, and chunk by chunk
+    /// those that will not have come by the wave that begins them: at TP 8, where the own shard is
+    /// less than a wave.
     fn one_or_two_at_a_time(self, problem: &Problem) -> Self {
         let (grid, peers) = (TileGrid::of_shard(problem, self.tile), problem.world().peers());
         if self.stack {
@@ -81,7 +89,8 @@ impl Schedule {
         Self { by_chunk: late as u32, ..self }
     }
 
-    /// In the widest bands in which as many partial tiles are sent a wave before they are added; and these early, where the own tiles are more than a wave.
+    /// In the widest bands in which as many partial tiles are sent a wave before they are added;
+    /// and these early, where the own tiles are more than a wave.
     fn in_the_widest_bands_that_are_in_time(self, problem: &Problem) -> Self {
         if self.stack {
             return self;
@@ -89,14 +98,18 @@ impl Schedule {
         let in_time = |band| Self { band, ..self }.sent_a_wave_before(problem);
         let most = (WIDE_ROWS / problem.m_shard()).min(problem.world().peers());
         let band = (self.band..=most).rev().find(|&band| in_time(band) >= in_time(self.band)).unwrap_or(self.band);
-        // Where all own tiles are in the last wave together, early partial tiles cost more than they spare on one GPU as rank of 8 at m = 2048, 0.7 to 1.0 %, and at 1024, 2 to
-        // 5 %; of two and four ranks it is less in one row and more in another (results/tuning/rests.txt, early.txt).
+        // Where all own tiles are in the last wave together, early partial tiles cost more than
+        // they spare on one GPU as rank of 8 at m = 2048, 0.7 to 1.0 %, and at 1024, 2 to 5 %; of
+        // two and four ranks it is less in one row and more in another (results/tuning/rests.txt,
+        // early.txt).
         let own_tiles = TileGrid::of_shard(problem, self.tile).tiles();
         Self { band, early: if own_tiles > u64::from(MULTIPROCESSORS) { in_time(band) } else { 0 }, ..self }
     }
 
-    /// Of the partial tiles that a GEMM-ReduceScatter adds to an own one, how many were multiplied in an earlier wave, counted from the first to be sent: they are there
-    /// when the own tile is half done at the latest. An own tile whose worker has nothing to do in the last wave may wait.
+    /// Of the partial tiles that a GEMM-ReduceScatter adds to an own one, how many were multiplied
+    /// in an earlier wave, counted from the first to be sent: they are there when the own tile is
+    /// half done at the latest. An own tile whose worker has nothing to do in the last wave may
+    /// wait.
     fn sent_a_wave_before(&self, problem: &Problem) -> u32 {
         let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, self.tile).tiles());
         // Of more no program is made, and there would be as many to look at.

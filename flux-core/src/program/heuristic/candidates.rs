@@ -1,6 +1,8 @@
-//! Tiles to choose from for rows that are no whole tiles of 128, what each can do, and what its steps cost.
+//! Tiles to choose from for rows that are no whole tiles of 128, what each can do, and what its
+//! steps cost.
 //!
-//! Invariant: there is a kernel of each that does what is said of it (`TILES` of `flux-kernels/src/variant.rs`).
+//! Invariant: there is a kernel of each that does what is said of it (`TILES` of
+//! `flux-kernels/src/variant.rs`).
 
 use super::tiles::{LARGE, LARGE_STEPS, area};
 use crate::{OpKind, Problem, TileShape};
@@ -18,7 +20,8 @@ const fn candidate(m: u32, n: u32, scattered: bool, sent: bool) -> Candidate {
     Candidate { tile: TileShape::new(m, n, 64), scattered, sent }
 }
 
-/// Those of whole shards, and tiles whose columns take the place of rows in their multiplication, so that they have any multiple of eight rows.
+/// Those of whole shards, and tiles whose columns take the place of rows in their multiplication,
+/// so that they have any multiple of eight rows.
 pub(super) const CANDIDATES: [Candidate; 19] = [
     candidate(128, 256, true, true),
     candidate(128, 224, true, true),
@@ -41,7 +44,8 @@ pub(super) const CANDIDATES: [Candidate; 19] = [
     candidate(LARGE.0.m, LARGE.0.n, false, true),
 ];
 
-/// How what ranks have for each other comes. Costs of tiles were measured with each apart, and differ.
+/// How what ranks have for each other comes. Costs of tiles were measured with each apart, and
+/// differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::program) enum Comes {
     /// Stored by kernels, or copied, to peers' memory.
@@ -52,20 +56,27 @@ pub(in crate::program) enum Comes {
     BesideKernels,
 }
 
-/// Percent of the rows of tiles that are beyond the last row from which on those of 128 columns take longer for it, twice as much, turned ones over peers' memory half as much again, and
-/// those of 128x192 as much: rows that are not there seem to take longer to load than others, and steps of 0.5 us leave no time for it. Those of 256 columns have the time, or most of it.
+/// Percent of the rows of tiles that are beyond the last row from which on those of 128 columns
+/// take longer for it, twice as much, turned ones over peers' memory half as much again, and those
+/// of 128x192 as much: rows that are not there seem to take longer to load than others, and steps
+/// of 0.5 us leave no time for it. Those of 256 columns have the time, or most of it.
 const BEYOND: u64 = 3;
-/// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128 AllGather-GEMM took 11 % longer than with tiles of 176x256, which were shared, on another
-/// machine (GPT-3 at 1700 rows, Llama at 1320; results/h100-x2-ragged-nccl.json, tuning/ragged-nccl.txt, 1.). With these, which they have since, they take 1.01 and 1.03 of serial's time (the record of 19ac363).
+/// The same beside messages of tiles whose steps take less than 0.5 us: with 3 and 6 % of 176x128
+/// AllGather-GEMM took 11 % longer than with tiles of 176x256, which were shared, on another
+/// machine (GPT-3 at 1700 rows, Llama at 1320; results/h100-x2-ragged-nccl.json,
+/// tuning/ragged-nccl.txt, 1.). With these, which they have since, they take 1.01 and 1.03 of
+/// serial's time (the record of 19ac363).
 const BEYOND_BESIDE_MESSAGES: u64 = 1;
 /// The largest of these.
 const QUICK: u64 = 176 * 128;
-/// Percent that tiles of 128x224 and 128x192 take more than by their steps: of two ranks a GEMM-ReduceScatter of GPT-3 with 350 rows in the first, and with 450 in the second, takes 3
-/// and 10 % more than by this estimate without.
+/// Percent that tiles of 128x224 and 128x192 take more than by their steps: of two ranks a
+/// GEMM-ReduceScatter of GPT-3 with 350 rows in the first, and with 450 in the second, takes 3 and
+/// 10 % more than by this estimate without.
 const NARROWER: u64 = 4;
 /// The same over peers' memory of 128x224 and of 128x192 (results/tuning/plans-of-rows.txt).
 const NARROWER_TO_PEERS: [u64; 2] = [9, 3];
-/// Percent that tiles of 256x192 and 192x256 take less, which move less through L2 (results/tuning/back-to-back.txt, tile-rows.txt).
+/// Percent that tiles of 256x192 and 192x256 take less, which move less through L2
+/// (results/tuning/back-to-back.txt, tile-rows.txt).
 const SPARED: u64 = 2;
 
 /// Those that tiles of one shard each may have.
@@ -88,14 +99,14 @@ pub(super) fn percent(tile: TileShape, rows: u32, comes: Comes) -> u64 {
     let beyond = beyond_percent(tile, rows).saturating_sub(free);
     let beyond = match tile.n {
         _ if tile == LARGE.0 => 0,
-        128 if tile.is_turned() && to_peers => 3 * beyond / 2,
-        128 if tile.is_turned() || to_peers => 2 * beyond,
-        192 if !tile.is_turned() => beyond,
-        256 if !tile.is_turned() && to_peers => beyond / 2,
+        128 if tile.swaps_ab() && to_peers => 3 * beyond / 2,
+        128 if tile.swaps_ab() || to_peers => 2 * beyond,
+        192 if !tile.swaps_ab() => beyond,
+        256 if !tile.swaps_ab() && to_peers => beyond / 2,
         _ => 0,
     };
     let narrower = match tile.n {
-        _ if tile == LARGE.0 || tile.is_turned() => 0,
+        _ if tile == LARGE.0 || tile.swaps_ab() => 0,
         192 | 224 if !to_peers => NARROWER,
         224 => NARROWER_TO_PEERS[0],
         192 => NARROWER_TO_PEERS[1],

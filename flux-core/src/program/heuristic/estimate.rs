@@ -1,7 +1,9 @@
 //! What a call takes by estimate, with a schedule.
 //!
-//! Invariant: an estimate depends on the call and the schedule alone. The constants were fitted to plans that were timed beside each other (results/tuning/ragged-rows.txt, plans-of-rows.txt, tile-rows.txt,
-//! slices-tp4.txt, plans-of-one-rank.txt), and say which of two plans is the faster, not what a machine takes.
+//! Invariant: an estimate depends on the call and the schedule alone. The constants were fitted to
+//! plans that were timed beside each other (results/tuning/ragged-rows.txt, plans-of-rows.txt,
+//! tile-rows.txt, slices-tp4.txt, plans-of-one-rank.txt), and say which of two plans is the faster,
+//! not what a machine takes.
 
 use super::super::shares::Shares;
 use super::bands::LINK;
@@ -17,38 +19,50 @@ use crate::{OpKind, Problem, TileShape};
 const ENDS: u64 = 4;
 /// Nanoseconds until the parts of a tile that is shared are added.
 pub(in crate::program) const SHARING_NS: u64 = 5_000;
-/// Bytes of an element of a part, and those of parts that a worker fetches and adds in a nanosecond. Behind whole waves nobody waits for that.
+/// Bytes of an element of a part, and those of parts that a worker fetches and adds in a
+/// nanosecond. Behind whole waves nobody waits for that.
 const PART_BYTES: u64 = 4;
 const ADDED: u64 = 60;
-/// Of so many nanoseconds of products they take one more where ranges of workers go from one tile to the next, and no whole waves follow: AllGather-GEMM of Llama at 258 and 320 rows took 0.136
-/// and 0.143 ms so, and takes 0.122 and 0.132 in whole tiles on 112 of 132 multiprocessors (results/tuning/plans-of-rows.txt).
+/// Of so many nanoseconds of products they take one more where ranges of workers go from one tile
+/// to the next, and no whole waves follow: AllGather-GEMM of Llama at 258 and 320 rows took 0.136
+/// and 0.143 ms so, and takes 0.122 and 0.132 in whole tiles on 112 of 132 multiprocessors
+/// (results/tuning/plans-of-rows.txt).
 const TWO_TILES: u64 = 10;
-/// Bytes of `w` in a nanosecond that an H200 reads, where [`READ`] is nearly what an H100 does. A schedule is for both.
+/// Bytes of `w` in a nanosecond that an H200 reads, where [`READ`] is nearly what an H100 does. A
+/// schedule is for both.
 const READ_FASTER: u64 = 4_200;
-/// Percent that reads of `w` take longer where nearly all multiprocessors have nothing to do in the last wave.
+/// Percent that reads of `w` take longer where nearly all multiprocessors have nothing to do in the
+/// last wave.
 const IDLE: u64 = 10;
-/// Percent that tiles of 128 columns take more beside rows that are scattered, and where they are one wave and a half at most: so narrow, their loads leave no room for them.
+/// Percent that tiles of 128 columns take more beside rows that are scattered, and where they are
+/// one wave and a half at most: so narrow, their loads leave no room for them.
 const BESIDE: u64 = 7;
 const BESIDE_FEW: u64 = 2;
-/// Percent that products of a GEMM-ReduceScatter's partial tiles are counted to take more for each peer after the first, beside scattered ones. Why is not known; on one H200 as a rank of 4 and of 8, where nothing
-/// comes over links, choices are nearer to the fastest plan so (results/tuning/plans-of-one-rank.txt).
+/// Percent that products of a GEMM-ReduceScatter's partial tiles are counted to take more for each
+/// peer after the first, beside scattered ones. Why is not known; on one H200 as a rank of 4 and of
+/// 8, where nothing comes over links, choices are nearer to the fastest plan so
+/// (results/tuning/plans-of-one-rank.txt).
 const SENT_TO_MORE: u64 = 2;
 /// Nanoseconds of a wave of tiles whose rows are scattered, which consumers do.
 const SCATTERING_NS: u64 = 2_000;
 /// Nanoseconds until folds begin, and the bytes that they read in one.
 const FOLD_NS: u64 = 6_000;
 const FOLDED: u64 = 2_500;
-/// Percent that tiles of 128x128 of one shard each take more than by their steps where partial tiles go through the host: GPT-3 at 700 and 900 rows, and Llama
+/// Percent that tiles of 128x128 of one shard each take more than by their steps where partial
+/// tiles go through the host: GPT-3 at 700 and 900 rows, and Llama
 /// (results/tuning/ragged-pcie.txt).
 const BY_HOST_SMALL: u64 = 38;
 /// Nanoseconds until first rows are there which the kernel pushes.
 pub(super) const PUSHED_NS: u64 = 5_000;
-/// Percent of a pass over `w` that each takes after the first of an AllGather-GEMM, whose shards could be worked on side by side. So much more than by [what tiles wait for](Schedule::begins_ns) calls take shard by shard,
-/// beside slices: GPT-3 some 40 us at TP 2 and 600 to 960 rows, where a pass takes 172, and 20 at TP 4 and 1280 to 1536, where two do; Llama 22 at TP 2, of 67, and up to 20 at TP 4, of 68 (results/tuning/slices-tp4.txt,
-/// 1., 4., 5. and 6.).
+/// Percent of a pass over `w` that each takes after the first of an AllGather-GEMM, whose shards
+/// could be worked on side by side. So much more than by [what tiles wait for](Schedule::begins_ns)
+/// calls take shard by shard, beside slices: GPT-3 some 40 us at TP 2 and 600 to 960 rows, where a
+/// pass takes 172, and 20 at TP 4 and 1280 to 1536, where two do; Llama 22 at TP 2, of 67, and up
+/// to 20 at TP 4, of 68 (results/tuning/slices-tp4.txt, 1., 4., 5. and 6.).
 const AGAIN: u64 = 17;
 
-/// What takes so long by itself, side by side: neither hides under the other as a whole, and the less the nearer they are.
+/// What takes so long by itself, side by side: neither hides under the other as a whole, and the
+/// less the nearer they are.
 fn side_by_side(a: u64, b: u64) -> u64 {
     let (longer, shorter) = (u128::from(a.max(b)).max(1), u128::from(a.min(b)));
     let percent = 100 * shorter / longer;
@@ -60,7 +74,8 @@ pub(super) fn through_host_ns(bytes: u128) -> u64 {
     u64::try_from(1000 * bytes / u128::from(Machine::H100_PAIR_BY_HOST.both_ways_bytes_per_us)).unwrap_or(u64::MAX)
 }
 
-/// Nanoseconds of a call with such tiles: of its waves or, where that is longer, of the first and what the host then carries of the peers' tiles, which come first.
+/// Nanoseconds of a call with such tiles: of its waves or, where that is longer, of the first and
+/// what the host then carries of the peers' tiles, which come first.
 pub(super) fn by_host_ns(problem: &Problem, tile: TileShape) -> u128 {
     let tiles_of_shard = u128::from(TileGrid::of_shard(problem, tile).tiles());
     let small = if tile == TILES[3].0 { BY_HOST_SMALL } else { 0 };
@@ -84,7 +99,8 @@ struct Work {
 }
 
 impl Schedule {
-    /// Nanoseconds of a call over peers' memory: of its waves, beside its reads of `w`, and of what there is to do before and after them.
+    /// Nanoseconds of a call over peers' memory: of its waves, beside its reads of `w`, and of what
+    /// there is to do before and after them.
     pub(super) fn estimate_ns(&self, problem: &Problem) -> u64 {
         self.estimate_with_ns(problem, MULTIPROCESSORS.into())
     }
@@ -108,7 +124,9 @@ impl Schedule {
         both.saturating_add(self.sharing_ns(&work, workers, multiplied)).saturating_add(self.ends_ns(problem, &work, workers, multiplied))
     }
 
-    /// The same of tiles of one shard each, in one piece, whose rows or partial sums are carried. What plans over peers' memory have shown is not in it: it was not held against what is carried.
+    /// The same of tiles of one shard each, in one piece, whose rows or partial sums are carried.
+    /// What plans over peers' memory have shown is not in it: it was not held against what is
+    /// carried.
     pub(super) fn carried_ns(&self, problem: &Problem) -> u64 {
         let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
         let multiplied = self.multiplied_ns(problem, &work, workers, Comes::Carried);
@@ -117,7 +135,8 @@ impl Schedule {
         multiplied.max(reads).saturating_add(multiplied.min(reads) / 32).saturating_add(self.ends_ns(problem, &work, workers, multiplied))
     }
 
-    /// The same of an AllGather-GEMM's tiles that span shards, whose rows are carried in slices of `k`: what is multiplied first waits until all have come.
+    /// The same of an AllGather-GEMM's tiles that span shards, whose rows are carried in slices of
+    /// `k`: what is multiplied first waits until all have come.
     pub(super) fn sliced_ns(&self, problem: &Problem) -> u64 {
         let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
         let all = self.multiplied_ns(problem, &work, workers, Comes::Carried).max(w_bytes(problem) / READ);
@@ -127,8 +146,10 @@ impl Schedule {
         first.max(comes).saturating_add(all - first).saturating_add(self.sharing_ns(&work, workers, all))
     }
 
-    /// The same of a GEMM-ReduceScatter's tiles that span shards, whose rows kernels store to memory of the host: of its waves and of what the last leaves or, where that is longer, of the first and what all leave, while
-    /// as much comes. Two H100 take 25 us more than this, and 7 % more or less in the mean, where tiles are filled (results/tuning/pcie-turns.txt, 6.).
+    /// The same of a GEMM-ReduceScatter's tiles that span shards, whose rows kernels store to
+    /// memory of the host: of its waves and of what the last leaves or, where that is longer, of
+    /// the first and what all leave, while as much comes. Two H100 take 25 us more than this, and 7
+    /// % more or less in the mean, where tiles are filled (results/tuning/pcie-turns.txt, 6.).
     pub(super) fn scattered_by_host_ns(&self, problem: &Problem) -> u64 {
         let (work, workers) = (self.work(problem), u64::from(MULTIPROCESSORS));
         let reads = self.passes(problem, &work.grid).saturating_mul(w_bytes(problem)) / READ;
@@ -178,7 +199,8 @@ impl Schedule {
 
     /// Nanoseconds of so many of products, beside reads of `w`, each of `read` nanoseconds.
     fn beside_reads(&self, problem: &Problem, work: &Work, multiplied: u64, read: u64) -> u64 {
-        // Of row blocks that are taken together the last may be few, with as much of `w` to read: once, or once a shard.
+        // Of row blocks that are taken together the last may be few, with as much of `w` to read:
+        // once, or once a shard.
         let (blocks, last) = (u64::from(work.grid.row_blocks()), u64::from((work.grid.row_blocks() - 1) % ROW_GROUP + 1));
         let times = if self.spans(problem) { 1 } else { u64::from(problem.world().get()) };
         let waits = if blocks > last { times * read.saturating_sub(multiplied / (times * blocks) * last) } else { 0 };
@@ -196,7 +218,8 @@ impl Schedule {
         }
     }
 
-    /// Nanoseconds that sharing costs where all tiles are shared, of products that take `multiplied`: no whole waves hide the way of the parts.
+    /// Nanoseconds that sharing costs where all tiles are shared, of products that take
+    /// `multiplied`: no whole waves hide the way of the parts.
     fn sharing_alone_ns(&self, shares: &Shares, multiplied: u64) -> u64 {
         let part_ns = area(self.tile) * PART_BYTES / ADDED;
         let adding = shares.workers_of_one_tile().map_or(part_ns + multiplied / TWO_TILES, |workers| (workers - 1) * part_ns);
@@ -212,7 +235,7 @@ impl Schedule {
         let place = gather_place_bytes(problem);
         match problem.op() {
             _ if peers == 0 => 0,
-            OpKind::AllGatherGemm if self.spans(problem) && self.k_chunks == 1 => PUSHED_NS + place * peers / LINK,
+            OpKind::AllGatherGemm if self.spans(problem) && self.k_slices == 1 => PUSHED_NS + place * peers / LINK,
             OpKind::AllGatherGemm => self.begins_ns(problem, multiplied),
             OpKind::GemmReduceScatter if self.scatters(problem) => {
                 let folded = FOLD_NS + scatter_place_bytes(problem) * world / FOLDED;

@@ -1,6 +1,7 @@
 //! Few rows: tiles that span shards. Few tiles: several items share each.
 //!
-//! Invariant: such a call is bound by what its workers read; what matters is that all do, to the end.
+//! Invariant: such a call is bound by what its workers read; what matters is that all do, to the
+//! end.
 
 use super::tiles::{TILES, area, waves};
 use super::{Chunk, ROW_GROUP, Schedule, WORKERS, ragged};
@@ -9,7 +10,8 @@ use crate::{OpKind, Problem, TileShape};
 
 /// Rows of thin tiles.
 pub(in crate::program) const THIN_ROWS: u32 = 64;
-/// Tiles for at most so many rows, as [`TILES`]: small ones read `x` more often (results/tuning/slim-tiles.txt).
+/// Tiles for at most so many rows, as [`TILES`]: small ones read `x` more often
+/// (results/tuning/slim-tiles.txt).
 const THIN: [(TileShape, u64); 5] = [
     (TileShape::new(64, 256, 64), 100),
     (TileShape::new(64, 192, 64), 100),
@@ -17,23 +19,28 @@ const THIN: [(TileShape, u64); 5] = [
     (TileShape::new(64, 96, 64), 102),
     (TileShape::new(64, 64, 64), 105),
 ];
-/// Tiles besides [`TILES`] for at most 128 rows: more SMs read `w`. With more rows they read `x` too often.
+/// Tiles besides [`TILES`] for at most 128 rows: more SMs read `w`. With more rows they read `x`
+/// too often.
 const SLIM: [(TileShape, u64); 2] = [(TileShape::new(128, 96, 64), 102), (TileShape::new(128, 64, 64), 105)];
-/// What a wave of thin tiles takes besides, in columns of them: 112 tiles of 64x256 take 104 us over NCCL, 224 of 64x128 126 us, and 448 of 64x64 168 us
-/// (results/tuning/short-calls.txt).
+/// What a wave of thin tiles takes besides, in columns of them: 112 tiles of 64x256 take 104 us
+/// over NCCL, 224 of 64x128 126 us, and 448 of 64x64 168 us (results/tuning/short-calls.txt).
 const WAVE: u64 = 48;
-/// What it costs to share a tile, in elements along k: what the others have summed is written, announced, fetched and added. For GEMM-ReduceScatter of GPT-3 at
-/// m = 128, 64 tiles of 128x192 in two parts take 14 % more time than 96 of 128x128 with k = 6144 (results/tuning/few-rows-tp8.txt), and less with 24576; for
-/// AllGather-GEMM at m = 256 with 12288, 14 % less.
+/// What it costs to share a tile, in elements along k: what the others have summed is written,
+/// announced, fetched and added. For GEMM-ReduceScatter of GPT-3 at m = 128, 64 tiles of 128x192 in
+/// two parts take 14 % more time than 96 of 128x128 with k = 6144
+/// (results/tuning/few-rows-tp8.txt), and less with 24576; for AllGather-GEMM at m = 256 with
+/// 12288, 14 % less.
 const SHARED: u64 = 2000;
 /// Most items that share a tile: a fourth brought nothing.
 const MOST_SPLITS: u64 = 3;
 
-/// Rows from which on tiles that span shards take rows in slices of k. With fewer what they read of `w` bounds them, and the simulator, by which this was found, has not been held
-/// against measurements; two H200 gained nothing by it at 64 to 256 rows (results/tuning/slices-tp2.txt).
+/// Rows from which on tiles that span shards take rows in slices of k. With fewer what they read of
+/// `w` bounds them, and the simulator, by which this was found, has not been held against
+/// measurements; two H200 gained nothing by it at 64 to 256 rows (results/tuning/slices-tp2.txt).
 const SLICED_ROWS: u32 = 512;
 
-/// Into how many items each of so many tiles may be split while all are one wave of so many workers, and how long along k each then is by its time.
+/// Into how many items each of so many tiles may be split while all are one wave of so many
+/// workers, and how long along k each then is by its time.
 fn ways_to_split(problem: &Problem, tiles: u64, workers: u32) -> impl Iterator<Item = (u64, u64)> + use<> {
     let (k, most) = (u64::from(problem.k_local()), (u64::from(workers) / tiles).clamp(1, MOST_SPLITS));
     (1..=most).map(move |splits| (splits, k / splits + if splits > 1 { SHARED } else { 0 }))
@@ -47,9 +54,10 @@ pub(in crate::program) fn thin(problem: &Problem) -> TileShape {
 }
 
 impl Schedule {
-    /// Where the tiles of a GEMM-ReduceScatter with peers are for half of the workers at most, and long along k, two or three items share each: simulated, TP 4 with m = 512,
-    /// n = 1024 and k = 65536 takes 0.053 ms instead of 0.109 (docs/experiments.md). AllGather-GEMM has [other means](Self::in_whole_waves), and in slices of k a part would await
-    /// the last of them.
+    /// Where the tiles of a GEMM-ReduceScatter with peers are for half of the workers at most, and
+    /// long along k, two or three items share each: simulated, TP 4 with m = 512, n = 1024 and k =
+    /// 65536 takes 0.053 ms instead of 0.109 (docs/experiments.md). AllGather-GEMM has [other
+    /// means](Self::in_whole_waves), and in slices of k a part would await the last of them.
     pub(super) fn in_splits(self, problem: &Problem) -> Self {
         if self.stack || problem.op() == OpKind::AllGatherGemm || problem.world().peers() == 0 {
             return self;
@@ -59,8 +67,9 @@ impl Schedule {
         Self { splits: fastest.map_or(1, |(splits, _)| splits as u32), ..self }
     }
 
-    /// Of the tiles that there are for so many rows, and of the ways to share them, the one whose waves over so many workers take the least time.
-    pub(in crate::program) fn stacked(problem: &Problem, workers: u32) -> Self {
+    /// Of the tiles that there are for so many rows, and of the ways to share them, the one whose
+    /// waves over so many workers take the least time.
+    pub(in crate::program) fn flattened(problem: &Problem, workers: u32) -> Self {
         let candidates = match problem.m() {
             ..=64 => THIN.to_vec(),
             65..=128 => [TILES.as_slice(), &SLIM].concat(),
@@ -84,7 +93,8 @@ impl Schedule {
         Self { chunk, stack: true, splits, raster: Raster::RowGroups(ROW_GROUP), ..Self::of(tile) }
     }
 
-    /// What tiles that span shards wait for in slices of k, so that they begin when the first is there, and not when all rows are.
+    /// What tiles that span shards wait for in slices of k, so that they begin when the first is
+    /// there, and not when all rows are.
     pub(super) fn in_slices(self, problem: &Problem) -> Self {
         if !self.stack || problem.op() == OpKind::GemmReduceScatter || problem.m() < SLICED_ROWS {
             return self;
@@ -99,7 +109,8 @@ mod tests {
     use super::super::tests::{chosen, own, simulated_with};
     use crate::{DType, OpKind, Problem, WorldSize};
 
-    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt, bands-tp2.txt, slim-tiles.txt).
+    /// What ran fastest of the tiles and splits on 2 H200 (results/tuning/small-m-tp2.txt,
+    /// bands-tp2.txt, slim-tiles.txt).
     #[test]
     fn few_rows_are_read_by_all_workers() {
         let chosen = |op, m, n, k| chosen(2, op, m, n, k);
@@ -144,7 +155,8 @@ mod tests {
         }
     }
 
-    /// The same of 8 ranks, one H200 at their shapes (results/tuning/few-rows-tp8.txt, slim-tiles.txt).
+    /// The same of 8 ranks, one H200 at their shapes (results/tuning/few-rows-tp8.txt,
+    /// slim-tiles.txt).
     #[test]
     fn small_tiles_come_before_shared_ones() {
         let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
@@ -155,14 +167,17 @@ mod tests {
         assert_eq!(chosen(8, rs, 256, 12288, 49152), (128, 192, 1, true), "128 tiles");
     }
 
-    /// With as many rows as the simulator is known to be right for. A kernel that pushes takes some 5 us a piece besides its bytes (results/tuning/slices-tp4.txt), which leaves less to win than bytes alone; but slices of at most
-    /// 2 KiB of a row are pushed in half as many rounds as wider ones: on four H100 GPT-3 takes as long with twelve as with nine at 768 and 800 rows (h100-x4-ragged-nvlink.json of 6867920 and of 3b369e8).
+    /// With as many rows as the simulator is known to be right for. A kernel that pushes takes some
+    /// 5 us a piece besides its bytes (results/tuning/slices-tp4.txt), which leaves less to win
+    /// than bytes alone; but slices of at most 2 KiB of a row are pushed in half as many rounds as
+    /// wider ones: on four H100 GPT-3 takes as long with twelve as with nine at 768 and 800 rows
+    /// (h100-x4-ragged-nvlink.json of 6867920 and of 3b369e8).
     #[test]
     fn tiles_that_span_shards_begin_with_the_first_slice() {
         let ag = OpKind::AllGatherGemm;
         let sliced = |world, m, n, k| {
             let s = own(world, ag, m, n, k);
-            (s.stack, s.k_chunks)
+            (s.stack, s.k_slices)
         };
         let (stack, slices) = sliced(8, 512, 49152, 12288);
         assert!(stack && (2..10).contains(&slices), "{slices} of seven times 1.5 MiB, which the kernel pushes one after another");
@@ -170,7 +185,7 @@ mod tests {
         assert!(stack && (2..=12).contains(&slices), "{slices} of 21 MiB");
         assert_eq!([sliced(8, 256, 49152, 12288), sliced(2, 254, 49152, 12288)], [(true, 1); 2], "few rows");
         for (m, n, k) in [(512, 49152, 12288), (512, 28672, 8192), (1016, 49152, 12288)] {
-            let [sliced, whole] = simulated_with(ag, 8, (m, n, k), [|s| s, |s| Schedule { k_chunks: 1, ..s }]);
+            let [sliced, whole] = simulated_with(ag, 8, (m, n, k), [|s| s, |s| Schedule { k_slices: 1, ..s }]);
             assert!(sliced * 100 < whole * 95, "{sliced:?} instead of {whole:?}");
         }
     }

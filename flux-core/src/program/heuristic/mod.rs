@@ -26,49 +26,70 @@ use tiles::LARGE;
 pub(super) use tiles::TILES;
 pub(super) use tiles::{READ, w_bytes};
 
-/// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a reader starts after a fraction of a large shard.
+/// Largest piece of a shard that one signal announces by default: some 12 us of a link, so that a
+/// reader starts after a fraction of a large shard.
 const PIECE_BYTES: u64 = 4 << 20;
-/// Rows that share a pass over `w` by default. With 128, an H200 is bound by reading `w` from memory: the AllGather-GEMM of GPT-3 at
-/// m = 512 on 4 ranks reads its 302 MB of `w` four times in the time of two waves of tiles.
+/// Rows that share a pass over `w` by default. With 128, an H200 is bound by reading `w` from
+/// memory: the AllGather-GEMM of GPT-3 at m = 512 on 4 ranks reads its 302 MB of `w` four times in
+/// the time of two waves of tiles.
 const BAND_ROWS: u32 = 512;
 /// Rows of the usual tiles: a shard with fewer leaves a part of each idle.
 const ROWS: u32 = 128;
-/// Rows of a shard from which on a GEMM-ReduceScatter of two ranks has tiles of one shard: with fewer the own shard, which is then worked on last and by itself, reads
-/// all of `w` once more in too short a time (results/tuning/wide-bands.txt). Of four ranks tiles that span shards are slower at 512 rows in all (results/tuning/small-m.txt).
+/// Rows of a shard from which on a GEMM-ReduceScatter of two ranks has tiles of one shard: with
+/// fewer the own shard, which is then worked on last and by itself, reads all of `w` once more in
+/// too short a time (results/tuning/wide-bands.txt). Of four ranks tiles that span shards are
+/// slower at 512 rows in all (results/tuning/small-m.txt).
 const PAIR_ROWS: u32 = 256;
-/// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles of the reference shapes whole waves.
+/// Workers that a wave of tiles is counted for: SMs of an H200, less four, which make 128x256 tiles
+/// of the reference shapes whole waves.
 pub(super) const WORKERS: u32 = 128;
-/// SMs of an H200, and so the workers of a call: what is in one wave of tiles is finished at nearly the same time.
+/// SMs of an H200, and so the workers of a call: what is in one wave of tiles is finished at nearly
+/// the same time.
 pub(super) const MULTIPROCESSORS: u32 = WORKERS + 4;
-/// Operations of a multiprocessor in a nanosecond: 4096 a cycle at 1.5 GHz, of a card at its power limit.
+/// Operations of a multiprocessor in a nanosecond: 4096 a cycle at 1.5 GHz, of a card at its power
+/// limit.
 pub(super) const OPERATIONS: u64 = 6144;
-/// Waves of a GEMM-ReduceScatter with peers from which on what they leave is shared. With rests, Llama-2 70B at m = 8192, 15.5 waves, takes 1.4 % less to 0.2 more time so, and
-/// 0.3 to 1.5 % more at 4096, 7.8 waves; GPT-3 with 11.6 between 0.4 % less and 0.2 more (results/tuning/rests.txt).
+/// Waves of a GEMM-ReduceScatter with peers from which on what they leave is shared. With rests,
+/// Llama-2 70B at m = 8192, 15.5 waves, takes 1.4 % less to 0.2 more time so, and 0.3 to 1.5 % more
+/// at 4096, 7.8 waves; GPT-3 with 11.6 between 0.4 % less and 0.2 more (results/tuning/rests.txt).
 const SHARED_WAVES: u64 = 12;
 
-/// Hundredths of a tile that sharing has to gain with the largest tiles. Two H100 take up to 7 % less time beside serial so where it gains 17 to 71 (GPT-3 at m = 4096 and 8192, by
-/// turns, in seven of eight cases; results/tuning/ragged-rows.txt).
+/// Hundredths of a tile that sharing has to gain with the largest tiles. Two H100 take up to 7 %
+/// less time beside serial so where it gains 17 to 71 (GPT-3 at m = 4096 and 8192, by turns, in
+/// seven of eight cases; results/tuning/ragged-rows.txt).
 const LARGE_GAIN: u64 = 15;
 
 /// Row blocks of a raster group: their tiles are worked on side by side.
 pub(super) const ROW_GROUP: u32 = 8;
 
 impl Schedule {
-    /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over NVLink: a tuned choice is better.
+    /// A schedule that is reasonable without measurement. A heuristic, made for Hopper GPUs over
+    /// NVLink: a tuned choice is better.
     ///
-    /// - Tile: the one of 256x192x64, if `k` is long enough, 128x256x64, 128x224x64, 128x192x64 and 128x128x64 whose waves over the SMs, and the partial tiles that leave after the
-    ///   last, take the least time, the first of equals.
-    ///   Where rows are no whole tiles of 128, in all or in a shard, or leave half of a tile of 256, also 256 columns and 136 to 192 rows in steps of 8, 144x192x64 and 160x192x64, 152x128x64, 176x128x64, 208x128x64 and 240x128x64, of one shard each or spanning
-    ///   shards, as an estimate of the whole call says; but for 224 to 255 rows in all of small shards of a GEMM-ReduceScatter, which have what 256 have.
-    /// - Chunk: for AllGather-GEMM the shard, in as many row blocks as 4 MiB have, at least one, where it is larger; for GEMM-ReduceScatter one tile.
-    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2; bands of at least 512 rows, of more where they need not wait, and of an
-    ///   AllGather-GEMM's of a wave of tiles.
-    /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the tile that they are added to; where the own tiles are more than a wave.
-    /// - What whole waves leave of the tiles is shared by groups of workers, where that gains time; for GEMM-ReduceScatter with peers from twelve waves on.
-    /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of their rows are there.
-    /// - Shards of fewer than 128 rows, and than 256 for a GEMM-ReduceScatter of two ranks: tiles span them, of 64 rows where there are no more in all; with at
-    ///   most 128 rows narrower ones stand to choose too, and two or three items share a tile where that takes less time. They do with more rows too, where a
-    ///   GEMM-ReduceScatter with peers has tiles for half of the workers at most. An AllGather-GEMM's tiles that span shards begin with slices of `k` from 512 rows on.
+    /// - Tile: the one of 256x192x64, if `k` is long enough, 128x256x64, 128x224x64, 128x192x64 and
+    ///   128x128x64 whose waves over the SMs, and the partial tiles that leave after the last, take
+    ///   the least time, the first of equals. Where rows are no whole tiles of 128, in all or in a
+    ///   shard, or leave half of a tile of 256, also 256 columns and 136 to 192 rows in steps of 8,
+    ///   144x192x64 and 160x192x64, 152x128x64, 176x128x64, 208x128x64 and 240x128x64, of one shard
+    ///   each or spanning shards, as an estimate of the whole call says; but for 224 to 255 rows in
+    ///   all of small shards of a GEMM-ReduceScatter, which have what 256 have.
+    /// - Chunk: for AllGather-GEMM the shard, in as many row blocks as 4 MiB have, at least one,
+    ///   where it is larger; for GEMM-ReduceScatter one tile.
+    /// - Raster: groups of 8 row blocks, so that the tiles in flight share their operands in L2;
+    ///   bands of at least 512 rows, of more where they need not wait, and of an AllGather-GEMM's
+    ///   of a wave of tiles.
+    /// - Partial tiles of a GEMM-ReduceScatter early, if they were multiplied a wave before the
+    ///   tile that they are added to; where the own tiles are more than a wave.
+    /// - What whole waves leave of the tiles is shared by groups of workers, where that gains time;
+    ///   for GEMM-ReduceScatter with peers from twelve waves on.
+    /// - Slices of `k`: where a band has several shards, so that its tiles begin before all of
+    ///   their rows are there.
+    /// - Shards of fewer than 128 rows, and than 256 for a GEMM-ReduceScatter of two ranks: tiles
+    ///   span them, of 64 rows where there are no more in all; with at most 128 rows narrower ones
+    ///   stand to choose too, and two or three items share a tile where that takes less time. They
+    ///   do with more rows too, where a GEMM-ReduceScatter with peers has tiles for half of the
+    ///   workers at most. An AllGather-GEMM's tiles that span shards begin with slices of `k` from
+    ///   512 rows on.
     ///
     /// ```
     /// use flux_core::program::{Chunk, Schedule};
@@ -87,8 +108,10 @@ impl Schedule {
         schedule.in_whole_waves(problem).in_wider_bands(problem).in_slices(problem)
     }
 
-    /// The [heuristic](Self::heuristic)'s schedule, and what to compare it with over peers' memory by measurement, each once: every tile of 128 rows and more that there is for the problem, of one
-    /// shard each and spanning shards, in one piece and with what whole waves leave shared, the fastest by estimate first.
+    /// The [heuristic](Self::heuristic)'s schedule, and what to compare it with over peers' memory
+    /// by measurement, each once: every tile of 128 rows and more that there is for the problem, of
+    /// one shard each and spanning shards, in one piece and with what whole waves leave shared, the
+    /// fastest by estimate first.
     ///
     /// ```
     /// use flux_core::program::Schedule;
@@ -108,7 +131,8 @@ impl Schedule {
         all
     }
 
-    /// This schedule with tiles of one shard each: of a GEMM-ReduceScatter, which then sends partial tiles, with another tile in place of one that has none.
+    /// This schedule with tiles of one shard each: of a GEMM-ReduceScatter, which then sends
+    /// partial tiles, with another tile in place of one that has none.
     ///
     /// ```
     /// use flux_core::program::Schedule;
@@ -116,19 +140,22 @@ impl Schedule {
     /// let p = Problem::new(OpKind::GemmReduceScatter, 258, 12288, 49152, DType::Bf16, WorldSize::new(2).unwrap())?;
     /// let own = Schedule::heuristic(&p);
     /// assert_eq!((own.tile, own.stack), (TileShape::new(144, 192, 64), true));
-    /// assert_eq!((own.unstacked(&p).tile, own.unstacked(&p).stack), (TileShape::new(144, 256, 64), false));
+    /// assert_eq!((own.per_shard(&p).tile, own.per_shard(&p).stack), (TileShape::new(144, 256, 64), false));
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     #[must_use]
-    pub fn unstacked(self, problem: &Problem) -> Self {
+    pub fn per_shard(self, problem: &Problem) -> Self {
         Self { stack: false, tile: unless_unsent(problem, self.tile), ..self }
     }
 
-    /// What whole waves leave of the tiles shared, and first. The largest tiles are for calls at the card's power limit, at which idle multiprocessors are not all lost: there sharing
-    /// has to gain enough (results/tuning/ragged-rows.txt). Not where `k` comes in slices: whoever has the last steps of a tile would await the last slice first. Nor for short calls of
-    /// GEMM-ReduceScatter with peers, which end when all workers have added partial tiles, and not only those that are left in the last wave.
+    /// What whole waves leave of the tiles shared, and first. The largest tiles are for calls at
+    /// the card's power limit, at which idle multiprocessors are not all lost: there sharing has to
+    /// gain enough (results/tuning/ragged-rows.txt). Not where `k` comes in slices: whoever has the
+    /// last steps of a tile would await the last slice first. Nor for short calls of
+    /// GEMM-ReduceScatter with peers, which end when all workers have added partial tiles, and not
+    /// only those that are left in the last wave.
     fn in_whole_waves(self, problem: &Problem) -> Self {
-        if self.k_chunks > 1 || self.stack {
+        if self.k_slices > 1 || self.stack {
             return self;
         }
         let tiles = u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles();
@@ -146,7 +173,7 @@ impl Schedule {
     pub(super) fn shard_by_shard(problem: &Problem) -> Self {
         let pair = problem.op() == OpKind::GemmReduceScatter && problem.world().get() == 2;
         if problem.m_shard() < ROWS || pair && problem.m_shard() < PAIR_ROWS {
-            return Self::stacked(problem, WORKERS);
+            return Self::flattened(problem, WORKERS);
         }
         Self::by_shard(problem, tiles::usual(problem, true))
     }
@@ -186,12 +213,13 @@ mod tests {
         assert_eq!(shares(4, ag, 2048, 28672, 8192), 1, "116 of 128x224 are nearly a wave");
         let problem =
             |m| Problem::new(ag, m, 24576, 12288, DType::Bf16, WorldSize::new(4).expect("a world size")).expect("a valid problem");
-        let wide = |k_chunks| Schedule { k_chunks, ..Schedule::of(TILES[0].0) }.in_whole_waves(&problem(1024)).shares;
+        let wide = |k_slices| Schedule { k_slices, ..Schedule::of(TILES[0].0) }.in_whole_waves(&problem(1024)).shares;
         assert_eq!([wide(1), wide(6)], [132, 1], "60 tiles, which await slices");
         assert_eq!(Schedule::staged(&problem(4096)).shares, 1, "chunks that are carried come later");
     }
 
-    /// Whoever has the last steps of a shared tile would await the last slice first: results/tuning/ragged-shards.txt has what it takes by simulation.
+    /// Whoever has the last steps of a shared tile would await the last slice first:
+    /// results/tuning/ragged-shards.txt has what it takes by simulation.
     #[test]
     fn what_comes_in_slices_is_shared_last_if_at_all() {
         let mut last = 0;
@@ -202,12 +230,12 @@ mod tests {
                     let problem =
                         Problem::new(OpKind::AllGatherGemm, shard * world.index(), n, k, DType::Bf16, world).expect("a valid problem");
                     let schedule = Schedule::heuristic(&problem);
-                    if schedule.shares == 1 || schedule.k_chunks == 1 {
+                    if schedule.shares == 1 || schedule.k_slices == 1 {
                         continue;
                     }
                     let program = TileProgram::build(&problem, crate::Rank::new(0), &schedule).expect("a valid schedule");
                     let tiles = program.items.iter().filter(|item| item.sink == sink::STORE).count();
-                    let first_lender = program.items.iter().position(|item| item.sink == sink::LEND);
+                    let first_lender = program.items.iter().position(|item| item.sink == sink::PARTIAL);
                     assert_eq!(first_lender, Some(tiles / 132 * 132), "{problem}: {schedule}");
                     assert!(!shard.is_multiple_of(256), "{problem}: what whole shards have was compared on GPUs");
                     last += 1;
@@ -217,7 +245,7 @@ mod tests {
         // Others come shard by shard.
         assert!(last > 7, "{last}");
         let s = own(4, OpKind::AllGatherGemm, 2048, 12288, 4096);
-        assert!(s.k_chunks > 1, "{s}: in one slice before its band is wider");
+        assert!(s.k_slices > 1, "{s}: in one slice before its band is wider");
     }
 
     #[test]

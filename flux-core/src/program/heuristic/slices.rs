@@ -1,9 +1,13 @@
-//! In how many slices of `k` the rows of an AllGather-GEMM come, and how much longer it takes that tiles wait for them.
+//! In how many slices of `k` the rows of an AllGather-GEMM come, and how much longer it takes that
+//! tiles wait for them.
 //!
-//! Workers take tiles strided, so who waits for a band's rows has waited for those of the bands before, if it had tiles of these, and goes on later with what comes after: of Llama at 1280 rows on four ranks 20 of 132 workers have
-//! their first tile in the second band of two shards, a tile later than the others, and that is 50 us of 285 (results/tuning/slices-tp4.txt, 6.).
+//! Workers take tiles strided, so who waits for a band's rows has waited for those of the bands
+//! before, if it had tiles of these, and goes on later with what comes after: of Llama at 1280 rows
+//! on four ranks 20 of 132 workers have their first tile in the second band of two shards, a tile
+//! later than the others, and that is 50 us of 285 (results/tuning/slices-tp4.txt, 6.).
 //!
-//! Invariant: of the numbers of slices it is the least with which the tiles of all bands are done nearly the earliest by estimate.
+//! Invariant: of the numbers of slices it is the least with which the tiles of all bands are done
+//! nearly the earliest by estimate.
 
 use super::super::arrivals::Arrivals;
 use super::super::pushing::{COPY_ENGINE_BYTES, are_for_copy_engines};
@@ -17,18 +21,23 @@ use crate::tile::TileGrid;
 use crate::{OpKind, Problem};
 use std::ops::Range;
 
-/// What a rank sends of one slice along k, to all who await it together, where tiles await several shards: they begin when the first slice is there. About 3 us of a
-/// link; fewer slices are slower, more bring nothing (results/tuning/slices-tp2.txt).
+/// What a rank sends of one slice along k, to all who await it together, where tiles await several
+/// shards: they begin when the first slice is there. About 3 us of a link; fewer slices are slower,
+/// more bring nothing (results/tuning/slices-tp2.txt).
 const SLICE_BYTES: u64 = 1 << 20;
 /// Most slices.
 const MOST_SLICES: u32 = 12;
-/// Of so many nanoseconds of products fewer slices may cost one: narrow pieces take copy engines longer, and the host more of each. GPT-3 at TP 4 takes 0.505 ms with seven slices and 0.510 with
-/// two at 1280 rows, and 0.758 with four, 0.819 with eleven at 1920 (results/tuning/slices-tp4.txt, 1.).
+/// Of so many nanoseconds of products fewer slices may cost one: narrow pieces take copy engines
+/// longer, and the host more of each. GPT-3 at TP 4 takes 0.505 ms with seven slices and 0.510 with
+/// two at 1280 rows, and 0.758 with four, 0.819 with eleven at 1920 (results/tuning/slices-tp4.txt,
+/// 1.).
 const SPARED: u64 = 250;
-/// Percent that products take longer beside a large shard that the kernel pushes and not a copy engine: 1.3 to 3 (results/tuning/push-kernel.json, push-copy-engine.json; slices-tp4.txt, 1.).
+/// Percent that products take longer beside a large shard that the kernel pushes and not a copy
+/// engine: 1.3 to 3 (results/tuning/push-kernel.json, push-copy-engine.json; slices-tp4.txt, 1.).
 const DISTURBED: u64 = 2;
 
-/// Tiles of shards that are worked on side by side, and when each slice of their rows is there: none is awaited of own rows.
+/// Tiles of shards that are worked on side by side, and when each slice of their rows is there:
+/// none is awaited of own rows.
 #[derive(Clone, Debug)]
 struct Band {
     tiles: u64,
@@ -36,22 +45,24 @@ struct Band {
 }
 
 impl Schedule {
-    /// In slices of `k`, where a band has several shards: as many as let its tiles be done the earliest.
+    /// In slices of `k`, where a band has several shards: as many as let its tiles be done the
+    /// earliest.
     pub(super) fn in_best_slices(self, problem: &Problem) -> Self {
         if problem.op() != OpKind::AllGatherGemm {
-            return Self { k_chunks: 1, ..self };
+            return Self { k_slices: 1, ..self };
         }
         let shards = if self.stack { problem.world().get() } else { self.band };
         let sent = gather_place_bytes(problem) * u64::from(shards.saturating_sub(1));
         let most = u32::try_from(sent / SLICE_BYTES).unwrap_or(u32::MAX).clamp(1, MOST_SLICES);
         let multiplied = problem.flop_per_rank() / (u64::from(MULTIPROCESSORS) * OPERATIONS);
-        let waiting: Vec<u64> = (1..=most).map(|k_chunks| Self { k_chunks, ..self }.waiting_for_rows_ns(problem, multiplied)).collect();
+        let waiting: Vec<u64> = (1..=most).map(|k_slices| Self { k_slices, ..self }.waiting_for_rows_ns(problem, multiplied)).collect();
         let enough = waiting.iter().min().map_or(0, |least| least + multiplied / SPARED);
         let fewer = waiting.iter().position(|&waiting| waiting <= enough);
-        Self { k_chunks: fewer.map_or(1, |fewer| fewer as u32 + 1), ..self }
+        Self { k_slices: fewer.map_or(1, |fewer| fewer as u32 + 1), ..self }
     }
 
-    /// How many nanoseconds longer a call takes whose products take `multiplied` because tiles wait for rows, which leave piece by piece: those of a band that come in the wave of an earlier
+    /// How many nanoseconds longer a call takes whose products take `multiplied` because tiles wait
+    /// for rows, which leave piece by piece: those of a band that come in the wave of an earlier
     /// one, and what is shared, too.
     fn waiting_for_rows_ns(&self, problem: &Problem, multiplied: u64) -> u64 {
         let arrivals = Arrivals::new(problem, self);
@@ -63,14 +74,16 @@ impl Schedule {
         waited + disturbed
     }
 
-    /// The bands, with when each slice of their rows is there; chunks where these are worked on as they come.
+    /// The bands, with when each slice of their rows is there; chunks where these are worked on as
+    /// they come.
     fn rows_come(&self, problem: &Problem, arrivals: &Arrivals, copied: bool) -> Vec<Band> {
         let (world, machine) = (problem.world(), Machine::H200);
         let (m_shard, slices) = (u64::from(problem.m_shard()), u64::from(arrivals.slices()));
         let row_bytes = gather_place_bytes(problem) / m_shard / slices;
         let rows_of =
             |chunk: u32| m_shard.saturating_sub(u64::from(chunk) * u64::from(arrivals.chunk_rows())).min(arrivals.chunk_rows().into());
-        // Of a slice of a chunk that goes to so many ranks: tiles that span shards await the own rows in the gather buffer, too.
+        // Of a slice of a chunk that goes to so many ranks: tiles that span shards await the own
+        // rows in the gather buffer, too.
         let leaves = |chunk: u32, ranks: u64| {
             let extents = (rows_of(chunk), row_bytes);
             let bytes = extents.0 * row_bytes;
@@ -116,8 +129,9 @@ impl Schedule {
         bands
     }
 
-    /// When the tiles of these bands are done, whose workers take them strided: of a band a worker's first awaits each slice as it comes to it, and what is shared, first or last, all slices
-    /// of its shards.
+    /// When the tiles of these bands are done, whose workers take them strided: of a band a
+    /// worker's first awaits each slice as it comes to it, and what is shared, first or last, all
+    /// slices of its shards.
     fn bands_done_ns(&self, problem: &Problem, bands: &[Band]) -> u64 {
         let (workers, shares) = (u64::from(MULTIPROCESSORS), self.shared_tiles(problem));
         let rows = if self.stack { problem.m() } else { problem.m_shard() };
@@ -161,9 +175,10 @@ impl Schedule {
         !self.stack && are_for_copy_engines(problem, in_slices)
     }
 
-    /// What of that an estimate counts. Of one peer the plans in slices that were timed beside each other, whose rows the kernel pushes, are told apart by what first rows take alone.
+    /// What of that an estimate counts. Of one peer the plans in slices that were timed beside each
+    /// other, whose rows the kernel pushes, are told apart by what first rows take alone.
     pub(super) fn begins_ns(&self, problem: &Problem, multiplied: u64) -> u64 {
-        let pushed_to_one = self.k_chunks > 1 && problem.world().peers() == 1 && !self.is_copied(problem, &Arrivals::new(problem, self));
+        let pushed_to_one = self.k_slices > 1 && problem.world().peers() == 1 && !self.is_copied(problem, &Arrivals::new(problem, self));
         if pushed_to_one { PUSHED_NS } else { self.waiting_for_rows_ns(problem, multiplied) }
     }
 }
@@ -182,10 +197,11 @@ mod tests {
         Problem::new(AG, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem")
     }
 
-    /// What ran fastest of the numbers of slices that were tried, or within 2 % of it (results/tuning/slices-tp4.txt, 1. and 4.).
+    /// What ran fastest of the numbers of slices that were tried, or within 2 % of it
+    /// (results/tuning/slices-tp4.txt, 1. and 4.).
     #[test]
     fn rows_come_in_few_slices() {
-        let slices = |world, m, (n, k): (usize, usize)| own(world, AG, m, n, k).k_chunks;
+        let slices = |world, m, (n, k): (usize, usize)| own(world, AG, m, n, k).k_slices;
         for (world, m, model, tried) in [(4, 1280, GPT3, 2..=7), (4, 1536, GPT3, 4..=9), (4, 1280, LLAMA, 4..=6)] {
             assert!(tried.contains(&slices(world, m, model)), "{world} ranks, {m} rows of {model:?}: {}", slices(world, m, model));
         }
@@ -195,8 +211,10 @@ mod tests {
         assert_eq!([800, 896, 960].map(|m| slices(2, m, LLAMA)), [1; 3], "shard by shard");
     }
 
-    /// What four GPUs took with other bands and slices of the same tiles, and with other tiles: four H100, of GPT-3 at 1280 to 1920 rows and Llama at 1536 four H200 (results/tuning/slices-tp4.txt, 6. and 1.). With or without
-    /// shards chunk by chunk, as which Llama's first at 1920 rows was not timed.
+    /// What four GPUs took with other bands and slices of the same tiles, and with other tiles:
+    /// four H100, of GPT-3 at 1280 to 1920 rows and Llama at 1536 four H200
+    /// (results/tuning/slices-tp4.txt, 6. and 1.). With or without shards chunk by chunk, as which
+    /// Llama's first at 1920 rows was not timed.
     #[test]
     fn four_ranks_choose_what_was_timed_to_be_fast() {
         for (m, model, timed) in [
@@ -231,10 +249,10 @@ mod tests {
             ),
             (2080, LLAMA, "176x256 b1 k1 0.338 | 176x256 b2 k4 0.351 | 176x256 b4 k4 0.378 | 176x256 b1 k3 0.421 | 176x256 S k9 0.429"),
         ] {
-            let Schedule { tile, alone, band, k_chunks, stack, .. } = own(4, AG, m, model.0, model.1);
+            let Schedule { tile, alone, band, k_slices, stack, .. } = own(4, AG, m, model.0, model.1);
             let bands =
                 if stack { "S".to_owned() } else { format!("{}b{band}", if alone > 0 { format!("a{alone} ") } else { String::new() }) };
-            let ours = format!("{}x{} {bands} k{k_chunks}", tile.m, tile.n);
+            let ours = format!("{}x{} {bands} k{k_slices}", tile.m, tile.n);
             let plans = timed.split(" | ").map(|plan| plan.rsplit_once(' ').expect("a plan and its time"));
             let plans: Vec<(&str, f64)> = plans.map(|(plan, took)| (plan, took.parse().expect("milliseconds"))).collect();
             let fastest = plans.iter().map(|plan| plan.1).fold(f64::INFINITY, f64::min);
@@ -243,32 +261,34 @@ mod tests {
         }
     }
 
-    /// The estimate of the plans in which AllGather-GEMM of Llama was tried on four H100 is near what they took, and not only in their order (results/tuning/slices-tp4.txt, 6.).
+    /// The estimate of the plans in which AllGather-GEMM of Llama was tried on four H100 is near
+    /// what they took, and not only in their order (results/tuning/slices-tp4.txt, 6.).
     #[test]
     fn what_tiles_wait_for_is_in_the_estimate() {
-        let with = |schedule: Schedule, band, k_chunks| Schedule { alone: 0, by_chunk: 0, band, k_chunks, ..schedule };
+        let with = |schedule: Schedule, band, k_slices| Schedule { alone: 0, by_chunk: 0, band, k_slices, ..schedule };
         for (m, tried) in [
             (1280, &[(3, 5, 0.268), (3, 4, 0.235), (3, 3, 0.247), (1, 1, 0.254), (2, 4, 0.285), (4, 4, 0.234)][..]),
             (1320, &[(3, 5, 0.274), (3, 4, 0.241), (3, 3, 0.256), (1, 1, 0.265), (2, 4, 0.296), (4, 4, 0.245)]),
             (1920, &[(2, 5, 0.374), (2, 4, 0.343), (2, 3, 0.322), (1, 1, 0.311), (4, 4, 0.425)]),
         ] {
             let (problem, own) = (problem(4, m, LLAMA), own(4, AG, m, LLAMA.0, LLAMA.1));
-            for &(band, k_chunks, took) in tried {
-                let estimate = with(own, band, k_chunks).estimate_ns(&problem) as f64 / 1e6;
+            for &(band, k_slices, took) in tried {
+                let estimate = with(own, band, k_slices).estimate_ns(&problem) as f64 / 1e6;
                 assert!(
                     (estimate / took - 1.0).abs() < 0.09,
-                    "{m} rows, band {band}, {k_chunks} slices: {estimate:.3} ms by estimate, {took} measured"
+                    "{m} rows, band {band}, {k_slices} slices: {estimate:.3} ms by estimate, {took} measured"
                 );
             }
         }
     }
 
-    /// By a simulator that counts pieces one by one. By a percent they are where all others are wider than what is pushed at a time, as those of eight ranks.
+    /// By a simulator that counts pieces one by one. By a percent they are where all others are
+    /// wider than what is pushed at a time, as those of eight ranks.
     #[test]
     fn as_many_slices_as_there_may_be_are_no_faster() {
         for (world, m, model) in [(4, 1280, LLAMA), (4, 1920, GPT3), (4, 1040, LLAMA), (8, 1024, GPT3)] {
             let (problem, few) = (problem(world, m, model), own(world, AG, m, model.0, model.1));
-            let [few, many] = [few, Schedule { k_chunks: MOST_SLICES, ..few }].map(|schedule| simulated(&problem, &schedule));
+            let [few, many] = [few, Schedule { k_slices: MOST_SLICES, ..few }].map(|schedule| simulated(&problem, &schedule));
             assert!(few.as_nanos() * 98 <= many.as_nanos() * 100, "{world} ranks, {m} rows: {few:?}, and {many:?} in many");
         }
     }

@@ -1,6 +1,7 @@
 //! The tile of a problem whose tiles do not span shards.
 //!
-//! Invariant: of the candidates it is the one whose waves, and what comes before and after them, take the least time by estimate.
+//! Invariant: of the candidates it is the one whose waves, and what comes before and after them,
+//! take the least time by estimate.
 
 use super::bands::LINK;
 use super::ragged::{self, is_ragged};
@@ -9,26 +10,33 @@ use crate::layout::slot_bytes;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 
-/// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves more operand bytes for
-/// its work, so it has to gain something in waves.
+/// Tiles to choose from, with the time of one step of a tile relative to its area: 128x128 moves
+/// more operand bytes for its work, so it has to gain something in waves.
 pub(in crate::program) const TILES: [(TileShape, u64); 4] = [
     (TileShape::new(128, 256, 64), 100),
     (TileShape::new(128, 224, 64), 100),
     (TileShape::new(128, 192, 64), 100),
     (TileShape::new(128, 128, 64), 101),
 ];
-/// The same of tiles of one shard that are sent, or that gather rows beside messages, in the order of [`TILES`]. Of a GEMM-ReduceScatter the last wave's partial tiles leave when nothing is left to multiply, so there is
-/// more to gain by narrow tiles, and what they cost matters (128x128: results/tuning/wide-bands.txt; the others by their operand bytes).
+/// The same of tiles of one shard that are sent, or that gather rows beside messages, in the order
+/// of [`TILES`]. Of a GEMM-ReduceScatter the last wave's partial tiles leave when nothing is left
+/// to multiply, so there is more to gain by narrow tiles, and what they cost matters (128x128:
+/// results/tuning/wide-bands.txt; the others by their operand bytes).
 pub(super) const TO_SEND: [u64; 4] = [100, 101, 103, 110];
-/// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory:
-/// at the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with rests, and full clocks, up to 2.2 % less (results/tuning/rests.txt).
+/// Tile to choose from, too, where it is long along `k`, with its costs in [`TILES`] and
+/// [`TO_SEND`]. It moves an eighth less through L2 than 128x256 and a quarter less from memory: at
+/// the card's power limit it takes 2 to 4 % less time (results/tuning/back-to-back.txt), with
+/// rests, and full clocks, up to 2.2 % less (results/tuning/rests.txt).
 pub(super) const LARGE: (TileShape, u64) = (TileShape::new(256, 192, 64), 99);
-/// Steps along `k` from which on it is long enough, as its ends are longer. With fewer it was not measured.
+/// Steps along `k` from which on it is long enough, as its ends are longer. With fewer it was not
+/// measured.
 pub(super) const LARGE_STEPS: u32 = 96;
-/// Operations of a rank from which on it is a choice for partial tiles that are staged, too: some 3 ms of an H200. GPT-3 at TP 2 and m = 1024, a quarter of that, takes 19 % more
-/// time over `pcie` with it (results/h200-x2-pcie.json of 8be58e2, in the history).
+/// Operations of a rank from which on it is a choice for partial tiles that are staged, too: some 3
+/// ms of an H200. GPT-3 at TP 2 and m = 1024, a quarter of that, takes 19 % more time over `pcie`
+/// with it (results/h200-x2-pcie.json of 8be58e2, in the history).
 pub(super) const LONG: u64 = 2_000_000_000_000;
-/// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
+/// Bytes of `w` in a nanosecond that a GEMM-ReduceScatter is bound by, where it is read more than
+/// once: GPT-3 at TP 2 and m = 512 reads 1.2 GB in 0.41 ms (results/tuning/rests.txt).
 pub(in crate::program) const READ: u64 = 2900;
 
 /// Bytes of a rank's part of `w`.
@@ -55,7 +63,8 @@ pub(super) fn usual(problem: &Problem, may_be_large: bool) -> TileShape {
         let area = u128::from(waves(tiles(tile)) * area(tile));
         area * u128::from(cost * 2 * u64::from(problem.k_local())) / u128::from(100 * OPERATIONS)
     };
-    // Nanoseconds in which `w` is read: for the peers' shards and, where these are not in one wave with it, for the own one.
+    // Nanoseconds in which `w` is read: for the peers' shards and, where these are not in one wave
+    // with it, for the own one.
     let read = |tile| {
         let passes = if problem.world().peers() > 0 && tiles(tile) > u64::from(MULTIPROCESSORS) { 2 } else { 1 };
         passes * u128::from(w_bytes(problem)) / u128::from(READ)

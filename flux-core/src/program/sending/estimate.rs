@@ -1,6 +1,7 @@
 //! How long a call takes whose chunks are messages.
 //!
-//! Invariant: an estimate depends on the call alone. Times are an H200's, where nothing else is said: only which of two is the less matters.
+//! Invariant: an estimate depends on the call alone. Times are an H200's, where nothing else is
+//! said: only which of two is the less matters.
 
 use super::workers::Workers;
 use super::{Call, Sending};
@@ -10,18 +11,22 @@ use crate::program::schedule::bands_of;
 
 /// What it takes to begin and end a kernel.
 const LAUNCH_NS: u64 = 10_000;
-// Of messages over NVLink, all fitted to results/tuning/nccl-sending.txt, whose times the estimates meet within 7.5 %.
+// Of messages over NVLink, all fitted to results/tuning/nccl-sending.txt, whose times the estimates
+// meet within 7.5 %.
 /// Bytes that a multiprocessor carries in a nanosecond.
 const CARRIED: u64 = 17;
-/// Bytes that a device sends in a nanosecond at most: 8 multiprocessors for each of three messages carry little more than 4.
+/// Bytes that a device sends in a nanosecond at most: 8 multiprocessors for each of three messages
+/// carry little more than 4.
 const SENT: u64 = 240;
 /// What a group takes besides.
 const GROUP_NS: u64 = 43_000;
 /// What less, if it goes before a kernel.
 const BEFORE_NS: u64 = 13_000;
-/// What a group takes besides that goes alone, before what reads what it brings, fitted to two H100 (results/tuning/nccl-alone.txt).
+/// What a group takes besides that goes alone, before what reads what it brings, fitted to two H100
+/// (results/tuning/nccl-alone.txt).
 const ALONE_NS: u64 = 20_000;
-/// Bytes of such a group to several peers in a nanosecond, on all channels that its communicator has. With it the estimates of calls of four H200 are within 7 % (results/tuning/nccl-tp4.txt).
+/// Bytes of such a group to several peers in a nanosecond, on all channels that its communicator
+/// has. With it the estimates of calls of four H200 are within 7 % (results/tuning/nccl-tp4.txt).
 const SENT_ALONE: u64 = 320;
 /// What folds take that are a launch of their own, fitted alike.
 const FOLDS_NS: u64 = 5_000;
@@ -35,7 +40,8 @@ const LENT_NS: u64 = 8_000;
 const MOST_COUNTED: u64 = 1 << 14;
 
 impl Call<'_> {
-    /// Nanoseconds after which so many tiles are finished, those that are lent before messages among them.
+    /// Nanoseconds after which so many tiles are finished, those that are lent before messages
+    /// among them.
     fn finished_beside(&self, tiles: u64) -> u64 {
         let first = u64::from(self.lent.first).min(tiles);
         self.finished(tiles - first).max(self.lent_ns(first))
@@ -85,10 +91,10 @@ impl Call<'_> {
     pub(super) fn estimate(&self) -> u64 {
         let time = match (self.sending, self.problem.op()) {
             (Sending::Before, _) => self.before(),
-            (_, OpKind::AllGatherGemm) if self.stacked => {
+            (_, OpKind::AllGatherGemm) if self.flattened => {
                 self.in_groups(self.peers, |peers| self.group(peers)) - BEFORE_NS + self.at_once()
             }
-            (_, OpKind::GemmReduceScatter) if self.stacked => self.at_once() + self.groups(self.peers),
+            (_, OpKind::GemmReduceScatter) if self.flattened => self.at_once() + self.groups(self.peers),
             _ => {
                 let (workers, lent) = self.ends();
                 workers.max(lent)
@@ -109,10 +115,10 @@ impl Call<'_> {
 
     /// Nanoseconds of all tiles where their rows are there.
     fn at_once(&self) -> u64 {
-        let shards = if self.stacked { 1 } else { u64::from(self.problem.world().get()) };
+        let shards = if self.flattened { 1 } else { u64::from(self.problem.world().get()) };
         let all = self.finished(shards * self.tiles);
         // Where one pass over `w` is all that there is, it may take longer.
-        if self.stacked && is_ragged(self.problem) { all.max(w_bytes(self.problem) / READ) } else { all }
+        if self.flattened && is_ragged(self.problem) { all.max(w_bytes(self.problem) / READ) } else { all }
     }
 
     /// Nanoseconds where messages go before what they bring is read.
@@ -121,7 +127,8 @@ impl Call<'_> {
         self.at_once() + self.sent_alone() + folds
     }
 
-    /// Waves of a GEMM-ReduceScatter that can be lent before the first message: as many as are finished by then.
+    /// Waves of a GEMM-ReduceScatter that can be lent before the first message: as many as are
+    /// finished by then.
     pub(super) fn first_waves(&self) -> u64 {
         let (world, lends) = (self.problem.world().get(), u64::from(self.lends));
         let tiles = (u64::from(self.band.min(world - 1)) * self.tiles).div_ceil(self.chunks);
@@ -130,9 +137,12 @@ impl Call<'_> {
         (1..=most).take_while(|&waves| in_time(waves)).last().unwrap_or(0)
     }
 
-    /// Shard by shard, or band by band, as rows arrive: those of row blocks that are taken together, or of a band, all before the first tile. The first group goes
-    /// before the kernel has begun. Shards one by one are counted tile by tile, as whoever has none of the own ones left waits: Llama at TP 2 and 1040 rows, whose shards are 1.3 waves of 176x256, takes 0.41 ms
-    /// and not 0.38 (results/h100-x2-ragged-nccl.json). When the workers are done, and when the last message has come.
+    /// Shard by shard, or band by band, as rows arrive: those of row blocks that are taken
+    /// together, or of a band, all before the first tile. The first group goes before the kernel
+    /// has begun. Shards one by one are counted tile by tile, as whoever has none of the own ones
+    /// left waits: Llama at TP 2 and 1040 rows, whose shards are 1.3 waves of 176x256, takes 0.41
+    /// ms and not 0.38 (results/h100-x2-ragged-nccl.json). When the workers are done, and when the
+    /// last message has come.
     fn gathering(&self) -> (u64, u64) {
         let (world, chunks) = (self.problem.world().get(), self.chunks);
         let tiles = u64::from(world) * self.tiles - u64::from(self.lent.last);
@@ -167,8 +177,9 @@ impl Call<'_> {
         (time, come)
     }
 
-    /// The first so many tiles, shard by shard, or those of a band side by side, by workers that take them strided, as the chunks arrive in which the rows are that are taken together; of the
-    /// own ones some may be shared.
+    /// The first so many tiles, shard by shard, or those of a band side by side, by workers that
+    /// take them strided, as the chunks arrive in which the rows are that are taken together; of
+    /// the own ones some may be shared.
     fn one_by_one(&self, tiles: u64, arrival: impl Fn(u32, u64) -> u64) -> u64 {
         let columns = self.tiles / self.row_blocks;
         let (mut shared, begun) = self.shared_first();
@@ -189,8 +200,10 @@ impl Call<'_> {
         workers.all_free()
     }
 
-    /// Chunk by chunk of a band as the last tile of it is finished; the own shard as the chunks of the last band have come, for which each worker waits with a
-    /// tile that is multiplied, and with all that it has after it. When the workers are done, and when the last message has come.
+    /// Chunk by chunk of a band as the last tile of it is finished; the own shard as the chunks of
+    /// the last band have come, for which each worker waits with a tile that is multiplied, and
+    /// with all that it has after it. When the workers are done, and when the last message has
+    /// come.
     fn scattering(&self) -> (u64, u64) {
         let (world, chunks) = (self.problem.world().get(), self.chunks);
         let (mut begun, mut sent, mut come) = (0, 0, Vec::new());

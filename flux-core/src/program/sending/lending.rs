@@ -1,4 +1,5 @@
-//! How much is [lent](Lent): whole waves of the multiprocessors that messages have, which end with the workers' own.
+//! How much is [lent](Lent): whole waves of the multiprocessors that messages have, which end with
+//! the workers' own.
 //!
 //! What whole waves of the workers leave then may be shared by these, where that takes less time.
 
@@ -6,27 +7,32 @@ use super::{Call, Lent};
 use crate::OpKind;
 use crate::program::schedule::Schedule;
 
-/// Waves beside the best by bisection that are looked at as well: what is shared takes now more and now less of a tile.
+/// Waves beside the best by bisection that are looked at as well: what is shared takes now more and
+/// now less of a tile.
 const BESIDE: u64 = 2;
-/// Percent of the estimate of a call that a plan has to gain by what is shared beside messages. Where it gained 4 to 7 by estimate four H100 took 2 to 6 % longer so, and where it gained more up to 7 less
-/// (results/tuning/nccl-tp4.txt, 4.).
+/// Percent of the estimate of a call that a plan has to gain by what is shared beside messages.
+/// Where it gained 4 to 7 by estimate four H100 took 2 to 6 % longer so, and where it gained more
+/// up to 7 less (results/tuning/nccl-tp4.txt, 4.).
 const SHARED_GAIN: u64 = 7;
 
 impl Call<'_> {
-    /// This, and what the call lends where that takes it the least time; what whole waves leave is shared then, or is not. As it is where nothing is lent.
+    /// This, and what the call lends where that takes it the least time; what whole waves leave is
+    /// shared then, or is not. As it is where nothing is lent.
     pub(super) fn lending(self, schedule: Schedule) -> (Self, Schedule) {
         if self.lends == 0 || self.shared.is_some() {
             return (self, schedule);
         }
         let whole = gaining(0, self.lending_beside(&Schedule { shares: 1, ..schedule }), (self, schedule));
-        // Where shards come one by one it gains nothing; and what is shared comes first, as does what a GEMM-ReduceScatter lends.
+        // Where shards come one by one it gains nothing; and what is shared comes first, as does
+        // what a GEMM-ReduceScatter lends.
         if self.alone == 0 {
             return whole;
         }
         gaining(SHARED_GAIN, self.lending_beside(&Schedule { shares: self.workers, ..schedule }), whole)
     }
 
-    /// With so many shares, and with what is lent as takes the least time. The more is lent, the less the workers take and the longer what is lent: the least is about where these meet.
+    /// With so many shares, and with what is lent as takes the least time. The more is lent, the
+    /// less the workers take and the longer what is lent: the least is about where these meet.
     fn lending_beside(&self, schedule: &Schedule) -> (Self, Schedule) {
         let gathers = self.problem.op() == OpKind::AllGatherGemm;
         let lends = u64::from(self.lends);
@@ -91,7 +97,8 @@ mod tests {
         }
     }
 
-    /// Waves of an AllGather-GEMM's tiles behind messages, and of a GEMM-ReduceScatter's ahead of them.
+    /// Waves of an AllGather-GEMM's tiles behind messages, and of a GEMM-ReduceScatter's ahead of
+    /// them.
     #[test]
     fn many_rows_lend_to_four_ranks() {
         let of =

@@ -70,8 +70,9 @@ fn estimates_are_near_what_was_measured() {
     }
 }
 
-/// What the choices took, measured after the constants were fitted to the rows above: op, model, us at 1024, 4096 and 8192 rows, and 0 where messages go alone since
-/// (results/h100-x4-nccl.json, and h200-x2-nccl.json of 8be58e2, in the history).
+/// What the choices took, measured after the constants were fitted to the rows above: op, model, us
+/// at 1024, 4096 and 8192 rows, and 0 where messages go alone since (results/h100-x4-nccl.json, and
+/// h200-x2-nccl.json of 8be58e2, in the history).
 type Chosen = (OpKind, (usize, usize), [u64; 3]);
 #[rustfmt::skip]
 const CHOSEN_BY_FOUR: [Chosen; 4] = [
@@ -99,7 +100,8 @@ fn choices_took_about_what_was_estimated() {
     }
 }
 
-/// Shards of 256 rows are worked on one by one, the own one while the other comes; those of 128 share a pass over w.
+/// Shards of 256 rows are worked on one by one, the own one while the other comes; those of 128
+/// share a pass over w.
 #[test]
 fn own_rows_are_worked_on_while_those_of_the_one_peer_come() {
     let band = |world, m| {
@@ -184,7 +186,8 @@ fn what_comes_first_is_whole_shards() {
     assert_eq!(Schedule::in_messages(&problem, &channels(4, 4), Sending::Before, Nodes::apart(problem.world())).chunk, Chunk::Shard);
 }
 
-/// Tiles of few rows are for the workers that the messages leave, and what a rank has for another is one of them.
+/// Tiles of few rows are for the workers that the messages leave, and what a rank has for another
+/// is one of them.
 #[test]
 fn few_rows_span_shards_unless_some_ranks_share_a_node() {
     for (world, op, m) in [2, 4, 8].into_iter().flat_map(|world| OPS.into_iter().flat_map(move |op| [64, 128].map(|m| (world, op, m)))) {
@@ -223,7 +226,9 @@ fn all_messages_of_few_rows_go_before_what_they_bring_is_read() {
     assert_eq!(OPS.map(few), [Sending::Before, Sending::Beside { peers: 1 }]);
 }
 
-/// What the choices took on two H100, whose memory carries two thirds of an H200's: rows, us of GPT-3 and of Llama, and 0 where a row was disturbed, or had another choice (results/h100-x2-ragged-nccl.json; of 800 rows results/tuning/nccl-alone.txt, 3.).
+/// What the choices took on two H100, whose memory carries two thirds of an H200's: rows, us of
+/// GPT-3 and of Llama, and 0 where a row was disturbed, or had another choice
+/// (results/h100-x2-ragged-nccl.json; of 800 rows results/tuning/nccl-alone.txt, 3.).
 type Ragged = (usize, u64, u64);
 #[rustfmt::skip]
 const RAGGED_AG: [Ragged; 17] = [
@@ -252,14 +257,16 @@ fn rows_that_are_no_whole_tiles_took_about_what_is_estimated() {
     assert!(off.len() == 65 && off[32] < 5.0, "{off:?}");
 }
 
-/// Spanning shards, and not shared, they took 0.363 ms with 258 rows instead of 0.35 (results/tuning/ragged-rows.txt, 6.). With 516 tiles of one shard each, of 128 rows, took 0.92, and what is shared 0.56;
-/// those of 144 rows, which two tiles of a shard fill, were not timed beside messages.
+/// Spanning shards, and not shared, they took 0.363 ms with 258 rows instead of 0.35
+/// (results/tuning/ragged-rows.txt, 6.). With 516 tiles of one shard each, of 128 rows, took 0.92,
+/// and what is shared 0.56; those of 144 rows, which two tiles of a shard fill, were not timed
+/// beside messages.
 #[test]
 fn partial_sums_of_rows_that_are_no_whole_tiles_are_of_all_shards_and_shared_by_the_workers_that_there_are() {
     let plan = |op, model, m| {
         let problem = problem(2, op, model, m);
         let schedule = Schedule::in_messages(&problem, &channels(2, 4), Sending::ALL, Nodes::apart(problem.world()));
-        (schedule.tile.is_turned(), schedule.stack, schedule.shares)
+        (schedule.tile.swaps_ab(), schedule.stack, schedule.shares)
     };
     assert_eq!([258, 516].map(|m| plan(RS, GPT3, m)), [(true, true, 128), (true, false, 1)], "258 rows are two tiles of 144");
     assert_eq!([258, 600, 1040].map(|m| plan(AG, GPT3, m).1), [false; 3], "own rows can be worked on while others come");
@@ -270,7 +277,8 @@ fn partial_sums_of_rows_that_are_no_whole_tiles_are_of_all_shards_and_shared_by_
     assert!(!Schedule::in_messages(&problem, &over, Sending::ALL, Nodes::apart(problem.world())).stack);
 }
 
-/// Op, model, and us with 700, 1040, 2048, 4096 and 8192 rows of four H200 where all messages go before (results/tuning/nccl-tp4.txt, 1.).
+/// Op, model, and us with 700, 1040, 2048, 4096 and 8192 rows of four H200 where all messages go
+/// before (results/tuning/nccl-tp4.txt, 1.).
 type Before = (OpKind, (usize, usize), [u64; 5]);
 #[rustfmt::skip]
 const BEFORE_OF_FOUR: [Before; 4] = [
@@ -297,21 +305,24 @@ fn messages_of_several_peers_that_go_before_take_about_what_is_estimated() {
     assert!(off[10] < 4.5, "{off:.1?}");
 }
 
-/// Where messages of one peer beside the kernel took 11 % longer than serial on two H100, estimated to take as long as what goes before.
+/// Where messages of one peer beside the kernel took 11 % longer than serial on two H100, estimated
+/// to take as long as what goes before.
 #[test]
 fn rows_that_would_be_waited_for_in_the_midst_of_a_wave_go_before() {
     assert_eq!(chosen(&problem(2, AG, LLAMA, 1040), 4).1, Sending::Before);
     assert_eq!(chosen(&problem(2, AG, LLAMA, 1024), 4).1, Sending::Beside { peers: 1 }, "two whole waves of own tiles");
 }
 
-// results/tuning/nccl-tp4.txt, 3.: four H100, model, rows and us of the AllGather-GEMM whose messages go before, in tiles of 192x256 or those that were chosen, which span shards.
+// results/tuning/nccl-tp4.txt, 3.: four H100, model, rows and us of the AllGather-GEMM whose
+// messages go before, in tiles of 192x256 or those that were chosen, which span shards.
 #[rustfmt::skip]
 const SPANNING_AT_ONCE: [(usize, (usize, usize), u64); 14] = [
     (800, GPT3, 386), (900, GPT3, 433), (1040, GPT3, 491), (1320, GPT3, 620), (1700, GPT3, 808), (2048, GPT3, 915), (2080, GPT3, 929), (4000, GPT3, 1787), (4096, GPT3, 1809),
     (900, LLAMA, 213), (1040, LLAMA, 233), (1320, LLAMA, 283), (2080, LLAMA, 431), (4000, LLAMA, 780),
 ];
 
-/// Rows that are all there first, in one pass over `w`: so they took what is estimated within 4.4 %, and less than what was chosen before. Two ranks' were timed of one shard each.
+/// Rows that are all there first, in one pass over `w`: so they took what is estimated within 4.4
+/// %, and less than what was chosen before. Two ranks' were timed of one shard each.
 #[test]
 fn tiles_of_rows_that_go_alone_to_several_peers_span_shards() {
     for (m, model, us) in SPANNING_AT_ONCE {
@@ -319,7 +330,8 @@ fn tiles_of_rows_that_go_alone_to_several_peers_span_shards() {
         let (ns, schedule) = Call::chosen(&problem, &channels(4, 4), (Sending::Before, 3), &Schedule::shard_by_shard(&problem));
         let off = (ns as f64 / 1e3 / us as f64 - 1.0) * 100.0;
         assert!(schedule.stack && off.abs() < 5.0, "{model:?} m={m}: off by {off:.1} %, {schedule}");
-        // With more rows messages to all peers beside the kernel take less time, in shards side by side (4.).
+        // With more rows messages to all peers beside the kernel take less time, in shards side by
+        // side (4.).
         let alone = m <= if model == GPT3 { 1700 } else { 1320 };
         assert_eq!(chosen(&problem, 4).1, if alone { Sending::Before } else { Sending::Beside { peers: 3 } }, "{model:?} m={m}");
     }
@@ -328,7 +340,8 @@ fn tiles_of_rows_that_go_alone_to_several_peers_span_shards() {
     }
 }
 
-/// By which GPT-3's GEMM-ReduceScatter at 2048 rows took up to 17 % longer than serial on four H100.
+/// By which GPT-3's GEMM-ReduceScatter at 2048 rows took up to 17 % longer than serial on four
+/// H100.
 #[test]
 fn partial_sums_for_several_peers_are_of_no_small_tiles() {
     let problem = problem(4, RS, GPT3, 2048);

@@ -1,6 +1,7 @@
 //! When workers are free that take tiles in turn.
 //!
-//! Invariant: the same as of each worker by itself; many are free at the same time, so runs of them are few where tiles are many.
+//! Invariant: the same as of each worker by itself; many are free at the same time, so runs of them
+//! are few where tiles are many.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,8 @@ impl Workers {
         Self { runs: VecDeque::from([(count.max(1).into(), begun)]) }
     }
 
-    /// The next ones take so many tiles, one each and round again, whose rows are `there` and which take `tile_ns`.
+    /// The next ones take so many tiles, one each and round again, whose rows are `there` and which
+    /// take `tile_ns`.
     pub(super) fn take(&mut self, mut tiles: u64, there: u64, tile_ns: u64) {
         while tiles > 0 {
             let Some((count, free)) = self.runs.pop_front() else { return };

@@ -9,7 +9,8 @@ use flux_core::{Rank, TileShape};
 use flux_ops::{BuildError, GemmReduceScatter};
 use half::bf16;
 
-/// What the ranks were told differs: all of them hear who asked for what, and can still build the right op.
+/// What the ranks were told differs: all of them hear who asked for what, and can still build the
+/// right op.
 pub fn ranks_that_disagree_are_told_so(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         let case = Case::<bf16>::new(OPS[0], ragged(machine, OPS[0], world), world, Values::Integers, 29);

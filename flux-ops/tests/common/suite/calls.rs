@@ -1,4 +1,5 @@
-//! Calls after one another: several ops, changing data, late ranks, operands inside larger matrices, a rank that never comes.
+//! Calls after one another: several ops, changing data, late ranks, operands inside larger
+//! matrices, a rank that never comes.
 
 use super::{AnyOp, Case, Machine, call, defaults, ragged};
 use crate::common::{Meeting, OPS, Plan, Values};
@@ -106,12 +107,14 @@ pub fn row_strides_are_honoured(machine: Machine) {
     }
 }
 
-/// A rank never calls: every other gets a timeout that names it, and afterwards the communicator takes no call.
+/// A rank never calls: every other gets a timeout that names it, and afterwards the communicator
+/// takes no call.
 pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         for op in OPS {
             let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 31);
-            // Ranks stay until all have seen their fault: one that leaves is a fault of another kind.
+            // Ranks stay until all have seen their fault: one that leaves is a fault of another
+            // kind.
             let together = Meeting::new(world as usize);
             // Builds have the same deadline, and on a device load a kernel.
             let deadline = Duration::from_millis(if machine == Machine::Host { 1500 } else { 5000 });
@@ -139,7 +142,8 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
                         match fault {
                             Fault::Timeout { rank, peer, ref late, .. } => {
                                 assert_eq!((rank, late.as_slice()), (node.rank, [Rank::new(1)].as_slice()), "{why}");
-                                // What copy engines fetch of one peer stands behind what another has not sent.
+                                // What copy engines fetch of one peer stands behind what another
+                                // has not sent.
                                 assert!(peer == Rank::new(1) || matches!(machine, Machine::Staged(_)), "{fault}");
                             }
                             other => panic!("{other}; {why}"),
@@ -155,8 +159,9 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
     }
 }
 
-/// Two ops, built in the same order everywhere, and called in another order by one rank: every rank's first call fails, long before the deadline, though as many signals
-/// come as each op awaits.
+/// Two ops, built in the same order everywhere, and called in another order by one rank: every
+/// rank's first call fails, long before the deadline, though as many signals come as each op
+/// awaits.
 pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4]) {
         let (w, k) = (world as usize, if machine == Machine::Host { 24 } else { 64 });
@@ -183,7 +188,8 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
                         Err(other) => Err(other.to_string()),
                     };
                     let took = begun.elapsed();
-                    // Before anything is asserted: a rank that failed here would leave the others waiting.
+                    // Before anything is asserted: a rank that failed here would leave the others
+                    // waiting.
                     together.wait();
                     let fault = found.unwrap();
                     let text = fault.to_string();

@@ -17,7 +17,8 @@ fn activations(op: OpKind) -> &'static [Activation] {
     }
 }
 
-/// Extents and a plan with several column blocks, the last a tail, so that each tile has its own part of the bias.
+/// Extents and a plan with several column blocks, the last a tail, so that each tile has its own
+/// part of the bias.
 fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], Plan) {
     let w = world as usize;
     match (op, machine) {

@@ -8,7 +8,8 @@ use flux_transport::{Fault, Options};
 use half::bf16;
 use std::time::{Duration, Instant};
 
-/// A rank drops its communicator after a call that all have made: in the next every other gets an error that names it, long before the deadline, and no other error after it.
+/// A rank drops its communicator after a call that all have made: in the next every other gets an
+/// error that names it, long before the deadline, and no other error after it.
 pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
     let deadline = Duration::from_secs(20);
     for world in machine.worlds(&[2, 3, 4]) {
@@ -32,7 +33,8 @@ pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
                 left(&fault);
                 match returned {
                     Err(CallError::Fault(failure)) => left(&failure.fault),
-                    // It had left before the call, or on CUDA the call returned before the device gave up.
+                    // It had left before the call, or on CUDA the call returned before the device
+                    // gave up.
                     Err(CallError::Transport(_)) | Ok(_) => {}
                     Err(other) => panic!("{other}"),
                 }

@@ -1,4 +1,5 @@
-//! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps, what cannot be carried, a rank that never comes.
+//! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps,
+//! what cannot be carried, a rank that never comes.
 
 use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, ragged};
 use crate::common::{Meeting, Node, OPS, Plan, Values};
@@ -41,7 +42,8 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
     }
 }
 
-/// Whatever is launched ahead of messages and behind them, whoever is late, on one workspace and over the wrap of epochs: the bits are those of one launch.
+/// Whatever is launched ahead of messages and behind them, whoever is late, on one workspace and
+/// over the wrap of epochs: the bits are those of one launch.
 pub fn what_is_lent_changes_no_bit(machine: Machine) {
     let some = |first, last| Lent { first, last };
     for (world, op) in machine.worlds(&[2, 3, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
@@ -82,7 +84,8 @@ pub fn what_is_lent_changes_no_bit(machine: Machine) {
     }
 }
 
-/// Calls whose messages go before what they bring is read, and others, on one workspace and over the wrap of epochs. Their tiles span shards, or, of an AllGather-GEMM, do not.
+/// Calls whose messages go before what they bring is read, and others, on one workspace and over
+/// the wrap of epochs. Their tiles span shards, or, of an AllGather-GEMM, do not.
 pub fn messages_that_go_alone_bring_what_those_beside_kernels_do(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4, 8]) {
         let spanning = Schedule { stack: true, chunk: Chunk::Shard, ..plain(machine) };
@@ -94,7 +97,8 @@ pub fn messages_that_go_alone_bring_what_those_beside_kernels_do(machine: Machin
             [made(op, few, alone(None)), own, made(op, many, alone(Some(spanning)))]
         };
         let cases: Vec<_> = OPS.into_iter().flat_map(of).collect();
-        // What is rounded depends on whether tiles span shards, and few rows' do by whatever choice.
+        // What is rounded depends on whether tiles span shards, and few rows' do by whatever
+        // choice.
         let expected =
             |(case, plan): &(Case<bf16>, Plan)| plan.schedule.map_or_else(|| case.expected_on(machine), |of| case.expected_of(&of));
         let expected: Vec<_> = cases.iter().map(expected).collect();
@@ -114,7 +118,8 @@ pub fn messages_that_go_alone_bring_what_those_beside_kernels_do(machine: Machin
     }
 }
 
-/// Partial tiles that others add to their own have no launch between which and the next they could be sent.
+/// Partial tiles that others add to their own have no launch between which and the next they could
+/// be sent.
 pub fn what_is_not_folded_is_not_sent_alone(machine: Machine) {
     for world in machine.worlds(&[2]) {
         let case = Case::<bf16>::new(OPS[1], ragged(machine, OPS[1], world), world, Values::Integers, 71);
@@ -169,7 +174,7 @@ pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Ma
         machine.run(world, defaults, |node| {
             let p = &case.problem;
             let shape = [p.m() as usize, p.n() as usize, p.k() as usize];
-            let sliced = Plan { schedule: Some(Schedule { k_chunks: 2, ..plain(machine) }), ..Plan::default() };
+            let sliced = Plan { schedule: Some(Schedule { k_slices: 2, ..plain(machine) }), ..Plan::default() };
             let refused = AnyOp::<bf16>::build(OPS[0], shape, sliced, &node.comm).unwrap_err();
             assert!(matches!(refused, BuildError::NoMessages { .. }), "{refused}");
 
@@ -221,12 +226,14 @@ pub fn a_rank_that_never_calls_is_named_beside_what_is_lent(machine: Machine) {
     before_a_new_group(machine, &[2, 4], ragged, plan, rank_1_never_calls);
 }
 
-/// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is full, and are let go with all that is on it.
+/// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is
+/// full, and are let go with all that is on it.
 pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
     before_a_new_group(machine, &[2, 4], few_rows, Plan::default(), rank_1_never_calls_while_streams_are_filled);
 }
 
-/// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices and NCCL still work.
+/// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices
+/// and NCCL still work.
 fn before_a_new_group(
     machine: Machine,
     worlds: &[u32],
@@ -249,7 +256,8 @@ fn before_a_new_group(
     }
 }
 
-/// One call of all ranks, then what `tried` makes of calls to which rank 1 does not come, on each other rank, and `judge` of what came of that.
+/// One call of all ranks, then what `tried` makes of calls to which rank 1 does not come, on each
+/// other rank, and `judge` of what came of that.
 fn without_rank_1<T: Send>(
     machine: Machine,
     case: &Case<bf16>,

@@ -1,4 +1,5 @@
-//! What must hold on every machine. Each function of the parts is one test; the binaries give them their machine.
+//! What must hold on every machine. Each function of the parts is one test; the binaries give them
+//! their machine.
 #![allow(unused_imports, reason = "each test binary uses its part")]
 
 mod builds;
@@ -32,8 +33,9 @@ impl Number for f16 {}
 
 pub fn defaults(_: &mut Options) {}
 
-/// Extents for a world: a row block of 128 and one of a single row in each shard, tails of columns and of the inner dimension. On GPUs, where
-/// the tests are optimised, several column blocks and pipeline stages too.
+/// Extents for a world: a row block of 128 and one of a single row in each shard, tails of columns
+/// and of the inner dimension. On GPUs, where the tests are optimised, several column blocks and
+/// pipeline stages too.
 pub fn ragged(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let w = world as usize;
     match (op, machine) {
@@ -44,7 +46,8 @@ pub fn ragged(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     }
 }
 
-/// The same of so few rows that tiles span shards by the op's own choice, whatever the number of ranks.
+/// The same of so few rows that tiles span shards by the op's own choice, whatever the number of
+/// ranks.
 pub fn few_rows(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let [_, n, k] = ragged(machine, op, world);
     [21 * world as usize, n, k]

@@ -7,7 +7,8 @@ use flux_ops::{CallError, Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::{Stream, TransportError};
 use half::bf16;
 
-/// One rank makes every bad call there is, the others none: had one of them been launched, the ranks' epochs would be out of step.
+/// One rank makes every bad call there is, the others none: had one of them been launched, the
+/// ranks' epochs would be out of step.
 pub fn a_refused_call_launches_nothing(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         for op in OPS {
@@ -50,7 +51,8 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     make_every_misplaced_call(op, case, node);
 }
 
-/// Operands of the right shape in the wrong place: another device, memory shared with `y`, a stream of another kind.
+/// Operands of the right shape in the wrong place: another device, memory shared with `y`, a stream
+/// of another kind.
 fn make_every_misplaced_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case);
     let (at_w, at_y) = (lx.span(), lx.span() + lw.span());
@@ -68,7 +70,8 @@ fn make_every_misplaced_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
         available: layout.span(),
     };
     let call = |x: RawTensor, w: RawTensor, y: RawTensor, stream| {
-        // SAFETY: all lie inside `memory`, which outlives the call, and what is refused does not access them.
+        // SAFETY: all lie inside `memory`, which outlives the call, and what is refused does not
+        // access them.
         let (x, w, mut y) =
             unsafe { (TensorRef::<bf16>::from_raw(x).unwrap(), TensorRef::from_raw(w).unwrap(), TensorMut::from_raw(y).unwrap()) };
         op.forward(&x, &w, &mut y, stream).unwrap_err()

@@ -1,4 +1,5 @@
-//! The numbers: exact where they can be, within the derived bound elsewhere, and always the same bits.
+//! The numbers: exact where they can be, within the derived bound elsewhere, and always the same
+//! bits.
 
 use super::{AnyOp, Case, Machine, Number, call, defaults, ragged};
 use crate::common::{OPS, Plan, Values};
@@ -82,7 +83,8 @@ fn room_for(early: u32, tile: TileShape) -> usize {
     (8 * early * tile.k) as usize
 }
 
-/// The sum has one order whoever brings its parts: on `mapped` ranks reach each other's memory, on `carried` they do not.
+/// The sum has one order whoever brings its parts: on `mapped` ranks reach each other's memory, on
+/// `carried` they do not.
 pub fn early_partial_tiles_have_the_same_bits_whoever_brings_them(mapped: Machine, carried: Machine) {
     let tile = carried.tiles()[0];
     for world in carried.worlds(&[2, 3, 4, 8]) {
@@ -101,8 +103,9 @@ pub fn early_partial_tiles_have_the_same_bits_whoever_brings_them(mapped: Machin
     }
 }
 
-/// What shards of less than a tile are given: tiles that span them, partial tiles without the rows that do not exist, splits and slices of `k`. Each result is compared, and has the same bits however late
-/// its slices come and whoever works.
+/// What shards of less than a tile are given: tiles that span them, partial tiles without the rows
+/// that do not exist, splits and slices of `k`. Each result is compared, and has the same bits
+/// however late its slices come and whoever works.
 pub fn small_shards_give_the_right_result_however_they_are_cut(machine: Machine) {
     let tile = machine.tiles()[0];
     for world in machine.worlds(&[1, 2, 3, 4, 8]) {
@@ -126,8 +129,8 @@ pub fn small_shards_give_the_right_result_however_they_are_cut(machine: Machine)
                 all.iter().flat_map(|(cases, cut)| cut.iter().map(move |(plain, expected)| (cases, plain, expected)))
             {
                 let mut first: Option<Vec<bf16>> = None;
-                for (k_chunks, band) in [(1, 1), (3, 1), (4, 2)] {
-                    let schedule = Schedule { k_chunks, band, chunk: Chunk::Tiles(1), ..*plain };
+                for (k_slices, band) in [(1, 1), (3, 1), (4, 2)] {
+                    let schedule = Schedule { k_slices, band, chunk: Chunk::Tiles(1), ..*plain };
                     let op = AnyOp::of(integers, Plan { schedule: Some(schedule), ..Plan::default() }, node);
                     let y = call(&op, integers, node).unwrap();
                     integers.assert_equal(exact, node.rank, &y, &op.explain());

@@ -1,6 +1,7 @@
 //! The families of variables that launchers set.
 //!
-//! Invariant: a family is taken whole or refused, and read alike on all ranks: what it says of the launch does not depend on the rank.
+//! Invariant: a family is taken whole or refused, and read alike on all ranks: what it says of the
+//! launch does not depend on the rank.
 
 use std::ffi::OsString;
 
@@ -35,7 +36,8 @@ pub(super) struct Family {
     pub(super) read: fn(&Variables<'_>) -> Result<Seat, BootstrapError>,
 }
 
-/// Launchers of processes, the one that is asked first first. Where two of them are there, they have to agree.
+/// Launchers of processes, the one that is asked first first. Where two of them are there, they
+/// have to agree.
 pub(super) const LAUNCHERS: [Family; 3] = [
     Family {
         name: "torchrun",
@@ -59,7 +61,8 @@ pub(super) const LAUNCHERS: [Family; 3] = [
     },
 ];
 
-/// Asked last, and never contradicted: what other launchers start inside a Slurm job inherits the variables of the step around it.
+/// Asked last, and never contradicted: what other launchers start inside a Slurm job inherits the
+/// variables of the step around it.
 pub(super) const SLURM_FAMILY: Family = Family { name: "slurm", says: ["SLURM_PROCID", "SLURM_NTASKS"], is_there: slurm_step, read: slurm };
 
 const TORCHRUN: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
@@ -76,7 +79,8 @@ fn torchrun(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
     let local = vars.part_of("LOCAL_WORLD_SIZE", world, "WORLD_SIZE")?;
     let local_rank = vars.below("LOCAL_RANK", local, "LOCAL_WORLD_SIZE")?;
     let rank = vars.below("RANK", world.get(), "WORLD_SIZE")?;
-    // The restart count keeps a restarted group of the same run from meeting what is left of the one before.
+    // The restart count keeps a restarted group of the same run from meeting what is left of the
+    // one before.
     let launch = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(|name| vars.value(name)).into();
     Ok(Seat { rank, world, local_rank, one_host: local == world.get(), rank_zero: Some(vars.text("MASTER_ADDR")?), launch })
 }
@@ -84,23 +88,24 @@ fn torchrun(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
 fn open_mpi(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
     vars.all(&OPEN_MPI)?;
     let [rank, size, local_rank, local_size] = OPEN_MPI;
-    let mut seat = mpi(vars, [rank, size, local_rank, local_size])?;
-    seat.launch.extend(OPEN_MPI_JOBS.map(|name| vars.value(name)));
-    Ok(seat)
+    let mut harness = mpi(vars, [rank, size, local_rank, local_size])?;
+    harness.launch.extend(OPEN_MPI_JOBS.map(|name| vars.value(name)));
+    Ok(harness)
 }
 
 fn mpich(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
     vars.all(&MPICH)?;
     let [rank, size, local_rank, local_size] = MPICH;
-    let mut seat = mpi(vars, [rank, size, local_rank, local_size])?;
-    if seat.one_host {
+    let mut harness = mpi(vars, [rank, size, local_rank, local_size])?;
+    if harness.one_host {
         // It names no job; but the ranks of a host are children of one process.
-        seat.launch.push(ancestor::outside(rank).into());
+        harness.launch.push(ancestor::outside(rank).into());
     }
-    Ok(seat)
+    Ok(harness)
 }
 
-/// mpirun does not say where rank 0 is; who also starts PyTorch by it sets `MASTER_ADDR` and `MASTER_PORT`.
+/// mpirun does not say where rank 0 is; who also starts PyTorch by it sets `MASTER_ADDR` and
+/// `MASTER_PORT`.
 fn mpi(vars: &Variables<'_>, [rank, size, local_rank, local_size]: [&'static str; 4]) -> Result<Seat, BootstrapError> {
     let world = vars.world(size)?;
     let local = vars.part_of(local_size, world, size)?;
@@ -111,7 +116,8 @@ fn mpi(vars: &Variables<'_>, [rank, size, local_rank, local_size]: [&'static str
     Ok(Seat { rank, world, local_rank, one_host: local == world.get(), rank_zero, launch: MASTER.map(|name| vars.value(name)).into() })
 }
 
-/// Whether srun started this process: a batch script has a rank too, but no step, and an interactive shell a step of a reserved number.
+/// Whether srun started this process: a batch script has a rank too, but no step, and an
+/// interactive shell a step of a reserved number.
 fn slurm_step(vars: &Variables<'_>) -> bool {
     const RESERVED: u32 = 0xffff_fff0;
     let step = vars.value("SLURM_STEP_ID");

@@ -1,7 +1,9 @@
-//! Who this process is and where it meets the others, as its launcher says in environment variables.
+//! Who this process is and where it meets the others, as its launcher says in environment
+//! variables.
 //!
-//! Invariant: a family of variables is taken whole or refused, and two that speak of the same processes have to agree. `MASTER_PORT` is never bound
-//! (torchrun's own store sits there): it only tells launches apart.
+//! Invariant: a family of variables is taken whole or refused, and two that speak of the same
+//! processes have to agree. `MASTER_PORT` is never bound (torchrun's own store sits there): it only
+//! tells launches apart.
 
 mod ancestor;
 mod launchers;
@@ -32,10 +34,12 @@ pub const FLUX_RANK: &str = "FLUX_RANK";
 pub const FLUX_WORLD_SIZE: &str = "FLUX_WORLD_SIZE";
 /// The rank among those of this host, in flux's own family.
 pub const FLUX_LOCAL_RANK: &str = "FLUX_LOCAL_RANK";
-/// Where the ranks meet: on one host a private directory (an absolute path, mode 0700, of this user), on several `tcp://HOST:PORT` with an address of
-/// rank 0's host and a port that is free there. Part of flux's own family, and says the same for every other launcher.
+/// Where the ranks meet: on one host a private directory (an absolute path, mode 0700, of this
+/// user), on several `tcp://HOST:PORT` with an address of rank 0's host and a port that is free
+/// there. Part of flux's own family, and says the same for every other launcher.
 pub const FLUX_RENDEZVOUS: &str = "FLUX_RENDEZVOUS";
-/// The launcher whose variables count, where several are there: `flux`, `torchrun`, `openmpi`, `mpich` or `slurm`.
+/// The launcher whose variables count, where several are there: `flux`, `torchrun`, `openmpi`,
+/// `mpich` or `slurm`.
 pub const FLUX_LAUNCHER: &str = "FLUX_LAUNCHER";
 
 const OWN: [&str; 4] = [FLUX_RANK, FLUX_WORLD_SIZE, FLUX_LOCAL_RANK, FLUX_RENDEZVOUS];
@@ -51,13 +55,17 @@ const OWN_NAME: &str = "flux";
 /// | MPICH, Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | `MASTER_ADDR` with `MASTER_PORT`, if set |
 /// | Slurm (srun) | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`, `SLURM_JOB_ID`, `SLURM_STEP_ID`, `SLURM_STEP_NUM_NODES` | first of `SLURM_STEP_NODELIST` |
 ///
-/// They are asked in this order. Flux's own family wins unasked: whoever sets it speaks to flux. Of torchrun, Open MPI and MPICH the first that is there
-/// counts, and those that are there too have to name the same rank and world size. Slurm counts where nobody else is there, as what it runs
-/// inherits its variables; a batch script and an interactive shell are no launch. `FLUX_LAUNCHER` names the one that counts.
+/// They are asked in this order. Flux's own family wins unasked: whoever sets it speaks to flux. Of
+/// torchrun, Open MPI and MPICH the first that is there counts, and those that are there too have
+/// to name the same rank and world size. Slurm counts where nobody else is there, as what it runs
+/// inherits its variables; a batch script and an interactive shell are no launch. `FLUX_LAUNCHER`
+/// names the one that counts.
 ///
-/// For any launcher: `FLUX_RENDEZVOUS` says where to meet; `FLUX_SECRET_FILE` or `FLUX_SECRET` is the secret of ranks on several hosts; `FLUX_HOST_ID`
-/// sets ranks apart as if they were on different hosts, where they meet at an address (`FLUX_RENDEZVOUS=tcp://HOST:PORT` on one host). Without `FLUX_RENDEZVOUS`, rank 0 listens on a port that follows from the launch, the
-/// first free one of eight between 20000 and 32000; it is never `MASTER_PORT`.
+/// For any launcher: `FLUX_RENDEZVOUS` says where to meet; `FLUX_SECRET_FILE` or `FLUX_SECRET` is
+/// the secret of ranks on several hosts; `FLUX_HOST_ID` sets ranks apart as if they were on
+/// different hosts, where they meet at an address (`FLUX_RENDEZVOUS=tcp://HOST:PORT` on one host).
+/// Without `FLUX_RENDEZVOUS`, rank 0 listens on a port that follows from the launch, the first free
+/// one of eight between 20000 and 32000; it is never `MASTER_PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
     /// This process's rank.
@@ -74,8 +82,9 @@ impl Environment {
     /// Reads this process's environment.
     ///
     /// # Errors
-    /// [`BootstrapError::NoLauncher`] where no family is there; [`BootstrapError::HalfSet`], [`BootstrapError::Variable`] and
-    /// [`BootstrapError::Disagreement`] where one is there and is wrong; [`BootstrapError::NoAddress`], [`BootstrapError::NoSecret`] and
+    /// [`BootstrapError::NoLauncher`] where no family is there; [`BootstrapError::HalfSet`],
+    /// [`BootstrapError::Variable`] and [`BootstrapError::Disagreement`] where one is there and is
+    /// wrong; [`BootstrapError::NoAddress`], [`BootstrapError::NoSecret`] and
     /// [`BootstrapError::Secret`] where ranks on several hosts have no safe way to meet.
     pub fn read() -> Result<Self, BootstrapError> {
         Self::parse(&|name| std::env::var_os(name))
@@ -122,8 +131,8 @@ impl Environment {
     }
 
     /// What another launcher says, and where to meet.
-    fn seated(vars: Variables<'_>, family: &Family, seat: Seat) -> Result<Self, BootstrapError> {
-        let Seat { rank, world, local_rank, one_host, rank_zero, launch } = seat;
+    fn seated(vars: Variables<'_>, family: &Family, harness: Seat) -> Result<Self, BootstrapError> {
+        let Seat { rank, world, local_rank, one_host, rank_zero, launch } = harness;
         let names: Vec<&[u8]> = launch.iter().map(|value| value.as_encoded_bytes()).collect();
         let nonce = digest(&[&[family.name.as_bytes()], &names[..]].concat());
         let place = if !vars.value(FLUX_RENDEZVOUS).is_empty() {
@@ -171,12 +180,13 @@ impl Environment {
     }
 }
 
-fn said((family, seat): &(&Family, Seat)) -> String {
+fn said((family, harness): &(&Family, Seat)) -> String {
     let [rank, world] = family.says;
-    format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, seat.rank, seat.world.get())
+    format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, harness.rank, harness.world.get())
 }
 
-/// Where private run-time directories are made: `XDG_RUNTIME_DIR` where it is a directory, else that of temporary files, which is `/tmp` where `TMPDIR` does not say where in the whole system.
+/// Where private run-time directories are made: `XDG_RUNTIME_DIR` where it is a directory, else
+/// that of temporary files, which is `/tmp` where `TMPDIR` does not say where in the whole system.
 pub(crate) fn runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     let said = |name| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
     said("XDG_RUNTIME_DIR").filter(|path| path.is_dir()).or_else(|| said("TMPDIR")).unwrap_or_else(|| PathBuf::from("/tmp"))

@@ -22,9 +22,11 @@ pub enum Place {
 pub struct HostPlace {
     /// The directory of the rendezvous socket; mode 0700 and of this user, or it is refused.
     pub directory: PathBuf,
-    /// Whether the first of the ranks makes the directory and removes it afterwards; else the launcher does.
+    /// Whether the first of the ranks makes the directory and removes it afterwards; else the
+    /// launcher does.
     pub made_by_leader: bool,
-    /// Tells this launch from others that might use the directory by mistake. Not a secret: the directory's mode keeps others out.
+    /// Tells this launch from others that might use the directory by mistake. Not a secret: the
+    /// directory's mode keeps others out.
     pub nonce: u128,
 }
 
@@ -134,7 +136,8 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// FNV-1a of the parts and their lengths: a name for a launch, not a defence (the directory's mode is).
+/// FNV-1a of the parts and their lengths: a name for a launch, not a defence (the directory's mode
+/// is).
 pub(super) fn digest(parts: &[&[u8]]) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

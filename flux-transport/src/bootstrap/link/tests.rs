@@ -1,4 +1,5 @@
-//! The same messages come out, however the bytes of a stream are cut; and a stream that is cut in a message ends there.
+//! The same messages come out, however the bytes of a stream are cut; and a stream that is cut in a
+//! message ends there.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -132,7 +133,8 @@ fn a_message_that_was_cut_by_an_error_ends_the_connection_too() {
         return;
     }
     let (link, peer) = link_and_peer();
-    // What is sent first is taken, and the room for the rest cannot be waited for: a poll of more descriptors than a process may have is refused.
+    // What is sent first is taken, and the room for the rest cannot be waited for: a poll of more
+    // descriptors than a process may have is refused.
     let limit = rustix::process::Rlimit { current: Some(0), ..rustix::process::getrlimit(rustix::process::Resource::Nofile) };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
     let block = vec![0; 64 << 20];

@@ -1,6 +1,7 @@
 //! The ranks of several hosts meet at rank 0's address, over TCP.
 //!
-//! Invariant: nobody takes part without the secret, on any connection; every wait ends by the deadline. Three steps, the same on all ranks:
+//! Invariant: nobody takes part without the secret, on any connection; every wait ends by the
+//! deadline. Three steps, the same on all ranks:
 //!
 //! ```text
 //! 1. all come to rank 0:   hello, host, own address ->      <- roster: where everybody is
@@ -8,7 +9,8 @@
 //! 3. within a host:        the first rank connects the others by a Unix socket in a private directory
 //! ```
 //!
-//! A connection to rank 0 becomes the link to it where the hosts differ. In step 2 a rank waits for lower ones only, so no two wait for each other.
+//! A connection to rank 0 becomes the link to it where the hosts differ. In step 2 a rank waits for
+//! lower ones only, so no two wait for each other.
 
 mod lead;
 mod pairs;
@@ -60,7 +62,8 @@ impl TcpRendezvous {
 
     /// Sockets to the ranks of this host.
     fn neighbours(&self, group: Vec<Rank>, meeting: u128, deadline: Instant) -> Result<Vec<OwnedFd>, BootstrapError> {
-        // Ranks that were set apart may see the same directory, and meet in different ones below it.
+        // Ranks that were set apart may see the same directory, and meet in different ones below
+        // it.
         let place = HostPlace::below(&self.place.directory, meeting ^ u128::from_le_bytes(self.host().0));
         UnixRendezvous { rank: self.rank, world: self.world, group, place }.sockets(deadline)
     }

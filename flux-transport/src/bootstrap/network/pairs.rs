@@ -1,7 +1,8 @@
-//! The second step: every two ranks of different hosts connect, but for rank 0, which has its connections.
+//! The second step: every two ranks of different hosts connect, but for rank 0, which has its
+//! connections.
 //!
-//! Invariant: the higher rank calls, the lower one listens, and a rank calls all that it has to before it listens; so whom a rank waits for is
-//! always lower, and the lowest waits for nobody.
+//! Invariant: the higher rank calls, the lower one listens, and a rank calls all that it has to
+//! before it listens; so whom a rank waits for is always lower, and the lowest waits for nobody.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -66,7 +67,8 @@ impl TcpRendezvous {
         let hello = self.hello(roster.meeting).encode();
         loop {
             let called = tcp::connect(address, deadline).map(Link::tcp).and_then(|link| {
-                // It may have lower ranks of its own to call first, so this waits for as long as there is time.
+                // It may have lower ranks of its own to call first, so this waits for as long as
+                // there is time.
                 let proven = auth::greet(&link, roster.meeting, deadline)
                     .and_then(|challenge| auth::prove(&link, &self.place.secret, &challenge, &hello, deadline));
                 match proven {

@@ -1,6 +1,7 @@
 //! From a name to addresses.
 //!
-//! Invariant: ends by its deadline, though the system's resolver knows none: it works on a thread of its own, which is left behind then.
+//! Invariant: ends by its deadline, though the system's resolver knows none: it works on a thread
+//! of its own, which is left behind then.
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
@@ -16,8 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The addresses of rank 0's host, or in words why its name is not known (yet).
 ///
 /// # Errors
-/// [`BootstrapError::Address`] for what stands for all addresses of a host: rank 0 would listen on all of them, and others would look for it on their own host. Also where there are
-/// IPv6 addresses of a link only.
+/// [`BootstrapError::Address`] for what stands for all addresses of a host: rank 0 would listen on
+/// all of them, and others would look for it on their own host. Also where there are IPv6 addresses
+/// of a link only.
 pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Result<Vec<IpAddr>, String>, BootstrapError> {
     addresses_by(address, deadline, |name| Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect()))
 }
@@ -39,7 +41,8 @@ fn addresses_by(
     if let Some(all) = found.iter().find(|found| found.to_canonical().is_unspecified()) {
         return Err(problem(format!("{all} stands for all addresses of a host: give one of rank 0's host")));
     }
-    // Each host reaches them by an interface of its own, which neither the address nor the roster says.
+    // Each host reaches them by an interface of its own, which neither the address nor the roster
+    // says.
     let (of_a_link, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_of_a_link);
     match of_a_link.first() {
         Some(only) if found.is_empty() => Err(problem(format!("{only} is good on one link only: give another address of rank 0's host"))),
@@ -73,8 +76,8 @@ fn look_up(
     }
 }
 
-/// Without addresses of the loopback device where a name has others too, as some systems give their own name both: rank 0 would listen where no other host
-/// reaches it.
+/// Without addresses of the loopback device where a name has others too, as some systems give their
+/// own name both: rank 0 would listen where no other host reaches it.
 fn without_loopback(host: &str, mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     if !means_loopback(host) && !addresses.iter().all(is_loopback) {
         addresses.retain(|address| !is_loopback(address));
@@ -82,8 +85,8 @@ fn without_loopback(host: &str, mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     addresses
 }
 
-/// Whether other hosts cannot reach a host by these addresses of its name, though they can be meant to: some systems give their own name an address
-/// of the loopback device.
+/// Whether other hosts cannot reach a host by these addresses of its name, though they can be meant
+/// to: some systems give their own name an address of the loopback device.
 pub(super) fn only_loopback(host: &str, addresses: &[IpAddr]) -> bool {
     !means_loopback(host) && !addresses.is_empty() && addresses.iter().all(is_loopback)
 }

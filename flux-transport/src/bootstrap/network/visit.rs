@@ -1,7 +1,7 @@
 //! Another rank's side of the first step.
 //!
-//! Invariant: whoever waits here holds one connection and one listening socket at most. What is at the address and is not this launch's rank 0 is passed
-//! over, whatever it says.
+//! Invariant: whoever waits here holds one connection and one listening socket at most. What is at
+//! the address and is not this launch's rank 0 is passed over, whatever it says.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,8 @@ use crate::bootstrap::roster::{MAX_ROSTER, Roster, Whereabouts};
 use crate::bootstrap::socket::Received;
 use crate::bootstrap::tcp;
 
-/// How long rank 0's place may be held by somebody with another secret: an earlier launch may be about to end.
+/// How long rank 0's place may be held by somebody with another secret: an earlier launch may be
+/// about to end.
 const DENIED: Duration = Duration::from_secs(2);
 
 /// Who was in rank 0's place in the last round, instead of it.
@@ -104,7 +105,8 @@ impl TcpRendezvous {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => Miss::System(errno),
             errno => Miss::Unreached(errno),
         })?;
-        // Where rank 0 is reached from, others can reach this rank: ranks on rank 0's network are on each other's.
+        // Where rank 0 is reached from, others can reach this rank: ranks on rank 0's network are
+        // on each other's.
         let own = tcp::local(socket.as_fd()).map_err(Miss::System)?.ip();
         let link = Link::tcp(socket);
         let challenge = auth::greet(&link, self.place.launch, until)?;
@@ -115,14 +117,16 @@ impl TcpRendezvous {
         Ok((link, listener))
     }
 
-    /// Listens to rank 0; `None` where the connection ended without a verdict: it had too many strangers at its door, or died.
+    /// Listens to rank 0; `None` where the connection ended without a verdict: it had too many
+    /// strangers at its door, or died.
     fn await_roster(&self, link: Link, listener: OwnedFd, deadline: Instant, missing: &mut u64) -> Result<Option<Met>, BootstrapError> {
         let mut buffer = [0; MAX_ROSTER];
         loop {
             let message = match link.await_message(&mut buffer, deadline).map_err(BootstrapError::io("listening to rank 0"))? {
                 Received::Message(message) => &buffer[..message.length],
                 Received::Nothing => {
-                    // So that all ranks hear now who is missing; if rank 0 is gone itself, there is nobody to tell.
+                    // So that all ranks hear now who is missing; if rank 0 is gone itself, there is
+                    // nobody to tell.
                     let _ = link.send(&[&GIVING_UP], &[], deadline);
                     return Ok(None);
                 }

@@ -151,7 +151,8 @@ fn a_peer_that_reads_nothing_costs_no_more_than_the_deadline() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Rank 0 of two, whose monitor is held up for so long with what rank 1 has said first, as if this process were stopped; and rank 1's bare socket.
+/// Rank 0 of two, whose monitor is held up for so long with what rank 1 has said first, as if this
+/// process were stopped; and rank 1's bare socket.
 fn held_up_for(time: Duration) -> (ProcessControl, OwnedFd, Arc<Watcher>) {
     let (plane, peer) = plane_and_peer();
     let (begun, is_begun) = mpsc::channel();

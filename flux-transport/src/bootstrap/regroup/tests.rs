@@ -122,7 +122,8 @@ fn a_rank_that_waits_elsewhere_finds_that_it_was_left_out() {
 #[test]
 fn a_rank_that_came_in_time_is_in_the_group_though_that_is_read_after_the_deadline() {
     let (plane, peers) = plane_and_peers(2);
-    // As where this process was stopped: the monitor is held up until the leader's deadline is over.
+    // As where this process was stopped: the monitor is held up until the leader's deadline is
+    // over.
     let holds_up: Arc<Watcher> = Arc::new(|_| std::thread::sleep(Duration::from_millis(190)));
     plane.watch(Arc::downgrade(&holds_up));
     let made = std::thread::scope(|scope| {

@@ -90,8 +90,9 @@ fn clause(advice: Option<impl Display>) -> String {
     advice.map_or_else(String::new, |advice| format!(": {advice}"))
 }
 
-/// What a driver that cannot be used means on a machine with these GPUs on its bus. One that is not installed, or is shown no device, leaves a machine
-/// to its processors; one that does not start on a machine with GPUs is broken. `unseen` says what may keep GPUs on the bus from this process.
+/// What a driver that cannot be used means on a machine with these GPUs on its bus. One that is not
+/// installed, or is shown no device, leaves a machine to its processors; one that does not start on
+/// a machine with GPUs is broken. `unseen` says what may keep GPUs on the bus from this process.
 fn without(why: &Unavailable, on_bus: &[String], unseen: fn() -> Option<String>) -> Gpu {
     let bus = if on_bus.is_empty() { String::new() } else { format!("; the PCI bus has {}", on_bus.join(", ")) };
     if why.is_fault() && !on_bus.is_empty() {

@@ -1,7 +1,10 @@
-//! The transport that `auto` takes: nvlink, mixed, pcie, nccl, in this order, the first that all ranks can use; host where no rank has a GPU.
+//! The transport that `auto` takes: nvlink, mixed, pcie, nccl, in this order, the first that all
+//! ranks can use; host where no rank has a GPU.
 //!
-//! Invariant: every rank takes the same steps, for each decision is a pure function of what all ranks were told. GPUs are never left idle in silence: ranks that have
-//! some and can use none of the transports get an error. Once peer access is proven, nvlink or mixed is chosen, and what fails then is an error too.
+//! Invariant: every rank takes the same steps, for each decision is a pure function of what all
+//! ranks were told. GPUs are never left idle in silence: ranks that have some and can use none of
+//! the transports get an error. Once peer access is proven, nvlink or mixed is chosen, and what
+//! fails then is an error too.
 //!
 //! ```text
 //! facts of all ranks -> candidates (verdict.rs) -> the first rank of each node has peer access proven there, tells its verdict (peers.rs)
@@ -37,7 +40,8 @@ impl Rejected {
         self.0.push(format!("{select}: {why}"));
     }
 
-    /// Passes over a transport that did not connect. Ranks that cannot talk are out of step, and try nothing more.
+    /// Passes over a transport that did not connect. Ranks that cannot talk are out of step, and
+    /// try nothing more.
     fn failed(&mut self, select: Select, error: ConnectError) -> Result<(), ConnectError> {
         match error {
             ConnectError::Control(error) => Err(error.into()),
@@ -98,7 +102,8 @@ fn take<T>(
         match proven(nodes)? {
             (Verdict::Works, words) => return Ok((connect(select)?, rejected.chosen(&words))),
             (Verdict::Fails, words) => rejected.add(select, words),
-            // What was not asked beforehand is shown when ranks connect: each reads what every other of its node wrote.
+            // What was not asked beforehand is shown when ranks connect: each reads what every
+            // other of its node wrote.
             (Verdict::Unknown, words) => match connect(select) {
                 Ok(transport) => return Ok((transport, rejected.chosen(&words))),
                 Err(error) => rejected.failed(select, error)?,
@@ -140,7 +145,8 @@ mod tests {
     use super::*;
     use flux_core::WorldSize;
 
-    /// What ranks of two nodes take: peer access is found to be so, and what is among `broken` does not connect.
+    /// What ranks of two nodes take: peer access is found to be so, and what is among `broken` does
+    /// not connect.
     fn taken(verdict: Verdict, broken: &[Select]) -> Result<(Select, String), ConnectError> {
         let no = || Err("no".to_owned());
         let nodes = Nodes::new(WorldSize::new(4).unwrap(), 2).unwrap();

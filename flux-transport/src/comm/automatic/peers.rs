@@ -1,7 +1,8 @@
-//! Whether devices reach each other within their nodes: the first rank of each node asks, and all ranks take one verdict.
+//! Whether devices reach each other within their nodes: the first rank of each node asks, and all
+//! ranks take one verdict.
 //!
-//! Invariant: the verdict is a pure function of what the first ranks said, so all ranks have the same. One node's no is everybody's, and peer access is proven only
-//! where it is in every node.
+//! Invariant: the verdict is a pure function of what the first ranks said, so all ranks have the
+//! same. One node's no is everybody's, and peer access is proven only where it is in every node.
 
 use super::facts::{Facts, Gpu};
 use crate::comm::ConnectError;
@@ -38,7 +39,8 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
     Ok(unanimous(&said.collect::<Result<Vec<_>, _>>()?, nodes, world.hosts()))
 }
 
-/// The verdict of all from what each node's first rank said: the words are those of the nodes that decided.
+/// The verdict of all from what each node's first rank said: the words are those of the nodes that
+/// decided.
 fn unanimous(said: &[(Verdict, String)], nodes: Nodes, hosts: &Hosts) -> (Verdict, String) {
     let any = |wanted| said.iter().any(|&(verdict, _)| verdict == wanted);
     let verdict = [Verdict::Fails, Verdict::Unknown].into_iter().find(|&verdict| any(verdict)).unwrap_or(Verdict::Works);
@@ -114,7 +116,8 @@ mod tests {
 
     #[test]
     fn the_first_rank_of_each_node_asks_for_its_own_and_all_take_one_verdict() {
-        // The devices of the last node are one, which needs no proof; of the others nobody can say anything.
+        // The devices of the last node are one, which needs no proof; of the others nobody can say
+        // anything.
         let told = told(nodes(6, 3), &[4, 5]);
         let (verdict, words) = &told[0];
         assert_eq!(*verdict, Verdict::Unknown, "{words}");

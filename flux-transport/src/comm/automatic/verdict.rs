@@ -1,14 +1,16 @@
 //! Which transports are worth trying, from what all ranks know.
 //!
-//! Invariant: a pure function of all ranks' facts and of what all asked for alike, so every rank comes to the same; the order of the ranks decides nothing but
-//! which of them are named, and whether hosts are nodes. What one rank rules out is ruled out for all.
+//! Invariant: a pure function of all ranks' facts and of what all asked for alike, so every rank
+//! comes to the same; the order of the ranks decides nothing but which of them are named, and
+//! whether hosts are nodes. What one rank rules out is ruled out for all.
 
 use super::facts::{Facts, Gpu};
 use crate::comm::grouped;
 use crate::{Hosts, Options, hints};
 use flux_core::{Nodes, Rank, WorldSize};
 
-/// For each transport whether it may be tried, or why not. Of those with peer memory, the nodes within which peer access is to be proven; at most one may be tried.
+/// For each transport whether it may be tried, or why not. Of those with peer memory, the nodes
+/// within which peer access is to be proven; at most one may be tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidates {
     pub(super) nvlink: Result<Nodes, String>,
@@ -28,7 +30,8 @@ pub(super) enum Ground {
     Uneven(String),
 }
 
-/// Judges all ranks' facts, by rank. Of the options count those that all ranks agreed on: whether they share devices, and how many nodes they are.
+/// Judges all ranks' facts, by rank. Of the options count those that all ranks agreed on: whether
+/// they share devices, and how many nodes they are.
 pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &Options) -> Ground {
     let lacking = |rank: usize, facts: &Facts| match &facts.gpu {
         Gpu::Found(_) => None,

@@ -1,7 +1,8 @@
 //! Errors of a new group in the numbers that its ranks had in the old one.
 //!
-//! Invariant: every rank that an error bears as such is one of the old group, as whoever has it can rebuild only there. Words of a rank's own are not taken apart: where numbers
-//! differ, they say whose they are.
+//! Invariant: every rank that an error bears as such is one of the old group, as whoever has it can
+//! rebuild only there. Words of a rank's own are not taken apart: where numbers differ, they say
+//! whose they are.
 
 use crate::control::ranks;
 use crate::{ConnectError, ControlError};

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_millis(600);
 
-/// Ranks 0 and 2 of four rebuild: rank 1 has left, and rank 3 comes to the new group and takes no step in it. What they get, and whom they have given up (bits).
+/// Ranks 0 and 2 of four rebuild: rank 1 has left, and rank 3 comes to the new group and takes no
+/// step in it. What they get, and whom they have given up (bits).
 fn rebuild_with_one_that_stops(drops_the_old: bool) -> Vec<(Communicator, ConnectError)> {
     let worlds = World::local(4).unwrap();
     let (left, failed) = (Barrier::new(4), Barrier::new(3));
@@ -47,7 +48,8 @@ fn rebuild_with_one_that_stops(drops_the_old: bool) -> Vec<(Communicator, Connec
     })
 }
 
-/// Whether an error is that rank 3 was waited for in vain. Else it must be that another rank was first to find that, and has left the new group.
+/// Whether an error is that rank 3 was waited for in vain. Else it must be that another rank was
+/// first to find that, and has left the new group.
 fn names_rank_3(error: &ConnectError) -> bool {
     match error {
         ConnectError::Control(ControlError::PeerLeft { rank }) => {
@@ -87,7 +89,8 @@ fn who_is_late_in_a_new_group_and_answers_is_named_and_not_given_up() {
     assert!(survivors.iter().all(|(comm, _)| comm.inner.health.given_up() == 0));
 }
 
-/// Two connected ranks, each as it says; rank 1 with its world, which it may keep longer than its communicator.
+/// Two connected ranks, each as it says; rank 1 with its world, which it may keep longer than its
+/// communicator.
 fn pair(zero: impl FnOnce(Communicator) + Send, one: impl FnOnce(Communicator, World) + Send) {
     let [first, second] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
     let connect = |world: &World| Communicator::connect_blocking(world, Options { deadline: DEADLINE, ..Select::Host.into() }).unwrap();

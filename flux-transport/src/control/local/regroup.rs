@@ -1,7 +1,8 @@
 //! How threads that are left make a world of their own.
 //!
-//! Invariant: the ends of a new world are made once, by the first that finds all of its members waiting, and each member takes its own. Whoever is not a member is
-//! given up under the same lock, and is in no world that is made of this one; so no two go on side by side.
+//! Invariant: the ends of a new world are made once, by the first that finds all of its members
+//! waiting, and each member takes its own. Whoever is not a member is given up under the same lock,
+//! and is in no world that is made of this one; so no two go on side by side.
 
 use super::{LocalControl, Presence, State, lock};
 use crate::control::{ControlError, REGROUPING, came_and_went, mask_of, ranks_of};

@@ -12,7 +12,8 @@ fn problem(world: u32, op: OpKind, m: usize, (wide, narrow): (usize, usize)) -> 
     Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).expect("ranks")).expect("a problem")
 }
 
-/// What ran fastest of all tiles on one H100 as a rank of 2, with every signal raised before, or within 3 % of it (results/tuning/ragged-rows.txt).
+/// What ran fastest of all tiles on one H100 as a rank of 2, with every signal raised before, or
+/// within 3 % of it (results/tuning/ragged-rows.txt).
 #[test]
 fn rows_have_tiles_that_they_fill() {
     let tile = |op, m, model: (usize, usize)| {
@@ -27,7 +28,8 @@ fn rows_have_tiles_that_they_fill() {
     assert_eq!(MODELS.map(|model| tile(RS, 258, model)), [(144, 192), (136, 256)], "12288 columns are 64 times 192");
 }
 
-/// By simulation, which knows of the tiles' steps, of links and of folds, and nothing of rows beyond the end.
+/// By simulation, which knows of the tiles' steps, of links and of folds, and nothing of rows
+/// beyond the end.
 #[test]
 fn no_rows_take_longer_than_with_tiles_of_128_rows() {
     let mut gained = 0;
@@ -60,7 +62,7 @@ fn whole_tiles_are_not_ragged() {
     assert!(is_ragged(&problem(2, AG, 240, MODELS[0])), "whose rows are not scattered");
     assert_eq!(MODELS.map(|model| own(2, RS, 240, model.1, model.0).tile.n), [192, 128], "as with 256 rows");
     for (m, model) in [(256, MODELS[0]), (1024, MODELS[1])] {
-        assert!(!own(2, AG, m, model.0, model.1).tile.is_turned(), "{m}");
+        assert!(!own(2, AG, m, model.0, model.1).tile.swaps_ab(), "{m}");
     }
 }
 
@@ -101,7 +103,7 @@ fn the_largest_rows_have_an_estimate() {
 #[test]
 fn what_has_no_partial_tiles_is_replaced_where_they_are_sent() {
     let rs = problem(2, RS, 800, MODELS[0]);
-    for turned in CANDIDATES.iter().filter(|tile| tile.tile.is_turned()) {
+    for turned in CANDIDATES.iter().filter(|tile| tile.tile.swaps_ab()) {
         let kept = unless_unsent(&rs, turned.tile) == turned.tile;
         assert_eq!(kept, turned.sent, "{}", turned.tile);
         assert_eq!(unless_unsent(&problem(2, AG, 800, MODELS[0]), turned.tile), turned.tile, "rows are sent, not tiles");
@@ -122,7 +124,8 @@ fn candidates_are_the_heuristics_choice_and_what_to_compare_it_with() {
     assert_eq!(Schedule::candidates(&problem(1, AG, 8, MODELS[0])).len(), 1, "nobody to span shards with, and less than a tile");
 }
 
-/// 1.5 waves of tiles in shards of 96 rows, which took four H200 6 and 9 % less than serial with what whole waves leave shared (results/tuning/slices-tp4.txt, 3.).
+/// 1.5 waves of tiles in shards of 96 rows, which took four H200 6 and 9 % less than serial with
+/// what whole waves leave shared (results/tuning/slices-tp4.txt, 3.).
 #[test]
 fn whole_tiles_of_shards_that_are_less_are_shared() {
     for op in [AG, RS] {
@@ -131,8 +134,10 @@ fn whole_tiles_of_shards_that_are_less_are_shared() {
     }
 }
 
-/// By simulation of an H200, which has plans of two ranks right within a tenth or so (results/tuning/plans-simulated.txt). It does not know what partial tiles of more ranks cost besides
-/// their bytes (results/tuning/plans-of-one-rank.txt), fewer since slots of few rows are short, so the choices, which count that, are not its fastest.
+/// By simulation of an H200, which has plans of two ranks right within a tenth or so
+/// (results/tuning/plans-simulated.txt). It does not know what partial tiles of more ranks cost
+/// besides their bytes (results/tuning/plans-of-one-rank.txt), fewer since slots of few rows are
+/// short, so the choices, which count that, are not its fastest.
 #[test]
 fn choices_of_more_ranks_are_near_the_fastest_candidate() {
     for (world, mean, most) in [(4, 1.2, 10.0), (8, 2.2, 20.0)] {

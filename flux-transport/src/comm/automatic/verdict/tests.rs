@@ -134,7 +134,8 @@ fn nodes_that_are_asked_for_are_taken_as_such() {
     assert!(on_one.nvlink.unwrap_err().starts_with("2 nodes are asked for") && on_one.pcie.is_err());
     let one = found(1, &[0; 4]);
     assert_eq!((one.nvlink, one.pcie), (Ok(nodes(4, 1)), Ok(())));
-    // Hosts with four ranks and with two are three nodes of two, and a node for each rank is nccl's.
+    // Hosts with four ranks and with two are three nodes of two, and a node for each rank is
+    // nccl's.
     assert_eq!(found(3, &[0, 0, 0, 0, 1, 1]).mixed, Ok(nodes(6, 3)));
     for (count, word) in [(4, "every node has one rank"), (3, "cannot be dealt evenly to 3 nodes"), (1, "on different hosts")] {
         let found = found(count, &[0, 0, 1, 1]);
@@ -219,7 +220,8 @@ proptest! {
             facts[rank.index(world)].p2p_disabled = true;
         }
         let found = candidates_in(asked, &facts, &hosts, false);
-        // Ranks of a node are neighbours on one host, and hosts are nodes unless something else is asked for.
+        // Ranks of a node are neighbours on one host, and hosts are nodes unless something else is
+        // asked for.
         let distinct = hosts.iter().collect::<std::collections::BTreeSet<_>>().len();
         let count = asked.map_or(distinct, |count| count as usize);
         let even = world.is_multiple_of(count) && count > 1 && count < world;

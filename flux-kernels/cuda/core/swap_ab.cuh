@@ -1,7 +1,9 @@
-// How a turned tile leaves its accumulators, which hold its transpose: rounded, and turned back by the matrix stores.
+// How a swap-AB tile leaves its accumulators, which hold its transpose: rounded, and turned back by
+// the matrix stores.
 //
-// acc[block][4 j + i] of thread `thread` of 128 is of the consumer's row 8 j + 2 (thread mod 4) + (i mod 2), and of its column thread / 4 mod 8, and 8 on from i = 2, of a
-// warp's sixteen of the block's 64 (PTX ISA: wgmma, matrix fragments for m64nNk16).
+// acc[block][4 j + i] of thread `thread` of 128 is of the consumer's row 8 j + 2 (thread mod 4) +
+// (i mod 2), and of its column thread / 4 mod 8, and 8 on from i = 2, of a warp's sixteen of the
+// block's 64 (PTX ISA: wgmma, matrix fragments for m64nNk16).
 #pragma once
 #include "core/config.cuh"
 #include "ptx/memory.cuh"
@@ -9,11 +11,13 @@
 
 namespace flux {
 
-// `place(row, col)` has the address in shared memory of eight columns of a row of the consumer's part.
+// `place(row, col)` has the address in shared memory of eight columns of a row of the consumer's
+// part.
 template <class C, class Place>
-__device__ __forceinline__ void write_turned(u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators], Place place) {
+__device__ __forceinline__ void write_swapped(u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators], Place place) {
     const u32 warp = thread / 32, lane = thread % 32;
-    // Of four 8x8 matrices, the first two are eight rows of sixteen columns, the others the next eight rows of them.
+    // Of four 8x8 matrices, the first two are eight rows of sixteen columns, the others the next
+    // eight rows of them.
     const u32 row = lane / 16 * 8 + lane % 8, col = warp * 16 + lane / 8 % 2 * 8;
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
@@ -34,19 +38,19 @@ __device__ __forceinline__ void write_turned(u32 thread, const float (&acc)[C::k
 
 // Into boxes, a block's columns of all rows each, with the swizzle that the tensor store undoes.
 template <class C>
-__device__ __forceinline__ void write_boxes_turned(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
+__device__ __forceinline__ void write_boxes_swapped(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
     static_assert(C::kBoxRowBytes == 128 && C::kBoxCols == 64, "lines of 128 bytes, a block's columns each");
-    write_turned<C>(thread, acc, [&](u32 row, u32 col) {
+    write_swapped<C>(thread, acc, [&](u32 row, u32 col) {
         return smem.out(consumer) + col / 64 * C::kBoxBytes + row * 128 + (col % 64 / 8 ^ row % 8) * 16;
     });
 }
 
 // Into dense rows of the whole tile, for owners who take but some of them.
 template <class C>
-__device__ __forceinline__ void write_rows_turned(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
+__device__ __forceinline__ void write_rows_swapped(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
     const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
-    write_turned<C>(thread, acc, [&](u32 row, u32 col) { return smem.out_row(first_row + row) + (first_col + col) * 2; });
+    write_swapped<C>(thread, acc, [&](u32 row, u32 col) { return smem.out_row(first_row + row) + (first_col + col) * 2; });
 }
 
 }  // namespace flux

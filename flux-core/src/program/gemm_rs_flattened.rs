@@ -1,8 +1,9 @@
-//! The program of GEMM-ReduceScatter whose tiles span shards: every rank scatters the rows of its tiles to their owners, itself included, and at the end
-//! folds what all have scattered to it. A signal announces a tile, or all that a rank has for an owner.
+//! The program of GEMM-ReduceScatter whose tiles span shards: every rank scatters the rows of its
+//! tiles to their owners, itself included, and at the end folds what all have scattered to it. A
+//! signal announces a tile, or all that a rank has for an owner.
 //!
-//! Invariant: the tiles are the same in the same order on every rank, so a tile's number is enough to name it; and a fold awaits only what ranks do
-//! before their first fold.
+//! Invariant: the tiles are the same in the same order on every rank, so a tile's number is enough
+//! to name it; and a fold awaits only what ranks do before their first fold.
 
 use super::along_k::AlongK;
 use super::heuristic::WORKERS;
@@ -45,12 +46,12 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
 
     list.all = list.in_order();
 
-    let fold_rows = fold_rows(problem, grid);
+    let reduce_rows = reduce_rows(problem, grid);
     let mut folds: Vec<Fold> = Vec::new();
     let own = problem.shard_rows(rank);
     for col_block in 0..grid.col_blocks() {
-        for row in (0..problem.m_shard()).step_by(fold_rows as usize) {
-            let rows = fold_rows.min(problem.m_shard() - row);
+        for row in (0..problem.m_shard()).step_by(reduce_rows as usize) {
+            let rows = reduce_rows.min(problem.m_shard() - row);
             let (first, last) = (own.start + row, own.start + row + rows - 1);
             let row_blocks = first / schedule.tile.m..last / schedule.tile.m + 1;
             let tiles: Vec<u32> = row_blocks.clone().map(|row_block| number[index(grid, row_block, col_block)]).collect();
@@ -84,7 +85,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             rows: fold.rows,
             col: extent.col,
             cols: extent.cols,
-            sink: sink::FOLD,
+            sink: sink::REDUCE_ROWS,
             dest: rank.get(),
             partials: world.get(),
             late_first,
@@ -97,7 +98,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         rank,
         tile: schedule.tile,
         signals: list.signals(),
-        part_slots: list.part_slots,
+        split_k_slots: list.split_k_slots,
         items: list.all,
         awaits: list.awaits,
         transfers: Vec::new(),
@@ -105,7 +106,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         slots_per_source: 0,
         early: 0,
         counters: u32::from(counted),
-        stacked: true,
+        flattened: true,
         nodes,
     }
 }
@@ -135,8 +136,9 @@ fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
 /// Least rows of a fold: with fewer, a worker's threads have nothing to do.
 const FOLD_ROWS: u32 = 16;
 
-/// Rows of a fold, but for the last of a shard: as many as make no more folds than workers, so that no worker waits for one after another.
-pub(super) const fn fold_rows(problem: &Problem, grid: TileGrid) -> u32 {
+/// Rows of a fold, but for the last of a shard: as many as make no more folds than workers, so that
+/// no worker waits for one after another.
+pub(super) const fn reduce_rows(problem: &Problem, grid: TileGrid) -> u32 {
     let blocks = WORKERS / grid.col_blocks();
     let rows = problem.m_shard().div_ceil(if blocks == 0 { 1 } else { blocks });
     if rows < FOLD_ROWS { FOLD_ROWS } else { rows }

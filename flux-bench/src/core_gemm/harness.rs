@@ -1,6 +1,7 @@
 //! A program on the GPU with the words that its calls go by.
 //!
-//! Invariant: no two seats share a pad or a control block: their epochs differ, and a word that one has raised would be the other's.
+//! Invariant: no two seats share a pad or a control block: their epochs differ, and a word that one
+//! has raised would be the other's.
 
 use super::stand_in::{self, Words};
 use crate::gpu::Gpu;
@@ -51,7 +52,8 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// Uploads `program`, whose ranks' data regions are at `data`; its first call has the first epoch. The op's own CTAs and gaps.
+    /// Uploads `program`, whose ranks' data regions are at `data`; its first call has the first
+    /// epoch. The op's own CTAs and gaps.
     pub(super) fn new(gpu: &Gpu, kernel: &Kernel, program: TileProgram, data: Vec<u64>) -> anyhow::Result<Self> {
         let size = program.workspace();
         let pad_memory = gpu.alloc(pad_bytes(size.signals) as usize * program.problem.world().index())?;
@@ -65,9 +67,9 @@ impl Seat {
         let (workers, pace) = own_launch(&program, kernel.multiprocessors());
         gpu.device().bind()?;
         let program = DeviceProgram::upload(program, kernel)?;
-        let mut seat = Self { program, data, pads, pad_memory, control, fault, raised, workers, pace, epoch: Epoch::FIRST };
-        seat.begin_at(gpu, Epoch::FIRST)?;
-        Ok(seat)
+        let mut harness = Self { program, data, pads, pad_memory, control, fault, raised, workers, pace, epoch: Epoch::FIRST };
+        harness.begin_at(gpu, Epoch::FIRST)?;
+        Ok(harness)
     }
 
     pub(super) fn program(&self) -> &TileProgram {
@@ -100,7 +102,8 @@ impl Seat {
         self.raised.iter().try_for_each(|words| gpu.set_words(&self.pad_memory, own + words.offset, words.count, self.epoch.get()))
     }
 
-    /// Enqueues the call on a set's operands. Nothing is pushed: an AllGather-GEMM's peers are not there to read.
+    /// Enqueues the call on a set's operands. Nothing is pushed: an AllGather-GEMM's peers are not
+    /// there to read.
     pub(super) fn launch(&mut self, gpu: &Gpu, kernel: &Kernel, set: &Set) -> anyhow::Result<()> {
         let program = self.program.program();
         let problem = &program.problem;
@@ -134,9 +137,10 @@ impl Seat {
             stream: gpu.raw_stream(),
         };
         gpu.device().bind()?;
-        // SAFETY: the program is as it was built, but for awaits of what is there. Operands have the problem's shapes, as was just checked; data regions, pads and control block
-        // were made for this program's workspace, and all of them outlive the work on the one stream, which their freeing waits for. The other ranks' part is done: their
-        // words are raised before.
+        // SAFETY: the program is as it was built, but for awaits of what is there. Operands have
+        // the problem's shapes, as was just checked; data regions, pads and control block were made
+        // for this program's workspace, and all of them outlive the work on the one stream, which
+        // their freeing waits for. The other ranks' part is done: their words are raised before.
         unsafe { launch(kernel, &self.program, &args) }?;
         self.epoch = self.epoch.next();
         Ok(())

@@ -1,6 +1,7 @@
 //! A rank while it works.
 //!
-//! Invariant: a rank has as many workers as there are multiprocessors, or tiles if those are fewer, and counts what is there of a chunk up to the whole chunk.
+//! Invariant: a rank has as many workers as there are multiprocessors, or tiles if those are fewer,
+//! and counts what is there of a chunk up to the whole chunk.
 
 use super::pad::Pad;
 use super::phases::{self, Phase};
@@ -26,23 +27,23 @@ pub(super) struct Seat<'a> {
 impl<'a> Seat<'a> {
     /// Each worker at the beginning of its first item.
     pub(super) fn new(program: &'a TileProgram, machine: &Machine, pushes: Pushes) -> Self {
-        let tiles = program.items.iter().filter(|item| item.sink != sink::FOLD).count();
+        let tiles = program.items.iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
         let workers = tiles.min(machine.multiprocessors.max(1) as usize);
-        let mut seat = Self {
+        let mut harness = Self {
             program,
             workers: Vec::with_capacity(workers),
             pad: Pad::new(program.signals),
             copied: match pushes {
                 Pushes::AsByDefault => program.is_for_copy_engines(),
                 Pushes::Kernel => false,
-                Pushes::CopyEngines => !program.stacked,
+                Pushes::CopyEngines => !program.flattened,
             },
             totals: RankTotals::default(),
             counters: vec![0; program.counters as usize * program.problem.world().index()],
             read: waves::read_by_step(program, workers),
         };
-        seat.workers = (0..workers).map(|index| Worker::new(index, seat.phases(index, machine))).collect();
-        seat
+        harness.workers = (0..workers).map(|index| Worker::new(index, harness.phases(index, machine))).collect();
+        harness
     }
 
     /// What a worker does for the item with this index.

@@ -1,5 +1,5 @@
-// The sum over ranks of rows that were scattered: every rank's rounded partial sums lie row by row at the owner, [W, m_shard, n], and are added in
-// rank order, in fp32, and rounded once.
+// The sum over ranks of rows that were scattered: every rank's rounded partial sums lie row by row
+// at the owner, [W, m_shard, n], and are added in rank order, in fp32, and rounded once.
 #pragma once
 #include "core/config.cuh"
 #include "core/epilogue.cuh"
@@ -48,8 +48,9 @@ __device__ __forceinline__ void store_sum(const Params& p, const FoldPlace& at, 
                           ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])});
 }
 
-// By the threads of both consumers, `thread` of 128 * kConsumers, once what they read has been awaited. Each loads what up to eight ranks have sent for two places
-// before it adds any of it: one after the other each would take its way to memory.
+// By the threads of both consumers, `thread` of 128 * kConsumers, once what they read has been
+// awaited. Each loads what up to eight ranks have sent for two places before it adds any of it: one
+// after the other each would take its way to memory.
 template <class C>
 __device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
     constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 8;
@@ -102,8 +103,10 @@ struct FoldAwaits {
     }
 };
 
-// Waits for what the CTA's folds read, from item `i` on, of which `ahead` is known, then lets its consumers go on; by a warp, whose lanes share the signals. Begun
-// once the CTA's own tiles are sent, or loaded where they are sent by turns: earlier, the polls of all CTAs would hold up loads, and what they wait for is seldom there.
+// Waits for what the CTA's folds read, from item `i` on, of which `ahead` is known, then lets its
+// consumers go on; by a warp, whose lanes share the signals. Begun once the CTA's own tiles are
+// sent, or loaded where they are sent by turns: earlier, the polls of all CTAs would hold up loads,
+// and what they wait for is seldom there.
 template <class C>
 __device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i, FoldAwaits ahead) {
     const u32 lane = threadIdx.x % 32;
@@ -113,7 +116,8 @@ __device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& sm
         if ((i += walk.stride) >= walk.count) break;
         ahead = FoldAwaits::of(p, i);
     }
-    // Orders what the other lanes have acquired before the arrival, which releases it to the consumers.
+    // Orders what the other lanes have acquired before the arrival, which releases it to the
+    // consumers.
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.fold_ready());
 }

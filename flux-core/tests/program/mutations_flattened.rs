@@ -9,20 +9,20 @@ use flux_core::{DType, Nodes, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-fn stacked() -> impl Strategy<Value = Knobs> {
-    (1..=2_u32, 1..=2_u32).prop_map(|(k_chunks, splits)| Knobs { k_chunks, splits, stack: true, ..Knobs::PLAIN })
+fn flattened() -> impl Strategy<Value = Knobs> {
+    (1..=2_u32, 1..=2_u32).prop_map(|(k_slices, splits)| Knobs { k_slices, splits, stack: true, ..Knobs::PLAIN })
 }
 
 fn gathering() -> impl Strategy<Value = Call> {
-    knob_calls(AllGatherGemm, 2..=6, 1..=3, stacked())
+    knob_calls(AllGatherGemm, 2..=6, 1..=3, flattened())
 }
 
 fn scattering() -> impl Strategy<Value = Call> {
-    knob_calls(GemmReduceScatter, 2..=6, 1..=3, stacked())
+    knob_calls(GemmReduceScatter, 2..=6, 1..=3, flattened())
 }
 
 fn folds(item: &WorkItem) -> bool {
-    item.sink == sink::FOLD
+    item.sink == sink::REDUCE_ROWS
 }
 
 fn scatters(item: &WorkItem) -> bool {
@@ -40,14 +40,14 @@ proptest! {
     fn agreement(call in prop_oneof![gathering(), scattering()], rank: Index, kind in 0..2) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        if kind == 0 { p.stacked = false } else { p.part_slots += 1 }
+        if kind == 0 { p.flattened = false } else { p.split_k_slots += 1 }
         assert_violates!(call, Violation::Disagreement { .. });
     }
 
     #[test]
     fn one_rank(call in knob_calls(AllGatherGemm, 1..=1, 1..=3, Just(Knobs::PLAIN))) {
         let mut call = call;
-        call.0[0].stacked = true;
+        call.0[0].flattened = true;
         assert_violates!(call, Violation::Disagreement { what: "stacking", .. });
     }
 
@@ -205,7 +205,7 @@ proptest! {
     }
 
     #[test]
-    fn destinations_of_transfers(call in knob_calls(AllGatherGemm, 3..=6, 1..=3, stacked()), rank: Index) {
+    fn destinations_of_transfers(call in knob_calls(AllGatherGemm, 3..=6, 1..=3, flattened()), rank: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         // its own place when others fill theirs here

@@ -1,6 +1,8 @@
-//! The program of AllGather-GEMM whose tiles span shards: all rows as one matrix, which the gather buffer holds in rank order.
+//! The program of AllGather-GEMM whose tiles span shards: all rows as one matrix, which the gather
+//! buffer holds in rank order.
 //!
-//! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the gather buffer alone. Row blocks that are taken together await each other's rows.
+//! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the
+//! gather buffer alone. Row blocks that are taken together await each other's rows.
 
 use super::along_k::AlongK;
 use super::arrivals::Arrivals;
@@ -24,7 +26,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     )
     .shared(schedule.shared_tiles(problem));
 
-    // by rows that are awaited together: the first entry of their await list, and entries for each slice
+    // by rows that are awaited together: the first entry of their await list, and entries for each
+    // slice
     let together = rows_awaited_together(schedule, &grid);
     let mut awaited = Vec::new();
     for first_row in (0..m).step_by(together as usize) {
@@ -62,7 +65,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         rank,
         tile: schedule.tile,
         signals: list.signals(),
-        part_slots: list.part_slots,
+        split_k_slots: list.split_k_slots,
         items: list.in_order(),
         awaits: list.awaits,
         transfers: transfers(&arrivals, problem, rank),
@@ -70,22 +73,25 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         slots_per_source: 0,
         early: 0,
         counters: 0,
-        stacked: true,
+        flattened: true,
         nodes,
     }
 }
 
-/// Rows whose tiles await the same: those of a group of the raster, which read the same of `w`. A row block that began before the others, as it has all of its rows, would
-/// read it from memory, and they once more.
+/// Rows whose tiles await the same: those of a group of the raster, which read the same of `w`. A
+/// row block that began before the others, as it has all of its rows, would read it from memory,
+/// and they once more.
 fn rows_awaited_together(schedule: &Schedule, grid: &TileGrid) -> u32 {
     schedule.tile.m.saturating_mul(schedule.raster.group(grid.row_blocks()))
 }
 
-/// Entries of the await list that announce rows: of every slice, the chunks that each of the rows that are awaited together is in.
+/// Entries of the await list that announce rows: of every slice, the chunks that each of the rows
+/// that are awaited together is in.
 pub(super) fn awaits(problem: &Problem, schedule: &Schedule, arrivals: &Arrivals) -> u64 {
     let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
     let together = rows_awaited_together(schedule, &grid);
-    // They read one chunk, and one more for each that begins within them. Chunks are whole row blocks of their shard.
+    // They read one chunk, and one more for each that begins within them. Chunks are whole row
+    // blocks of their shard.
     let chunk_rows = u64::from(arrivals.chunk_rows());
     let begins_within = |shard: Rank| {
         let first = problem.shard_rows(shard).start;
@@ -97,7 +103,8 @@ pub(super) fn awaits(problem: &Problem, schedule: &Schedule, arrivals: &Arrivals
     (u64::from(problem.m().div_ceil(together)) + within) * u64::from(arrivals.slices())
 }
 
-/// The own shard to every rank, the own one first: every reader's first steps along `k` need the first slice of all shards.
+/// The own shard to every rank, the own one first: every reader's first steps along `k` need the
+/// first slice of all shards.
 fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank) -> Vec<Transfer> {
     let world = problem.world();
     let mut list = Vec::with_capacity((world.get() * arrivals.chunks() * arrivals.slices()) as usize);
@@ -124,7 +131,7 @@ mod tests {
         let problem = Problem::new(OpKind::AllGatherGemm, 258, 512, 512, DType::Bf16, two).expect("a valid problem");
         let awaited = |group| {
             let schedule =
-                Schedule { raster: Raster::RowGroups(group), k_chunks: 2, stack: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
+                Schedule { raster: Raster::RowGroups(group), k_slices: 2, stack: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
             let program = TileProgram::build(&problem, Rank::new(1), &schedule).expect("a valid schedule");
             let mut peers: Vec<Vec<u32>> =
                 program.items.iter().map(|item| program.awaits_of(item).iter().map(|entry| entry.peer).collect()).collect();
@@ -137,10 +144,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn awaits_of_rows_are_counted(world in 2..=8_u32, m_shard in 1..=60_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_chunks in 1..=6_u32, group in 1..=5_u32) {
+        fn awaits_of_rows_are_counted(world in 2..=8_u32, m_shard in 1..=60_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_slices in 1..=6_u32, group in 1..=5_u32) {
             let world = WorldSize::new(world).expect("a world size");
             let problem = Problem::new(OpKind::AllGatherGemm, m_shard * world.index(), 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
-            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster: Raster::RowGroups(group), k_chunks, stack: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
+            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster: Raster::RowGroups(group), k_slices, stack: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
             let counted = awaits(&problem, &schedule, &Arrivals::new(&problem, &schedule));
             for rank in world.ranks() {
                 let program = TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
