@@ -45,9 +45,7 @@ impl Plan {
         let k_steps = problem.k_local().div_ceil(self.tile.k);
         let width = k_steps.div_ceil(self.k_slices.max(1));
         let comm = match self.comm {
-            CommMode::Overlapped { peers: at_once } if target.has_messages() => {
-                CommMode::Overlapped { peers: at_once.clamp(1, peers) }
-            }
+            CommMode::Overlapped { peers: at_once } if target.has_messages() => CommMode::Overlapped { peers: at_once.clamp(1, peers) },
             _ => plan.canonical_mover(problem, target),
         };
         let k_slices = if gathers && !target.has_messages() { k_steps.div_ceil(width.max(1)) } else { 1 };
@@ -72,9 +70,7 @@ impl Plan {
         let all = match (problem.op(), self.rows) {
             (OpKind::AllGatherGemm, _) => shard.row_blocks().into(),
             (OpKind::GemmReduceScatter, RowMapping::PerShard { .. }) => shard.tiles(),
-            (OpKind::GemmReduceScatter, RowMapping::Flattened) => {
-                TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles()
-            }
+            (OpKind::GemmReduceScatter, RowMapping::Flattened) => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
         };
         match u64::from(tiles) < all {
             false => Chunk::Shard,

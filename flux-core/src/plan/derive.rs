@@ -48,12 +48,11 @@ fn prologue_shards(schedule: &Schedule, problem: &Problem, workers: u32) -> u32 
     u32::from(schedule.band > 1 && schedule.k_slices == 1 && 2 * own > u64::from(workers))
 }
 
-/// Peers' shards that are consumed chunk by chunk. Each chunk is one more pass over `w`, so only
-/// where rows arrive late: over slow links, and where the own shard is less than a wave.
+/// Peers' shards that are consumed chunk by chunk: all of them over links that are slower than the
+/// multiplication. Each chunk is one more pass over `w`, which peer memory has no need of.
 fn chunk_ordered_shards(schedule: &Schedule, problem: &Problem, target: &Target) -> u32 {
-    let own = TileGrid::of_shard(problem, schedule.tile).tiles();
-    let late = target.links != Links::PeerMemory || own < u64::from(target.machine.multiprocessors);
-    if late && schedule.k_slices == 1 { problem.world().peers() } else { 0 }
+    let in_order = target.links != Links::PeerMemory && schedule.k_slices == 1;
+    if in_order { problem.world().peers() } else { 0 }
 }
 
 /// Partial tiles that the owner adds in the mainloop of its own tile: those that were multiplied at

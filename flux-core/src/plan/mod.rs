@@ -6,13 +6,17 @@
 mod bytes;
 mod candidates;
 mod canonical;
+mod choose;
 mod cost;
 mod derive;
+mod table;
 mod target;
 mod text;
 
 pub use crate::program::Chunk;
 pub use bytes::{PLAN_BYTES, PlanBytesError};
+pub use choose::{PlanOrigin, choose};
+pub use table::{PlanKey, PlanRow, PlanTable, PlanTableError};
 pub use target::{Links, Target};
 pub use text::ParsePlanError;
 
