@@ -150,43 +150,15 @@ impl TileShape {
 mod tests {
     use super::*;
 
-    /// Stages of each tile, in the order of the table, with a buffer for each consumer and with one.
-    const STAGES: [(Option<u32>, Option<u32>); 27] = [
-        (None, Some(3)),
-        (None, Some(3)),
-        (Some(3), Some(4)),
-        (Some(3), None),
-        (Some(3), Some(4)),
-        (Some(4), None),
-        (None, Some(3)),
-        (None, Some(3)),
-        (None, Some(3)),
-        (None, Some(3)),
-        (None, Some(3)),
-        (None, Some(3)),
-        (Some(3), None),
-        (Some(3), Some(4)),
-        (Some(4), Some(4)),
-        (Some(3), Some(4)),
-        (Some(4), None),
-        (Some(4), None),
-        (Some(5), None),
-        (Some(5), None),
-        (Some(7), None),
-        (Some(8), None),
-        (Some(4), None),
-        (Some(6), None),
-        (Some(7), None),
-        (Some(10), None),
-        (Some(12), None),
-    ];
-
     #[test]
-    fn stages_equal_the_literals() {
-        for (tile, (per_consumer, shared)) in TileShape::all().zip(STAGES) {
-            let stages = |wanted| tile.stagings().find(|&staging| staging == wanted).and_then(|s| tile.stages(s, HOPPER_SHARED_BYTES));
-            assert_eq!((stages(Staging::PerConsumer), stages(Staging::Shared)), (per_consumer, shared), "{tile}");
-        }
+    fn stages_fill_the_memory_that_the_staged_tile_leaves() {
+        let stages = |m, n, staging| TileShape::new(m, n, 64).stages(staging, HOPPER_SHARED_BYTES);
+        assert_eq!(stages(256, 192, Staging::PerConsumer), None, "two stages are too few");
+        assert_eq!(stages(256, 192, Staging::Shared), Some(3));
+        assert_eq!(stages(128, 256, Staging::PerConsumer), Some(3));
+        assert_eq!(stages(128, 256, Staging::Shared), Some(4));
+        assert_eq!(stages(128, 128, Staging::PerConsumer), Some(5), "a sixth fits only without gaps between rows");
+        assert_eq!(stages(64, 64, Staging::PerConsumer), Some(12));
     }
 
     #[test]
