@@ -245,13 +245,4 @@ mod tests {
             waits.wait(|| failed, IDLE).unwrap();
         }
     }
-
-    #[test]
-    fn what_is_kept_outlives_its_holders() {
-        let shared = Arc::new(());
-        let seen = Arc::downgrade(&shared);
-        keep(&shared);
-        drop(shared);
-        assert!(seen.upgrade().is_some());
-    }
 }

@@ -13,3 +13,17 @@ pub(crate) fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn keep<T>(shared: &Arc<T>) {
     let _ = Arc::into_raw(Arc::clone(shared));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_outlives_its_holders() {
+        let shared = Arc::new(());
+        let seen = Arc::downgrade(&shared);
+        keep(&shared);
+        drop(shared);
+        assert!(seen.upgrade().is_some());
+    }
+}
