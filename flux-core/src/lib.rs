@@ -11,6 +11,7 @@ pub mod layout;
 pub mod machine;
 pub mod metrics;
 pub mod nodes;
+pub mod plan;
 pub mod problem;
 pub mod program;
 pub mod rank;
@@ -20,6 +21,7 @@ pub mod tile;
 
 pub use dtype::DType;
 pub use nodes::Nodes;
+pub use plan::Plan;
 pub use problem::{OpKind, Problem, ProblemError};
 pub use rank::{Rank, WorldSize};
 pub use tile::TileShape;

@@ -1,0 +1,113 @@
+//! How an op is executed, as one value.
+//!
+//! Invariant: a plan changes when and in which pieces a result is computed, and where partial sums
+//! are rounded, but nothing else. All ranks of a call use the same plan.
+
+mod bytes;
+mod text;
+
+pub use crate::program::Chunk;
+pub use bytes::{PLAN_BYTES, PlanBytesError};
+pub use text::ParsePlanError;
+
+use crate::TileShape;
+
+/// How an op is executed. Comparable, printable, parsable; the same on every rank.
+///
+/// What follows from these fields is derived when a tile program is built, and is no field: the
+/// raster, prologue shards, chunk order and in-mainloop accumulation.
+///
+/// ```
+/// use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
+/// let text = "tile=256x192x64 rows=per-shard:2 k=stream-k chunk=1 k-slices=4 comm=fused:kernel";
+/// let plan: Plan = text.parse()?;
+/// assert_eq!(plan.rows, RowMapping::PerShard { group: 2 });
+/// assert_eq!((plan.k, plan.chunk), (KSplit::StreamK, Chunk::Tiles(1)));
+/// assert_eq!(plan.comm, CommMode::Fused { mover: Mover::Kernel });
+/// assert_eq!(plan.to_string(), text);
+/// # Ok::<(), flux_core::plan::ParsePlanError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Extents of a GEMM tile.
+    pub tile: TileShape,
+    /// How tiles are cut from the rows of all shards.
+    pub rows: RowMapping,
+    /// How the inner product of a tile is divided among workers.
+    pub k: KSplit,
+    /// Rows or tiles that one signal announces.
+    pub chunk: Chunk,
+    /// Slices of `k` with signals of their own, so that tiles begin when the first slice is there.
+    /// AllGather-GEMM only; 1 announces whole rows.
+    pub k_slices: u32,
+    /// How the traffic relates to the GEMM.
+    pub comm: CommMode,
+}
+
+/// How tiles are cut from rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowMapping {
+    /// A tile has rows of one shard.
+    PerShard {
+        /// Shards that are consumed side by side, so that they share one pass over `w`; at least 1.
+        group: u32,
+    },
+    /// Tiles are cut over all `m` rows: for shards with fewer rows than a tile, or unaligned `m`.
+    Flattened,
+}
+
+/// How the inner product of a tile is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KSplit {
+    /// One worker multiplies all of it.
+    Whole,
+    /// So many workers share every tile; at least 2.
+    SplitK(u32),
+    /// All workers share the tiles of a partial last wave.
+    StreamK,
+}
+
+/// How the traffic relates to the GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CommMode {
+    /// Tile by tile, signalled between the ranks' kernels.
+    Fused {
+        /// What moves the data.
+        mover: Mover,
+    },
+    /// Messages of a collective library beside the kernel.
+    Overlapped {
+        /// Peers that messages go to at once; at least 1.
+        peers: u32,
+    },
+    /// The collective before (AllGather) or after (ReduceScatter) one GEMM.
+    Sequential,
+}
+
+/// What moves the data of a fused op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mover {
+    /// The kernel's own stores.
+    Kernel,
+    /// The device's copy engines.
+    CopyEngine,
+}
+
+impl Plan {
+    /// The simplest plan of a tile: per shard, one shard after another, whole shards announced.
+    pub const fn of(tile: TileShape) -> Self {
+        Self {
+            tile,
+            rows: RowMapping::PerShard { group: 1 },
+            k: KSplit::Whole,
+            chunk: Chunk::Shard,
+            k_slices: 1,
+            comm: CommMode::Fused { mover: Mover::Kernel },
+        }
+    }
+
+    /// Whether tiles are cut over all rows.
+    pub const fn is_flattened(&self) -> bool {
+        matches!(self.rows, RowMapping::Flattened)
+    }
+}
