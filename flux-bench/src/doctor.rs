@@ -7,9 +7,10 @@
 use crate::harness::gpu;
 use crate::machine;
 use crate::out;
-use flux_transport::cuda::DeviceInfo;
+use flux_transport::Select;
+use flux_transport::internal::cuda::DeviceInfo;
+use flux_transport::internal::{cuda, nccl, topology};
 use flux_transport::probe::{self, Proof, Verdict};
-use flux_transport::{Select, cuda, nccl, topology};
 use std::fmt::Display;
 use std::path::Path;
 

@@ -1,7 +1,8 @@
 //! What this machine is, as reports name it, and which devices ranks work on.
 
 use anyhow::{Context, bail};
-use flux_transport::{Communicator, Launch, Mover, Options, Select, cuda, nccl};
+use flux_transport::internal::{cuda, nccl};
+use flux_transport::{Communicator, Launch, Mover, Options, Select};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -48,7 +48,7 @@ use anyhow::{Context, ensure};
 
 use contenders::KernelContenders;
 use flux_core::{DType, OpKind};
-use flux_transport::cuda::{self, CudaDevice};
+use flux_transport::internal::cuda::{self, CudaDevice};
 use std::path::PathBuf;
 
 /// Arguments of `flux-bench lab core`.

@@ -12,7 +12,7 @@ use crate::limits;
 use crate::out;
 use crate::report::{Origin, Ranks};
 use anyhow::Context;
-use flux_transport::cuda;
+use flux_transport::internal::cuda;
 use serde::Serialize;
 use std::path::PathBuf;
 
