@@ -8,7 +8,6 @@ use crate::harness::{EpilogueSpec, data};
 use crate::plan::{Plan, ScheduleArgs};
 use flux_core::program::{Lent, Sending};
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
-use flux_kernels::variant;
 use flux_ops::Push;
 use std::fmt;
 
@@ -73,7 +72,7 @@ impl RandomCase {
         if draw.below(4) > 0 {
             let tile = match place {
                 Place::Host => TileShape::new(1 + draw.below(48), 8 * (1 + draw.below(12)), 64),
-                Place::Gpu { .. } => draw.of(&variant::tiles().collect::<Vec<_>>()),
+                Place::Gpu { .. } => draw.of(&TileShape::all().collect::<Vec<_>>()),
             };
             shared.tile = Some(tile);
             // 0 is the whole shard.
@@ -89,7 +88,7 @@ impl RandomCase {
             shared.early = Some(draw.below(world.get() + 1));
             // On the host every tile is either.
             let any = op == OpKind::AllGatherGemm || matches!(place, Place::Host);
-            shared.stack = draw.below(2) > 0 && (any || variant::is_scattered(tile)) || !(any || variant::is_sent(tile));
+            shared.stack = draw.below(2) > 0 && (any || tile.scatters()) || !(any || tile.sends_partials());
             shared.no_stack = !shared.stack;
             let few = Lent { first: draw.below(9), last: draw.below(9) };
             let lent = draw.of(&[Lent::NONE, few, Lent { first: u32::MAX, last: u32::MAX }]);
@@ -116,7 +115,7 @@ impl RandomCase {
         let no_stack = self.shared.no_stack || self.shared.stack && mates;
         // The ops' own in place of a kernel's that has no partial tiles.
         let sends = mates && self.problem.op() == OpKind::GemmReduceScatter;
-        let tile = self.shared.tile.filter(|&tile| !sends || variant::is_sent(tile) || !variant::is_scattered(tile));
+        let tile = self.shared.tile.filter(|&tile| !sends || tile.sends_partials() || !tile.scatters());
         Self {
             shared: ScheduleArgs { tile, k_slices: self.shared.k_slices.and(Some(1)), chunk, stack, no_stack, ..self.shared },
             sending,
