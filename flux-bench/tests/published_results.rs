@@ -3,11 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use clap::Parser;
-use flux_bench::core_gemm::CoreReport;
-use flux_bench::first_call::FirstCallReport;
-use flux_bench::peers::PeersReport;
-use flux_bench::report::{Report, SCHEMA};
-use flux_bench::show;
+use flux_bench::{
+    CoreReport, FirstCallReport, PeersReport, Report, SCHEMA, ShowArgs, read_peers_report, read_report, shown_picture, shown_table,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -40,7 +38,7 @@ fn marked_tables(document: &str) -> Vec<(String, Vec<String>)> {
 #[derive(Parser)]
 struct Shown {
     #[command(flatten)]
-    args: show::Args,
+    args: ShowArgs,
 }
 
 /// The lines of the table that this command prints.
@@ -49,7 +47,7 @@ fn printed(command: &str) -> Vec<String> {
     for path in args.files.iter_mut().chain(&mut args.peers) {
         *path = root().join(&path);
     }
-    let text = show::rendered(&args).unwrap();
+    let text = shown_table(&args).unwrap();
     text.lines().filter(|line| line.starts_with('|')).map(str::to_owned).collect()
 }
 
@@ -94,11 +92,11 @@ fn pictures_show_the_records_of_their_names() {
             continue;
         }
         let stem = path.file_stem().unwrap().to_str().unwrap();
-        let report = show::read(&root().join(format!("results/{stem}.json"))).unwrap();
+        let report = read_report(&root().join(format!("results/{stem}.json"))).unwrap();
         let peers = root().join(format!("results/{}-peers.json", stem.trim_end_matches("-nvlink")));
-        let peers = peers.exists().then(|| show::read_peers(&peers, &report).unwrap());
+        let peers = peers.exists().then(|| read_peers_report(&peers, &report).unwrap());
         let committed = fs::read_to_string(&path).unwrap();
-        assert!(committed == show::svg(&report, peers.as_ref()), "{stem}: run `flux-bench show --svg`");
+        assert!(committed == shown_picture(&report, peers.as_ref()), "{stem}: run `flux-bench show --svg`");
         pictures += 1;
     }
     assert!(pictures > 0);

@@ -9,12 +9,12 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-pub use markdown::markdown;
+pub(crate) use markdown::markdown;
 pub use svg::svg;
 
 use crate::atomic_file;
 use crate::out;
-use crate::peers::{self, PeersReport};
+use crate::report::{PEERS_SCHEMA, PeersReport};
 use crate::report::{Report, Row, SCHEMA};
 use anyhow::{Context, bail, ensure};
 use flux_core::metrics;
@@ -58,7 +58,7 @@ pub struct Args {
 }
 
 /// Prints and writes what was asked for.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (reports, peers) = args.read()?;
     if let Some(path) = &args.svg {
         for read in args.files.iter().chain(&args.peers) {
@@ -159,8 +159,8 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
 /// that must not be shown.
 pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let name = path.display();
-    let peers: PeersReport = parsed(path, "flux-bench peers --json")?;
-    ensure!(peers.schema == peers::SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, peers::SCHEMA);
+    let peers: PeersReport = parsed(path, "flux-bench lab peers --json")?;
+    ensure!(peers.schema == PEERS_SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, PEERS_SCHEMA);
     let (theirs, ours) = ((&peers.origin.device, peers.origin.gpus), (&report.origin.device, report.origin.gpus));
     ensure!(theirs == ours, "{name} was measured on {} x {}, and the ops on {} x {}", theirs.1, theirs.0, ours.1, ours.0);
     ensure!(report.rows.iter().any(|row| peers.of(row).is_some()), "{name} has none of the shapes that it is to be shown beside");
