@@ -2,11 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
-use flux_bench::core_gemm::CoreReport;
-use flux_bench::first_call::FirstCallReport;
-use flux_bench::peers::PeersReport;
-use flux_bench::report::Report;
-use flux_bench::show::publish;
+use flux_bench::{CoreReport, FirstCallReport, PeersReport, Report, render};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -17,7 +13,7 @@ use std::path::Path;
 #[test]
 fn the_readme_and_the_pictures_match_the_committed_results() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    for file in publish::render(root).unwrap() {
+    for file in render(root).unwrap() {
         let committed = fs::read_to_string(&file.path).unwrap_or_default();
         assert!(committed == file.content, "{} does not match results/: run `cargo xtask results`", file.path.display());
     }

@@ -3,7 +3,7 @@
 //! Invariant: every row of the report is a row of the table, in the report's order.
 
 use super::machine;
-use crate::peers::{PeerRow, PeersReport};
+use crate::report::{PeerRow, PeersReport};
 use crate::report::{Report, Row, ms, resolved};
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ const RULE: &str = "|---|---|--:|--:|--:|--:|--:|--:|--:|";
 
 /// A paragraph that says what was measured where, then the table; with a column of the best peer,
 /// where peers are known.
-pub fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
+pub(crate) fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
     let mut text = heading(report);
     if let Some(peers) = peers {
         text.push_str(&peers_heading(peers));

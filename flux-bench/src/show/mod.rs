@@ -5,17 +5,17 @@
 
 mod markdown;
 mod overview;
-pub mod publish;
+pub(crate) mod publish;
 mod svg;
 #[cfg(test)]
 mod tests;
 
-pub use markdown::markdown;
-pub use svg::svg;
+pub(crate) use markdown::markdown;
+pub(crate) use svg::svg;
 
 use crate::atomic_file;
 use crate::out;
-use crate::peers::{self, PeersReport};
+use crate::report::{PEERS_SCHEMA, PeersReport};
 use crate::report::{Report, Row, SCHEMA};
 use anyhow::{Context, bail, ensure};
 use flux_core::metrics;
@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// Arguments of `flux-bench show`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Files that `flux-bench bench --json` has written
     #[arg(value_name = "FILE.json", required_unless_present = "publish")]
     pub files: Vec<PathBuf>,
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
     /// Show beside the one file that is given what peers took: a file that
-    /// `flux-bench peers --json` has written
+    /// `flux-bench lab peers --json` has written
     #[arg(long, value_name = "FILE.json", conflicts_with = "publish")]
     pub peers: Option<PathBuf>,
     /// Write the results of README.md, docs/results.md and the pictures of the repository at ROOT
@@ -48,7 +48,7 @@ pub struct Args {
 }
 
 /// Prints and writes what was asked for.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(root) = &args.publish {
         for file in publish::render(root)? {
             write(&file.path, &file.content)?;
@@ -119,10 +119,10 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
 /// # Errors
 /// Where the file is no such report, is of another machine, has no rows of `report`'s, or has a row
 /// that must not be shown.
-pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
+pub(crate) fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let name = path.display();
-    let peers: PeersReport = parsed(path, "flux-bench peers --json")?;
-    ensure!(peers.schema == peers::SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, peers::SCHEMA);
+    let peers: PeersReport = parsed(path, "flux-bench lab peers --json")?;
+    ensure!(peers.schema == PEERS_SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, PEERS_SCHEMA);
     let (theirs, ours) = ((&peers.origin.device, peers.origin.gpus), (&report.origin.device, report.origin.gpus));
     ensure!(theirs == ours, "{name} was measured on {} x {}, and the ops on {} x {}", theirs.1, theirs.0, ours.1, ours.0);
     ensure!(report.rows.iter().any(|row| peers.of(row).is_some()), "{name} has none of the shapes that it is to be shown beside");

@@ -7,7 +7,7 @@ use super::markdown::markdown;
 use super::overview::{INDEX, index_line, overview};
 use super::svg::svg;
 use super::{machine, read, read_peers};
-use crate::peers::PeersReport;
+use crate::report::PeersReport;
 use crate::report::Report;
 use anyhow::{Context, ensure};
 use std::cmp::Reverse;

@@ -1,8 +1,8 @@
 mod peers;
 
 use super::*;
+use crate::harness::Times;
 use crate::report::{Enqueue, Late, Measured, Row, Verified};
-use crate::stats::Times;
 use flux_core::{DType, OpKind, Problem, WorldSize};
 
 fn flat(ms: f64) -> Times {

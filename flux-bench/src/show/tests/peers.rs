@@ -1,7 +1,7 @@
 //! What peers took, beside the ops.
 
 use super::*;
-use crate::peers::PeerRow;
+use crate::report::PeerRow;
 
 fn times(op: OpKind, m: usize, (serial, fused): (f64, Option<f64>)) -> PeerRow {
     let why = fused.is_none().then(|| "RuntimeError: no".to_owned());
@@ -19,7 +19,7 @@ fn times(op: OpKind, m: usize, (serial, fused): (f64, Option<f64>)) -> PeerRow {
 /// At two of the three shapes of [`both_ops`], and one that it does not have.
 fn peers() -> PeersReport {
     PeersReport {
-        schema: crate::peers::SCHEMA,
+        schema: PEERS_SCHEMA,
         origin: crate::report::Origin::of_a_test("A <GPU>", 4, "flux-bench peers"),
         nccl: "2.28.9".into(),
         torch: "2.11.0+cu130".into(),
