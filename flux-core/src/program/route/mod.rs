@@ -12,81 +12,16 @@
 
 mod order;
 mod parcels;
+mod records;
 #[cfg(test)]
 mod tests;
 
-use crate::{TransportError, WorkspaceView};
-use flux_core::Rank;
-use flux_core::layout::WorkspaceSize;
-use flux_core::program::TileProgram;
-use flux_core::rank::MAX_WORLD;
+pub use records::{Block, Incoming, Origin, Parcel, Reader};
 
-/// Where a parcel lies in its source's half: `rows` rows of `width` bytes, `pitch` bytes apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Block {
-    /// Bytes from the start of the half.
-    pub offset: u64,
-    /// Rows.
-    pub rows: u64,
-    /// Bytes of a row.
-    pub width: u64,
-    /// Bytes from a row to the next.
-    pub pitch: u64,
-}
-
-/// Where a parcel comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Origin {
-    /// The caller's shard, from the call's begin on.
-    Shard {
-        /// First row.
-        row: u64,
-        /// Bytes before the first column.
-        before: u64,
-    },
-    /// The outbox, at the same place as in the half, from when the kernel has raised the reader's
-    /// signal.
-    Outbox,
-}
-
-/// Who reads a parcel, and where it goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Reader {
-    /// The rank.
-    pub rank: u32,
-    /// The signal of its pad that says that the parcel is there.
-    pub signal: u32,
-    /// Bytes from the start of the half of its data region.
-    pub offset: u64,
-    /// Bytes from a row to the next there.
-    pub pitch: u64,
-    /// Step of the schedule at which it goes there.
-    pub step: u32,
-}
-
-/// A piece that travels as one, with one signal for each reader.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Parcel {
-    /// Where it comes from.
-    pub origin: Origin,
-    /// Where it lies on its way.
-    pub block: Block,
-    /// Who reads it.
-    pub readers: Vec<Reader>,
-}
-
-/// A parcel as this rank receives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Incoming {
-    /// The rank that sends it.
-    pub source: u32,
-    /// Its number among all that the source sends.
-    pub index: u32,
-    /// Where it lies in the source's half.
-    pub block: Block,
-    /// Where it goes.
-    pub reader: Reader,
-}
+use super::TileProgram;
+use crate::Rank;
+use crate::layout::WorkspaceSize;
+use crate::rank::MAX_WORLD;
 
 /// All that a rank sends and receives in a call of one op.
 #[derive(Clone, Debug)]
@@ -138,26 +73,22 @@ impl Route {
     }
 
     /// The data regions that the kernel is given, by rank: its own, and for each peer that place of
-    /// the outbox.
-    pub fn data(&self, view: &WorkspaceView) -> [u64; MAX_WORLD] {
+    /// the outbox. `regions` are the workspace's.
+    pub fn data(&self, regions: &[u64]) -> [u64; MAX_WORLD] {
         let mut data = self.shifts;
-        for (rank, (address, base)) in data.iter_mut().zip(&view.data).enumerate() {
+        for (rank, (address, base)) in data.iter_mut().zip(regions).enumerate() {
             *address = if rank == self.rank as usize { *base } else { base.wrapping_add(*address) };
         }
         data
     }
 
-    /// Whether a workspace of `world` ranks holds it.
-    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
-        let bad = |what, value, limit| Err(TransportError::BadTransfer { index: 0, what, value, limit });
-        if self.world != world {
-            bad("world size of the route", u64::from(self.world), u64::from(world))
-        } else if self.size.signals > size.signals {
-            bad("signals of the route", u64::from(self.size.signals), u64::from(size.signals))
-        } else if self.size.half_bytes > size.half_bytes {
-            bad("bytes of the route", self.size.half_bytes, size.half_bytes)
-        } else {
-            Ok(())
-        }
+    /// The number of ranks.
+    pub fn world(&self) -> u32 {
+        self.world
+    }
+
+    /// The smallest workspace that holds it.
+    pub fn workspace(&self) -> WorkspaceSize {
+        self.size
     }
 }

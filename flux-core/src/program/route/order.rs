@@ -3,8 +3,8 @@
 //! Invariant: the order is a permutation of what is received, the same in every call, and no parcel
 //! of a source comes before an earlier one of the same source and step.
 
-use super::Incoming;
-use flux_core::OpKind;
+use super::records::Incoming;
+use crate::OpKind;
 
 /// Sorts by when each parcel is wanted and can be there.
 ///

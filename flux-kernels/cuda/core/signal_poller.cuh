@@ -19,7 +19,7 @@ __device__ __forceinline__ u64 progress(u32 number, u32 step) {
 }
 
 template <class C>
-struct Watcher {
+struct SignalPoller {
     const Params& p;
     const Shared<C> smem;
     const u32 epoch;
@@ -27,9 +27,9 @@ struct Watcher {
     bool stamped = false;
 
     // By the whole warp, whose lanes have acquired what they waited for.
-    __device__ __forceinline__ void tell(u32 number, u32 step) const {
+    __device__ __forceinline__ void publish(u32 number, u32 step) const {
         __syncwarp();
-        if (lane == 0) ptx::store_release_cta_shared(smem.there(), progress(number, step));
+        if (lane == 0) ptx::store_release_cta_shared(smem.arrived(), progress(number, step));
     }
 
     // The entry of a group that this lane looks at first; where there is none, as good as any.
@@ -43,7 +43,7 @@ struct Watcher {
     __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group, Await mine) {
         for (u32 next = first; next < first + count; next += group) {
             WaitTarget target = await_target(p, epoch, mine);
-            tell(number, mine.k_step);
+            publish(number, mine.k_step);
             // Asked for beside this group's signals: asked for after them, it would be a way to
             // memory more until they are told.
             if (next + group < first + count) mine = entry_of_lane(next + group, group);
@@ -69,7 +69,7 @@ struct Watcher {
                 seen_first = item.await_first;
                 seen_count = item.await_count;
             }
-            tell(++number, 0);
+            publish(++number, 0);
         }
     }
 
@@ -82,7 +82,7 @@ struct Watcher {
             const WaitTarget target = await_target(p, epoch, first + there + (lane < polled ? lane : 0));
             // Waits begin with their item, as the producer's would, and not with the call.
             while (there == 0 && ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
-            for (Patience patience;;) {
+            for (Deadline deadline;;) {
                 const u32 seen = ptx::load_acquire_sys(target.word);
                 const u32 missing = __ballot_sync(0xFFFFFFFFu, lane < polled && seen != epoch);
                 if ((missing & 1) == 0) {
@@ -90,12 +90,12 @@ struct Watcher {
                     break;
                 }
                 // The first lane waits for the first that is missing.
-                if (__any_sync(0xFFFFFFFFu, lane == 0 && !patience.again(p, epoch, target, seen))) {
+                if (__any_sync(0xFFFFFFFFu, lane == 0 && !deadline.again(p, epoch, target, seen))) {
                     there = count;
                     break;
                 }
             }
-            tell(number, there);
+            publish(number, there);
         }
     }
 
@@ -107,9 +107,9 @@ struct Watcher {
                 if (item.sink == static_cast<u32>(Sink::kReduceRows)) {
                     // What folds add may be there long before the storer has had its turns. Else it
                     // is there soon after its own tiles are sent, and the storer awaits it.
-                    if (p.turns == 0) return;
+                    if (p.in_flight_limit == 0) return;
                     while (ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
-                    await_folds<C>(p, smem, epoch, walk, i, FoldAwaits::of(p, i));
+                    await_rows_to_reduce<C>(p, smem, epoch, walk, i, RowAwaits::of(p, i));
                     return;
                 }
             }

@@ -4,10 +4,10 @@
 //! parcels come in the order in which the program completes them. Of a program whose kernels
 //! scatter tile by tile there are none.
 
-use super::{Block, Origin, Parcel, Reader};
-use flux_core::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
-use flux_core::program::{Places, Round, TileProgram, sink};
-use flux_core::{OpKind, Rank};
+use super::records::{Block, Origin, Parcel, Reader};
+use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::program::{Places, Round, TileProgram, sink};
+use crate::{OpKind, Rank};
 use std::collections::BTreeMap;
 
 /// What the rank of `program` sends.
