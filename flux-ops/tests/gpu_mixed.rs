@@ -2,7 +2,7 @@
 //!
 //! Ranks are threads, and this machine is taken for two. Two nodes of one rank need two GPUs, two
 //! of two need four: threads that share a GPU hold up each other's NCCL kernels, so that is soaked
-//! on small problems only (`flux-bench soak --nodes 2 --ranks-per-gpu 2`). Processes of a launch
+//! on small problems only (`flux-bench lab soak --nodes 2 --ranks-per-gpu 2`). Processes of a launch
 //! (`common/launched.rs`) take turns on what GPUs there are. One line says what is skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
@@ -14,7 +14,8 @@ use common::{AnyOp, Case, Machine, OPS, Plan, Values, skipped};
 use flux_core::OpKind;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::tile::Raster;
-use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World, nccl};
+use flux_transport::internal::nccl;
+use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World};
 use half::bf16;
 use std::sync::Once;
 

@@ -1,0 +1,189 @@
+//! One GEMM of the baseline: its descriptors and its algorithm are made once, and a call does
+//! nothing but launch.
+//!
+//! Invariant: `y[m, n] = x[m, k] * transpose(w[n, k])`, all row-major and dense, with fp32
+//! accumulation. cuBLASLt counts columns first, so it is asked for
+//! `transpose(y) = w * transpose(x)`: its A is `w`, transposed from its view, and its B is `x`, not
+//! transposed.
+
+use super::library::{Algo, Candidate, CublasError, Library, check, library};
+use cudarc::cublaslt::sys;
+use flux_core::DType;
+use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
+use std::ffi::{c_int, c_void};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+/// What an algorithm may use; cuBLAS itself recommends 32 MiB on Hopper.
+const WORKSPACE: usize = 64 << 20;
+/// `CUBLAS_OP_T` of `cublasOperation_t`, which the bindings leave out.
+const OP_T: c_int = 1;
+/// Algorithms that the heuristic is asked for.
+const CANDIDATES: c_int = 16;
+
+/// A GEMM of one shape on one device.
+#[derive(Debug)]
+pub struct Gemm {
+    library: &'static Library,
+    // Destroyed in `Drop`, in the order in which they were made.
+    handle: usize,
+    desc: usize,
+    w_layout: usize,
+    x_layout: usize,
+    y_layout: usize,
+    workspace: DeviceBlock,
+    candidates: Vec<Candidate>,
+    chosen: Algo,
+}
+
+impl Gemm {
+    /// Prepares the GEMM and asks the heuristic for its candidates; the first is chosen.
+    ///
+    /// # Errors
+    /// No cuBLASLt, no algorithm for the shape, or a refusal.
+    pub fn new(device: &CudaDevice, (m, n, k): (u32, u32, u32), dtype: DType) -> Result<Self, CublasError> {
+        let library = library()?;
+        let _current = device.enter()?;
+        let workspace = DeviceBlock::new(device, WORKSPACE)?;
+        let mut gemm = Self {
+            library,
+            handle: 0,
+            desc: 0,
+            w_layout: 0,
+            x_layout: 0,
+            y_layout: 0,
+            workspace,
+            candidates: vec![Candidate::default(); CANDIDATES.unsigned_abs() as usize],
+            chosen: [0; 8],
+        };
+        gemm.describe((m, n, k), dtype)?;
+        gemm.ask()?;
+        let first = gemm.candidates.first().ok_or(CublasError::NoAlgorithm { m, n, k })?;
+        gemm.chosen = first.algo;
+        Ok(gemm)
+    }
+
+    fn describe(&mut self, (m, n, k): (u32, u32, u32), dtype: DType) -> Result<(), CublasError> {
+        let lt = self.library;
+        let element = match dtype {
+            DType::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+            DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+        } as c_int;
+        // SAFETY: a place for the result.
+        check("cublasLtCreate", unsafe { (lt.create)(&raw mut self.handle) })?;
+        let (compute, scale) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F as c_int, sys::cudaDataType_t::CUDA_R_32F as c_int);
+        // SAFETY: a place for the result.
+        check("cublasLtMatmulDescCreate", unsafe { (lt.desc_create)(&raw mut self.desc, compute, scale) })?;
+        let transpose = OP_T;
+        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as c_int;
+        // SAFETY: the attribute is an int, and the descriptor exists.
+        check("cublasLtMatmulDescSetAttribute", unsafe {
+            (lt.desc_set)(self.desc, attribute, (&raw const transpose).cast::<c_void>(), size_of::<c_int>())
+        })?;
+        let (m, n, k) = (u64::from(m), u64::from(n), u64::from(k));
+        for (layout, rows, cols) in [(&mut self.w_layout, k, n), (&mut self.x_layout, k, m), (&mut self.y_layout, n, m)] {
+            // SAFETY: a place for the result.
+            check("cublasLtMatrixLayoutCreate", unsafe { (lt.layout_create)(layout, element, rows, cols, rows.cast_signed()) })?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self) -> Result<(), CublasError> {
+        let lt = self.library;
+        let mut preference = 0;
+        // SAFETY: a place for the result.
+        check("cublasLtMatmulPreferenceCreate", unsafe { (lt.preference_create)(&raw mut preference) })?;
+        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as c_int;
+        let limit = WORKSPACE;
+        // SAFETY: the attribute is a size_t, and the preference exists.
+        let set = unsafe { (lt.preference_set)(preference, attribute, (&raw const limit).cast::<c_void>(), size_of::<usize>()) };
+        let mut found: c_int = 0;
+        // SAFETY: all descriptors exist; there is room for `CANDIDATES` results.
+        let asked = unsafe {
+            (lt.heuristic)(
+                self.handle,
+                self.desc,
+                self.w_layout,
+                self.x_layout,
+                self.y_layout,
+                self.y_layout,
+                preference,
+                CANDIDATES,
+                self.candidates.as_mut_ptr(),
+                &raw mut found,
+            )
+        };
+        // SAFETY: made above, destroyed once.
+        unsafe { (lt.preference_destroy)(preference) };
+        check("cublasLtMatmulPreferenceSetAttribute", set)?;
+        check("cublasLtMatmulAlgoGetHeuristic", asked)?;
+        self.candidates.truncate(found.unsigned_abs() as usize);
+        self.candidates.retain(|c| c.state == 0 && c.workspace <= WORKSPACE);
+        Ok(())
+    }
+
+    /// Algorithms that the heuristic proposed, the same on equal devices.
+    pub fn candidates(&self) -> usize {
+        self.candidates.len()
+    }
+
+    /// Uses candidate `index` from now on.
+    ///
+    /// # Panics
+    /// When there is no such candidate.
+    pub fn choose(&mut self, index: usize) {
+        self.chosen = self.candidates[index].algo;
+    }
+
+    /// Launches the GEMM on `stream` and returns.
+    ///
+    /// # Safety
+    /// `x`, `w` and `y` are device addresses of dense operands of the shape that the GEMM was made
+    /// for, until the stream is past the call; `stream` is a `CUstream` of the device, the only one
+    /// on which this GEMM is used at a time (its workspace is one).
+    pub unsafe fn launch(&self, x: u64, w: u64, y: u64, stream: usize) -> Result<(), CublasError> {
+        let (alpha, beta) = (1.0_f32, 0.0_f32);
+        let source = |address: u64| with_exposed_provenance::<c_void>(address as usize);
+        let target = |address: u64| with_exposed_provenance_mut::<c_void>(address as usize);
+        // SAFETY: the caller's promise for the operands; descriptors, workspace and algorithm are
+        // this object's.
+        let status = unsafe {
+            (self.library.matmul)(
+                self.handle,
+                self.desc,
+                (&raw const alpha).cast(),
+                source(w),
+                self.w_layout,
+                source(x),
+                self.x_layout,
+                (&raw const beta).cast(),
+                source(y),
+                self.y_layout,
+                target(y),
+                self.y_layout,
+                &raw const self.chosen,
+                target(self.workspace.address()),
+                self.workspace.bytes(),
+                stream,
+            )
+        };
+        check("cublasLtMatmul", status)
+    }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        let lt = self.library;
+        for layout in [self.y_layout, self.x_layout, self.w_layout].into_iter().filter(|&l| l != 0) {
+            // SAFETY: made by this object, destroyed once.
+            unsafe { (lt.layout_destroy)(layout) };
+        }
+        if self.desc != 0 {
+            // SAFETY: as above.
+            unsafe { (lt.desc_destroy)(self.desc) };
+        }
+        if self.handle != 0 {
+            // SAFETY: as above.
+            unsafe { (lt.destroy)(self.handle) };
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The harness's kernels and the fused one, as cubins for a device.
+
+use flux_kernels::Variant;
+use flux_kernels::cache;
+use flux_kernels::nvrtc::{Arch, Nvrtc};
+use flux_kernels::sources::{self, Source};
+use flux_transport::internal::cuda::CudaDevice;
+
+/// What a device's kernels are compiled for, or why there are none for it.
+pub(crate) fn arch(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<Arch> {
+    match compute {
+        (9, 0) => Ok(Arch::Sm90a),
+        (major, minor) => anyhow::bail!("GPU {ordinal} has compute capability {major}.{minor}, and the kernels are for 9.0"),
+    }
+}
+
+/// Cubin of the harness.
+pub(crate) fn harness(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
+    cubin(device, &sources::harness())
+}
+
+/// Cubin of the link kernels.
+pub(crate) fn links(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
+    cubin(device, &sources::links())
+}
+
+/// Cubin of a variant of the fused kernel.
+pub(crate) fn fused(device: &CudaDevice, variant: Variant) -> anyhow::Result<Vec<u8>> {
+    cubin(device, &variant.source())
+}
+
+fn cubin(device: &CudaDevice, source: &Source) -> anyhow::Result<Vec<u8>> {
+    Ok(cache::cubin(source, arch(device.ordinal(), device.info().compute)?)?.image)
+}
+
+/// The version of the compiler that made the kernels, as it is kept with them.
+pub(crate) fn compiled_by() -> anyhow::Result<String> {
+    Ok(cache::cubin(&sources::harness(), Arch::Sm90a)?.version.to_string())
+}
+
+/// The compiler that would be used, in words.
+pub(crate) fn compiler() -> Result<String, String> {
+    let nvrtc = Nvrtc::get().map_err(|why| why.to_string())?;
+    Ok(format!("{}, {}", nvrtc.version(), nvrtc.path().display()))
+}

@@ -1,0 +1,185 @@
+//! A rank process, as the program that started it sees it.
+//!
+//! Invariant: a process is killed and reaped when its [`Process`] is dropped, whatever it was
+//! doing, unless the kernel does not let it go within [`GRACE`]; no wait for it lasts longer than
+//! is said.
+
+use super::ending::Ending;
+use super::talk::{Order, Report};
+use super::threads;
+use anyhow::{Context, bail};
+use flux_core::Rank;
+use flux_transport::launch::one_host_each;
+use flux_transport::{FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
+use rustix::process::{Pid, Signal};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a process that was killed may take to go: its driver may have memory to free.
+const GRACE: Duration = Duration::from_secs(20);
+/// How often a process is looked at.
+const LOOK: Duration = Duration::from_millis(2);
+/// How often whoever waits for a report looks whether a signal ends the run.
+const LOOK_AROUND: Duration = Duration::from_millis(50);
+
+/// One rank.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) rank: u32,
+    child: Child,
+    orders: ChildStdin,
+    reports: Receiver<String>,
+    reader: Option<JoinHandle<()>>,
+    ending: Ending,
+}
+
+impl Process {
+    /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in
+    /// `temporary`: this program again, with `words`. `sharing`: whether ranks share devices. A
+    /// signal that `ending` notes ends all waits for it.
+    pub(super) fn start(
+        rank: u32,
+        world: u32,
+        sharing: bool,
+        (rendezvous, temporary): (&Path, &Path),
+        words: &[String],
+        ending: Ending,
+    ) -> anyhow::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(words)
+            .envs(sharing.then(|| one_host_each(Rank::new(rank))).into_iter().flatten())
+            .env(FLUX_RANK, rank.to_string())
+            .env(FLUX_WORLD_SIZE, world.to_string())
+            .env(FLUX_LOCAL_RANK, rank.to_string())
+            .env(FLUX_RENDEZVOUS, rendezvous)
+            .env("TMPDIR", temporary)
+            .env("XDG_RUNTIME_DIR", temporary)
+            // NVLink multicast can take a shared host's devices out of service.
+            .env("NCCL_NVLS_ENABLE", "0")
+            // Connections of its RAS subsystem, which belong to no communicator, stay a minute
+            // after their last use: what is looked for here is what grows.
+            .env("NCCL_RAS_ENABLE", "0")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("a rank process cannot be started")?;
+        let (orders, out) = (child.stdin.take().context("no pipe to a rank")?, child.stdout.take().context("no pipe from a rank")?);
+        let (sender, reports) = channel();
+        let read = move || BufReader::new(out).lines().map_while(Result::ok).try_for_each(|line| sender.send(line).map_err(drop));
+        let reader = std::thread::Builder::new().name(format!("reports of rank {rank}")).spawn(move || {
+            // Until the rank has ended, or nobody listens any more.
+            let _ = read();
+        })?;
+        Ok(Self { rank, child, orders, reports, reader: Some(reader), ending })
+    }
+
+    /// Gives an order.
+    pub(super) fn order(&mut self, order: Order) -> anyhow::Result<()> {
+        let line = serde_json::to_string(&order)? + "\n";
+        self.orders.write_all(line.as_bytes()).with_context(|| format!("rank {} takes no orders", self.rank))
+    }
+
+    /// The next report; `None` at the limit, which is a hang.
+    pub(super) fn report(&self, limit: Instant) -> anyhow::Result<Option<Report>> {
+        loop {
+            self.ending.check()?;
+            let left = limit.saturating_duration_since(Instant::now());
+            match self.reports.recv_timeout(left.min(LOOK_AROUND)) {
+                Ok(line) => return Ok(Some(serde_json::from_str(&line).with_context(|| format!("rank {} says {line:?}", self.rank))?)),
+                Err(RecvTimeoutError::Timeout) if left > LOOK_AROUND => {}
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => bail!("rank {} has ended without a report; what it wrote is above", self.rank),
+            }
+        }
+    }
+
+    /// Sends a signal.
+    pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).with_context(|| format!("rank {} gets no signal", self.rank))
+    }
+
+    /// What each of its threads does, as the system says.
+    pub(super) fn threads(&self) -> Vec<String> {
+        threads::of(self.child.id())
+    }
+
+    /// Waits until it has ended by itself, until the limit; whether it has.
+    pub(super) fn ended(&mut self, limit: Instant) -> anyhow::Result<bool> {
+        loop {
+            self.ending.check()?;
+            if self.child.try_wait()?.is_some() {
+                return Ok(true);
+            }
+            if Instant::now() >= limit {
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Of a process that has ended, this does nothing; a stopped one is killed all the same.
+        let _ = self.child.kill();
+        if !collect(&mut self.child, &mut self.reader, Instant::now() + GRACE) {
+            tracing::warn!(rank = self.rank, pid = self.child.id(), "a rank was killed, and it or what it has started is left behind");
+        }
+    }
+}
+
+/// Reaps what was killed and joins its reader; whether both have ended by the limit.
+fn collect(child: &mut Child, reader: &mut Option<JoinHandle<()>>, limit: Instant) -> bool {
+    let gone = within(limit, || !matches!(child.try_wait(), Ok(None)));
+    // Its pipe is open for as long as anything that it has started holds it.
+    let read = within(limit, || reader.as_ref().is_none_or(JoinHandle::is_finished));
+    if let Some(reader) = reader.take_if(|_| read) {
+        let _ = reader.join();
+    }
+    gone && read
+}
+
+/// Whether `done` says so before the limit.
+fn within(limit: Instant, mut done: impl FnMut() -> bool) -> bool {
+    loop {
+        if done() {
+            return true;
+        }
+        if Instant::now() >= limit {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    fn started(script: &str) -> (Child, Option<JoinHandle<()>>) {
+        let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = child.stdout.take().unwrap();
+        let reader = std::thread::spawn(move || {
+            let _ = out.read_to_end(&mut Vec::new());
+        });
+        (child, Some(reader))
+    }
+
+    #[test]
+    fn a_pipe_that_outlives_its_process_is_not_waited_for() {
+        let (mut child, mut reader) = started("exit 0");
+        assert!(collect(&mut child, &mut reader, Instant::now() + GRACE) && reader.is_none());
+        // What it has started holds the pipe until its own input, which this test holds, is closed.
+        let (mut child, mut reader) = started("exec 3<&0; (read line <&3) & exit 0");
+        let began = Instant::now();
+        assert!(!collect(&mut child, &mut reader, Instant::now() + Duration::from_millis(300)));
+        assert!(began.elapsed() < GRACE && reader.is_some(), "{:?}", began.elapsed());
+        drop(child.stdin.take());
+        assert!(collect(&mut child, &mut reader, Instant::now() + GRACE) && reader.is_none());
+    }
+}

@@ -1,0 +1,113 @@
+//! What is checked of a mover's work before any of it is done.
+//!
+//! Invariant: work that passed reads and writes nothing outside of the workspace, but for the
+//! caller's rows.
+
+use super::{Carry, Exchange, MoverJob, Source};
+use crate::TransportError;
+use flux_core::layout::WorkspaceSize;
+
+impl Carry<'_> {
+    /// Checks that a workspace of `world` ranks holds the route.
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        let bad = |what, value, limit| Err(TransportError::BadTransfer { index: 0, what, value, limit });
+        let needed = self.route.workspace();
+        if self.route.world() != world {
+            bad("world size of the route", u64::from(self.route.world()), u64::from(world))
+        } else if needed.signals > size.signals {
+            bad("signals of the route", u64::from(needed.signals), u64::from(size.signals))
+        } else if needed.half_bytes > size.half_bytes {
+            bad("bytes of the route", needed.half_bytes, size.half_bytes)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Exchange<'_> {
+    /// Checks that every message lies in the workspace of `world` ranks.
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        let all = u64::from(world.saturating_sub(1)).saturating_mul(self.place_bytes);
+        if all > size.half_bytes {
+            let what = "end of all places";
+            return Err(TransportError::BadTransfer { index: 0, what, value: all, limit: size.half_bytes });
+        }
+        if let Source::Rows(push) = &self.source {
+            push.check(world, size)?;
+        }
+        for (index, round) in self.rounds.iter().enumerate() {
+            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let end = round.offset.saturating_add(round.bytes);
+            if end > self.place_bytes {
+                return bad("end of the chunk", end, self.place_bytes);
+            }
+            for end in [round.sent, round.received] {
+                let filled = (u64::from(end.place) + 1).saturating_mul(self.place_bytes);
+                if end.peer.get() >= world {
+                    return bad("peer", u64::from(end.peer.get()), u64::from(world));
+                } else if end.signal >= size.signals {
+                    return bad("signal", u64::from(end.signal), u64::from(size.signals));
+                } else if filled > size.half_bytes {
+                    return bad("end of the place", filled, size.half_bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MoverJob<'_> {
+    /// Checks that every transfer lies in the workspace of `world` ranks.
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        for (index, forward) in self.forwards.iter().enumerate() {
+            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let filled = (u64::from(forward.from) + 1).saturating_mul(self.place_bytes);
+            if forward.awaits.signal >= size.signals {
+                return bad("signal that is awaited", u64::from(forward.awaits.signal), u64::from(size.signals));
+            } else if filled > size.half_bytes {
+                return bad("end of the place that is passed on", filled, size.half_bytes);
+            }
+        }
+        let passed_on = self.forwards.iter().map(|forward| &forward.to);
+        for (index, t) in self.transfers.iter().chain(passed_on).enumerate() {
+            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let row_end = (u64::from(t.col) + u64::from(t.cols)).saturating_mul(self.element_bytes);
+            let end = (u64::from(t.row) + u64::from(t.rows)).checked_mul(self.row_bytes);
+            let inside = end.filter(|&end| end <= self.place_bytes);
+            let filled = (u64::from(t.place) + 1).checked_mul(self.place_bytes);
+            if t.dest >= world {
+                return bad("dest", u64::from(t.dest), u64::from(world));
+            } else if t.raise >= size.signals {
+                return bad("raise", u64::from(t.raise), u64::from(size.signals));
+            } else if row_end > self.row_bytes {
+                return bad("end of the columns", row_end, self.row_bytes);
+            } else if inside.is_none() {
+                return bad("end of the rows", end.unwrap_or(u64::MAX), self.place_bytes);
+            } else if filled.is_none_or(|filled| filled > size.half_bytes) {
+                return bad("end of the place", filled.unwrap_or(u64::MAX), size.half_bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::program::route::Route;
+    use flux_core::program::{Schedule, TileProgram};
+    use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+
+    #[test]
+    fn a_workspace_that_is_too_small_for_a_route_is_refused() {
+        let world = WorldSize::new(2).unwrap();
+        let problem = Problem::new(OpKind::GemmReduceScatter, 64, 96, 64, DType::Bf16, world).unwrap();
+        let schedule = Schedule::of(TileShape::new(16, 24, 16));
+        let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap()).collect();
+        let (route, size) = (Route::new(Rank::new(0), &programs), programs[0].workspace());
+        let carry = Carry { x: 0, row_stride: 0, route: &route, op: 0 };
+        assert!(carry.check(2, size).is_ok() && carry.check(3, size).is_err());
+        assert!(carry.check(2, WorkspaceSize { signals: size.signals - 1, ..size }).is_err());
+        assert!(carry.check(2, WorkspaceSize { half_bytes: size.half_bytes - 1, ..size }).is_err());
+    }
+}
