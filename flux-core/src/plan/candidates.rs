@@ -25,11 +25,11 @@ const SPLITS: [u32; 2] = [2, 3];
 const MESSAGES: [u32; 4] = [1, 2, 4, 8];
 
 impl Plan {
-    /// Every plan of `tiles` that is worth a look for `problem` on `target`.
-    pub fn candidates(problem: &Problem, target: &Target, tiles: impl IntoIterator<Item = TileShape>) -> Vec<Self> {
+    /// Every plan that is worth a look for `problem` on `target`.
+    pub fn candidates(problem: &Problem, target: &Target) -> Vec<Self> {
         let (mut all, mut known) = (Vec::new(), HashSet::new());
-        for tile in tiles {
-            for rows in row_mappings(problem, target) {
+        for tile in TileShape::all() {
+            for rows in row_mappings(problem, target).into_iter().filter(|&rows| has_kernel(problem, tile, rows)) {
                 for plan in of_tile(problem, target, Self { rows, ..Self::of(tile) }) {
                     let plan = plan.canonical(problem, target);
                     if known.insert(plan) {
@@ -39,6 +39,16 @@ impl Plan {
             }
         }
         all
+    }
+}
+
+/// Whether a kernel can do what a GEMM-ReduceScatter asks of its tiles; an AllGather-GEMM asks
+/// nothing.
+fn has_kernel(problem: &Problem, tile: TileShape, rows: RowMapping) -> bool {
+    match (problem.op(), rows) {
+        (OpKind::GemmReduceScatter, RowMapping::Flattened) => tile.scatters(),
+        (OpKind::GemmReduceScatter, RowMapping::PerShard { .. }) => problem.world().peers() == 0 || tile.sends_partials(),
+        (OpKind::AllGatherGemm, _) => true,
     }
 }
 

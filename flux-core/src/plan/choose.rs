@@ -4,7 +4,7 @@
 //! neighbour's plan decides where the model sees no difference.
 
 use super::{Plan, PlanKey, PlanTable, Target};
-use crate::{Problem, TileShape};
+use crate::Problem;
 use std::fmt;
 
 /// A neighbour's plan may be slower by the model by this much and is taken all the same: the model
@@ -38,19 +38,13 @@ impl fmt::Display for PlanOrigin {
     }
 }
 
-/// The plan for `problem` on `target`: from the first of `tables` that has it, or by the model over
-/// candidates of `tiles`. `None` where no tile is legal.
-pub fn choose(
-    problem: &Problem,
-    target: &Target,
-    key: &PlanKey,
-    tables: &[&PlanTable],
-    tiles: impl IntoIterator<Item = TileShape>,
-) -> Option<(Plan, PlanOrigin)> {
+/// The plan for `problem` on `target`: from the first of `tables` that has it, or by the model.
+/// `None` where no candidate is legal.
+pub fn choose(problem: &Problem, target: &Target, key: &PlanKey, tables: &[&PlanTable]) -> Option<(Plan, PlanOrigin)> {
     if let Some(row) = tables.iter().find_map(|table| table.exact(key, problem.m())) {
         return Some((row.plan.canonical(problem, target), PlanOrigin::Table));
     }
-    let model = *Plan::ranked(problem, target, tiles).first()?;
+    let model = *Plan::ranked(problem, target).first()?;
     let limit = model.cost_ns(problem, target) * INDIFFERENT;
     let rows = tables.iter().flat_map(|table| table.neighbours(key, problem.m()));
     let adapted = rows.map(|row| (row.plan.canonical(problem, target), row.m));

@@ -7,7 +7,7 @@ use super::{CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::program::Schedule;
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, TileShape};
+use crate::{OpKind, Problem};
 
 /// Exponent of the soft maximum of two streams that overlap: equal ones take an eighth longer than
 /// each, and one that is half as long as the other hides under it.
@@ -16,8 +16,8 @@ const OVERLAP: i32 = 6;
 impl Plan {
     /// The candidates, the fastest by the model first; of those within half a percent the first
     /// candidate, which is the simplest.
-    pub fn ranked(problem: &Problem, target: &Target, tiles: impl IntoIterator<Item = TileShape>) -> Vec<Self> {
-        let mut ranked = Self::candidates(problem, target, tiles);
+    pub fn ranked(problem: &Problem, target: &Target) -> Vec<Self> {
+        let mut ranked = Self::candidates(problem, target);
         ranked.sort_by_cached_key(|plan| (plan.cost_ns(problem, target).max(1.0).ln() * 200.0).round() as i64);
         ranked
     }

@@ -4,12 +4,8 @@ use flux_core::machine::Machine;
 use flux_core::plan::Links;
 use flux_core::plan::{Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, Target, choose};
 use flux_core::program::{Channels, TileProgram, check};
-use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_core::{DType, OpKind, Problem, WorldSize};
 use proptest::prelude::*;
-
-/// Tiles of the CPU executor: any.
-const TILES: [TileShape; 4] =
-    [TileShape::new(128, 256, 64), TileShape::new(256, 192, 64), TileShape::new(128, 128, 64), TileShape::new(160, 256, 64)];
 
 fn problems() -> impl Strategy<Value = Problem> {
     (any::<bool>(), 1_u32..=8, 1_usize..300, 1_usize..200, 1_usize..200).prop_map(|(gathers, world, rows, n, k)| {
@@ -32,7 +28,7 @@ proptest! {
     #[test]
     fn candidates_are_canonical_and_have_right_programs(problem in problems(), number in any::<prop::sample::Index>()) {
         for target in targets(&problem) {
-            let all = Plan::candidates(&problem, &target, TILES);
+            let all = Plan::candidates(&problem, &target);
             prop_assert!(!all.is_empty());
             let plan = all[number.index(all.len())];
             prop_assert_eq!(plan.canonical(&problem, &target), plan);
@@ -47,7 +43,7 @@ proptest! {
     #[test]
     fn canonical_plans_have_the_same_programs(problem in problems(), number in any::<prop::sample::Index>(), extra in 0_u32..5) {
         let target = Target::peer_memory(Machine::H100, &problem);
-        let all = Plan::candidates(&problem, &target, TILES);
+        let all = Plan::candidates(&problem, &target);
         let plan = all[number.index(all.len())];
         let asked = Plan { k_slices: if problem.op() == OpKind::GemmReduceScatter { plan.k_slices + extra } else { plan.k_slices }, ..plan };
         for rank in problem.world().ranks() {
@@ -66,7 +62,7 @@ fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
     let key = |problem: &Problem| PlanKey::new(problem, "GPU, new", "1.2", "nvlink");
     let choice = |table: &PlanTable, m: usize| {
         let problem = llama(m);
-        choose(&problem, &Target::peer_memory(Machine::H100, &problem), &key(&problem), &[table], TILES).unwrap()
+        choose(&problem, &Target::peer_memory(Machine::H100, &problem), &key(&problem), &[table]).unwrap()
     };
     let empty = PlanTable::default();
     let (model, origin) = choice(&empty, 2048);
@@ -80,10 +76,7 @@ fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
     assert_eq!(choice(&table, 2048).1, PlanOrigin::Neighbour { m: 1536 });
     assert_eq!(choice(&table, 4096).1, PlanOrigin::Model, "no row is near enough");
     let other = PlanKey { driver: "1.3".to_owned(), ..key(&llama(1024)) };
-    assert_eq!(
-        choose(&llama(1024), &Target::peer_memory(Machine::H100, &llama(1024)), &other, &[&table], TILES).unwrap().1,
-        PlanOrigin::Model
-    );
+    assert_eq!(choose(&llama(1024), &Target::peer_memory(Machine::H100, &llama(1024)), &other, &[&table]).unwrap().1, PlanOrigin::Model);
 }
 
 #[test]
@@ -106,6 +99,6 @@ fn a_table_of_measured_machines_serves_the_layers_that_were_measured() {
     let problem = llama(1024);
     let key = PlanKey::new(&problem, "NVIDIA H100 80GB HBM3", "580.1", "nvlink");
     let target = Target::peer_memory(Machine::H100, &problem);
-    let (_, origin) = choose(&problem, &target, &key, &[&PlanTable::shipped()], TILES).unwrap();
+    let (_, origin) = choose(&problem, &target, &key, &[&PlanTable::shipped()]).unwrap();
     assert_eq!(origin, PlanOrigin::Table, "fp16 has the plan of bf16");
 }
