@@ -249,17 +249,11 @@ mod tests {
     }
 
     #[test]
-    fn show_needs_files_and_a_form_or_a_repository() {
-        for words in ["show --markdown", "show --svg a.svg", "show a.json --publish .", "show"] {
+    fn show_needs_files() {
+        for words in ["show --table rows", "show --svg a.svg", "show a.json --table other", "show a.json --ms x", "show"] {
             assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");
         }
-        for words in [
-            "show a.json",
-            "show a.json b.json --markdown",
-            "show a.json --svg a.svg",
-            "show a.json --markdown --svg a.svg",
-            "show --publish .",
-        ] {
+        for words in ["show a.json", "show a.json b.json --table summary --ms 64,128", "show a.json --table efficiency --svg a.svg"] {
             assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_ok(), "{words}");
         }
     }

@@ -75,7 +75,7 @@ fn so_are_those_of_h100_over_links_and_through_the_host() {
     }
 }
 
-/// Op, model, m, schedule, and T_op of the two runs in results/tuning/wide-bands.txt, at TP 4.
+/// Op, model, m, schedule, and T_op of two runs at TP 4 (wide-bands.txt of commit 8bbd3da).
 /// `Machine::copy_ns` is fitted to those with slices of k.
 const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 14] = [
     ("ag_gemm", "gpt3", 2048, wide(bands(1, 3, None)), [0.826, 0.828]),

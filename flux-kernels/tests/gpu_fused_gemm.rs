@@ -279,7 +279,7 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
         w.call();
         let first: Vec<_> = (0..4).map(|r| w.result(r)).collect();
         for late in 0..12 {
-            w.pace = Pace { push_gap_ns: 500 * (late as u32 % 3), send_gap_ns: 700 * (late as u32 % 2), turns: late as u32 % 4 };
+            w.pace = Pace { push_gap_ns: 500 * (late as u32 % 3), send_gap_ns: 700 * (late as u32 % 2), in_flight_limit: late as u32 % 4 };
             w.prepare(seeds, Fill::Uniform);
             w.delay(late % 4, 300_000);
             w.call();
@@ -329,18 +329,18 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
 #[test]
 fn calls_after_a_failed_one_announce_nothing() {
     let Some(context) = device("calls_after_a_failed_one_announce_nothing") else { return };
-    for (op, stack, turns) in [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)] {
+    for (op, stack, in_flight_limit) in [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)] {
         // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave
         // nothing out.
         let p = problem(op, 8, 256, 256, DType::Bf16, 2);
         let mut w = World::new(&context, p, &Schedule { stack, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
-        w.pace.turns = turns;
+        w.pace.in_flight_limit = in_flight_limit;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
         w.poison(0);
         (0..2 * w.workers).for_each(|_| w.enqueue(0));
         w.synchronize();
-        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, flattened: {stack}, {turns} turns: {:?}", w.signals(1));
-        assert_eq!(w.epoch(0), 1, "{op}, flattened: {stack}, {turns} turns");
+        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, flattened: {stack}, in-flight limit {in_flight_limit}: {:?}", w.signals(1));
+        assert_eq!(w.epoch(0), 1, "{op}, flattened: {stack}, in-flight limit {in_flight_limit}");
     }
 }
 

@@ -30,7 +30,6 @@ mod cuda;
 pub mod fuzz;
 mod topology;
 
-pub use backends::route::Route;
 pub use backends::{
     Capabilities, Carry, ConnectError, Exchange, Fault, Heard, Mover, MoverJob, Options, ParseSelectError, PeerStores, Select, Source,
     TransportError, TransportKind, Wait, WorkspaceView, reason,

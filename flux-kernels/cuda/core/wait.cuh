@@ -17,35 +17,35 @@ struct WaitTarget {
 // works: loads that are on their way, and all that folds add, which may begin when a call is closed
 // whose last tiles leave by turns. Many times what reading gigabytes takes, and what a GPU that
 // several processes share gives to each at a time.
-constexpr u64 kMomentNs = 50000000;
+constexpr u64 kGraceNs = 50000000;
 // That something was said, beside the op, which may be 0 where messages bring it.
-constexpr u64 kSaid = u64{1} << 32;
+constexpr u64 kKnown = u64{1} << 32;
 
 // Which call a rank is in: its number in the lower half, and in the upper its op. On this rank's
 // pad, written by `peer`, or where messages have brought it.
 __device__ __forceinline__ const u64* calling_of(const Params& p, u32 epoch, u32 peer) {
-    return p.told != 0 ? reinterpret_cast<const u64*>(p.told) + peer : calling_words(p.pad[p.rank], peer, epoch);
+    return p.peer_op_hashes != 0 ? reinterpret_cast<const u64*>(p.peer_op_hashes) + peer : calling_words(p.pad[p.rank], peer, epoch);
 }
 
 // What the peer says of this call, once it is in it; 0 before, and where kernels are not told.
-__device__ __forceinline__ u64 said_by(const Params& p, u32 epoch, u32 peer) {
-    if (p.op == 0 && p.told == 0) return 0;
+__device__ __forceinline__ u64 op_hash_of(const Params& p, u32 epoch, u32 peer) {
+    if (p.op_hash == 0 && p.peer_op_hashes == 0) return 0;
     const u64 says = ptx::load_relaxed_sys_64(calling_of(p, epoch, peer));
     // Of a pad that nobody has written to both halves are 0, which may be the call's number; but no
     // op's is, of those that pads tell.
-    return static_cast<u32>(says) == epoch && (says >> 32 != 0 || p.told != 0) ? says >> 32 | kSaid : 0;
+    return static_cast<u32>(says) == epoch && (says >> 32 != 0 || p.peer_op_hashes != 0) ? says >> 32 | kKnown : 0;
 }
 
 // The same of this rank.
-__device__ __forceinline__ u64 said_here(const Params& p) { return p.op == 0 && p.told == 0 ? 0 : p.op | kSaid; }
+__device__ __forceinline__ u64 own_op_hash(const Params& p) { return p.op_hash == 0 && p.peer_op_hashes == 0 ? 0 : p.op_hash | kKnown; }
 
 // Says on the pads of all peers which call this rank is in. By one warp of the launch, and not
 // after a failure: the epoch stands still then, so what is queued behind the call that failed would
 // say what it is in that call's place.
 __device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
     const u32 peer = threadIdx.x % 32;
-    if (p.op == 0 || p.told != 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
-    ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op) << 32 | epoch);
+    if (p.op_hash == 0 || p.peer_op_hashes != 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
+    ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op_hash) << 32 | epoch);
 }
 
 // Leaves the record of the first wait of this rank that failed; the others find the poison. `rank`
@@ -69,14 +69,14 @@ __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const W
     f->rank = rank;
     f->peer = t.peer;
     f->signal = t.signal;
-    f->expected = disagreed ? p.op : epoch;
+    f->expected = disagreed ? p.op_hash : epoch;
     f->seen = seen;
     f->epoch = epoch;
     f->abort = abort;
     // Orders the fields before the state that announces them to the host.
     ptx::store_release_sys(const_cast<u32*>(&p.fault->state), 1);
     // A sleep may end at any time before twice its length.
-    for (const u64 start = ptx::global_timer_ns(); ptx::global_timer_ns() - start < kMomentNs;) ptx::sleep_ns(100000);
+    for (const u64 start = ptx::global_timer_ns(); ptx::global_timer_ns() - start < kGraceNs;) ptx::sleep_ns(100000);
 }
 
 // Whether the peer has not given up, as far as it has said. One that has may have overwritten what
@@ -95,7 +95,7 @@ __device__ __forceinline__ bool give_up(const Params& p, u32 epoch, u32 abort) {
 }
 
 // One wait's deadline, from when it begins.
-struct Patience {
+struct Deadline {
     u64 start = ptx::global_timer_ns();
     u32 looks = 0;
 
@@ -108,11 +108,11 @@ struct Patience {
         if (++looks % 64 != 0) return true;
         if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
         // What does not come may be another op's.
-        const u64 other = t.peer == p.rank ? 0 : said_by(p, epoch, t.peer);
-        const bool disagrees = other != 0 && other != said_here(p);
+        const u64 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
+        const bool disagrees = other != 0 && other != own_op_hash(p);
         // Nor does it where the peer has found that before it said its own. Other reasons are no
         // business of this wait's: it lasts as long as its deadline says.
-        const u32 reason = other == said_here(p) || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
+        const u32 reason = other == own_op_hash(p) || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
         const u32 abort = reason == kInAnotherOp ? reason : looks % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
         if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
         record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, reason == kInAnotherOp ? t.peer : p.rank,
@@ -124,19 +124,19 @@ struct Patience {
 // Looks until the word is the call's number; false when the wait was given up. Acquires what the
 // word's writer released.
 __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const WaitTarget& t) {
-    for (Patience patience;;) {
+    for (Deadline deadline;;) {
         const u32 seen = ptx::load_acquire_sys(t.word);
         if (seen == epoch) return true;
-        if (!patience.again(p, epoch, t, seen)) return false;
+        if (!deadline.again(p, epoch, t, seen)) return false;
     }
 }
 
 // Whether the peer's call is of the same op. It has said so by the time that this rank has heard
 // from it, or very soon.
 __device__ __forceinline__ bool same_op(const Params& p, u32 epoch, u32 peer) {
-    for (Patience patience;;) {
-        if (said_by(p, epoch, peer) == said_here(p)) return true;
-        if (!patience.again(p, epoch, {nullptr, FaultWait::kCall, peer, 0}, 0)) return false;
+    for (Deadline deadline;;) {
+        if (op_hash_of(p, epoch, peer) == own_op_hash(p)) return true;
+        if (!deadline.again(p, epoch, {nullptr, FaultWait::kCall, peer, 0}, 0)) return false;
     }
 }
 

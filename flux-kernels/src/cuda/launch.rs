@@ -82,7 +82,7 @@ pub struct Pace {
     pub send_gap_ns: u32,
     /// CTAs that scatter a tile's rows at once, each of them by one warp while its consumers
     /// multiply the next tile. With 0 consumers scatter their rows themselves, before that.
-    pub turns: u32,
+    pub in_flight_limit: u32,
 }
 
 impl Pace {
@@ -174,13 +174,13 @@ pub struct LaunchArgs<'a> {
     pub pads: &'a [u64],
     /// Where the rows come that other ranks scatter to this one: its data region, but where that is
     /// not what they reach.
-    pub scattered: u64,
+    pub scatter_buffer: u64,
     /// Where messages bring which call each rank is in, and of which op, before the launch that
     /// closes the call: a word for each rank, as [`calling_offset`] has them. 0 where ranks say so
     /// on pads, or nowhere that a kernel looks.
     ///
     /// [`calling_offset`]: flux_core::layout::calling_offset
-    pub told: u64,
+    pub peer_op_hashes: u64,
     /// This rank's control block.
     pub control: u64,
     /// This rank's fault block, as the device sees it.
@@ -191,7 +191,7 @@ pub struct LaunchArgs<'a> {
     /// different ones: the same on all ranks, and not that of another op. 0 where they do not reach
     /// each other's pads, or only through the host: there the transport tells. Where messages tell
     /// kernels, what this rank has sent in the op's place.
-    pub op: u32,
+    pub op_hash: u32,
     /// Longest wait for another rank, in nanoseconds.
     pub deadline_ns: u64,
     /// Whether a mover outside of the kernel reads `x` and reports the end of it in the control
@@ -355,14 +355,14 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         x: args.x.address,
         x_row_bytes: args.x.row_bytes,
         row_bytes,
-        place_bytes: gather_place_bytes(problem),
+        shard_slot_bytes: gather_place_bytes(problem),
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
         split_k_offset: p.split_k_offset(),
-        aside: program.aside() + u64::from(number) * variant.epilogue_staging_bytes(),
+        global_staging: program.global_staging() + u64::from(number) * variant.epilogue_staging_bytes(),
         bias: args.bias,
-        told: args.told,
-        scattered: args.scattered,
+        peer_op_hashes: args.peer_op_hashes,
+        scatter_buffer: args.scatter_buffer,
         rank: p.rank.get(),
         world: world.get(),
         item_count: items.len() as u32,
@@ -374,15 +374,15 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
             OpKind::GemmReduceScatter => args.pace.send_gap_ns,
         },
         // The kernel compares numbers of turns with a sign.
-        turns: args.pace.turns.min(i32::MAX as u32),
+        in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
         m_shard: problem.m_shard(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
-        early: p.early,
-        early_first: p.early_steps().0,
-        early_gap: p.early_steps().1,
-        op: args.op,
+        in_mainloop: p.early,
+        in_mainloop_first: p.early_steps().0,
+        in_mainloop_gap: p.early_steps().1,
+        op_hash: args.op_hash,
         begins: u32::from(args.part != Part::Folds),
         closes: if args.part == Part::Tiles { 0 } else { all },
         item_stamps: args.trace.map_or(0, |trace| trace.item_stamps() + (items.start * size_of::<ItemStamps>()) as u64),

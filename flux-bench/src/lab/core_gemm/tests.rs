@@ -147,7 +147,7 @@ impl HostReplay {
             epilogue: Epilogue::default(),
             memory,
             await_pushed: false,
-            op: 0,
+            op_hash: 0,
         });
         assert!(called.is_ok(), "{problem} rank {rank} call {epoch}: {called:?}");
         y

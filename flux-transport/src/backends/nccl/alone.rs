@@ -24,7 +24,7 @@ use flux_core::layout::control;
 use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
 
-const _: () = assert!(SAID == 8 && control::SAID == control::EPOCH + 4, "one message has both");
+const _: () = assert!(SAID == 8 && control::OP_HASH == control::EPOCH + 4, "one message has both");
 
 /// A call whose messages go alone.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl Alone {
     pub(super) fn begin(on: &Streams<'_>, exchange: &Exchange<'_>, epoch: Epoch) -> Result<Self, TransportError> {
         let told = on.at.outbox.told();
         let said = told.last().history();
-        on.write(on.at.control + control::SAID, said)?;
+        on.write(on.at.control + control::OP_HASH, said)?;
         if matches!(exchange.source, Source::Stored { .. }) {
             // Behind the call before, which advances the number.
             on.lane.fork(on.caller)?;
