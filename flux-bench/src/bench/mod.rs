@@ -17,11 +17,10 @@ use measure::{Contenders, measure};
 use sustained::sustain;
 
 use crate::end;
-use crate::harness::{Defect, Rest, ranks};
+use crate::harness::{Defect, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::out;
 use crate::plan::Plan;
 use crate::report::{self, Origin, Placement, Report, Row};
 use crate::shapes::{self, Layer, LayerArgs};
@@ -48,9 +47,6 @@ pub(crate) struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: Option<u32>,
-    /// Before each timed call
-    #[command(flatten)]
-    pub rest: Rest,
     /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one
     /// of --ms, or at the largest where it is left out
     #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
@@ -86,7 +82,6 @@ struct Job {
     /// All of `dtype`.
     cases: Vec<Case>,
     samples: u32,
-    rest: Rest,
     plan: Plan,
     transport: Select,
     defect: Defect,
@@ -147,11 +142,7 @@ fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
         nccl: machine.nccl,
         rows: found.rows,
     };
-    out::print(&report::table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    report::deliver(&report::table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 
@@ -165,9 +156,9 @@ impl Job {
         }
         args.plan.check(&args.layers.ops, world)?;
         cases.iter().try_for_each(|case| args.plan.schedule.check_candidate(&case.problem))?;
-        let Args { rest, plan, transport, defect, .. } = *args;
+        let Args { plan, transport, defect, .. } = *args;
         let dtype = args.layers.dtype;
-        Ok(Self { on_gpus, world, dtype, cases, samples, rest, plan, transport, defect })
+        Ok(Self { on_gpus, world, dtype, cases, samples, plan, transport, defect })
     }
 }
 

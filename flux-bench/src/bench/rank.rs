@@ -115,7 +115,7 @@ impl Rank<'_> {
 
     fn times(&self, case: &Case, contenders: &mut dyn Contenders) -> anyhow::Result<(Measured, Option<Sustained>)> {
         let comm = self.ctx.comm();
-        let measured = measure(contenders, comm, self.job.samples as usize, self.job.rest, &|| self.bar.inc(1))?;
+        let measured = measure(contenders, comm, self.job.samples as usize, &|| self.bar.inc(1))?;
         let sustained = case.sustained.map(|seconds| sustain(contenders, comm, &measured, seconds)).transpose()?;
         Ok((measured, sustained))
     }
@@ -132,7 +132,7 @@ impl Rank<'_> {
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let plan = format!("{}, {}", op.schedule(), op.executor());
         let row = Row::new(&case.model, &case.problem, plan, measured, verified, self.job.samples);
-        Ok(Row { sustained, rest_ms: self.job.rest.ms, ..row })
+        Ok(Row { sustained, ..row })
     }
 }
 

@@ -14,7 +14,6 @@ mod op;
 mod operands;
 pub(crate) mod ranks;
 pub(crate) mod reference;
-mod rest;
 mod stats;
 
 pub(crate) use case::{Case, FIRST};
@@ -30,6 +29,5 @@ pub use operands::{Operands, w_window, x_window};
 pub(crate) use operands::{bias_window, elements, y_window};
 pub(crate) use reference::Verdict;
 pub use reference::Violation;
-pub(crate) use rest::Rest;
 pub(crate) use stats::Span;
 pub(crate) use stats::Times;

@@ -28,9 +28,7 @@ impl Suite<'_> {
     /// One fault and what follows it; `survivors`: whether those go on by themselves before a
     /// replacement comes.
     pub(super) fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), Spoilt> {
-        let drawn = self.below(u64::from(self.args.ranks)) as usize;
-        // Those who wait are then those who keep something for the one that lingers.
-        let victim = self.lingering.as_ref().map_or(drawn, |lingering| lingering.rank as usize);
+        let victim = self.below(u64::from(self.args.ranks)) as usize;
         let moment = Duration::from_micros(self.below(60_000));
         match injection {
             Injection::ShortStop => self.short_stop(victim, moment)?,
@@ -46,11 +44,7 @@ impl Suite<'_> {
         std::thread::sleep(moment);
         self.ranks[victim].signal(Signal::STOP)?;
         let stop = self.args.deadline().mul_f64(0.1 + 0.4 * self.below(1000) as f64 / 1000.0);
-        std::thread::sleep(stop / 2);
-        // Reaped below: the system may take its time.
-        let lingering = self.lingering.take();
-        lingering.as_ref().map_or(Ok(()), |lingering| lingering.signal(Signal::KILL))?;
-        std::thread::sleep(stop / 2);
+        std::thread::sleep(stop);
         self.ranks[victim].signal(Signal::CONT)?;
         let limit = self.limit();
         // All are heard, whatever the first says: who waited for whom is seen from all of their
@@ -97,7 +91,7 @@ impl Suite<'_> {
         }
         // Half of those that are stopped for too long run on while the others find out about it,
         // the rest when they have gone on.
-        let soon = injection == Injection::LongStop && !self.args.linger && self.below(2) == 0;
+        let soon = injection == Injection::LongStop && self.below(2) == 0;
         if soon {
             let soon = if self.args.ranks_per_gpu > 1 { SOON_BY_TURNS } else { SOON };
             let beyond = Duration::from_millis(self.below(200)) + soon;
@@ -118,15 +112,11 @@ impl Suite<'_> {
         self.order_all(Order::Rebuild { whole: true })?;
         self.ranks.insert(victim, replacement);
         // It holds memory of its GPU, and the others' old memory for as long as it maps that.
-        let alone = self.lingering.is_none() && late.ended(Instant::now())?;
+        let alone = late.ended(Instant::now())?;
         self.all_ready(self.args.ranks, alone)?;
         self.tally.rebuilt_whole += 1;
         match injection {
             Injection::Kill => Ok(()),
-            Injection::LongStop if self.args.linger => {
-                self.lingering = Some(late);
-                Ok(())
-            }
             _ if soon => Ok(()),
             _ => self.runs_on(injection, late),
         }

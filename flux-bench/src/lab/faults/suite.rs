@@ -37,8 +37,6 @@ pub(super) struct Suite<'a> {
     rendezvous: PathBuf,
     temporary: PathBuf,
     pub(super) ranks: Vec<Process>,
-    /// One that was stopped for too long, and is still.
-    pub(super) lingering: Option<Process>,
     /// What each rank's process held, each time it was ready in a whole world.
     held: Vec<Ledger>,
     /// How much of its GPU was in use then, where each rank has one of its own.
@@ -91,7 +89,6 @@ fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
                 }
                 out::line(&format_args!("episode {number}, {injection:?}: spoilt, a new group is started"));
                 suite.ranks.clear();
-                suite.lingering = None;
                 suite.fill()?;
             }
         }
@@ -111,12 +108,12 @@ fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
     Ok(tally.clean())
 }
 
-/// What is injected, in a random order, or in turns where ranks linger.
+/// What is injected, in a random order.
 fn plan(args: &Args) -> Vec<Injection> {
     let stops = (0..args.stops).map(|stop| if stop % 2 == 0 { Injection::LongStop } else { Injection::ShortStop });
     let kills = std::iter::repeat_n(Injection::Kill, args.kills as usize);
     let mut plan: Vec<_> = kills.chain(stops).chain(std::iter::repeat_n(Injection::Missing, args.missing as usize)).collect();
-    for at in (1..if args.linger { 1 } else { plan.len() }).rev() {
+    for at in (1..plan.len()).rev() {
         plan.swap(at, (data::seed(args.seed, 90, at as u64) % (at as u64 + 1)) as usize);
     }
     plan
@@ -144,7 +141,7 @@ impl<'a> Suite<'a> {
         }
         let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
         let ending = ending.clone();
-        Self { args, words, rendezvous, temporary, ranks: Vec::new(), lingering: None, held, on_device, tally, random: 0, ending }
+        Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, on_device, tally, random: 0, ending }
     }
 
     /// A random number below `end`.
@@ -247,7 +244,6 @@ impl<'a> Suite<'a> {
 
     /// Ends the ranks, which must end by themselves.
     fn end(&mut self) -> anyhow::Result<()> {
-        self.lingering = None;
         self.order_all(Order::Quit)?;
         let limit = self.limit();
         for mut rank in self.ranks.drain(..) {

@@ -12,8 +12,7 @@ use crate::atomic_file;
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::out;
-use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, peers_table};
+use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, deliver, peers_table};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 use child::{Case, Job};
@@ -61,11 +60,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     let (versions, rows) = child::run(&args.python, &job, Duration::from_secs(args.limit))?;
     let machine = machine::describe(true, tp, Ranks::Threads);
     let report = PeersReport { schema: PEERS_SCHEMA, origin: Origin::of(&machine), nccl: versions.nccl, torch: versions.torch, rows };
-    out::print(&peers_table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    deliver(&peers_table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 
