@@ -151,7 +151,7 @@ pub(super) fn slowest(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Time
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::gpu::SETS;
+    use crate::bench::gpu_contenders::SETS;
     use crate::harness::ranks;
     use flux_transport::{Options, Select, World};
 

@@ -3,13 +3,13 @@
 //! Invariant: a row's times and its verification come from the same process, ops and buffers; a row
 //! that did not verify is reported as such, and fails the run.
 
-pub(crate) mod gpu;
-mod host;
+pub(crate) mod gpu_contenders;
+mod host_contenders;
 mod measure;
 mod rank;
-mod shown;
+mod shared_files;
 pub(crate) mod sustained;
-mod watch;
+mod watchdog;
 
 pub(crate) use measure::WARM_UP;
 pub(crate) use measure::in_round;
@@ -66,7 +66,7 @@ pub(crate) struct Args {
 
 /// One row to be measured.
 #[derive(Clone, Debug)]
-struct Case {
+struct BenchCase {
     model: String,
     problem: Problem,
     /// Seconds for which each contender is also called back to back.
@@ -75,12 +75,12 @@ struct Case {
 
 /// What is to be measured, the same on every rank.
 #[derive(Clone, Debug)]
-struct Job {
+struct BenchJob {
     on_gpus: bool,
     world: WorldSize,
     dtype: DType,
     /// All of `dtype`.
-    cases: Vec<Case>,
+    cases: Vec<BenchCase>,
     samples: u32,
     plan: Plan,
     transport: Select,
@@ -89,7 +89,7 @@ struct Job {
 
 /// What all ranks know at the end.
 #[derive(Clone, Debug)]
-struct Found {
+struct BenchResult {
     transport: TransportKind,
     placement: Placement,
     rows: Vec<Row>,
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     }
     check(args)?;
     let on_gpus = machine::uses_gpus(args.transport)?;
-    let job = Job::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
+    let job = BenchJob::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
     if args.processes {
         return launch::again(job.world.get(), args.hosts, false);
     }
@@ -120,7 +120,7 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
         check(args)?;
     }
     launch::agree(args.tp, world)?;
-    let job = Job::new(args, machine::uses_gpus(args.transport)?, ranks)?;
+    let job = BenchJob::new(args, machine::uses_gpus(args.transport)?, ranks)?;
     let found = rank::run(&job, world)?;
     // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when
     // another has failed.
@@ -132,7 +132,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
     Ok(args.json.as_deref().map_or(Ok(()), crate::atomic_file::check)?)
 }
 
-fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
+fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool> {
     let machine = machine::describe(job.on_gpus, job.world.get(), found.placement.ranks);
     let report = Report {
         schema: report::SCHEMA,
@@ -146,7 +146,7 @@ fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
     Ok(report.verified())
 }
 
-impl Job {
+impl BenchJob {
     fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
         let cases = cases(args, world, on_gpus)?;
@@ -162,12 +162,12 @@ impl Job {
     }
 }
 
-fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Case>> {
+fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<BenchCase>> {
     let layers = args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?;
     let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_empty());
     let case = |Layer { name, problem }: Layer| {
         let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));
-        Case { model: name, problem, sustained }
+        BenchCase { model: name, problem, sustained }
     };
     Ok(layers.into_iter().map(case).collect())
 }

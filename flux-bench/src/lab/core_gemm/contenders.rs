@@ -7,11 +7,11 @@
 use super::contender::Contender;
 use super::mock_peers;
 use super::replay::{OperandBlocks, Replay};
-use crate::bench::{SEED, WARM_UP, gpu::SETS};
+use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS};
 use crate::harness::data::{Fill, Window};
 use crate::harness::gpu::cublas::Gemm;
 use crate::harness::gpu::{Gpu, choice, kernels};
-use crate::harness::{Case, FIRST, Operands, Span, Times, Verdict, w_window, x_window};
+use crate::harness::{FIRST, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window};
 use anyhow::Context;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
@@ -34,7 +34,7 @@ fn among_ours(contender: Contender) -> Option<usize> {
 #[derive(Debug)]
 pub(super) struct KernelContenders<'a> {
     gpu: &'a Gpu,
-    case: &'a Case,
+    case: &'a PlannedLayer,
     kernel: Arc<Kernel>,
     gemm: Gemm,
     sets: Vec<OperandBlocks>,
@@ -51,7 +51,7 @@ pub(super) struct KernelContenders<'a> {
 }
 
 impl<'a> KernelContenders<'a> {
-    pub(super) fn new(gpu: &'a Gpu, case: &'a Case) -> anyhow::Result<Self> {
+    pub(super) fn new(gpu: &'a Gpu, case: &'a PlannedLayer) -> anyhow::Result<Self> {
         let (problem, device) = (&case.problem, gpu.device());
         let variant = Variant::of(&case.program(FIRST)?)?;
         device.bind()?;

@@ -33,7 +33,7 @@ pub use report::CoreReport;
 use report::{CoreRow, SCHEMA, table};
 
 use crate::atomic_file;
-use crate::harness::Case;
+use crate::harness::PlannedLayer;
 use crate::harness::gpu::Gpu;
 use crate::launch;
 use crate::limits;
@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(report.verified())
 }
 
-fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
+fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
     out::note(&format!("core: {}", case.problem));
     let mut contenders = KernelContenders::new(gpu, case)?;
     let exact = contenders.verify_exact()?;
@@ -100,12 +100,12 @@ fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
     Ok(CoreRow::new(case, contenders.plan(), times, verdict, args.samples))
 }
 
-fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
+fn cases(args: &Args) -> anyhow::Result<Vec<PlannedLayer>> {
     ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
     let world = shapes::world(args.tp)?;
     ensure!(args.schedule.lent.is_none(), "--lent is for the messages of nccl, and here are none: leave it out");
     args.schedule.check(&args.layers.ops, world)?;
     let layers = args.layers.layers(world, true, &[1024, 2048, 4096, 8192])?;
     layers.iter().try_for_each(|layer| args.schedule.check_candidate(&layer.problem))?;
-    layers.iter().map(|layer| Case::new(layer, args.schedule)).collect()
+    layers.iter().map(|layer| PlannedLayer::new(layer, args.schedule)).collect()
 }

@@ -3,7 +3,7 @@
 //! Invariant: a [`CoreRow`] is derived in one place, [`CoreRow::new`], from four times that were
 //! measured in the same rounds.
 
-use crate::harness::{Case, Times, Verdict};
+use crate::harness::{PlannedLayer, Times, Verdict};
 use crate::report::{Head, Origin, aligned, ms};
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,7 @@ pub struct CoreRow {
 impl CoreRow {
     /// The row of a case, from what was measured, in the order of
     /// [`Contender::ALL`](super::Contender::ALL).
-    pub(super) fn new(case: &Case, plan: String, times: [Times; 4], verdict: Verdict, samples: u32) -> Self {
+    pub(super) fn new(case: &PlannedLayer, plan: String, times: [Times; 4], verdict: Verdict, samples: u32) -> Self {
         let [t_gemm_ms, t_core_ms, t_order_ms, t_flags_ms] = times;
         let problem = &case.problem;
         let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);

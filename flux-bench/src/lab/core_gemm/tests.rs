@@ -1,6 +1,6 @@
 use super::contender::Contender;
 use super::*;
-use crate::bench::gpu::SETS;
+use crate::bench::gpu_contenders::SETS;
 use crate::harness::data::{self, Fill};
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
@@ -28,7 +28,7 @@ fn args(words: &str) -> Args {
 #[test]
 fn what_is_left_out_is_what_the_kernel_is_judged_by() {
     let cases = cases(&args("")).unwrap();
-    let shape = |case: &Case| (case.alone.op().name(), case.model.clone(), case.alone.m(), case.alone.n(), case.alone.k());
+    let shape = |case: &PlannedLayer| (case.alone.op().name(), case.model.clone(), case.alone.m(), case.alone.n(), case.alone.k());
     let gpt3: Vec<_> = cases.iter().filter(|c| c.model == "gpt3" && c.alone.m() == 8192).map(shape).collect();
     assert_eq!(cases.len(), 16);
     assert_eq!(gpt3, [("ag_gemm", "gpt3".into(), 8192, 6144, 12288), ("gemm_rs", "gpt3".into(), 8192, 12288, 6144)]);
@@ -161,7 +161,7 @@ fn window(window: data::Window, seed: u64, fill: Fill) -> Vec<bf16> {
 
 /// Rank 0 as rank 0, its peers' part made before, one after the other: what the device does, by the
 /// same plan and with another executor.
-fn alone_as_first(case: &Case, order: bool, fill: Fill) -> Verdict {
+fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
     let problem = &case.problem;
     let first = if order { case.order() } else { case.program(FIRST) }.unwrap();
     let (size, flattened) = (first.workspace(), first.flattened);
@@ -209,7 +209,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
         for schedule in schedules {
             let problem = Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap()).unwrap();
             let layer = shapes::Layer { name: "gpt3".to_owned(), problem };
-            let case = Case { schedule, ..Case::new(&layer, ScheduleArgs::default()).unwrap() };
+            let case = PlannedLayer { schedule, ..PlannedLayer::new(&layer, ScheduleArgs::default()).unwrap() };
             for (order, fill) in [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)] {
                 let verdict = alone_as_first(&case, order, fill);
                 assert!(verdict.ok(), "{problem}, {schedule}, without waits: {order}, {fill:?}: {verdict}");

@@ -12,18 +12,18 @@
 //! it, and must fail and harm nobody.
 
 mod device_memory;
-mod ending;
 mod episode;
-mod ledger;
-mod names;
+mod interrupt;
+mod leaks;
+mod messages;
 mod process;
+mod progress;
 mod rank;
+mod residue;
 mod suite;
-mod talk;
 mod tally;
 mod threads;
 mod usage;
-mod witness;
 
 use crate::launch;
 use crate::limits;
