@@ -24,9 +24,9 @@ use crate::machine;
 use crate::out;
 use crate::plan::Plan;
 use crate::report::{self, Origin, Placement, Report, Row};
-use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
+use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, Problem, WorldSize};
 use flux_transport::{Select, TransportKind, World, WorldError};
 use std::path::PathBuf;
 
@@ -36,13 +36,8 @@ pub(crate) struct Args {
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Global rows; 512 to 8192 on GPUs and 512 on the host where it is left out
-    #[arg(long, value_delimiter = ',', value_name = "M,...")]
-    pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on
-    /// the host a sixteenth of both
-    #[arg(long, value_delimiter = ',', value_name = "MODEL,...")]
-    pub shapes: Vec<Model>,
+    #[command(flatten)]
+    pub(crate) layers: LayerArgs,
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out. A launch has as
     /// many as were launched
     #[arg(long, value_name = "RANKS")]
@@ -50,12 +45,6 @@ pub(crate) struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Ops
-    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
-    pub ops: Vec<OpKind>,
-    /// Element type: bf16 or fp16
-    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
-    pub dtype: DType,
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: Option<u32>,
@@ -174,21 +163,20 @@ impl Job {
         if !on_gpus {
             args.plan.check_host()?;
         }
-        args.plan.check(&args.ops, world)?;
+        args.plan.check(&args.layers.ops, world)?;
         cases.iter().try_for_each(|case| args.plan.schedule.check_candidate(&case.problem))?;
-        let Args { dtype, rest, plan, transport, defect, .. } = *args;
+        let Args { rest, plan, transport, defect, .. } = *args;
+        let dtype = args.layers.dtype;
         Ok(Self { on_gpus, world, dtype, cases, samples, rest, plan, transport, defect })
     }
 }
 
 fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Case>> {
-    let on_gpus = on_gpus.then_some([512, 1024, 2048, 4096, 8192].as_slice());
-    let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus)?;
-    let most = ms.iter().max().copied().filter(|_| args.ms.is_empty());
-    let layers = shapes::layers(&models, &args.ops, &ms, args.dtype, world)?;
-    let case = |Layer { model, problem }: Layer| {
-        let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() as usize == most));
-        Case { model: model.name().to_owned(), problem, sustained }
+    let layers = args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?;
+    let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_empty());
+    let case = |Layer { name, problem }: Layer| {
+        let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));
+        Case { model: name, problem, sustained }
     };
     Ok(layers.into_iter().map(case).collect())
 }

@@ -26,7 +26,7 @@ pub(crate) struct Case {
 
 impl Case {
     pub(crate) fn new(layer: &Layer, args: ScheduleArgs) -> anyhow::Result<Self> {
-        Self::of(layer.model.name().to_owned(), layer.problem, Schedule::heuristic(&layer.problem), args)
+        Self::of(layer.name.clone(), layer.problem, Schedule::heuristic(&layer.problem), args)
     }
 
     /// Of a problem that is called a layer of `model`, whose op has the schedule `own` unless

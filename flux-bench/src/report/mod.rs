@@ -31,7 +31,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Version of the file's form.
-pub(crate) const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 1;
 
 /// A benchmark's results, with what is needed to judge and repeat them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

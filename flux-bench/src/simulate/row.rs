@@ -41,7 +41,7 @@ impl Simulation {
     /// # Errors
     /// A schedule that cannot be built.
     pub fn of_layer(layer: &Layer, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
-        let case = Case::of(layer.model.name().to_owned(), layer.problem, own_schedule(&layer.problem, machine), args)?;
+        let case = Case::of(layer.name.clone(), layer.problem, own_schedule(&layer.problem, machine), args)?;
         Self::of(&case, pushes, machine).with_context(|| case.problem.to_string())
     }
 

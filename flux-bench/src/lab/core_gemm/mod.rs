@@ -43,11 +43,10 @@ use crate::machine;
 use crate::out;
 use crate::plan::ScheduleArgs;
 use crate::report as bench_report;
-use crate::shapes::{self, Model, parse_dtype, parse_op};
+use crate::shapes::{self, LayerArgs};
 use anyhow::{Context, ensure};
 
 use contenders::KernelContenders;
-use flux_core::{DType, OpKind};
 use flux_transport::internal::cuda::{self, CudaDevice};
 use std::path::PathBuf;
 
@@ -57,21 +56,11 @@ pub(crate) struct Args {
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Global rows
-    #[arg(long, value_delimiter = ',', value_name = "M,...", default_value = "1024,2048,4096,8192")]
-    pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16
-    #[arg(long, value_delimiter = ',', value_name = "MODEL,...", default_value = "gpt3,llama70b")]
-    pub shapes: Vec<Model>,
+    #[command(flatten)]
+    pub(crate) layers: LayerArgs,
     /// Ranks of the world whose rank 0 is measured, on one GPU whatever there is; at least 2
     #[arg(long, value_name = "RANKS", default_value_t = 8)]
     pub tp: u32,
-    /// Ops
-    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
-    pub ops: Vec<OpKind>,
-    /// Element type: bf16 or fp16
-    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
-    pub dtype: DType,
     /// In place of the op's own
     #[command(flatten)]
     pub schedule: ScheduleArgs,
@@ -130,9 +119,8 @@ fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
     ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
     let world = shapes::world(args.tp)?;
     ensure!(args.schedule.lent.is_none(), "--lent is for the messages of nccl, and here are none: leave it out");
-    args.schedule.check(&args.ops, world)?;
-    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, args.dtype, world)?;
-    ensure!(!layers.is_empty(), "there is nothing to measure");
+    args.schedule.check(&args.layers.ops, world)?;
+    let layers = args.layers.layers(world, true, &[1024, 2048, 4096, 8192])?;
     layers.iter().try_for_each(|layer| args.schedule.check_candidate(&layer.problem))?;
     layers.iter().map(|layer| Case::new(layer, args.schedule)).collect()
 }

@@ -8,7 +8,7 @@ use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
 use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
 use flux_core::program::{Chunk, Schedule, TileProgram, sink};
 use flux_core::signal::Epoch;
-use flux_core::{DType, Nodes, Problem, Rank, TileShape};
+use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape};
 use flux_kernels::Variant;
 use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
 use half::bf16;
@@ -209,7 +209,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
         let (n, k) = if op == OpKind::AllGatherGemm { (24 * tp, 40) } else { (24, 40 * tp) };
         for schedule in schedules {
             let problem = Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap()).unwrap();
-            let layer = shapes::Layer { model: "gpt3".parse().unwrap(), problem };
+            let layer = shapes::Layer { name: "gpt3".to_owned(), problem };
             let case = Case { schedule, ..Case::new(&layer, ScheduleArgs::default()).unwrap() };
             for (order, fill) in [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)] {
                 let verdict = alone_as_first(&case, order, fill);

@@ -1,6 +1,7 @@
 use super::child::{Case, Job, run};
 use super::*;
 use crate::harness::Times;
+use flux_core::DType;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -58,7 +59,12 @@ fn the_job_names_every_shape_once() {
     let job = job(&args(), 4).unwrap();
     let shapes: Vec<_> = job.cases.iter().map(|c| (c.op, c.n, c.k, c.ms.as_slice())).collect();
     assert_eq!(shapes, [("ag_gemm", 49152, 12288, [64, 512].as_slice()), ("gemm_rs", 12288, 49152, &[64, 512])]);
-    let of = |dtype| serde_json::to_value(super::job(&Args { dtype, ..args() }, 4).unwrap()).unwrap()["dtype"].clone();
+    let asked = |dtype| {
+        let mut args = args();
+        args.layers.dtype = dtype;
+        args
+    };
+    let of = |dtype| serde_json::to_value(super::job(&asked(dtype), 4).unwrap()).unwrap()["dtype"].clone();
     assert_eq!([job.dtype.into(), of(DType::F16)], ["bf16", "fp16"]);
     let error = format!("{:#}", super::job(&args(), 5).unwrap_err());
     assert!(error.contains("is not divisible by the world size 5"), "{error}");
