@@ -134,6 +134,13 @@ impl Machine {
     /// The machines that are known.
     pub const ALL: [Self; 4] = [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST, Self::H800];
 
+    /// The profile of a GPU by the driver's name for it, with the SM count that the driver reports;
+    /// an unknown GPU has an H100's rates for each SM.
+    pub fn of_gpu(name: &str, multiprocessors: u32) -> Self {
+        let known = [Self::H200, Self::H800, Self::H100].into_iter().find(|machine| name.contains(machine.gpu));
+        Self { multiprocessors: multiprocessors.max(1), ..known.unwrap_or(Self::H100) }
+    }
+
     /// Whether committed results of such a machine are what it was made from, or held against.
     pub fn is_measured(&self) -> bool {
         [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST].contains(self)

@@ -13,7 +13,7 @@ pub(crate) const FIRST: Rank = Rank::new(0);
 
 /// One row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Case {
+pub(crate) struct PlannedLayer {
     /// Whose layer the shape is.
     pub(crate) model: String,
     /// The problem of the world.
@@ -24,7 +24,7 @@ pub(crate) struct Case {
     pub(crate) schedule: Schedule,
 }
 
-impl Case {
+impl PlannedLayer {
     pub(crate) fn new(layer: &Layer, args: ScheduleArgs) -> anyhow::Result<Self> {
         Self::of(layer.name.clone(), layer.problem, Schedule::heuristic(&layer.problem), args)
     }
