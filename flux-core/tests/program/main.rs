@@ -3,12 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
-mod effect;
 mod mutations;
 mod mutations_along_k;
-mod mutations_early;
 mod mutations_flattened;
 mod mutations_grid;
+mod mutations_in_mainloop;
 mod nodes;
 mod properties;
 #[path = "../schedules/mod.rs"]
