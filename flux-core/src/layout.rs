@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer, slots or scattered rows, from the start of the half;
-//!                                                 behind them, from a border of 1024 bytes, the rank's own part slots
+//!                                                 behind them, from a border of 1024 bytes, the rank's own split-K slots
 //! pad    (symmetric)  [ said by ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ][ signal 1 of half 0 ] ...    one u32 at the start of each line
 //!                     said by a rank: why it has given up, a u32 that nobody uses, and for each half the number of the call that it is in and that call's op
 //! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ turns taken ][ turns done ][ counters, dense u32 ]
@@ -218,22 +218,22 @@ pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of one part slot: a whole tile in fp32, whatever its valid extent.
+/// Bytes of one split-K slot: a whole tile in fp32, whatever its valid extent.
 ///
 /// The order of the elements inside is private to the executor.
 pub const fn part_bytes(tile: TileShape) -> u64 {
     tile.m as u64 * tile.n as u64 * 4
 }
 
-/// Border on which the part slots of a half begin.
+/// Border on which the split-K slots of a half begin.
 pub const PARTS_ALIGN: u64 = 1024;
 
-/// Offset of the first part slot in a half: behind everything that peers write.
+/// Offset of the first split-K slot in a half: behind everything that peers write.
 pub const fn split_k_offset(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
     shared_bytes(problem, tile, flattened).next_multiple_of(PARTS_ALIGN)
 }
 
-/// Bytes of one half for `problem`: what peers write, and the part slots behind it.
+/// Bytes of one half for `problem`: what peers write, and the split-K slots behind it.
 pub const fn half_bytes(problem: &Problem, tile: TileShape, flattened: bool, split_k_slots: u32) -> u64 {
     if split_k_slots == 0 {
         return shared_bytes(problem, tile, flattened);

@@ -166,35 +166,35 @@ impl Machine {
     }
 
     /// Of so many operations of one worker.
-    pub(crate) fn multiplying(&self, ops: u128) -> Duration {
+    pub(crate) fn multiply_time(&self, ops: u128) -> Duration {
         time(ops, self.ops_per_cycle.saturating_mul(self.clock_mhz))
     }
 
     /// Of so many bytes that all workers of a rank read.
-    pub(crate) fn reading(&self, bytes: u128) -> Duration {
+    pub(crate) fn read_time(&self, bytes: u128) -> Duration {
         time(bytes, self.memory_bytes_per_us)
     }
 
     /// Of so many bytes that a worker adds.
-    pub(crate) fn adding(&self, bytes: u64) -> Duration {
+    pub(crate) fn add_time(&self, bytes: u64) -> Duration {
         time(bytes.into(), self.add_bytes_per_us)
     }
 
     /// Besides its bytes, of a piece of a shard that the kernel pushes to so many ranks, maybe the
     /// own one, of so many rows with so many bytes.
-    pub(crate) fn pushing(&self, (rows, row_bytes): (u64, u64), ranks: u64) -> Duration {
+    pub(crate) fn push_overhead(&self, (rows, row_bytes): (u64, u64), ranks: u64) -> Duration {
         let rounds = rows.saturating_mul(row_bytes.div_ceil(PUSHED_BYTES)).div_ceil(self.multiprocessors.max(1).into());
         let in_rounds = self.push_round_ns.saturating_mul(rounds).saturating_mul(ranks.saturating_add(1));
         Duration::from_nanos(self.push_ns.saturating_add(in_rounds))
     }
 
     /// Of so many bytes on a link.
-    pub fn carrying(&self, bytes: u64) -> Duration {
+    pub fn one_way_time(&self, bytes: u64) -> Duration {
         time(bytes.into(), self.link_bytes_per_us)
     }
 
     /// The same where the link may carry the other way too.
-    pub(crate) fn carrying_beside(&self, bytes: u64, other_way: bool) -> Duration {
+    pub(crate) fn link_time(&self, bytes: u64, other_way: bool) -> Duration {
         time(bytes.into(), if other_way { self.both_ways_bytes_per_us } else { self.link_bytes_per_us })
     }
 }
@@ -213,8 +213,8 @@ mod tests {
     #[test]
     fn times_are_rounded_up() {
         let machine = Machine { link_bytes_per_us: 1_000_000, ops_per_cycle: 2, clock_mhz: 500, ..Machine::H200 };
-        assert_eq!([0, 1, 1000, 1001].map(|bytes| machine.carrying(bytes).as_nanos()), [0, 1, 1, 2]);
-        assert_eq!(machine.multiplying(5), Duration::from_nanos(5));
-        assert_eq!(Machine { link_bytes_per_us: 0, ..machine }.carrying(2), Duration::from_micros(2), "slow, but it ends");
+        assert_eq!([0, 1, 1000, 1001].map(|bytes| machine.one_way_time(bytes).as_nanos()), [0, 1, 1, 2]);
+        assert_eq!(machine.multiply_time(5), Duration::from_nanos(5));
+        assert_eq!(Machine { link_bytes_per_us: 0, ..machine }.one_way_time(2), Duration::from_micros(2), "slow, but it ends");
     }
 }

@@ -119,7 +119,7 @@ impl<'a> Call<'a> {
     fn passes(&self) -> f64 {
         let world = self.problem.world().get();
         let passes = match (self.plan.rows, self.problem.op()) {
-            (RowMapping::Flattened, _) => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::ROW_GROUP),
+            (RowMapping::Flattened, _) => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP),
             (RowMapping::PerShard { group }, OpKind::AllGatherGemm) => {
                 let prologue = self.schedule.prologue.min(world);
                 prologue + (world - prologue).div_ceil(group)
@@ -182,7 +182,7 @@ impl<'a> Call<'a> {
                 let rows = (f64::from(self.problem.m_shard()) / chunks).ceil() as u64;
                 let row_bytes = (f64::from(self.problem.k_local()) / slices).ceil() as u64 * self.problem.dtype().bytes() as u64;
                 let ranks = peers as u64 + u64::from(self.plan.is_flattened());
-                machine.pushing((rows, row_bytes), ranks).as_nanos() as f64
+                machine.push_overhead((rows, row_bytes), ranks).as_nanos() as f64
             }
         }
     }

@@ -4,13 +4,13 @@
 //! nodes and the number of SMs that stream-K counts with. No rate of a machine is in it.
 
 use super::{KSplit, Links, Plan, RowMapping, Target};
-use crate::program::{MAX_ITEMS, Schedule, most_in_mainloop};
-use crate::tile::{Raster, TileGrid};
+use crate::program::{MAX_ITEMS, Schedule, most_partials};
+use crate::tile::TileGrid;
 use crate::{OpKind, Problem};
 
 /// Row blocks of a raster group. The tiles of a wave share rows of `x` and of `w` in L2: with 8 row
 /// blocks a wave of 132 tiles reads 8 + 17 blocks of operands, close to the least there can be.
-pub(super) const ROW_GROUP: u32 = 8;
+pub(super) const RASTER_GROUP: u32 = 8;
 
 impl Plan {
     /// The schedule that tile programs of this plan are built from.
@@ -20,13 +20,13 @@ impl Plan {
             RowMapping::Flattened => (1, true),
         };
         let workers = target.machine.multiprocessors;
-        let (split_k, stream_k) = match self.k {
+        let (split_k, stream_k_workers) = match self.k {
             KSplit::Whole => (1, 1),
-            KSplit::SplitK(workers) => (workers, 1),
+            KSplit::SplitK(parts) => (parts, 1),
             KSplit::StreamK => (1, workers),
         };
-        let (raster, k_slices) = (Raster::RowGroups(ROW_GROUP), self.k_slices);
-        let plain = Schedule { chunk: self.chunk, raster, group, k_slices, split_k, stream_k, flattened, ..Schedule::of(self.tile) };
+        let (raster_group, k_slices) = (RASTER_GROUP, self.k_slices);
+        let plain = Schedule { chunk: self.chunk, raster_group, group, k_slices, split_k, stream_k_workers, flattened, ..Schedule::of(self.tile) };
         if flattened || problem.world().peers() == 0 {
             return plain;
         }
@@ -78,5 +78,5 @@ fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
         })
     };
     let there = (1..world).take_while(|&step| before(step)).count() as u32;
-    there.min(most_in_mainloop(problem.k_local().div_ceil(schedule.tile.k)))
+    there.min(most_partials(problem.k_local().div_ceil(schedule.tile.k)))
 }

@@ -10,15 +10,15 @@ pub enum ScheduleError {
     /// An extent of the schedule is zero.
     #[error("{name} = 0: it must be at least 1")]
     Zero {
-        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `group`, `k_slices`, `split_k`, `stream_k` or
+        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `group`, `k_slices`, `split_k`, `stream_k_workers` or
         /// `raster group`.
         name: &'static str,
     },
     /// An extent of the tile is beyond that of any problem, or there are more workers than
-    /// [`MAX_STREAM_K`](super::MAX_SHARES).
+    /// [`MAX_STREAM_K_WORKERS`](super::MAX_STREAM_K_WORKERS).
     #[error("{name} = {value} is above the limit {limit}")]
     TooLarge {
-        /// `tile.m`, `tile.n`, `tile.k` or `stream_k`.
+        /// `tile.m`, `tile.n`, `tile.k` or `stream_k_workers`.
         name: &'static str,
         /// What was asked for.
         value: u32,

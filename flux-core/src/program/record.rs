@@ -5,6 +5,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
+/// Most items of one program, most signals of peers, and most awaits of their rows: 384 MiB of
+/// items.
+pub const MAX_ITEMS: u64 = 1 << 22;
+
 /// `raise` and `counter` of an item that raises nothing, `part` of one that neither lends nor
 /// borrows, `slot` of one that has none.
 pub const NONE: u32 = u32::MAX;
@@ -28,7 +32,7 @@ pub mod sink {
     /// [early](crate::program::TileProgram::early) ones during the multiplication; the sum is
     /// rounded once and stored to the caller's `y`.
     pub const REDUCE: u32 = 2;
-    /// Left in fp32 in a part slot of this rank's own workspace, for the item that finishes the
+    /// Left in fp32 in a split-K slot of this rank's own workspace, for the item that finishes the
     /// tile.
     pub const PARTIAL: u32 = 3;
     /// Rounded; each row is stored at the rank that owns it, the own rank included, in this rank's
@@ -96,10 +100,10 @@ pub struct WorkItem {
     pub k_first: u32,
     /// Steps along `k` that are multiplied; 0 for a [`sink::REDUCE_ROWS`].
     pub k_steps: u32,
-    /// For a [`sink::PARTIAL`], the part slot that it fills. For a fix-up item, the first of those that it
+    /// For a [`sink::PARTIAL`], the split-K slot that it fills. For a fix-up item, the first of those that it
     /// adds, in order. Else [`NONE`].
     pub part: u32,
-    /// Part slots that a fix-up item adds.
+    /// Split-K slots that a fix-up item adds.
     pub parts: u32,
     /// Entries of the await list that stand together, with one `k_step`: those of a slice. 0 where
     /// there are none.

@@ -1,8 +1,8 @@
 //! Programs of small problems, item by item.
 
 use super::*;
-use crate::tile::Raster;
-use crate::{DType, WorldSize};
+use crate::layout::WorkspaceSize;
+use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 
 const TILE: TileShape = TileShape::new(128, 256, 64);
 
@@ -87,8 +87,8 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
     assert_eq!(program.awaits_of(&fix_up), [Await { signal: 0, peer: 1, k_step: 0 }]);
     let cut: Vec<_> = program.transfers.iter().map(|t| (t.col, t.cols, t.raise)).collect();
     assert_eq!(cut, [(0, 64, 0), (64, 64, 1)]);
-    let banded = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { group: 3, ..schedule });
-    let order: Vec<_> = banded.expect("a valid schedule").transfers.iter().map(|t| (t.col > 0, t.step)).collect();
+    let grouped = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { group: 3, ..schedule });
+    let order: Vec<_> = grouped.expect("a valid schedule").transfers.iter().map(|t| (t.col > 0, t.step)).collect();
     assert_eq!(order, [(false, 1), (false, 2), (true, 1), (true, 2)], "the first slices of all shards come first");
     let schedule = Schedule { split_k: 1, group: 3, prologue: 2, ..schedule };
     let apart = TileProgram::build(&problem(OpKind::AllGatherGemm, 4, 100), Rank::new(0), &schedule).expect("a valid schedule");
@@ -127,7 +127,7 @@ fn shards_side_by_side_await_a_chunk_of_each() {
 #[test]
 fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
     let p = problem(OpKind::AllGatherGemm, 3, 100); // 3 row blocks of 128 rows over 3 shards
-    let schedule = Schedule { flattened: true, raster: Raster::RowGroups(1), ..Schedule::of(TILE) };
+    let schedule = Schedule { flattened: true, raster_group: 1, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let item = program.items.iter().find(|item| item.row == 128).expect("a second row block");
     assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (source::GATHER, 0, 128, 128, 0));
@@ -203,22 +203,22 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
     let text = |rank, schedule: Schedule| TileProgram::build(&p, Rank::new(rank), &schedule).expect_err("refused").to_string();
     assert_eq!(text(2, good), "rank 2 is outside the world of 2 ranks");
     assert_eq!(text(0, Schedule { chunk: Chunk::Tiles(0), ..good }), "chunk = 0: it must be at least 1");
-    assert!(text(0, Schedule { raster: Raster::RowGroups(0), ..good }).starts_with("raster group = 0"));
+    assert!(text(0, Schedule { raster_group: 0, ..good }).starts_with("raster group = 0"));
     assert!(text(0, Schedule { tile: TileShape::new(0, 1, 1), ..good }).starts_with("tile.m = 0"));
     assert_eq!(text(0, Schedule { tile: TileShape::new(1 << 25, 1, 1), ..good }), "tile.m = 33554432 is above the limit 16777216");
 
     assert_eq!(text(0, Schedule { split_k: 0, ..good }), "splits = 0: it must be at least 1");
     assert_eq!(text(0, Schedule { k_slices: 0, ..good }), "k_slices = 0: it must be at least 1");
-    assert_eq!(text(0, Schedule { stream_k: 0, ..good }), "shares = 0: it must be at least 1");
-    assert_eq!(text(0, Schedule { stream_k: 3_000_000, ..good }), "shares = 3000000 is above the limit 65536");
-    assert!(TileProgram::build(&p, Rank::new(0), &Schedule { stream_k: MAX_STREAM_K, ..good }).is_ok());
+    assert_eq!(text(0, Schedule { stream_k_workers: 0, ..good }), "shares = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { stream_k_workers: 3_000_000, ..good }), "shares = 3000000 is above the limit 65536");
+    assert!(TileProgram::build(&p, Rank::new(0), &Schedule { stream_k_workers: MAX_STREAM_K_WORKERS, ..good }).is_ok());
 
     let deep = Problem::new(OpKind::AllGatherGemm, 1 << 18, 16, 1 << 10, DType::Bf16, p.world()).expect("a valid problem");
     let schedule = Schedule { chunk: Chunk::Tiles(1), k_slices: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
     // Few signals, of which each row block awaits all of its shard.
-    let schedule = Schedule { chunk: Chunk::Shard, raster: Raster::RowGroups(1), k_slices: u32::MAX, flattened: true, ..schedule };
+    let schedule = Schedule { chunk: Chunk::Shard, raster_group: 1, k_slices: u32::MAX, flattened: true, ..schedule };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManyAwaits { tile: schedule.tile, awaits: 1 << 24 });
 

@@ -2,6 +2,7 @@
 //! partial tile 1 us to add.
 
 use super::*;
+use crate::Rank;
 use crate::program::{Chunk, NONE, Schedule, TileProgram};
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 

@@ -1,20 +1,17 @@
 //! Tiles of the output.
 //!
-//! Invariant: unless tiles are flattened, none crosses a shard's border, so it has one source of rows
-//! and one owner.
+//! Invariant: unless rows are flattened, a tile has rows of one shard: one source and one owner.
 
 mod grid;
-mod raster;
 mod step;
 mod table;
 
 pub use grid::{TileExtent, TileGrid};
-pub use raster::Raster;
 pub use table::{HOPPER_SHARED_BYTES, Staging};
 
 use std::fmt;
 
-/// Extents of a GEMM tile: output rows, output columns, and the step along k of one pipeline stage.
+/// Extents of a GEMM tile: output rows, output columns, and the step along `k` of a pipeline stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileShape {
     /// Output rows.
@@ -26,7 +23,7 @@ pub struct TileShape {
 }
 
 impl TileShape {
-    /// A tile of `m` by `n` that advances by `k`.
+    /// A tile of `m` rows and `n` columns that advances by `k`.
     pub const fn new(m: u32, n: u32, k: u32) -> Self {
         Self { m, n, k }
     }

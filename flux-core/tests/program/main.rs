@@ -10,6 +10,7 @@ mod mutations_grid;
 mod mutations_in_mainloop;
 mod nodes;
 mod properties;
+mod rounds;
 #[path = "../schedules/mod.rs"]
 mod schedules;
 mod simulated;

@@ -2,7 +2,7 @@
 //! broken.
 
 use crate::schedules::chunks;
-use crate::strategies::{Call, any_calls, calls, calls_in_bands, plain_calls};
+use crate::strategies::{Call, any_calls, calls, calls_in_groups, plain_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Chunk, NONE, TileProgram, WorkItem, sink, source};
@@ -210,7 +210,7 @@ proptest! {
 
     #[test]
     fn signals_raised_by_transfers(
-        call in calls_in_bands(AllGatherGemm, 3..=8, 1..=4, 1..=3, chunks(), 1..=1), rank: Index, which: Index, kind in 0..4,
+        call in calls_in_groups(AllGatherGemm, 3..=8, 1..=4, 1..=3, chunks(), 1..=1), rank: Index, which: Index, kind in 0..4,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -281,7 +281,7 @@ proptest! {
 
     #[test]
     fn reads_of_rows_that_are_not_awaited(
-        call in calls_in_bands(AllGatherGemm, 2..=8, 2..=4, 2..=3, Just(Chunk::Tiles(1)), 1..=1), rank: Index, item: Index, kind in 0..3,
+        call in calls_in_groups(AllGatherGemm, 2..=8, 2..=4, 2..=3, Just(Chunk::Tiles(1)), 1..=1), rank: Index, item: Index, kind in 0..3,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);

@@ -95,7 +95,7 @@ proptest! {
             0 => p.items[partial].raise = NONE,
             1 => p.items[partial].parts = 1,
             2 if world > 1 => p.items[partial].dest = (rank + 1) % world,
-            // a tile that is one item names no part slot
+            // a tile that is one item names no split-K slot
             2 | 3 => p.items[fix_up].parts = 0,
             4 => {
                 // what is awaited late has no step
@@ -210,7 +210,7 @@ proptest! {
                 let other = partials_of[(partials_of.iter().position(|&index| index == partial).unwrap() + 1) % partials_of.len()];
                 p.items[partial].part = p.items[other].part;
                 let (rank, slot) = (p.rank, p.items[other].part);
-                assert_violates!(call, Violation::WrittenTwice { owner, what: "part slot", index, .. } if (owner, index) == (rank, slot));
+                assert_violates!(call, Violation::WrittenTwice { owner, what: "split-K slot", index, .. } if (owner, index) == (rank, slot));
             }
         }
     }
@@ -241,7 +241,7 @@ proptest! {
         let [first, second] = [leading[one], leading[(one + 1) % leading.len()]].map(|index| p.items[index].late_first as usize);
         p.awaits.swap(first, second);
         let rank = p.rank;
-        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", peer, .. } if (unguarded, peer) == (rank, rank));
+        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "split-K slot", peer, .. } if (unguarded, peer) == (rank, rank));
     }
 
     #[test]
@@ -253,7 +253,7 @@ proptest! {
         let first = fix_up.late_first as usize;
         p.awaits.swap(first, first + 1);
         let rank = p.rank;
-        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", index, .. } if (unguarded, index) == (rank, fix_up.part));
+        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "split-K slot", index, .. } if (unguarded, index) == (rank, fix_up.part));
     }
 
     #[test]

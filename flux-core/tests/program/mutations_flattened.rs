@@ -48,7 +48,7 @@ proptest! {
     fn one_rank(call in knob_calls(AllGatherGemm, 1..=1, 1..=3, Just(Knobs::PLAIN))) {
         let mut call = call;
         call.0[0].flattened = true;
-        assert_violates!(call, Violation::Disagreement { what: "stacking", .. });
+        assert_violates!(call, Violation::Disagreement { what: "row mapping", .. });
     }
 
     #[test]
@@ -122,7 +122,7 @@ proptest! {
         } else {
             p.items.insert(index, copy);
         }
-        let wanted = if kind < 2 { Output::AllShards } else { Output::Folded };
+        let wanted = if kind < 2 { Output::AllShards } else { Output::Reduced };
         match kind % 2 {
             0 => assert_violates!(call, Violation::NotCovered { output, .. } if output == wanted),
             _ => assert_violates!(call, Violation::CoveredTwice { output, .. } if output == wanted),
@@ -201,7 +201,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let first = p.items.iter().position(reductions).unwrap();
         p.items.rotate_left(first);
-        assert_violates!(call, Violation::Form { what: "folds come after all tiles", .. });
+        assert_violates!(call, Violation::Form { what: "reductions come after all tiles", .. });
     }
 
     #[test]
@@ -227,5 +227,5 @@ fn a_fold_between_tiles() {
         p.items.swap(1, 2);
     }
     let rank = Rank::new(0);
-    assert_eq!(verify(&call.0), Err(Violation::Form { rank, record: Record::Item(2), what: "folds come after all tiles" }));
+    assert_eq!(verify(&call.0), Err(Violation::Form { rank, record: Record::Item(2), what: "reductions come after all tiles" }));
 }

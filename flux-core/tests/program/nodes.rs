@@ -7,7 +7,6 @@ use crate::strategies::Call;
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Schedule, ScheduleError, TileProgram, sink};
-use flux_core::tile::Raster;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -16,15 +15,15 @@ use std::ops::RangeInclusive;
 
 /// Calls of `op` on `counts` nodes of `per_node` ranks each, with shards of several tiles.
 fn across(op: OpKind, counts: RangeInclusive<u32>, per_node: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
-    let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
-    let cut = (chunks(), raster, (1..=5_u32, 0..=3_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
+    let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
+    let cut = (chunks(), raster_group, (1..=5_u32, 0..=3_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
     (counts, per_node, 1..=40_usize, 1..=5_usize, 1..=4_usize, cut).prop_map(
-        move |(count, per_node, rows, n8, k8, (chunk, raster, (group, prologue, chunk_ordered), k_slices, split_k))| {
+        move |(count, per_node, rows, n8, k8, (chunk, raster_group, (group, prologue, chunk_ordered), k_slices, split_k))| {
             let world = WorldSize::new(count * per_node).unwrap();
             let (n, k) = if op == AllGatherGemm { (8 * n8 * world.index(), 8 * k8) } else { (8 * n8, 8 * k8 * world.index()) };
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).unwrap();
             let schedule =
-                Schedule { chunk, raster, group, prologue, chunk_ordered, k_slices, split_k, ..Schedule::of(TileShape::new(16, 16, 8)) };
+                Schedule { chunk, raster_group, group, prologue, chunk_ordered, k_slices, split_k, ..Schedule::of(TileShape::new(16, 16, 8)) };
             build(&problem, &schedule, count)
         },
     )

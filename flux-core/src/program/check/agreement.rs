@@ -24,10 +24,10 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.tile == first.tile, "tile"),
             (p.signals == first.signals, "signals"),
             (p.counters == first.counters, "counters"),
-            (p.split_k_slots == first.split_k_slots, "part slots"),
+            (p.split_k_slots == first.split_k_slots, "split-K slots"),
             // One rank has no other's rows that its tiles could span, and its kernel no buffer of
             // them.
-            (p.flattened == first.flattened && !(p.flattened && world == 1), "stacking"),
+            (p.flattened == first.flattened && !(p.flattened && world == 1), "row mapping"),
             // What tiles of flattened rows send goes to all ranks alike.
             (p.nodes == first.nodes && p.nodes.world() == p.problem.world() && !(p.flattened && p.nodes.are_mixed()), "nodes"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),

@@ -32,7 +32,7 @@ fn outputs(p: &TileProgram) -> Vec<Output> {
     match (p.flattened, p.problem.op()) {
         (false, _) => (0..p.problem.world().get()).map(Output::Shard).collect(),
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
-        (true, OpKind::GemmReduceScatter) => vec![Output::AllShards, Output::Folded],
+        (true, OpKind::GemmReduceScatter) => vec![Output::AllShards, Output::Reduced],
     }
 }
 

@@ -18,9 +18,9 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         }
     }
     // A worker of the kernel multiplies no more once it has come to a reduction.
-    let first_fold = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
-    if let Some(behind) = p.items[first_fold..].iter().position(|item| item.sink != sink::REDUCE_ROWS) {
-        return fault(Record::Item(first_fold + behind), "folds come after all tiles");
+    let first_reduction = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
+    if let Some(behind) = p.items[first_reduction..].iter().position(|item| item.sink != sink::REDUCE_ROWS) {
+        return fault(Record::Item(first_reduction + behind), "reductions come after all tiles");
     }
     for (index, transfer) in p.transfers.iter().enumerate() {
         if let Some(what) = transfer_form(p, p.rank, transfer).or_else(|| own_rows(p, transfer)) {
@@ -129,7 +129,7 @@ fn part_fields(item: &WorkItem) -> Option<&'static str> {
         sink::STORE | sink::PARTIAL | sink::SCATTER if item.partials != 0 => Some("only what adds partial results counts them"),
         sink::PARTIAL | sink::REDUCE_ROWS if item.parts != 0 => Some("only a tile's last item adds parts"),
         sink::PARTIAL => None,
-        _ if item.parts == 0 && item.part != NONE => Some("a part slot is named that is not used"),
+        _ if item.parts == 0 && item.part != NONE => Some("a split-K slot is named that is not used"),
         _ => None,
     }
 }

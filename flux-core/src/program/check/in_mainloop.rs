@@ -7,7 +7,8 @@
 
 use super::{Record, Violation};
 use crate::OpKind;
-use crate::program::{MAINLOOP_GAP, TileProgram, WorkItem, sink};
+use crate::program::mainloop::GAP;
+use crate::program::{TileProgram, WorkItem, sink};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     if p.problem.op() == OpKind::AllGatherGemm {
@@ -17,7 +18,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     for (index, item) in p.items.iter().enumerate() {
         let fault = |what| Err(Violation::Form { rank, record: Record::Item(index), what });
         let in_mainloop = if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 { p.in_mainloop } else { 0 };
-        if p.in_mainloop > 0 && p.in_mainloop_steps().1 < MAINLOOP_GAP {
+        if p.in_mainloop > 0 && p.in_mainloop_steps().1 < GAP {
             return fault("early partial tiles leave too few steps to each other");
         }
         if in_mainloop > item.partials {

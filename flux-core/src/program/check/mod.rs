@@ -37,8 +37,8 @@ use super::TileProgram;
 /// - a counter counts the items of one chunk;
 /// - every awaited signal is raised once in a call, by the rank that the await names, and every
 ///   raised signal is awaited;
-/// - no two writers have a slot, a part slot or an element of a gather place in common;
-/// - each part slot has one partial item and one reader, which awaits the partial items and adds the parts of
+/// - no two writers have a slot, a split-K slot or an element of a gather place in common;
+/// - each split-K slot has one partial item and one reader, which awaits the partial items and adds the parts of
 ///   its own tile in the order of `k`;
 /// - whatever an item reads of its peers' data was announced by a signal that it awaits, each
 ///   column of A, and each partial tile that is added early, before its step, the others after the

@@ -1,5 +1,5 @@
 //! Rule: the items of a tile multiply each step along `k` once, in the order in which their parts
-//! are added; each part slot has one partial item and one reader, of the same tile, and the reader awaits
+//! are added; each split-K slot has one partial item and one reader, of the same tile, and the reader awaits
 //! the partial items in the order in which it adds their parts.
 
 use super::Violation;
@@ -34,7 +34,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             step += partial.k_steps;
             // A kernel takes the entry of a part's number for that part's.
             if p.late_awaits_of(fix_up).get(number).is_none_or(|entry| entry.signal != partial.raise) {
-                return Err(Violation::Unguarded { rank, item: index, what: "part slot", index: part, peer: rank });
+                return Err(Violation::Unguarded { rank, item: index, what: "split-K slot", index: part, peer: rank });
             }
         }
         if step != p.k_steps() {

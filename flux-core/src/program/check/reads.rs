@@ -40,7 +40,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             }
             match item.sink {
                 sink::REDUCE | sink::SEND => reduced(p, index, item, &writers)?,
-                sink::REDUCE_ROWS => folded(p, index, item, &writers)?,
+                sink::REDUCE_ROWS => reduced_rows(p, index, item, &writers)?,
                 _ => {}
             }
         }
@@ -117,7 +117,7 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
 
 /// The scattered rows of every rank: the tiles that hold some of them. That all are there follows
 /// from each rank's tiles covering the output.
-fn folded(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
+fn reduced_rows(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let read = Rect { row: p.rank.get() * p.problem.m_shard() + item.row, ..Rect::of_item(item) };
     for source in p.problem.world().ranks() {
         let columns = (source.get(), (item.col + 1).saturating_sub(p.tile.n))..(source.get(), item.col + item.cols);

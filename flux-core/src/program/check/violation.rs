@@ -36,7 +36,7 @@ pub enum Output {
     /// The rows of all shards, in tiles that span them.
     AllShards,
     /// The rows of the own shard, reduced from what was scattered.
-    Folded,
+    Reduced,
 }
 
 impl fmt::Display for Output {
@@ -44,7 +44,7 @@ impl fmt::Display for Output {
         match self {
             Self::Shard(shard) => write!(f, "shard {shard}"),
             Self::AllShards => f.write_str("the shards"),
-            Self::Folded => f.write_str("the folded shard"),
+            Self::Reduced => f.write_str("the reduced shard"),
         }
     }
 }
@@ -226,12 +226,12 @@ pub enum Violation {
         /// Who raises it.
         by: (Rank, Record),
     },
-    /// A slot, a part slot, or an element of a gather place, would be written twice in a call.
+    /// A slot, a split-K slot, or an element of a gather place, would be written twice in a call.
     #[error("{what} {index} of rank {owner} is written by rank {}, {}, and by rank {}, {}", first.0, first.1, second.0, second.1)]
     WrittenTwice {
         /// Whose memory.
         owner: Rank,
-        /// `slot`, `part slot` or `gather row`.
+        /// `slot`, `split-K slot` or `gather row`.
         what: &'static str,
         /// The slot, or the place times `m_shard` plus the row.
         index: u32,
@@ -247,7 +247,7 @@ pub enum Violation {
         rank: Rank,
         /// Its item.
         item: usize,
-        /// `slot`, `part slot`, `gather row` or `scattered row`.
+        /// `slot`, `split-K slot`, `gather row` or `scattered row`.
         what: &'static str,
         /// The slot, or the place times `m_shard` plus the row, or the row of the own shard.
         index: u32,
@@ -289,31 +289,31 @@ pub enum Violation {
         step: u32,
     },
     /// An item adds a part that nobody leaves.
-    #[error("rank {rank}, item {item} adds part slot {part}, which no item fills")]
+    #[error("rank {rank}, item {item} adds split-K slot {part}, which no item fills")]
     PartMissing {
         /// Whose program.
         rank: Rank,
         /// The item that reads.
         item: usize,
-        /// The part slot.
+        /// The split-K slot.
         part: u32,
     },
     /// A part is left that no item adds.
-    #[error("rank {rank}, item {item} fills part slot {part}, which no item adds")]
+    #[error("rank {rank}, item {item} fills split-K slot {part}, which no item adds")]
     PartNotRead {
         /// Whose program.
         rank: Rank,
         /// The item that lends.
         item: usize,
-        /// The part slot.
+        /// The split-K slot.
         part: u32,
     },
     /// Two items add the same part.
-    #[error("rank {rank}: items {first} and {second} both add part slot {part}")]
+    #[error("rank {rank}: items {first} and {second} both add split-K slot {part}")]
     PartReadTwice {
         /// Whose program.
         rank: Rank,
-        /// The part slot.
+        /// The split-K slot.
         part: u32,
         /// One item.
         first: usize,
@@ -321,13 +321,13 @@ pub enum Violation {
         second: usize,
     },
     /// An item adds a part of another tile.
-    #[error("rank {rank}, item {item} adds part slot {part}, where item {partial_item} leaves another tile")]
+    #[error("rank {rank}, item {item} adds split-K slot {part}, where item {partial_item} leaves another tile")]
     WrongPart {
         /// Whose program.
         rank: Rank,
         /// The item that reads.
         item: usize,
-        /// The part slot.
+        /// The split-K slot.
         part: u32,
         /// The item that lends.
         partial_item: usize,

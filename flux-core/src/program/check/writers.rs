@@ -1,4 +1,4 @@
-//! Rule: no two writers have a slot, a part slot or an element of a gather place in common.
+//! Rule: no two writers have a slot, a split-K slot or an element of a gather place in common.
 //!
 //! Of scattered rows nothing is left to check: each source has a place of its own, and the tiles of
 //! one source do not overlap.
@@ -20,7 +20,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         for (index, item) in p.items.iter().enumerate() {
             let (what, owner, slot) = match item.sink {
                 sink::SEND => ("slot", item.dest, item.slot),
-                sink::PARTIAL => ("part slot", p.rank.get(), item.part),
+                sink::PARTIAL => ("split-K slot", p.rank.get(), item.part),
                 _ => continue,
             };
             let second = (p.rank, Record::Item(index));

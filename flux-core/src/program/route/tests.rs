@@ -4,7 +4,6 @@
 use super::*;
 use crate::layout::slot_bytes;
 use crate::program::{Chunk, Schedule, check, sink};
-use crate::tile::Raster;
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +21,7 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
         let tile = TileShape::new(16, 24, 16);
         let schedule = Schedule {
             chunk,
-            raster: Raster::RowGroups(2),
+            raster_group: 2,
             group,
             prologue,
             chunk_ordered,
