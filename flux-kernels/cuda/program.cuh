@@ -95,7 +95,6 @@ struct Params {
     u64 split_k_offset;      // of the part slots in a half
     u64 aside;             // memory of this GPU for the parts of tiles that CTAs lay aside
     u64 bias;              // [n_local], added to every row of the result; 0 for none
-    u64 told;              // by rank, which call each is in and of which op, where messages bring it and all else before what reads it is launched; 0 where pads say it
     u64 scattered;         // where other ranks' scattered rows come: the own data region, or memory of the host
 
     u32 rank, world;
@@ -111,9 +110,8 @@ struct Params {
     u32 early;             // partial tiles that are added along k, of an item that adds any
     u32 early_first;       // the step along k before which the first of them is added
     u32 early_gap;         // steps from one to the next
-    u32 op;                // which op the call is of, or the ops of all calls up to it, as ranks tell each other; 0 where kernels are not told
-    u32 begins;            // whether the launch is the first of its call
-    u32 closes;            // CTAs of the launches that end it, this one among them, the last of which closes it; 0 where others come after this one
+    u32 op;                // the op's number or op-sequence hash, compared on pads; 0 where the transport compares
+    u32 after_collective;  // whether a collective brought the operands, which the host may have aborted
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces
