@@ -5,9 +5,10 @@
 //! finds is what a run will find.
 
 use crate::{gpu, machine, out};
-use flux_transport::cuda::DeviceInfo;
+use flux_transport::Select;
+use flux_transport::internal::cuda::DeviceInfo;
+use flux_transport::internal::{cuda, nccl, topology};
 use flux_transport::probe::{self, Proof, Verdict};
-use flux_transport::{Select, cuda, nccl, topology};
 use std::fmt::Display;
 use std::path::Path;
 

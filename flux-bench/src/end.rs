@@ -6,7 +6,7 @@
 
 use crate::out;
 use flux_core::Rank;
-use flux_transport::control::ranks as named;
+use flux_transport::internal::control::ranks as named;
 use rustix::process::Signal;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};

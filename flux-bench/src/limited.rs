@@ -4,8 +4,8 @@
 //! outside. When it returns, nothing that the program started in its process group runs any more,
 //! unless the kernel does not let it go. When this process is killed, the kernel kills the program.
 
+use flux_transport::internal::limited;
 use flux_transport::launch::Signals;
-use flux_transport::limited;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use std::fs::File;
 use std::io;

@@ -2,7 +2,8 @@
 
 use crate::report::Ranks;
 use anyhow::{Context, bail};
-use flux_transport::{Communicator, Launch, Mover, Options, Select, cuda, nccl};
+use flux_transport::internal::{cuda, nccl};
+use flux_transport::{Communicator, Launch, Mover, Options, Select};
 
 /// A machine's part of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]

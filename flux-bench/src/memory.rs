@@ -5,7 +5,7 @@
 
 use anyhow::Context;
 use flux_kernels::Element;
-use flux_transport::cuda::DeviceBlock;
+use flux_transport::internal::cuda::DeviceBlock;
 use std::marker::PhantomData;
 
 /// An empty list with room for so many elements of operands.

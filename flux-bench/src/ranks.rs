@@ -7,7 +7,7 @@ use crate::end;
 use anyhow::{Context, anyhow};
 use flux_core::Rank;
 use flux_transport::World;
-use flux_transport::control::ranks as named;
+use flux_transport::internal::control::ranks as named;
 
 /// Runs `body` once for each world, each on a thread of its own, and returns the results in rank
 /// order.

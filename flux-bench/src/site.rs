@@ -13,7 +13,7 @@ use crate::reference::{self, Verdict};
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
 use flux_ops::{Layout, Location, RawTensor, TensorMut, TensorRef};
-use flux_transport::cuda::CudaDevice;
+use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
 use std::time::{Duration, Instant};

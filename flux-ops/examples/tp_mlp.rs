@@ -9,7 +9,8 @@ mod device;
 
 use device::Device;
 use flux_ops::{Activation, AllGatherGemm, DType, GemmReduceScatter};
-use flux_transport::{Communicator, Select, World, WorldError, cuda};
+use flux_transport::internal::cuda;
+use flux_transport::{Communicator, Select, World, WorldError};
 use half::bf16;
 use std::{cmp::Ordering, error::Error, process::ExitCode, thread};
 

@@ -12,7 +12,7 @@ use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
 use flux_kernels::variant::NoSuchTile;
-use flux_transport::cuda::CudaError;
+use flux_transport::internal::cuda::CudaError;
 use flux_transport::{Failure, TransportError, TransportKind};
 
 /// Why an op was not built. Where all ranks build, all have left the build after any of them.

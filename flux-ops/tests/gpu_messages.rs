@@ -12,7 +12,8 @@ use common::suite::{self, call, plain};
 use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
 use flux_core::program::{Chunk, Schedule};
 use flux_core::tile::Raster;
-use flux_transport::{TransportKind, cuda, nccl};
+use flux_transport::TransportKind;
+use flux_transport::internal::{cuda, nccl};
 use half::bf16;
 
 fn find() -> Result<Machine, String> {

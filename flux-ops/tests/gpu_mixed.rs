@@ -14,7 +14,8 @@ use common::{AnyOp, Case, Machine, OPS, Plan, Values, skipped};
 use flux_core::OpKind;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::tile::Raster;
-use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World, nccl};
+use flux_transport::internal::nccl;
+use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World};
 use half::bf16;
 use std::sync::Once;
 

@@ -4,14 +4,14 @@
 //! them took the bytes; none needs a GPU, a file or a network. There only under test and
 //! `cargo fuzz`.
 
+pub use crate::backends::host::fuzz::region;
+pub use crate::backends::nccl::fuzz::member;
+pub use crate::backends::nvlink::fuzz::offer;
+pub use crate::backends::pcie::fuzz::pinned;
+pub use crate::bootstrap::control::fuzz::step;
 pub use crate::bootstrap::fuzz::{environment, frame, handshake, hello, roster, stream};
 pub use crate::comm::fuzz::{facts, report, size, verdict};
-pub use crate::control::fuzz::step;
-pub use crate::host::fuzz::region;
-pub use crate::nccl::fuzz::member;
-pub use crate::nvlink::fuzz::offer;
-pub use crate::pcie::fuzz::pinned;
-pub use crate::probe::fuzz::answer;
+pub use crate::topology::probe::fuzz::answer;
 
 /// A message of this version: its target, its file's name in the target's corpus, and its bytes.
 #[cfg(test)]
@@ -20,7 +20,10 @@ pub(crate) type Seed = (&'static str, &'static str, Vec<u8>);
 #[cfg(test)]
 mod tests {
     use super::Seed;
-    use crate::{bootstrap, comm, control, host, nccl, nvlink, pcie, probe};
+    use crate::backends::{host, nccl, nvlink, pcie};
+    use crate::bootstrap::control;
+    use crate::topology::probe;
+    use crate::{bootstrap, comm};
     use proptest::prelude::*;
     use std::path::{Path, PathBuf};
 

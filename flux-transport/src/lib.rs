@@ -22,44 +22,77 @@
 //! The types of `flux_core` that ranks are connected and told apart with are here too: [`Rank`],
 //! [`WorldSize`], [`Nodes`], [`Epoch`] and [`WorkspaceSize`].
 
-pub mod bootstrap;
-mod calls;
+mod backends;
+mod bootstrap;
 mod comm;
-pub mod control;
-pub mod cuda;
-mod device;
-mod drain;
-mod fault;
+mod cuda;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod hints;
-mod host;
-pub mod launch;
-#[doc(hidden)]
-pub mod limited;
-#[doc(hidden)]
-pub mod loading;
-mod mixed;
-pub mod nccl;
-pub mod nvlink;
-mod options;
-mod pcie;
-pub mod probe;
-pub mod route;
-pub mod topology;
-mod transport;
-mod unblock;
-mod world;
+mod topology;
 
-pub use comm::{Call, CallRecord, CallState, Communicator, ConnectError, Doing, Failure, Label, RankReport, Rebuild};
-pub use control::{ControlError, ControlPlane, Hosts, Launch};
-pub use device::{Device, Stream};
-pub use fault::{Fault, Wait, reason};
+pub use backends::route::Route;
+pub use backends::{
+    Capabilities, Carry, ConnectError, Exchange, Fault, Heard, Mover, MoverJob, Options, ParseSelectError, PeerStores, Select, Source,
+    TransportError, TransportKind, Wait, WorkspaceView, reason,
+};
+pub use bootstrap::control::{ControlError, Hosts, Launch};
+pub use bootstrap::world::{Builder, World, WorldError};
+pub use bootstrap::{
+    BootstrapError, Environment, FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_SECRET_FILE,
+    FLUX_WORLD_SIZE, Secret,
+};
+pub use comm::{Call, CallRecord, CallState, Communicator, Doing, Failure, Label, RankReport, Rebuild};
+pub use cuda::{CudaError, Device, DeviceInfo, DeviceUuid, ParseUuidError, Stream};
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;
 pub use flux_core::{Nodes, Rank, WorldSize};
-pub use options::{Options, ParseSelectError, Select};
-pub use transport::{
-    Capabilities, Carry, Exchange, Heard, Mover, MoverJob, PeerStores, Source, Transport, TransportError, TransportKind, WorkspaceView,
-};
-pub use world::{Builder, World, WorldError};
+
+/// Starts ranks as processes of this machine and ends them together.
+pub mod launch {
+    pub use crate::bootstrap::launch::{Failed, LaunchError, Launcher, Others, Signals, exit_code, hear_of_children, one_host_each};
+}
+
+/// The proof of peer access, in a process of its own.
+pub mod probe {
+    pub use crate::topology::probe::{Direction, LIMIT, Proof, Report, Verdict, forbidden, prove, serve, vetoed};
+}
+
+/// For the other crates of this workspace; not covered by semantic versioning.
+#[doc(hidden)]
+pub mod internal {
+    /// How ranks talk beside their shared memory.
+    pub mod control {
+        pub use crate::bootstrap::control::{
+            Answer, Answerer, Collective, ControlPlane, GaveUp, Given, Notice, Regrouped, Step, Watcher, local_planes, ranks, shortened,
+        };
+        pub use crate::bootstrap::{Address, HostPlace, Mesh, NetworkPlace, Place, Rendezvous, join};
+    }
+
+    /// Devices, their memory and streams.
+    pub mod cuda {
+        pub use crate::cuda::{
+            Capture, CudaDevice, CudaError, Current, DeviceBlock, DeviceInfo, Event, PinnedBlock, SideStream, Unavailable, available,
+            can_access_peer, capture, device_count, device_info, driver_version, near, peer_matrix,
+        };
+    }
+
+    /// NCCL as a library.
+    pub mod nccl {
+        pub use crate::backends::nccl::{Comm, ElementType, NcclError, NcclUnavailable, UniqueId, available, version};
+    }
+
+    /// Limits on processes that this one has started.
+    pub mod limited {
+        pub use crate::topology::limited::{wait, wait_unless};
+    }
+
+    /// Libraries that are opened at run time.
+    pub mod loading {
+        pub use crate::cuda::loading::{NotLoaded, first};
+    }
+
+    /// How this machine connects its GPUs.
+    pub mod topology {
+        pub use crate::topology::{Fabric, Gpu, Near, Place, Topology, instances, look, nvidia_gpus, unseen};
+    }
+}

@@ -20,8 +20,9 @@ use bootstrap_common::process::{ROLE, command, role, succeed};
 use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, private};
 use flux_core::WorldSize;
 use flux_core::layout::WorkspaceSize;
-use flux_transport::bootstrap::{BootstrapError, Environment, join};
+use flux_transport::internal::control::join;
 use flux_transport::launch::{Launcher, exit_code};
+use flux_transport::{BootstrapError, Environment};
 use flux_transport::{Communicator, Options, Rebuild, Select, Stream, World, WorldError};
 use rustix::process::{Resource, Rlimit};
 

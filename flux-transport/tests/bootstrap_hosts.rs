@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use bootstrap_common::network::{SECRET, Site, Told, group_on, told};
 use bootstrap_common::{after, ample, assert_empty, each, join_all};
 use flux_core::{Rank, WorldSize};
-use flux_transport::bootstrap::{BootstrapError, Environment, Secret, join};
-use flux_transport::control::{Notice, Watcher};
+use flux_transport::internal::control::join;
+use flux_transport::internal::control::{Notice, Watcher};
+use flux_transport::{BootstrapError, Environment, Secret};
 use flux_transport::{ControlError, Launch, World, WorldError};
 
 /// Every rank's error, after a check that nothing is left.
@@ -82,7 +83,7 @@ fn descriptors_stay_on_their_host() {
 
 #[test]
 fn a_death_a_leave_and_an_abort_are_seen_across_hosts() {
-    let watch = |plane: &Arc<dyn flux_transport::ControlPlane>| {
+    let watch = |plane: &Arc<dyn flux_transport::internal::control::ControlPlane>| {
         let (sender, heard) = mpsc::channel();
         let sender = Mutex::new(sender);
         let watcher: Arc<Watcher> = Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap_or_default());

@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 use bootstrap_common::{ample, assert_empty, private};
 use flux_core::{Rank, WorldSize};
-use flux_transport::bootstrap::{BootstrapError, join};
-use flux_transport::control::Notice;
+use flux_transport::BootstrapError;
+use flux_transport::internal::control::Notice;
+use flux_transport::internal::control::join;
 use flux_transport::launch::{LaunchError, Launcher, exit_code};
 use flux_transport::{ControlError, Launch, World, WorldError};
 use processes::{gone_within, runs};
@@ -132,7 +133,7 @@ fn sees_a_death() {
     let world = World::from_env().unwrap();
     let (sender, heard) = std::sync::mpsc::channel();
     let sender = std::sync::Mutex::new(sender);
-    let watcher: std::sync::Arc<flux_transport::control::Watcher> =
+    let watcher: std::sync::Arc<flux_transport::internal::control::Watcher> =
         std::sync::Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap_or_default());
     world.control().watch(std::sync::Arc::downgrade(&watcher));
     world.control().barrier(ample()).unwrap();

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use bootstrap_common::{after, ample, each, group};
 use flux_core::Rank;
 use flux_core::signal::Epoch;
-use flux_transport::control::{Notice, Watcher};
-use flux_transport::{ControlError, ControlPlane, Launch};
+use flux_transport::internal::control::ControlPlane;
+use flux_transport::internal::control::{Notice, Watcher};
+use flux_transport::{ControlError, Launch};
 
 const LIMIT: usize = 64 * 1024;
 

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, place, private, with_mode};
 use flux_core::Rank;
-use flux_transport::bootstrap::{BootstrapError, Environment, join};
+use flux_transport::internal::control::join;
+use flux_transport::{BootstrapError, Environment};
 
 fn ranks(of: &[u32]) -> Vec<Rank> {
     of.iter().copied().map(Rank::new).collect()

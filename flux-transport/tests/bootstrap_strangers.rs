@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bootstrap_common::network::{Site, group_on, told};
 use bootstrap_common::{after, ample, assert_empty, each, environment, group, join_all, knock, private};
-use flux_transport::bootstrap::join;
+use flux_transport::internal::control::join;
 
 struct Done<'a>(&'a AtomicBool);
 

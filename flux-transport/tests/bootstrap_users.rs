@@ -17,7 +17,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use bootstrap_common::{ample, assert_empty, environment, join_all, knock, private};
-use flux_transport::bootstrap::{BootstrapError, join};
+use flux_transport::BootstrapError;
+use flux_transport::internal::control::join;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Uid;

@@ -7,8 +7,9 @@
 mod gpu_support;
 
 use flux_core::{Nodes, WorldSize};
+use flux_transport::internal::nccl;
 use flux_transport::launch::{Launcher, exit_code};
-use flux_transport::{Communicator, Select, TransportKind, World, nccl};
+use flux_transport::{Communicator, Select, TransportKind, World};
 use gpu_support::{linked_devices, skip};
 
 /// Set for the processes that are ranks, to what they are to find.

@@ -4,8 +4,8 @@
 
 mod gpu_support;
 
-use flux_transport::cuda::CudaDevice;
-use flux_transport::nccl::{self, Comm, UniqueId};
+use flux_transport::internal::cuda::CudaDevice;
+use flux_transport::internal::nccl::{self, Comm, UniqueId};
 use gpu_support::{devices, skip};
 use std::time::Duration;
 

@@ -6,8 +6,9 @@
 mod gpu_support;
 
 use cudarc::driver::sys;
-use flux_transport::cuda::{CudaDevice, PinnedBlock, SideStream};
-use flux_transport::{Communicator, ConnectError, Options, Select, TransportError, World, limited, nccl};
+use flux_transport::internal::cuda::{CudaDevice, PinnedBlock, SideStream};
+use flux_transport::internal::{limited, nccl};
+use flux_transport::{Communicator, ConnectError, Options, Select, TransportError, World};
 use gpu_support::{devices, skip, stream_of};
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -7,8 +7,9 @@
 mod gpu_support;
 
 use flux_core::WorldSize;
+use flux_transport::internal::cuda;
 use flux_transport::launch::{Launcher, exit_code};
-use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World, cuda};
+use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World};
 use gpu_support::linked_devices;
 
 /// Set for the processes that are ranks, to what they are to find.

@@ -7,7 +7,7 @@ mod common;
 use common::{Words, each_rank, options};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
-use flux_transport::control::{GaveUp, Notice, Watcher};
+use flux_transport::internal::control::{GaveUp, Notice, Watcher};
 use flux_transport::{Communicator, ConnectError, Doing, Fault, Label, Options, Rebuild, Stream, TransportError, World};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Barrier, Mutex};

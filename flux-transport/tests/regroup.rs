@@ -7,8 +7,9 @@ mod bootstrap_common;
 use bootstrap_common::{after, ample, each, group};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
-use flux_transport::control::{Answer, Answerer, GaveUp, Notice, Watcher, local_planes};
-use flux_transport::{ControlError, ControlPlane};
+use flux_transport::ControlError;
+use flux_transport::internal::control::ControlPlane;
+use flux_transport::internal::control::{Answer, Answerer, GaveUp, Notice, Watcher, local_planes};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

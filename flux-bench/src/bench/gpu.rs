@@ -20,8 +20,8 @@ use crate::stats::Span;
 use anyhow::{Context, bail};
 use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
-use flux_transport::cuda::DeviceBlock;
-use flux_transport::nccl::{Comm, ElementType};
+use flux_transport::internal::cuda::DeviceBlock;
+use flux_transport::internal::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
 
 /// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one

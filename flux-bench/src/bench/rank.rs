@@ -22,7 +22,7 @@ use crate::site::{OperandSet, Site};
 use anyhow::Context;
 use flux_core::{DType, Problem};
 use flux_kernels::Element;
-use flux_transport::nccl::{Comm, UniqueId};
+use flux_transport::internal::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, World};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};

@@ -7,7 +7,7 @@
 use crate::end;
 use flux_core::Rank;
 use flux_transport::World;
-use flux_transport::control::{Notice, Watcher};
+use flux_transport::internal::control::{Notice, Watcher};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};

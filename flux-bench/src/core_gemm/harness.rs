@@ -14,7 +14,7 @@ use flux_core::signal::Epoch;
 use flux_kernels::Activation;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_ops::own_launch;
-use flux_transport::cuda::DeviceBlock;
+use flux_transport::internal::cuda::DeviceBlock;
 
 /// Longest wait of a call. Nothing has to be waited for: only an error waits.
 const DEADLINE_NS: u64 = 10_000_000_000;

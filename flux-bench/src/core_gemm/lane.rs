@@ -24,7 +24,7 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind};
 use flux_kernels::Variant;
 use flux_kernels::cuda::{Kernel, loaded};
-use flux_transport::cuda::DeviceBlock;
+use flux_transport::internal::cuda::DeviceBlock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -44,7 +44,7 @@ use crate::{atomic_file, launch, limits, machine, out, report as bench_report};
 use anyhow::{Context, ensure};
 pub(crate) use case::Case;
 use flux_core::{DType, OpKind};
-use flux_transport::cuda::{self, CudaDevice};
+use flux_transport::internal::cuda::{self, CudaDevice};
 use lane::Lane;
 use std::path::PathBuf;
 

@@ -8,8 +8,8 @@ use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Nodes, Rank};
 use flux_kernels::harness::{self, Expected, Harness, Seeds};
 use flux_transport::Stream;
-use flux_transport::cuda::{CudaDevice, DeviceBlock};
-use flux_transport::nccl::{Comm, ElementType};
+use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
+use flux_transport::internal::nccl::{Comm, ElementType};
 use std::sync::Arc;
 use std::time::Duration;
 

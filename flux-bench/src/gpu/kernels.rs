@@ -4,7 +4,7 @@ use flux_kernels::Variant;
 use flux_kernels::cache;
 use flux_kernels::nvrtc::{Arch, Nvrtc};
 use flux_kernels::sources::{self, Source};
-use flux_transport::cuda::CudaDevice;
+use flux_transport::internal::cuda::CudaDevice;
 
 /// What a device's kernels are compiled for, or why there are none for it.
 pub(crate) fn arch(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<Arch> {

@@ -67,7 +67,7 @@ pub struct Summary {
 /// # Errors
 /// No GPU: tests that skip themselves would pass. [`Args::only`] of which one names no step.
 pub fn run(args: &Args) -> anyhow::Result<bool> {
-    flux_transport::cuda::available().context("gpu-ci checks GPUs")?;
+    flux_transport::internal::cuda::available().context("gpu-ci checks GPUs")?;
     check(args, crate::machine::gpu_count())
 }
 

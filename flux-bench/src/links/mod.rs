@@ -10,7 +10,7 @@ mod rig;
 use crate::report::{Origin, Ranks};
 use crate::{launch, limits, out};
 use anyhow::Context;
-use flux_transport::cuda;
+use flux_transport::internal::cuda;
 use serde::Serialize;
 use std::path::PathBuf;
 

@@ -7,7 +7,7 @@ use crate::gpu::{Gpu, kernels};
 use anyhow::Context;
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_kernels::harness::Links;
-use flux_transport::cuda::{self, CudaDevice, DeviceBlock, PinnedBlock};
+use flux_transport::internal::cuda::{self, CudaDevice, DeviceBlock, PinnedBlock};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Channels, Round, Schedule, Sending, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
-use flux_transport::route::Route;
+use flux_transport::Route;
 use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, PeerStores, Source, Stream, TransportKind};
 use host::HostExecutor;
 pub use pace::own_launch;

@@ -5,7 +5,7 @@
 
 use crate::error::{BuildError, Requests};
 use flux_core::Rank;
-use flux_transport::control::{Step, shortened};
+use flux_transport::internal::control::{Step, shortened};
 use flux_transport::{Communicator, TransportError};
 
 /// What becomes of an error of the transport's in the build of an op.

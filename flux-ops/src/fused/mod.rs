@@ -18,7 +18,7 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Channels, Schedule, Sending, TileProgram};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
-use flux_transport::route::Route;
+use flux_transport::Route;
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt;
 

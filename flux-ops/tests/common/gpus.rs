@@ -1,7 +1,7 @@
 //! The GPUs that tests run on; for tests of any crate, beside its `skipped`.
 
 use super::skipped;
-use flux_transport::cuda;
+use flux_transport::internal::cuda;
 
 /// How many there are, where the kernels run on all of them, or why there are none to test on.
 pub(crate) fn count() -> Result<u32, String> {

@@ -6,8 +6,9 @@
 //! rank where they are threads. A rank that fails ends its process, and the launch with it.
 
 use flux_core::{Rank, WorldSize};
-use flux_transport::bootstrap::{FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
-use flux_transport::{Options, World, cuda};
+use flux_transport::internal::cuda;
+use flux_transport::{FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
+use flux_transport::{Options, World};
 use std::fs::{DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;

@@ -72,8 +72,8 @@ impl Machine {
             Self::Messages(_) => {
                 let world = problem.world().get();
                 // Ranks that share a device are of a host each, as far as NCCL is told.
-                let shares =
-                    launched().is_some_and(|launch| flux_transport::cuda::device_count().is_ok_and(|devices| launch.ranks > devices));
+                let shares = launched()
+                    .is_some_and(|launch| flux_transport::internal::cuda::device_count().is_ok_and(|devices| launch.ranks > devices));
                 let channels =
                     Channels { all: 4 * world.next_power_of_two(), each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: shares };
                 let sending = Sending::heuristic(problem, &channels, problem.world().peers(), None);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use flux_core::{Rank, WorldSize};
 
-use crate::control::ranks;
+use crate::bootstrap::control::ranks;
 
 /// Why the ranks did not meet.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,7 @@ use super::frame::{Header, Kind};
 use super::monitor::{End, Inbox, Shared};
 use super::plane::ProcessControl;
 use super::socket;
-use crate::control::{Answer, Answerer};
+use crate::bootstrap::control::{Answer, Answerer};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;

@@ -22,6 +22,7 @@
 //! TCP, learn who shares their host, and connect in pairs across hosts.
 
 mod auth;
+pub(crate) mod control;
 mod directory;
 mod door;
 mod environment;
@@ -32,6 +33,7 @@ pub(crate) mod fuzz;
 mod hello;
 mod host_id;
 mod inquiry;
+pub(crate) mod launch;
 mod link;
 mod lobby;
 mod monitor;
@@ -43,7 +45,9 @@ mod roster;
 mod secret;
 mod socket;
 mod tcp;
+pub(crate) mod unblock;
 mod unix;
+pub(crate) mod world;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,7 +62,7 @@ pub use host_id::FLUX_HOST_ID;
 pub use rendezvous::{Mesh, Rendezvous};
 pub use secret::{FLUX_SECRET, FLUX_SECRET_FILE, Secret};
 
-use crate::control::ControlPlane;
+use crate::bootstrap::control::ControlPlane;
 use crate::{World, WorldError};
 
 const WAITING_FOR_RANKS: &str = "waiting for all ranks to start";

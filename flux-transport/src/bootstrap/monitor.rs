@@ -18,7 +18,7 @@ use super::inquiry::{AT_ONCE, Inquiry};
 use super::link::Link;
 use super::regroup::{Regroup, Sockets};
 use super::socket::{self, Message, Received};
-use crate::control::{GaveUp, Notice, Watcher};
+use crate::bootstrap::control::{GaveUp, Notice, Watcher};
 
 /// A peer that took part in a step can have sent its frame of the next one, and no more: it then
 /// waits for ours.

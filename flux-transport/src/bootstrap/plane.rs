@@ -21,7 +21,7 @@ use super::monitor::{Arrived, End, Shared};
 use super::regroup::Part;
 use super::rendezvous::Mesh;
 use super::socket::MAX_DESCRIPTORS;
-use crate::control::{
+use crate::bootstrap::control::{
     Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Regrouped, Steps, Watcher, mask_of,
     ranks_of,
 };

@@ -46,7 +46,7 @@ use super::monitor::{Inbox, Shared};
 use super::rendezvous::Mesh;
 use super::socket;
 use super::unix::rows;
-use crate::control::{ControlError, REGROUPING, came_and_went, mask_of, ranks_of};
+use crate::bootstrap::control::{ControlError, REGROUPING, came_and_went, mask_of, ranks_of};
 
 /// For a message to a rank that waits for it.
 const HANDING: Duration = Duration::from_millis(100);

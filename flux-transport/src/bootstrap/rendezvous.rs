@@ -13,8 +13,8 @@ use flux_core::{Rank, WorldSize};
 use super::error::BootstrapError;
 use super::link::Link;
 use super::plane::ProcessControl;
-use crate::control::{ControlPlane, Hosts};
-use crate::unblock::unblock;
+use crate::bootstrap::control::{ControlPlane, Hosts};
+use crate::bootstrap::unblock::unblock;
 
 /// How the ranks of a launch meet.
 #[async_trait]

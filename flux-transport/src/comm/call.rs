@@ -7,7 +7,7 @@
 use super::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
-use crate::fault::reason;
+use crate::backends::reason;
 use crate::{Carry, Exchange, Heard, MoverJob, Stream, TransportError, WorkspaceView};
 use flux_core::signal::Epoch;
 use std::sync::Arc;

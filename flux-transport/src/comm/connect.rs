@@ -3,16 +3,20 @@
 //! Invariant: every rank takes the same steps whatever it finds, and tells the others what it
 //! cannot do; so if one rank fails, all do.
 
+use super::Communicator;
 use super::automatic::automatic;
-use super::{Communicator, ConnectError, nodes};
-use crate::control::{Disagreed, Step, agree, agree_at};
-use crate::host::Host;
-use crate::mixed::{self, Mixed};
-use crate::nccl::{self, NcclTransport};
-use crate::nvlink::{Members, NvLink, Reach};
-use crate::pcie::Pcie;
-use crate::unblock::unblock;
-use crate::{Options, Select, Transport, World, probe};
+use crate::ConnectError;
+use crate::backends::Transport;
+use crate::backends::asked;
+use crate::backends::host::Host;
+use crate::backends::mixed::{self, Mixed};
+use crate::backends::nccl::{self, NcclTransport};
+use crate::backends::nvlink::{Members, NvLink, Reach};
+use crate::backends::pcie::Pcie;
+use crate::bootstrap::control::{Disagreed, Step, agree, agree_at};
+use crate::bootstrap::unblock::unblock;
+use crate::topology::probe;
+use crate::{Options, Select, World};
 use flux_core::{Nodes, Rank};
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -27,7 +31,7 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     // Set for the ranks of a launch, one of which may well have a world of its own beside.
     let of_ranks = variable("FLUX_NODES").filter(|_| world.size().get() > 1);
-    let selected = selected.and_then(|select| Ok((select, nodes::asked(select, options.nodes, of_ranks.as_deref())?)));
+    let selected = selected.and_then(|select| Ok((select, asked(select, options.nodes, of_ranks.as_deref())?)));
     let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
     // A deadline that is refused is none to be refused by: the others' step would be over before
     // they came.
@@ -337,7 +341,7 @@ mod tests {
         let garbled = || text(Some(OsString::from_vec(b"host\xff".to_vec())));
         let error = selected(Select::Auto, garbled().as_deref()).unwrap_err();
         assert!(error.starts_with("FLUX_TRANSPORT: `host\u{fffd}`"), "{error}");
-        let error = nodes::asked(Select::Host, None, garbled().as_deref()).unwrap_err().to_string();
+        let error = asked(Select::Host, None, garbled().as_deref()).unwrap_err().to_string();
         assert!(error.contains("FLUX_NODES = \"host\u{fffd}\""), "{error}");
     }
 }

@@ -8,7 +8,7 @@
 use super::failure;
 use super::flight::Flight;
 use super::health::Health;
-use crate::control::{Answerer, ControlPlane, Notice, Watcher};
+use crate::bootstrap::control::{Answerer, ControlPlane, Notice, Watcher};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Tells a communicator's health of every notice, and says what the rank does in it.
@@ -54,8 +54,8 @@ impl Drop for Ear {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::control::LocalControl;
     use crate::comm::fake::Fake;
-    use crate::control::LocalControl;
     use flux_core::{Rank, WorldSize};
     use std::sync::mpsc::channel;
     use std::sync::{Mutex, OnceLock};

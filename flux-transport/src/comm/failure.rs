@@ -5,7 +5,7 @@
 
 use super::flight::{self, CallRecord, CallState};
 use crate::Fault;
-use crate::control::{Answer, ranks, record_from, record_to_bytes};
+use crate::bootstrap::control::{Answer, ranks, record_from, record_to_bytes};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
 use flux_core::signal::Epoch;

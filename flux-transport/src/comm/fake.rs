@@ -1,7 +1,8 @@
 //! A transport without memory, for tests of what is done with one.
 
-use crate::control::Collective;
-use crate::{Capabilities, Device, Mover, MoverJob, Stream, Transport, TransportError, TransportKind, WorkspaceView};
+use crate::backends::Transport;
+use crate::bootstrap::control::Collective;
+use crate::{Capabilities, Device, Mover, MoverJob, Stream, TransportError, TransportKind, WorkspaceView};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use std::fmt;

@@ -4,7 +4,7 @@
 
 use super::automatic::Facts;
 use super::failure;
-use crate::control::GaveUp;
+use crate::bootstrap::control::GaveUp;
 
 pub use super::automatic::fuzz::verdict;
 

@@ -7,9 +7,10 @@
 
 use super::departures::Departures;
 use super::hearsay::{self, Heard, is_second_hand};
-use crate::control::{GaveUp, Notice, mask_of};
-use crate::fault::reason;
-use crate::{Fault, Transport};
+use crate::Fault;
+use crate::backends::Transport;
+use crate::backends::reason;
+use crate::bootstrap::control::{GaveUp, Notice, mask_of};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;

@@ -4,8 +4,8 @@
 //! soon as that one has said so.
 
 use crate::Fault;
-use crate::control::GaveUp;
-use crate::fault::reason;
+use crate::backends::reason;
+use crate::bootstrap::control::GaveUp;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 

@@ -6,8 +6,8 @@
 use super::CallState;
 use super::failure::{Doing, RankReport};
 use crate::Fault;
-use crate::control::mask_of;
-use crate::fault::{Wait, reason};
+use crate::backends::{Wait, reason};
+use crate::bootstrap::control::mask_of;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;

@@ -8,7 +8,6 @@ mod call;
 mod connect;
 mod departures;
 mod ear;
-mod error;
 mod failure;
 #[cfg(test)]
 mod fake;
@@ -18,21 +17,19 @@ pub(crate) mod fuzz;
 mod health;
 mod hearsay;
 mod late;
-mod nodes;
 mod rebuild;
 mod status;
 mod turn;
 
 pub use call::Call;
-pub use error::ConnectError;
 pub use failure::{Doing, Failure, RankReport};
 pub use flight::{CallRecord, CallState, Label};
-pub(crate) use nodes::grouped;
 pub use rebuild::Rebuild;
 
-use crate::control::{Step, agree, agree_at};
-use crate::fault::reason;
-use crate::{Capabilities, Device, Options, Stream, Transport, TransportError, TransportKind, WorkspaceView, World};
+use crate::backends::Transport;
+use crate::backends::reason;
+use crate::bootstrap::control::{Step, agree, agree_at};
+use crate::{Capabilities, ConnectError, Device, Options, Stream, TransportError, TransportKind, WorkspaceView, World};
 use ear::Ear;
 use flight::Flight;
 use flux_core::layout::WorkspaceSize;

@@ -11,11 +11,12 @@ mod tests;
 
 use super::connect::{apart, connect};
 use super::failure::GATHER;
-use super::{Communicator, ConnectError, Inner};
+use super::{Communicator, Inner};
+use crate::ConnectError;
+use crate::backends::failing;
+use crate::backends::reason;
+use crate::bootstrap::control::{Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of};
 use crate::bootstrap::{self, START};
-use crate::control::{Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of};
-use crate::drain::failing;
-use crate::fault::reason;
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;

@@ -3,7 +3,7 @@
 
 use super::fake::Fake;
 use super::*;
-use crate::control::{GaveUp, mask_of};
+use crate::bootstrap::control::{GaveUp, mask_of};
 use crate::{Fault, Select};
 use flux_core::layout::{ABORT_OFFSET, FaultRecord, fault};
 use flux_core::signal::Epoch;

@@ -4,10 +4,10 @@
 //! CUDA runtime and frameworks use, so whatever is made under it is theirs to use too. Everything
 //! made on a device holds the device.
 
-use super::device::{DeviceInfo, device_info};
 use super::driver::{Driver, Handle, driver};
+use super::info::{DeviceInfo, device_info};
+use super::keep;
 use super::{CudaError, DeviceUuid, patience};
-use crate::drain::keep;
 use cudarc::driver::CudaContext;
 use std::fmt;
 use std::marker::PhantomData;

@@ -117,7 +117,7 @@ fn start() -> Result<Driver, Unavailable> {
                 library = Some(found);
                 break;
             }
-            Err(error) if reason.is_empty() => reason = crate::loading::words(&error),
+            Err(error) if reason.is_empty() => reason = crate::cuda::loading::words(&error),
             Err(_) => {}
         }
     }

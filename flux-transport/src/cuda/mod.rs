@@ -8,22 +8,27 @@ mod context;
 mod device;
 mod driver;
 mod error;
+mod info;
+pub(crate) mod loading;
 mod memory;
 mod near;
 mod patience;
+mod shared;
 mod staging;
 mod stream;
 mod vmm;
 
 pub use context::{CudaDevice, Current};
-pub use device::{DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info, driver_version, peer_matrix};
+pub use device::{Device, Stream};
 pub use error::{CudaError, Unavailable};
+pub use info::{DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info, driver_version, peer_matrix};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;
 pub use stream::{Capture, Event, SideStream, capture};
 
 pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async};
 pub(crate) use patience::{done_by, look, usable};
+pub(crate) use shared::{keep, locked};
 pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 pub(crate) use stream::stream_id;
 pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};

@@ -7,7 +7,7 @@
 use super::nvml::Nvml;
 use super::sysfs::nvidia_gpus;
 use crate::cuda::DeviceInfo;
-use crate::hints;
+use crate::topology::hints;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;

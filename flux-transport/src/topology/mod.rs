@@ -4,13 +4,18 @@
 //! why something is not, and what to do about it. What the system does not tell is left out, never
 //! guessed.
 
+pub(crate) mod hints;
+pub(crate) mod limited;
 mod mig;
+mod nccl_settings;
 mod nvml;
+pub(crate) mod probe;
 mod sysfs;
 mod words;
 
 pub(crate) use mig::is_instance;
 pub use mig::{instances, unseen};
+pub(crate) use nccl_settings::Settings;
 pub use sysfs::{Near, Place, nvidia_gpus};
 
 use crate::cuda::DeviceInfo;

@@ -3,7 +3,7 @@
 //! Invariant: a pure function of what was found.
 
 use super::{Fabric, Gpu, Near, Topology};
-use crate::hints;
+use crate::topology::hints;
 
 impl Topology {
     /// A line for each GPU and each pair.

@@ -13,8 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flux_transport::ControlPlane;
-use flux_transport::bootstrap::{BootstrapError, Environment, HostPlace, Place, join};
+use flux_transport::internal::control::ControlPlane;
+use flux_transport::internal::control::{HostPlace, Place, join};
+use flux_transport::{BootstrapError, Environment};
 
 /// Long enough for anything that works, on a slow machine.
 pub(crate) fn ample() -> Instant {

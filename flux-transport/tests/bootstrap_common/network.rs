@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flux_transport::ControlPlane;
-use flux_transport::bootstrap::Environment;
+use flux_transport::Environment;
+use flux_transport::internal::control::ControlPlane;
 
 use super::{ample, assert_empty, join_all, private};
 

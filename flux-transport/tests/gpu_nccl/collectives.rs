@@ -3,8 +3,8 @@
 
 use crate::gpu_support::{Buffer, devices, on_threads, pattern, read_words, skip};
 use flux_core::layout::WorkspaceSize;
-use flux_transport::cuda::{CudaDevice, SideStream};
-use flux_transport::nccl::{self, Comm, ElementType, UniqueId};
+use flux_transport::internal::cuda::{CudaDevice, SideStream};
+use flux_transport::internal::nccl::{self, Comm, ElementType, UniqueId};
 use flux_transport::{Communicator, Options, Select, World};
 use std::time::Duration;
 

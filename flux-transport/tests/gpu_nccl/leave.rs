@@ -2,7 +2,8 @@
 //! among threads NCCL leaves the work to the last.
 
 use crate::gpu_support::{devices, processes, skip};
-use flux_transport::{Communicator, Options, Select, nccl};
+use flux_transport::internal::nccl;
+use flux_transport::{Communicator, Options, Select};
 use std::time::{Duration, Instant};
 
 /// For how long the peers keep theirs: longer than anything that a rank waits for when it leaves.

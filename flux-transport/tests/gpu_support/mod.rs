@@ -12,7 +12,7 @@ pub(crate) use skipped::skip;
 
 use cudarc::driver::{result, sys};
 use flux_core::layout::control;
-use flux_transport::cuda::{self, CudaDevice, SideStream};
+use flux_transport::internal::cuda::{self, CudaDevice, SideStream};
 use flux_transport::{Communicator, Options, Select, Stream, WorkspaceView, World};
 
 /// Devices that this process sees, or a printed line and `None` where the test cannot run.

@@ -9,7 +9,7 @@
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
 use cudarc::cublaslt::sys;
 use flux_core::DType;
-use flux_transport::cuda::{CudaDevice, DeviceBlock};
+use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
 use std::ffi::{c_int, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 

@@ -4,7 +4,7 @@
 //! of the process. Results are plain integers: a library newer than the bindings may return codes
 //! that they do not know.
 
-use flux_transport::loading;
+use flux_transport::internal::loading;
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -48,7 +48,7 @@ pub enum CublasError {
     },
     /// The driver refused memory.
     #[error(transparent)]
-    Device(#[from] flux_transport::cuda::CudaError),
+    Device(#[from] flux_transport::internal::cuda::CudaError),
 }
 
 /// `cublasLtMatmulAlgo_t`: opaque, copied freely.

@@ -31,7 +31,7 @@ use super::link::Link;
 use super::rendezvous::{Mesh, Rendezvous, apart};
 use super::roster::Roster;
 use super::unix::UnixRendezvous;
-use crate::control::Hosts;
+use crate::bootstrap::control::Hosts;
 
 /// One rank of a launch that may be on several hosts.
 #[derive(Clone, Debug)]

@@ -12,13 +12,13 @@ use rustix::io::Errno;
 
 use super::TcpRendezvous;
 use crate::bootstrap::auth::{self, Miss};
+use crate::bootstrap::control::Hosts;
 use crate::bootstrap::door::{Door, Guest, Key};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::hello::{Hello, PROTOCOL};
 use crate::bootstrap::link::Link;
 use crate::bootstrap::roster::Roster;
 use crate::bootstrap::{socket, tcp};
-use crate::control::Hosts;
 
 const STEP: &str = "connecting the ranks of different hosts";
 

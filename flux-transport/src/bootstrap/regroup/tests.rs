@@ -5,10 +5,10 @@ use std::sync::Arc;
 use flux_core::WorldSize;
 
 use super::*;
+use crate::bootstrap::control::{ControlPlane, Watcher};
 use crate::bootstrap::frame::{self, HEADER_BYTES, Header};
 use crate::bootstrap::plane::ProcessControl;
 use crate::bootstrap::socket::Received;
-use crate::control::{ControlPlane, Watcher};
 
 fn ample() -> Instant {
     Instant::now() + Duration::from_secs(30)

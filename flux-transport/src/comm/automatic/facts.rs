@@ -2,10 +2,11 @@
 //!
 //! Invariant: decoding accepts what [`Facts::encode`] produces, of this version, and nothing else.
 
+use crate::backends::nvlink::ordinal;
 use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
-use crate::nvlink::ordinal;
-use crate::probe::line;
-use crate::{Options, World, hints, probe, topology};
+use crate::topology::probe::line;
+use crate::topology::{hints, probe};
+use crate::{Options, World, topology};
 use std::fmt::Display;
 use std::path::Path;
 

@@ -17,7 +17,7 @@ pub fn verdict(bytes: &[u8]) -> bool {
 pub(in crate::comm) fn seeds() -> Vec<crate::fuzz::Seed> {
     use super::facts::{Facts, Gpu};
     use crate::cuda::DeviceUuid;
-    use crate::probe::Verdict;
+    use crate::topology::probe::Verdict;
 
     let facts = |gpu, p2p_disabled, veto| Facts { gpu, p2p_disabled, veto, boot: String::new(), visible: String::new() };
     let boot = "c08cae48-2a2e-4a78-b003-910f476ae94c".to_owned();

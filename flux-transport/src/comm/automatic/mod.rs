@@ -19,11 +19,12 @@ mod verdict;
 
 pub(super) use facts::Facts;
 
-use super::ConnectError;
 use super::connect::{host, mixed, nccl, nvlink, pcie};
-use crate::control::agree;
-use crate::probe::Verdict;
-use crate::{ControlError, Options, Select, Transport, World};
+use crate::ConnectError;
+use crate::backends::Transport;
+use crate::bootstrap::control::agree;
+use crate::topology::probe::Verdict;
+use crate::{ControlError, Options, Select, World};
 use flux_core::{Nodes, Rank};
 use peers::proven;
 use std::fmt::Display;

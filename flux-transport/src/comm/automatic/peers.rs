@@ -5,10 +5,10 @@
 //! same. One node's no is everybody's, and peer access is proven only where it is in every node.
 
 use super::facts::{Facts, Gpu};
-use crate::comm::ConnectError;
-use crate::control::agree;
+use crate::ConnectError;
+use crate::bootstrap::control::agree;
 use crate::cuda::DeviceUuid;
-use crate::probe::{self, Verdict};
+use crate::topology::probe::{self, Verdict};
 use crate::{ControlError, Hosts, Options, World};
 use flux_core::Nodes;
 use std::time::{Duration, Instant};

@@ -5,8 +5,9 @@
 //! whether hosts are nodes. What one rank rules out is ruled out for all.
 
 use super::facts::{Facts, Gpu};
-use crate::comm::grouped;
-use crate::{Hosts, Options, hints};
+use crate::backends::grouped;
+use crate::topology::hints;
+use crate::{Hosts, Options};
 use flux_core::{Nodes, Rank, WorldSize};
 
 /// For each transport whether it may be tried, or why not. Of those with peer memory, the nodes

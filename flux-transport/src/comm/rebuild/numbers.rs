@@ -4,7 +4,7 @@
 //! rebuild only there. Words of a rank's own are not taken apart: where numbers differ, they say
 //! whose they are.
 
-use crate::control::ranks;
+use crate::bootstrap::control::ranks;
 use crate::{ConnectError, ControlError};
 use flux_core::Rank;
 

@@ -1,0 +1,226 @@
+//! The calls of a rank on a device: one after the other, some with side streams that are forked
+//! from the caller's and joined to it.
+//!
+//! Invariant: one call is in progress from a begin to the finish or abandon that follows. As long
+//! as none was captured, the epoch counted here is the one that the device counts, and the next
+//! call's half is known before anything of it is enqueued. A replayed graph advances the device's
+//! unseen.
+
+mod age;
+mod history;
+mod order;
+
+pub(crate) use self::age::{AHEAD, Refreshed};
+pub(crate) use self::history::{Said, Saying};
+use self::order::{Order, Turn};
+use crate::cuda::{CudaDevice, CudaError};
+use crate::{Device, Stream, TransportError, TransportKind};
+use flux_core::signal::Epoch;
+
+/// Where a rank's calls stand.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    order: Order,
+    epoch: Epoch,
+    call: Option<InCall>,
+    captures: Captures,
+    device: CudaDevice,
+}
+
+/// Whether calls may become part of graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Captures {
+    /// They may not, on this transport, in these words.
+    Refused(TransportKind, &'static str),
+    /// They may, and whether any has.
+    Taken(bool),
+}
+
+/// The call in progress.
+#[derive(Clone, Copy, Debug)]
+struct InCall {
+    turn: Turn,
+    /// Whether side streams have a part in it.
+    carried: bool,
+    /// Whether the caller's stream is ordered after all of their part.
+    joined: bool,
+    /// Whether what its executor stores is still to be sent.
+    stores: bool,
+}
+
+impl InCall {
+    /// Whether side streams may have work of it that the caller's stream is not ordered after.
+    const fn is_to_be_joined(self) -> bool {
+        self.carried && !self.joined
+    }
+}
+
+impl Captures {
+    /// Takes note of a call that begins.
+    fn note(&mut self, turn: Turn) -> Result<(), TransportError> {
+        match self {
+            Self::Refused(transport, why) if turn.is_captured() => Err(TransportError::NotCapturable { transport: *transport, why }),
+            Self::Refused(..) => Ok(()),
+            Self::Taken(any) => {
+                *any |= turn.is_captured();
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Calls {
+    /// Calls on `device`, the first with number `epoch`.
+    pub(crate) fn new(device: &CudaDevice, epoch: Epoch, captures: Captures) -> Result<Self, CudaError> {
+        Ok(Self { order: Order::new(device)?, epoch, call: None, captures, device: device.clone() })
+    }
+
+    /// The number of the next call, or of the one in progress, as long as none [was
+    /// captured](Self::any_captured).
+    pub(crate) const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Whether any call became part of a graph.
+    pub(crate) fn any_captured(&self) -> bool {
+        self.captures == Captures::Taken(true)
+    }
+
+    /// Whether the call in progress becomes part of a graph.
+    pub(crate) fn capturing(&self) -> bool {
+        self.call.is_some_and(|call| call.turn.is_captured())
+    }
+
+    /// Whether all calls that were finished and not captured are done on the device.
+    pub(crate) fn are_done(&self) -> Result<bool, CudaError> {
+        self.order.is_done()
+    }
+
+    /// Goes on with call `epoch`, where another workspace stands.
+    pub(crate) const fn go_on_at(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+    }
+
+    /// Begins a call on `stream`, after the call before; `fork` is then given the stream.
+    pub(crate) fn begin(&mut self, stream: Stream, fork: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+        let caller = self.raw(stream)?;
+        let _current = self.device.enter()?;
+        if !self.device.owns_stream(caller)? {
+            return Err(self.wrong_stream(stream));
+        }
+        let turn = self.order.begin(caller)?;
+        self.captures.note(turn)?;
+        fork(caller)?;
+        self.call = Some(InCall { turn, carried: false, joined: false, stores: false });
+        Ok(())
+    }
+
+    /// Whether a call is in progress in which side streams have no part yet.
+    pub(crate) fn is_uncarried(&self) -> bool {
+        self.call.is_some_and(|call| !call.carried)
+    }
+
+    /// The caller's stream, if side streams may be given the work of the call in progress: once.
+    pub(crate) fn uncarried(&self, stream: Stream) -> Result<usize, TransportError> {
+        let caller = self.raw(stream)?;
+        let why = match &self.call {
+            None => "no call is in progress",
+            Some(call) if call.carried => "this call was carried before",
+            Some(_) => return Ok(caller),
+        };
+        Err(TransportError::MoverUnusable { why })
+    }
+
+    /// Whether side streams have a part in the call in progress that the caller's stream is still
+    /// to be ordered after.
+    pub(crate) fn is_carried(&self) -> bool {
+        self.call.is_some_and(InCall::is_to_be_joined)
+    }
+
+    /// From here on side streams have a part in the call in progress.
+    pub(crate) const fn carried(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.carried = true;
+        }
+    }
+
+    /// What the executor of the call in progress stores is to be sent when it was launched.
+    pub(crate) const fn stores(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.stores = true;
+        }
+    }
+
+    /// The caller's stream, if what the executor of the call in progress [stores](Self::stores) is
+    /// still to be sent: once.
+    pub(crate) fn stored(&mut self, stream: Stream) -> Result<usize, TransportError> {
+        let caller = self.raw(stream)?;
+        if self.call.as_mut().is_some_and(|call| std::mem::take(&mut call.stores)) {
+            Ok(caller)
+        } else {
+            Err(TransportError::MoverUnusable { why: "nothing that this call stores waits to be sent" })
+        }
+    }
+
+    /// The caller's stream is ordered after all that side streams are given in the call in
+    /// progress.
+    pub(crate) const fn joined(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.joined = true;
+        }
+    }
+
+    /// Ends the call in progress as if it had not begun, but that `join` orders the caller's stream
+    /// after side streams that have a part in it: what they were given still reads the caller's
+    /// rows.
+    pub(crate) fn abandon(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+        let caller = self.raw(stream)?;
+        match self.call.take() {
+            Some(call) if call.is_to_be_joined() => Ok(join(caller)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the call in progress; `join` orders the caller's stream after side streams that have a
+    /// part in it.
+    pub(crate) fn finish(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+        let caller = self.raw(stream)?;
+        let Some(call) = self.call.take() else { return Ok(()) };
+        if !call.turn.is_captured() {
+            // The executor is on its way and will advance the device's epoch, whatever becomes of
+            // the events below.
+            self.epoch = self.epoch.next();
+        }
+        let _current = self.device.enter()?;
+        if call.is_to_be_joined() {
+            join(caller)?;
+        }
+        Ok(self.order.finish(call.turn, caller)?)
+    }
+
+    fn raw(&self, stream: Stream) -> Result<usize, TransportError> {
+        stream.raw().ok_or_else(|| self.wrong_stream(stream))
+    }
+
+    fn wrong_stream(&self, stream: Stream) -> TransportError {
+        TransportError::WrongStream { stream, device: Device::from(self.device.info().clone()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capture_is_refused_or_never_forgotten() {
+        let (eager, captured) = (Turn::Eager { stream: 1 }, Turn::Captured { capture: 1, stream: 1 });
+        let mut refused = Captures::Refused(TransportKind::Pcie, "why");
+        refused.note(eager).unwrap();
+        assert!(matches!(refused.note(captured), Err(TransportError::NotCapturable { transport: TransportKind::Pcie, why: "why" })));
+        let mut taken = Captures::Taken(false);
+        for (turn, any) in [(eager, false), (captured, true), (eager, true)] {
+            taken.note(turn).unwrap();
+            assert_eq!(taken, Captures::Taken(any));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Why ranks did not become a communicator.
+
+use crate::bootstrap::BootstrapError;
+use crate::bootstrap::control::{ControlError, Disagreed};
+use crate::cuda::CudaError;
+use crate::{ParseSelectError, Select, TransportError};
+use flux_core::{Rank, WorldSize};
+use std::time::Duration;
+
+/// Why there is no communicator. If one rank fails, all do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The ranks could not talk.
+    #[error(transparent)]
+    Control(ControlError),
+    /// A transport could not take its memory or its mover.
+    #[error(transparent)]
+    Transport(TransportError),
+    /// The ranks ask for different things.
+    #[error("the ranks disagree about the {what}: {values}")]
+    Disagreement {
+        /// What about.
+        what: &'static str,
+        /// Each rank's value.
+        values: String,
+    },
+    /// A peer cannot connect.
+    #[error("rank {rank} cannot connect: {reason}")]
+    PeerFailed {
+        /// The peer.
+        rank: Rank,
+        /// What it said.
+        reason: String,
+    },
+    /// The transport asked for cannot work here.
+    #[error("the {select} transport cannot be used: {why}")]
+    Unusable {
+        /// Which.
+        select: Select,
+        /// Why not.
+        why: String,
+    },
+    /// `FLUX_TRANSPORT` names no transport.
+    #[error("FLUX_TRANSPORT: {0}")]
+    Variable(#[from] ParseSelectError),
+    /// The deadline is none.
+    #[error("deadline = {deadline:?}: it must be positive and at most {limit:?}")]
+    Deadline {
+        /// The deadline asked for.
+        deadline: Duration,
+        /// The longest.
+        limit: Duration,
+    },
+    /// The peers go on without this rank, so it cannot take part in what they rebuild.
+    #[error("rank {by} and the others go on without this rank, which was late: start it anew, as the replacement of itself")]
+    GivenUp {
+        /// A rank that gave this one up.
+        by: Rank,
+    },
+    /// Survivors are to rebuild, and the ranks are on several hosts. Nothing was done: the
+    /// communicator is as it was.
+    #[error(
+        "the ranks are on {hosts} hosts, and survivors make a group of their own on one host only: rebuild all of them (Rebuild::Whole), with a new process in the place of \
+         each lost one"
+    )]
+    AcrossHosts {
+        /// Number of hosts.
+        hosts: u32,
+    },
+    /// A lost rank that is a thread has no replacement.
+    #[error("{lost} of {world} ranks are gone, and threads are not replaced: rebuild with the survivors, or make a new world")]
+    NoReplacement {
+        /// How many are gone.
+        lost: u32,
+        /// Number of ranks.
+        world: WorldSize,
+    },
+    /// The ranks of the launch did not meet again.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The driver refused a call.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was asked.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+impl From<ControlError> for ConnectError {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::GivenUp { by } => Self::GivenUp { by },
+            other => Self::Control(other),
+        }
+    }
+}
+
+impl From<TransportError> for ConnectError {
+    fn from(error: TransportError) -> Self {
+        match error {
+            TransportError::Control(error) => error.into(),
+            TransportError::Disagreement { what, values } => Self::Disagreement { what, values },
+            TransportError::PeerFailed { rank, reason } => Self::PeerFailed { rank, reason },
+            TransportError::Cuda(error) => Self::Cuda(error),
+            other => Self::Transport(other),
+        }
+    }
+}
+
+impl From<Disagreed> for ConnectError {
+    fn from(disagreed: Disagreed) -> Self {
+        TransportError::from(disagreed).into()
+    }
+}

@@ -1,0 +1,154 @@
+//! Why a transport could not do what it was asked.
+
+use super::nccl::NcclError;
+use super::{Fault, TransportKind};
+use crate::bootstrap::control::{ControlError, Disagreed};
+use crate::cuda::CudaError;
+use crate::{Device, Stream};
+use flux_core::Rank;
+use flux_core::signal::Epoch;
+use std::time::Duration;
+
+/// Why a transport could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransportError {
+    /// A call has failed before, or a peer is gone.
+    #[error("the communicator is broken: {fault}; rebuild it")]
+    Broken {
+        /// The first fault.
+        fault: Fault,
+    },
+    /// This thread would wait for itself.
+    #[error("this thread has a call of the communicator that has not ended: finish or drop it first")]
+    InCall,
+    /// Another thread's call, or its change of the workspace, did not end while this thread waited
+    /// for its turn. This thread has begun nothing, and the communicator is as it was.
+    #[error(
+        "another thread's call of the communicator has not ended for {waited:?}, so this thread has begun none: finish or drop it first"
+    )]
+    NoTurn {
+        /// How long it waited: the communicator's deadline.
+        waited: Duration,
+    },
+    /// The ranks could not talk.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The ranks ask for different things.
+    #[error("the ranks disagree about the {what}: {values}")]
+    Disagreement {
+        /// What about.
+        what: &'static str,
+        /// Each rank's value.
+        values: String,
+    },
+    /// A peer could not do its part, so nobody did.
+    #[error("rank {rank} failed: {reason}")]
+    PeerFailed {
+        /// The peer.
+        rank: Rank,
+        /// What it said.
+        reason: String,
+    },
+    /// There is not so much memory.
+    #[error("{bytes} bytes of {what} cannot be had")]
+    OutOfMemory {
+        /// What for.
+        what: &'static str,
+        /// How many.
+        bytes: u64,
+    },
+    /// The stream is of another device than the communicator.
+    #[error("the call was given {}, and the communicator computes on {device}: give it {}", given(*stream), to_give(device))]
+    WrongStream {
+        /// The stream.
+        stream: Stream,
+        /// Where the communicator computes.
+        device: Device,
+    },
+    /// The mover cannot be used in this call.
+    #[error("the mover cannot be used in this call: {why}")]
+    MoverUnusable {
+        /// Why not.
+        why: &'static str,
+    },
+    /// The stream is being captured, and the transport's calls cannot be part of a graph.
+    #[error("a call on the {transport} transport cannot be captured: {why}")]
+    NotCapturable {
+        /// The transport.
+        transport: TransportKind,
+        /// Why not.
+        why: &'static str,
+    },
+    /// A transfer leads outside the workspace.
+    #[error("transfer {index} of the program leads outside the workspace: {what} = {value}, limit {limit}")]
+    BadTransfer {
+        /// Its index.
+        index: usize,
+        /// Which of its fields.
+        what: &'static str,
+        /// The value.
+        value: u64,
+        /// The limit, exclusive for indices, inclusive for bytes.
+        limit: u64,
+    },
+    /// NCCL refused a call.
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
+    /// Earlier calls did not finish in time.
+    #[error("earlier calls did not finish within the deadline")]
+    NotDrained,
+    /// The driver refused a call.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was asked.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+/// A stream, as whoever gave it knows it.
+fn given(stream: Stream) -> String {
+    stream.raw().map_or_else(|| "`Stream::Host`".to_owned(), |handle| format!("the CUDA stream {handle:#x}"))
+}
+
+/// A stream that does.
+fn to_give(device: &Device) -> &'static str {
+    if device.info().is_some() { "a CUDA stream of that device" } else { "`Stream::Host`" }
+}
+
+impl From<Disagreed> for TransportError {
+    fn from(disagreed: Disagreed) -> Self {
+        match disagreed {
+            Disagreed::Control(error) => Self::Control(error),
+            Disagreed::Refused { rank, reason } => Self::PeerFailed { rank, reason },
+        }
+    }
+}
+
+/// Epochs that ranks compare before they replace the workspace.
+pub(crate) fn same_epoch(epochs: &[Epoch]) -> Result<(), TransportError> {
+    if epochs.windows(2).all(|pair| pair[0] == pair[1]) {
+        return Ok(());
+    }
+    let values: Vec<String> = epochs.iter().enumerate().map(|(rank, epoch)| format!("{epoch} on rank {rank}")).collect();
+    Err(TransportError::Disagreement { what: "number of the next call", values: values.join(", ") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gave_a_wrong_stream_is_told_which_to_give() {
+        // SAFETY: no call is made with it.
+        let stream = unsafe { Stream::from_raw(64) };
+        let text = TransportError::WrongStream { stream, device: Device::Host }.to_string();
+        assert_eq!(text, "the call was given the CUDA stream 0x40, and the communicator computes on host: give it `Stream::Host`");
+        assert_eq!(given(Stream::Host), "`Stream::Host`");
+    }
+}

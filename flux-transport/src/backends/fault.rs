@@ -1,0 +1,259 @@
+//! What goes wrong in a call, as the host tells it.
+//!
+//! Invariant: a communicator has at most one fault, the first that was seen; it is broken from then
+//! on.
+
+use crate::bootstrap::control::ranks;
+use flux_core::Rank;
+use flux_core::layout::{FaultRecord, fault};
+use flux_core::signal::Epoch;
+use std::fmt;
+
+/// What a wait was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Wait {
+    /// A chunk or partial tile of the peer.
+    Signal,
+    /// The own mover.
+    Pushed,
+    /// That the peer says which call it is in.
+    Call,
+}
+
+/// Why a communicator is broken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A wait of a call passed its deadline.
+    #[error("rank {rank}: {} in call {epoch}: the deadline (Options::deadline) passed (expected {expected}, saw {seen}){}", Awaited(*wait, *peer, *signal), Late(*peer, late))]
+    #[non_exhaustive]
+    Timeout {
+        /// The rank that waited.
+        rank: Rank,
+        /// The rank that was waited for.
+        peer: Rank,
+        /// What for.
+        wait: Wait,
+        /// Index of the signal on `rank`'s pad, where it was one.
+        signal: u32,
+        /// The epoch expected in the word.
+        expected: Epoch,
+        /// What the word held.
+        seen: u32,
+        /// The number of the call.
+        epoch: Epoch,
+        /// The ranks that are late, as far as the others could say; `peer` itself unless that waits
+        /// for another.
+        late: Vec<Rank>,
+    },
+    /// A peer has made calls of other ops: the ranks have not made the same calls in the same
+    /// order.
+    #[error("rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the same calls in the same order")]
+    #[non_exhaustive]
+    Disagreed {
+        /// The rank that found it.
+        rank: Rank,
+        /// The rank that has made other calls.
+        peer: Rank,
+        /// The call in which it was found: over peer memory and on the host the one that differs,
+        /// elsewhere that or a later one.
+        epoch: Epoch,
+    },
+    /// A peer's process or thread is gone.
+    #[error("rank {rank} is gone")]
+    #[non_exhaustive]
+    PeerLost {
+        /// The peer.
+        rank: Rank,
+    },
+    /// A peer has dropped its communicator, which worked, before a call that this rank has begun:
+    /// no rank's can end.
+    #[error("rank {rank} has left: it has dropped its communicator, so calls that it has not made can end on no rank")]
+    #[non_exhaustive]
+    PeerLeft {
+        /// The peer.
+        rank: Rank,
+    },
+    /// A rank has aborted.
+    #[error("rank {rank} aborted: {}", reason::words(*reason))]
+    #[non_exhaustive]
+    Aborted {
+        /// The rank that asked for it.
+        rank: Rank,
+        /// Its reason: one of [`reason`], or the caller's.
+        reason: u32,
+    },
+}
+
+/// Reasons of aborts that nobody asked for, in [`Fault::Aborted`]. Other ones are those that
+/// callers have given to [`Communicator::abort`](crate::Communicator::abort).
+pub mod reason {
+    use flux_core::Rank;
+    use flux_core::rank::MAX_WORLD;
+
+    /// The first that is no caller's.
+    pub const RESERVED: u32 = 0xffff_0000;
+    /// Rank 0 is gone; those after it stand for the other ranks.
+    const PEER_LOST: u32 = 0xffff_0100;
+    /// Rank 0 has left before a call that others have begun; as above.
+    const PEER_LEFT: u32 = 0xffff_0200;
+    /// The rank's thread panicked.
+    pub const PANICKED: u32 = 0xffff_0002;
+    /// A call was given up after peers may have been given a part of it.
+    pub const UNFINISHED: u32 = 0xffff_0003;
+    /// The ranks lost each other while they changed the workspace.
+    pub const OUT_OF_STEP: u32 = 0xffff_0004;
+    /// A rank has given up waiting for this one.
+    pub const LATE: u32 = 0xffff_0005;
+    /// The communicator is rebuilt.
+    pub const REBUILT: u32 = 0xffff_0006;
+    /// NCCL failed after a call was under way.
+    pub const NCCL: u32 = 0xffff_0007;
+    /// A peer has made calls of other ops, or the same in another order.
+    pub const IN_ANOTHER_OP: u32 = flux_core::layout::fault::IN_ANOTHER_OP;
+    /// A wait passed its deadline, where peers are told of that by a word in memory.
+    pub const TIMED_OUT: u32 = flux_core::layout::fault::TIMED_OUT;
+
+    /// That `rank` is gone. It names the rank, so that who hears of it by way of another rank's
+    /// abort hears who it is.
+    pub const fn peer_lost(rank: Rank) -> u32 {
+        PEER_LOST + rank.get()
+    }
+
+    /// That `rank` has left before a call that others have begun, as above.
+    pub const fn peer_left(rank: Rank) -> u32 {
+        PEER_LEFT + rank.get()
+    }
+
+    /// The rank that is gone, where this is what a reason says.
+    pub fn lost(reason: u32) -> Option<Rank> {
+        rank_after(PEER_LOST, reason)
+    }
+
+    /// The rank that has left before a call that others have begun, where this is what a reason
+    /// says.
+    pub fn left(reason: u32) -> Option<Rank> {
+        rank_after(PEER_LEFT, reason)
+    }
+
+    fn rank_after(first: u32, reason: u32) -> Option<Rank> {
+        let rank = reason.checked_sub(first)?;
+        ((rank as usize) < MAX_WORLD).then(|| Rank::new(rank))
+    }
+
+    /// The fault that a reason says, where that is another rank's and named in it.
+    pub(crate) fn named(reason: u32) -> Option<super::Fault> {
+        let lost = || lost(reason).map(|rank| super::Fault::PeerLost { rank });
+        lost().or_else(|| left(reason).map(|rank| super::Fault::PeerLeft { rank }))
+    }
+
+    /// A reason in words.
+    pub(super) fn words(reason: u32) -> String {
+        if let Some(rank) = lost(reason) {
+            return format!("rank {rank} is gone");
+        }
+        if let Some(rank) = left(reason) {
+            return format!("rank {rank} has left");
+        }
+        match reason {
+            PANICKED => "its thread panicked".to_owned(),
+            UNFINISHED => "it gave up a call of which peers may have been given a part".to_owned(),
+            LATE => "it has given up waiting for this rank".to_owned(),
+            NCCL => "NCCL reported an error of the devices or the network".to_owned(),
+            TIMED_OUT => "a wait of its passed the deadline".to_owned(),
+            IN_ANOTHER_OP => "it found that a rank has made other calls".to_owned(),
+            REBUILT => "it rebuilds the communicator".to_owned(),
+            OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
+            other => format!("reason {other}"),
+        }
+    }
+}
+
+impl Fault {
+    /// What a complete record says, with the ranks that are late.
+    pub(crate) fn from_record(record: &FaultRecord, late: Vec<Rank>) -> Self {
+        let rank = Rank::new(record.rank);
+        if record.code == fault::ABORTED {
+            return Self::Aborted { rank, reason: record.abort };
+        }
+        if record.code == fault::DISAGREED {
+            return Self::Disagreed { rank, peer: Rank::new(record.peer), epoch: Epoch::new(record.epoch) };
+        }
+        let wait = match record.wait {
+            fault::PUSHED => Wait::Pushed,
+            fault::CALL => Wait::Call,
+            _ => Wait::Signal,
+        };
+        let (expected, epoch) = (Epoch::new(record.expected), Epoch::new(record.epoch));
+        Self::Timeout { rank, peer: Rank::new(record.peer), wait, signal: record.signal, expected, seen: record.seen, epoch, late }
+    }
+}
+
+struct Awaited(Wait, Rank, u32);
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(wait, peer, signal) = self;
+        match wait {
+            Wait::Signal => write!(f, "signal {signal} of rank {peer} did not come"),
+            Wait::Pushed => f.write_str("the own mover did not finish"),
+            Wait::Call => write!(f, "rank {peer} did not say which call it is in"),
+        }
+    }
+}
+
+/// Who is late, where that is not who was waited for.
+struct Late<'a>(Rank, &'a [Rank]);
+
+impl fmt::Display for Late<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(peer, late) = self;
+        if matches!(late, [] | [_] if late.iter().all(|rank| rank == peer)) { Ok(()) } else { write!(f, "; late: {}", ranks(late)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::rank::MAX_WORLD;
+
+    #[test]
+    fn reasons_name_the_rank_that_is_gone() {
+        use super::reason::{PANICKED, left, lost, peer_left, peer_lost, words};
+        let ranks: Vec<Rank> = (0..MAX_WORLD as u32).map(Rank::new).collect();
+        assert!(ranks.iter().all(|&rank| lost(peer_lost(rank)) == Some(rank)));
+        assert!(
+            ranks.iter().all(|&rank| left(peer_left(rank)) == Some(rank) && (lost(peer_left(rank)), left(peer_lost(rank))) == (None, None))
+        );
+        assert_eq!(words(peer_lost(Rank::new(3))), "rank 3 is gone");
+        assert_eq!(words(peer_left(Rank::new(3))), "rank 3 has left");
+        let first = peer_lost(Rank::new(0));
+        for other in [0, 1, PANICKED, first - 1, first + MAX_WORLD as u32, u32::MAX] {
+            assert_eq!(lost(other), None, "{other:#x}");
+        }
+    }
+
+    #[test]
+    fn a_record_becomes_a_sentence() {
+        let record = FaultRecord {
+            state: 1,
+            code: fault::TIMEOUT,
+            wait: fault::SIGNAL,
+            rank: 2,
+            peer: 5,
+            signal: 7,
+            expected: 9,
+            seen: 8,
+            epoch: 9,
+            ..FaultRecord::default()
+        };
+        let text = Fault::from_record(&record, Vec::new()).to_string();
+        assert_eq!(text, "rank 2: signal 7 of rank 5 did not come in call 9: the deadline (Options::deadline) passed (expected 9, saw 8)");
+        let late = |late: u32| Fault::from_record(&record, vec![Rank::new(late)]).to_string();
+        assert_eq!(late(5), text);
+        assert_eq!(late(6), format!("{text}; late: rank 6"));
+        let aborted = FaultRecord { code: fault::ABORTED, rank: 1, abort: 3, ..record };
+        assert_eq!(Fault::from_record(&aborted, Vec::new()), Fault::Aborted { rank: Rank::new(1), reason: 3 });
+    }
+}

@@ -1,0 +1,159 @@
+//! Ranks on the host, as threads or as processes: they share the heap or files without names, and a
+//! thread of each rank moves its shard.
+//!
+//! Invariant: a call is synchronous. Between [`begin`](Transport::begin) and
+//! [`finish`](Transport::finish) the caller's thread executes the program; after `finish` neither
+//! it nor the mover touches the caller's tensors.
+
+mod block;
+pub(crate) mod file;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod mapping;
+mod mover;
+mod offer;
+mod region;
+
+use crate::backends::Transport;
+use crate::backends::nodes::grouped;
+use crate::bootstrap::control::{Collective, ControlError, Launch, together};
+use crate::{Capabilities, ConnectError, Device, MoverJob, Options, Select, Stream, TransportError, TransportKind, WorkspaceView, World};
+use flux_core::Nodes;
+use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::signal::{Epoch, Word, Words, read_fault};
+use mapping::Mapping;
+use mover::Mover;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// One rank's end of the host transport.
+#[derive(Debug)]
+pub(crate) struct Host {
+    launch: Launch,
+    deadline: Duration,
+    mapping: RwLock<Arc<Mapping>>,
+    /// `None` in a world of one, where there is nobody to move to.
+    mover: Option<Mover>,
+    /// What the programs of calls take for nodes.
+    nodes: Option<Nodes>,
+    pushed: AtomicBool,
+}
+
+impl Host {
+    /// Connects the ranks of a world on one machine. Collective.
+    pub(crate) fn connect(world: &World, options: &Options) -> Result<Self, ConnectError> {
+        let deadline = Instant::now() + options.deadline;
+        // Where there are several hosts, every rank finds another's.
+        let (rank, hosts) = (world.rank(), world.control().hosts());
+        if let Some(peer) = world.size().ranks().find(|&peer| !hosts.together(rank, peer)) {
+            return Err(ControlError::OtherHost { rank, peer }.into());
+        }
+        // Agreed on, and by what all ranks know: refused on all or on none.
+        let nodes = options.nodes.map(|count| grouped(world.size(), Some(count), hosts)).transpose();
+        let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
+        // Before memory is taken, after which no step is left in which the others would hear why
+        // there is no thread.
+        let mover = if world.size().get() > 1 { Mover::spawn(world.rank()).map(Some) } else { Ok(None) };
+        let mover = together(world.steps(), deadline, mover.map_err(ConnectError::from))?;
+        let mapping = Mapping::new(world.steps(), options.reserve, options.first_epoch, options.deadline, deadline)?;
+        let launch = world.launch();
+        let (mapping, pushed) = (RwLock::new(Arc::new(mapping)), AtomicBool::new(false));
+        Ok(Self { launch, deadline: options.deadline, mapping, mover, nodes, pushed })
+    }
+
+    fn mapping(&self) -> Arc<Mapping> {
+        Arc::clone(&self.mapping.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Transport for Host {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Host
+    }
+
+    fn device(&self) -> Device {
+        Device::Host
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { peer_stores: crate::PeerStores::All, mover: crate::Mover::Thread, graphs: false, processes: true }
+    }
+
+    fn nodes(&self) -> Option<Nodes> {
+        self.nodes
+    }
+
+    fn explain(&self) -> String {
+        let world = self.mapping().world;
+        let how = match self.launch {
+            Launch::Threads => "threads of this process, their memory is the heap's",
+            Launch::Processes => "processes of this machine, their memory is that of sealed files without names",
+        };
+        let nodes = self.nodes.map_or_else(String::new, |nodes| format!("; programs are those of {nodes}"));
+        format!("host: {world} ranks are {how}, and a thread of each rank moves its shard{nodes}")
+    }
+
+    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError> {
+        let next = self.mapping().epoch();
+        let mapping = Mapping::new(steps, size, next, self.deadline, deadline)?;
+        *self.mapping.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(mapping);
+        Ok(())
+    }
+
+    fn view(&self) -> Arc<WorkspaceView> {
+        Arc::clone(&self.mapping().view)
+    }
+
+    fn begin(&self, stream: Stream) -> Result<(), TransportError> {
+        if stream != Stream::Host {
+            return Err(TransportError::WrongStream { stream, device: Device::Host });
+        }
+        self.pushed.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        Some(self.mapping().epoch())
+    }
+
+    fn copy_engine_usable(&self) -> bool {
+        self.mover.is_some() && !self.pushed.load(Ordering::Relaxed)
+    }
+
+    unsafe fn push(&self, _stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError> {
+        let Some(mover) = &self.mover else {
+            return Err(TransportError::MoverUnusable { why: "a world of one rank has no peers to move to" });
+        };
+        if self.pushed.swap(true, Ordering::Relaxed) {
+            return Err(TransportError::MoverUnusable { why: "it has been used in this call" });
+        }
+        let mapping = self.mapping();
+        push.check(mapping.world.get(), mapping.view.size)?;
+        // SAFETY: the transfers were just checked against this mapping; the caller vouches for the
+        // shard until the call has finished, and `finish` waits, so that the job of the call before
+        // has ended.
+        unsafe { mover.start(mapping, push) };
+        Ok(())
+    }
+
+    fn finish(&self, _stream: Stream) -> Result<(), TransportError> {
+        if let Some(mover) = &self.mover {
+            mover.wait();
+        }
+        Ok(())
+    }
+
+    fn read_fault(&self) -> Option<FaultRecord> {
+        read_fault(&self.mapping().words)
+    }
+
+    fn set_abort(&self, reason: u32) {
+        self.mapping().words.abort().store_release(reason);
+    }
+
+    fn drain(&self) -> Result<(), TransportError> {
+        // Calls have ended when they are finished.
+        Ok(())
+    }
+}

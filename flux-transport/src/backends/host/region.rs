@@ -1,0 +1,101 @@
+//! What a rank's peers write to: its data region and its pad.
+//!
+//! Invariant: whoever has a region's address holds the region, so the memory outlives a peer's last
+//! write. Threads hold the one region, which is found by its number as long as its owner holds it,
+//! which it does until all peers have answered; each process holds a mapping of its own.
+
+use super::block::{Block, pointer};
+use super::file::{self, MappedFile};
+use crate::TransportError;
+use crate::backends::view::checked_bytes;
+use flux_core::layout::WorkspaceSize;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A data region and, behind it, a pad.
+#[derive(Debug)]
+pub(super) struct Region {
+    memory: Memory,
+    data_bytes: u64,
+    /// Its number, where threads find it.
+    number: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Heap(Block),
+    File(MappedFile),
+}
+
+/// The regions of this process that its threads share, by number.
+static REGIONS: Mutex<Registry> = Mutex::new(Registry { next: 0, live: BTreeMap::new() });
+
+struct Registry {
+    next: u64,
+    live: BTreeMap<u64, Weak<Region>>,
+}
+
+impl Region {
+    /// A region of zeros that the threads of this process can find.
+    pub(super) fn for_threads(size: WorkspaceSize) -> Result<Arc<Self>, TransportError> {
+        let (data_bytes, bytes) = checked_bytes(&size)?;
+        let memory = Memory::Heap(Block::new("workspace", bytes)?);
+        let mut registry = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = registry.next;
+        registry.next += 1;
+        let region = Arc::new(Self { memory, data_bytes, number: Some(number) });
+        registry.live.insert(number, Arc::downgrade(&region));
+        Ok(region)
+    }
+
+    /// A region of zeros, and the descriptor that makes it another process's too.
+    pub(super) fn for_processes(size: WorkspaceSize) -> Result<(Arc<Self>, OwnedFd), TransportError> {
+        let file = file::create("workspace", checked_bytes(&size)?.1)?;
+        let what = "mapping the workspace";
+        let region = Self::open(file.as_fd(), size).map_err(|why| TransportError::Io { what, source: std::io::Error::other(why) })?;
+        Ok((region, file))
+    }
+
+    /// The number under which threads find it; 0 where they do not.
+    pub(super) fn number(&self) -> u64 {
+        self.number.unwrap_or_default()
+    }
+
+    /// The region with this number, if its owner holds it.
+    pub(super) fn find(number: u64) -> Option<Arc<Self>> {
+        REGIONS.lock().unwrap_or_else(PoisonError::into_inner).live.get(&number).and_then(Weak::upgrade)
+    }
+
+    /// The region of `size` that a descriptor is of; in words, what is wrong with it.
+    pub(super) fn open(file: BorrowedFd<'_>, size: WorkspaceSize) -> Result<Arc<Self>, String> {
+        let (data_bytes, bytes) = checked_bytes(&size).map_err(|error| error.to_string())?;
+        Ok(Arc::new(Self { memory: Memory::File(MappedFile::map(file, bytes)?), data_bytes, number: None }))
+    }
+
+    /// Address of the data region.
+    pub(super) fn data(&self) -> u64 {
+        match &self.memory {
+            Memory::Heap(block) => block.address(),
+            Memory::File(file) => file.address(),
+        }
+    }
+
+    /// Address of the pad.
+    pub(super) fn pad(&self) -> u64 {
+        self.data() + self.data_bytes
+    }
+
+    /// Pointer to the pad.
+    pub(super) fn pad_pointer(&self) -> *mut u8 {
+        pointer(self.pad())
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(number) = &self.number {
+            REGIONS.lock().unwrap_or_else(PoisonError::into_inner).live.remove(number);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What is checked of a mover's work before any of it is done.
+//!
+//! Invariant: work that passed reads and writes nothing outside of the workspace, but for the
+//! caller's rows.
+
+use super::{Exchange, MoverJob, Source};
+use crate::TransportError;
+use flux_core::layout::WorkspaceSize;
+
+impl Exchange<'_> {
+    /// Checks that every message lies in the workspace of `world` ranks.
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        let all = u64::from(world.saturating_sub(1)).saturating_mul(self.place_bytes);
+        if all > size.half_bytes {
+            let what = "end of all places";
+            return Err(TransportError::BadTransfer { index: 0, what, value: all, limit: size.half_bytes });
+        }
+        if let Source::Rows(push) = &self.source {
+            push.check(world, size)?;
+        }
+        for (index, round) in self.rounds.iter().enumerate() {
+            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let end = round.offset.saturating_add(round.bytes);
+            if end > self.place_bytes {
+                return bad("end of the chunk", end, self.place_bytes);
+            }
+            for end in [round.sent, round.received] {
+                let filled = (u64::from(end.place) + 1).saturating_mul(self.place_bytes);
+                if end.peer.get() >= world {
+                    return bad("peer", u64::from(end.peer.get()), u64::from(world));
+                } else if end.signal >= size.signals {
+                    return bad("signal", u64::from(end.signal), u64::from(size.signals));
+                } else if filled > size.half_bytes {
+                    return bad("end of the place", filled, size.half_bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MoverJob<'_> {
+    /// Checks that every transfer lies in the workspace of `world` ranks.
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        for (index, forward) in self.forwards.iter().enumerate() {
+            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let filled = (u64::from(forward.from) + 1).saturating_mul(self.place_bytes);
+            if forward.awaits.signal >= size.signals {
+                return bad("signal that is awaited", u64::from(forward.awaits.signal), u64::from(size.signals));
+            } else if filled > size.half_bytes {
+                return bad("end of the place that is passed on", filled, size.half_bytes);
+            }
+        }
+        let passed_on = self.forwards.iter().map(|forward| &forward.to);
+        for (index, t) in self.transfers.iter().chain(passed_on).enumerate() {
+            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let row_end = (u64::from(t.col) + u64::from(t.cols)).saturating_mul(self.element_bytes);
+            let end = (u64::from(t.row) + u64::from(t.rows)).checked_mul(self.row_bytes);
+            let inside = end.filter(|&end| end <= self.place_bytes);
+            let filled = (u64::from(t.place) + 1).checked_mul(self.place_bytes);
+            if t.dest >= world {
+                return bad("dest", u64::from(t.dest), u64::from(world));
+            } else if t.raise >= size.signals {
+                return bad("raise", u64::from(t.raise), u64::from(size.signals));
+            } else if row_end > self.row_bytes {
+                return bad("end of the columns", row_end, self.row_bytes);
+            } else if inside.is_none() {
+                return bad("end of the rows", end.unwrap_or(u64::MAX), self.place_bytes);
+            } else if filled.is_none_or(|filled| filled > size.half_bytes) {
+                return bad("end of the place", filled.unwrap_or(u64::MAX), size.half_bytes);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! Who the ranks are: to mates, and on their rail.
+//!
+//! Invariant: all ranks group themselves alike, and where meeting fails it fails on all of them.
+
+use crate::backends::nodes::grouped;
+use crate::backends::nvlink::Reach;
+use crate::backends::{nccl, nvlink};
+use crate::{ConnectError, Options, Select, World};
+use flux_core::Nodes;
+
+/// Ranks that have met.
+#[derive(Debug)]
+pub(crate) struct Members {
+    pub(super) nodes: Nodes,
+    pub(super) mates: nvlink::Members,
+    pub(super) rail: nccl::Members,
+}
+
+impl Members {
+    /// Introduces the ranks to each other. Collective.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unusable`] where the ranks are not dealt evenly to several nodes, mates do
+    /// not reach each other's memory, or a rail's ranks cannot be a communicator.
+    pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, ConnectError> {
+        let unusable = |why| ConnectError::Unusable { select: Select::Mixed, why };
+        // By what all ranks know: refused on all or on none.
+        let nodes = grouped(world.size(), options.nodes, world.hosts()).map_err(unusable)?;
+        if nodes.others() == 0 {
+            let why = "all ranks are of one node: take nvlink, or say how many nodes they are to be taken for (Options::nodes, FLUX_NODES)";
+            return Err(unusable(why.to_owned()));
+        }
+        let mates = nvlink::Members::meet_in(world, options, Reach::Peers, nodes).map_err(|error| error.of(Select::Mixed))?;
+        let rail = nccl::Members::meet(world, options, nodes, Select::Mixed)?;
+        Ok(Self { nodes, mates, rail })
+    }
+}

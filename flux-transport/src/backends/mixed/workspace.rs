@@ -1,0 +1,74 @@
+//! One generation of a rank's workspace: what its node shares, and what goes along its rail.
+//!
+//! Invariant: an executor that is shown a [`view`](Workspace::view) stores for a mate in the mate's
+//! memory, and for the rail's rank in another node in the outbox. For the other ranks there it
+//! stores nothing but what it says of itself, which nobody reads.
+
+use crate::WorkspaceView;
+use crate::backends::nccl::{Memory, Outbox, Outgoing, Storing};
+use crate::backends::nvlink;
+use crate::cuda::{CudaDevice, CudaError};
+use flux_core::layout::WorkspaceSize;
+use flux_core::signal::Epoch;
+use flux_core::{Nodes, Rank};
+
+/// A generation in use.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    pub(super) mates: nvlink::Workspace,
+    pub(super) outbox: Outbox,
+    rank: Rank,
+}
+
+impl Workspace {
+    pub(super) const fn new(mates: nvlink::Workspace, outbox: Outbox, rank: Rank) -> Self {
+        Self { mates, outbox, rank }
+    }
+
+    pub(super) fn size(&self) -> WorkspaceSize {
+        *self.mates.size()
+    }
+
+    fn nodes(&self) -> Nodes {
+        self.outbox.nodes()
+    }
+
+    /// Device bytes in all.
+    pub(super) fn bytes(&self) -> u64 {
+        self.size().total_bytes() + self.outbox.bytes()
+    }
+
+    /// The own memory, for what comes along the rail and goes there.
+    pub(super) fn memory(&self) -> Memory<'_> {
+        let own = self.rank.index();
+        Memory {
+            data: self.mates.data()[own],
+            pad: self.mates.pads()[own],
+            control: self.mates.control(),
+            size: self.size(),
+            rank: self.rank,
+            outbox: &self.outbox,
+        }
+    }
+
+    /// The epoch of the next call, read from the device, which must be idle.
+    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
+        self.mates.read_epoch(device)
+    }
+}
+
+impl Outgoing for Workspace {
+    fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
+        let mut view = self.mates.view(fault, deadline_ns);
+        let half_bytes = half * self.size().half_stride();
+        for peer in self.nodes().world().ranks().filter(|&peer| !self.nodes().together(self.rank, peer)) {
+            view.data[peer.index()] = self.outbox.data_of(peer, storing, half_bytes);
+            view.pads[peer.index()] = self.outbox.pad_of(peer);
+        }
+        view
+    }
+}

@@ -1,0 +1,33 @@
+//! The backends: how a rank's memory is shared with its peers, and what moves data between them.
+//!
+//! Invariant: a backend knows nothing of the communicator above it, which sees it as a
+//! [`Transport`].
+
+mod calls;
+mod connect_error;
+mod drain;
+mod error;
+mod fault;
+pub(crate) mod host;
+mod jobs;
+mod kind;
+pub(crate) mod mixed;
+pub(crate) mod nccl;
+mod nodes;
+pub(crate) mod nvlink;
+mod options;
+pub(crate) mod pcie;
+pub(crate) mod route;
+mod transport;
+mod view;
+
+pub use connect_error::ConnectError;
+pub(crate) use drain::failing;
+pub use error::TransportError;
+pub use fault::{Fault, Wait, reason};
+pub use jobs::{Carry, Exchange, Heard, MoverJob, Source};
+pub use kind::{Capabilities, Mover, PeerStores, TransportKind};
+pub(crate) use nodes::{asked, grouped};
+pub use options::{Options, ParseSelectError, Select};
+pub(crate) use transport::Transport;
+pub use view::WorkspaceView;

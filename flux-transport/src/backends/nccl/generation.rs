@@ -1,0 +1,78 @@
+//! The generation of memory in use, where messages carry what executors store for other nodes, and
+//! what calls remember of it.
+//!
+//! Invariant: the guard knows a generation's flags before anything waits for one. Before a call's
+//! kernel raises any, no flag is so old that it would be taken for one of a call to come.
+
+use super::outbox::{Outbox, Storing};
+use super::views::Views;
+use super::watched::Watched;
+use crate::backends::calls::{Calls, Refreshed};
+use crate::backends::view::nanoseconds;
+use crate::cuda::CudaError;
+use crate::{Exchange, Source, TransportError, WorkspaceView};
+use flux_core::signal::Epoch;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Memory of which an outbox is part.
+pub(crate) trait Outgoing {
+    /// What executors give to other nodes.
+    fn outbox(&self) -> &Outbox;
+
+    /// The workspace as an executor uses it that stores so in `half`; places are of 0 bytes where
+    /// it stores nothing for other nodes.
+    fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView;
+}
+
+/// A generation in use.
+#[derive(Debug)]
+pub(crate) struct Generation<W> {
+    pub(crate) workspace: W,
+    views: Views,
+    refreshed: Refreshed,
+}
+
+impl<W: Outgoing> Generation<W> {
+    /// Takes `workspace` for calls from `epoch` on, whose waits `watched` ends.
+    pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
+        watched.await_flags(workspace.outbox(), epoch);
+        let plain = workspace.view(Storing::default(), 0, watched.fault.address(), nanoseconds(deadline));
+        Self { workspace, views: Views::new(plain), refreshed: Refreshed::new(epoch) }
+    }
+
+    /// The workspace in a call without an exchange.
+    pub(crate) fn plain(&self) -> Arc<WorkspaceView> {
+        Arc::clone(&self.views.plain)
+    }
+
+    /// Gives the call in progress on `caller`, of the op with number `op`, its side streams, by
+    /// `fork`, and its flags, which they may then wait for, and says what this rank says of the
+    /// call. The device's context is current.
+    pub(crate) fn open(
+        &mut self,
+        calls: &mut Calls,
+        (caller, op): (usize, u32),
+        watched: &Watched,
+        fork: impl FnOnce(usize) -> Result<(), CudaError>,
+    ) -> Result<(), TransportError> {
+        let (outbox, epoch) = (self.workspace.outbox(), calls.epoch());
+        self.refreshed.keep(epoch, |before| outbox.refresh(before, caller))?;
+        fork(caller)?;
+        calls.carried();
+        watched.await_flags(outbox, epoch);
+        outbox.told().say(epoch, op);
+        Ok(())
+    }
+
+    /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.
+    pub(crate) fn view_of(&mut self, exchange: &Exchange<'_>, epoch: Epoch) -> Arc<WorkspaceView> {
+        let Self { workspace, views, .. } = self;
+        let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
+        let storing = match exchange.source {
+            Source::Rows(_) => Storing::default(),
+            Source::Stored { of_all } => Storing { place_bytes: exchange.place_bytes, of_all },
+        };
+        views.storing(storing, epoch, |storing, half| workspace.view(storing, half, fault, deadline_ns))
+    }
+}

@@ -1,0 +1,313 @@
+//! The table of NCCL entry points, loaded once.
+//!
+//! Invariant: a [`Library`] exists only with every entry point found; the library stays loaded for
+//! the life of the process.
+
+use super::search;
+use crate::cuda::loading;
+use cudarc::nccl::sys::ncclUniqueId;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// Why there is no NCCL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NcclUnavailable {
+    /// No candidate can be loaded.
+    #[error("no NCCL library can be loaded: {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to libnccl.so.2")]
+    Library {
+        /// What the loader said of those that are there; where none is, the names and paths that
+        /// were looked at.
+        reason: String,
+    },
+    /// A library lacks an entry point.
+    #[error("{} has no `{symbol}`: NCCL 2.18 or newer is needed", path.display())]
+    Symbol {
+        /// The library.
+        path: PathBuf,
+        /// The missing entry point.
+        symbol: &'static str,
+    },
+}
+
+/// A collective, or the setting up or down of a communicator, that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NcclError {
+    /// There is no NCCL in this process.
+    #[error(transparent)]
+    Unavailable(#[from] NcclUnavailable),
+    /// NCCL refused a call.
+    #[error("{call}: {text} ({code})")]
+    Call {
+        /// The NCCL call.
+        call: &'static str,
+        /// Its result.
+        code: i32,
+        /// The result in words.
+        text: String,
+    },
+    /// The communicator was not complete in time: a rank is missing or stuck.
+    #[error("rank {rank} waited {waited:?} for all {world} ranks of its NCCL communicator to join")]
+    Deadline {
+        /// The rank that waited.
+        rank: u32,
+        /// Number of ranks of the communicator; on `mixed` those of a rail.
+        world: u32,
+        /// How long.
+        waited: std::time::Duration,
+    },
+    /// The communicator was complete, and a message that was to prove it did not come in time.
+    #[error("rank {rank} waited {waited:?} for a message from each of the {world} ranks of its NCCL communicator, all of which had joined")]
+    #[non_exhaustive]
+    Silent {
+        /// The rank that waited.
+        rank: u32,
+        /// Number of ranks of the communicator.
+        world: u32,
+        /// How long.
+        waited: std::time::Duration,
+    },
+    /// A call that waits for nobody took longer than the deadline.
+    #[error("{what} was not done within the deadline")]
+    Slow {
+        /// What was asked of NCCL.
+        what: &'static str,
+    },
+    /// The communicator was given up: a call has failed, or a peer is gone.
+    #[error("the NCCL communicator was given up")]
+    GivenUp,
+    /// The device's context could not be made current.
+    #[error(transparent)]
+    Device(#[from] crate::cuda::CudaError),
+    /// The operating system gave no thread.
+    #[error("no thread to join or leave the communicator on: {reason}")]
+    Thread {
+        /// What the system said.
+        reason: String,
+    },
+}
+
+/// `ncclConfig_t` as of NCCL 2.28, whose beginning is that of 2.18: libraries look at `size` and
+/// `version`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+    traffic_class: c_int,
+    comm_name: *const c_char,
+    collnet_enable: c_int,
+    cta_policy: c_int,
+    shrink_share: c_int,
+    nvls_ctas: c_int,
+    channels_per_net_peer: c_int,
+    nvlink_centric_sched: c_int,
+}
+
+/// The oldest version whose communicators are told all that they are here.
+const OLDEST: u32 = 21_800;
+
+/// Bytes of it that 2.18 knows.
+const FIRST_CONFIG: usize = 48;
+
+impl Config {
+    /// For a library of `version`: a communicator whose calls return at once unless they are
+    /// `blocking`, with so many channels, of which a message has so many over a network; before
+    /// 2.28 as many as NCCL likes. What is split from it shares what it has, the flag that aborts
+    /// it among it.
+    pub(super) fn new(blocking: bool, channels: u32, of_a_net_peer: u32, version: u32) -> Self {
+        // NCCL's value for what is left to it.
+        let undefined = c_int::MIN;
+        let says_all = version >= super::sharing::SAYS_NET_CHANNELS;
+        Self {
+            size: if says_all { size_of::<Self>() } else { FIRST_CONFIG },
+            magic: 0xcafe_beef,
+            version: if says_all { super::sharing::SAYS_NET_CHANNELS } else { OLDEST },
+            blocking: blocking.into(),
+            // Clusters need multiprocessors side by side; those that are left free lie anywhere.
+            cga_cluster_size: 0,
+            // NCCL would make fewer over a network, and so fewer for a message.
+            min_ctas: channels.cast_signed(),
+            max_ctas: channels.cast_signed(),
+            net_name: std::ptr::null(),
+            split_share: 1,
+            traffic_class: undefined,
+            comm_name: std::ptr::null(),
+            collnet_enable: undefined,
+            cta_policy: undefined,
+            shrink_share: undefined,
+            nvls_ctas: undefined,
+            channels_per_net_peer: of_a_net_peer.cast_signed(),
+            nvlink_centric_sched: undefined,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Config>() == 80 && std::mem::offset_of!(Config, traffic_class) == FIRST_CONFIG - 4);
+
+macro_rules! table {
+    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?) -> $result:ty;)*) => {
+        pub(super) struct Library {
+            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $result,)*
+            path: PathBuf,
+            _loaded: libloading::Library,
+        }
+
+        impl Library {
+            fn bind(path: PathBuf, library: libloading::Library) -> Result<Self, NcclUnavailable> {
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the type is the entry point's declaration in nccl.h (opaque
+                        // pointers as `usize`, enums as integers, which have the same
+                        // representation); `_loaded` keeps it loaded as long as the table.
+                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol) };
+                        *symbol.map_err(|_| NcclUnavailable::Symbol { path: path.clone(), symbol: stringify!($name) })?
+                    },)*
+                    path,
+                    _loaded: library,
+                })
+            }
+        }
+    };
+}
+
+table! {
+    nccl_get_version = b"ncclGetVersion\0" (*mut c_int) -> c_int;
+    nccl_get_error_string = b"ncclGetErrorString\0" (c_int) -> *const c_char;
+    nccl_get_last_error = b"ncclGetLastError\0" (usize) -> *const c_char;
+    nccl_get_unique_id = b"ncclGetUniqueId\0" (*mut ncclUniqueId) -> c_int;
+    nccl_comm_init_rank = b"ncclCommInitRank\0" (*mut usize, c_int, ncclUniqueId, c_int) -> c_int;
+    nccl_comm_destroy = b"ncclCommDestroy\0" (usize) -> c_int;
+    nccl_comm_abort = b"ncclCommAbort\0" (usize) -> c_int;
+    nccl_comm_get_async_error = b"ncclCommGetAsyncError\0" (usize, *mut c_int) -> c_int;
+    nccl_all_gather = b"ncclAllGather\0" (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
+    nccl_reduce_scatter = b"ncclReduceScatter\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+    nccl_comm_split = b"ncclCommSplit\0" (usize, c_int, c_int, *mut usize, *mut Config) -> c_int;
+    nccl_comm_init_rank_config = b"ncclCommInitRankConfig\0" (*mut usize, c_int, ncclUniqueId, c_int, *mut Config) -> c_int;
+    nccl_comm_finalize = b"ncclCommFinalize\0" (usize) -> c_int;
+    nccl_group_start = b"ncclGroupStart\0" () -> c_int;
+    nccl_group_end = b"ncclGroupEnd\0" () -> c_int;
+    nccl_send = b"ncclSend\0" (*const c_void, usize, c_int, c_int, usize, usize) -> c_int;
+    nccl_recv = b"ncclRecv\0" (*mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+    nccl_all_reduce = b"ncclAllReduce\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+}
+
+impl Library {
+    /// Turns a result into an error that names the call, with what NCCL noted about it last.
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: returns a static string for every code; a null communicator asks for the
+        // process's last error.
+        let (what, why) = unsafe { ((self.nccl_get_error_string)(code), (self.nccl_get_last_error)(0)) };
+        let text = [what, why].into_iter().filter(|p| !p.is_null()).map(|p| {
+            // SAFETY: not null, and a terminated string that NCCL keeps.
+            unsafe { CStr::from_ptr(p) }.to_string_lossy().trim().to_owned()
+        });
+        let text: Vec<String> = text.filter(|t| !t.is_empty()).collect();
+        Err(NcclError::Call { call, code, text: text.join(": ") })
+    }
+}
+
+/// The library of this process, loaded at the first call.
+pub(super) fn library() -> Result<&'static Library, NcclUnavailable> {
+    static LIBRARY: OnceLock<Result<Library, NcclUnavailable>> = OnceLock::new();
+    LIBRARY.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+fn load() -> Result<Library, NcclUnavailable> {
+    // NVLink multicast can take a shared host's devices out of service; NCCL reads this when it
+    // makes communicators.
+    if std::env::var_os("NCCL_NVLS_ENABLE").is_none() {
+        // SAFETY: Rust code reads the environment under the lock that this takes; the documentation
+        // of `available` asks to call it before foreign threads run, and launchers set the variable
+        // for their children.
+        unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
+    }
+    open(search::candidates(|key| std::env::var_os(key)))
+}
+
+fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
+    // NCCL's initialisers are made to run in any process at any time.
+    let (path, library) = loading::first(candidates).map_err(|none| NcclUnavailable::Library { reason: none.to_string() })?;
+    Library::bind(path, library)
+}
+
+/// Whether this process has an NCCL, and which file it came from.
+///
+/// Call it, or anything of this module, first while the process has no threads of other languages:
+/// it sets `NCCL_NVLS_ENABLE=0` in the environment where that is unset.
+///
+/// # Errors
+/// [`NcclUnavailable`] says what was tried.
+pub fn available() -> Result<PathBuf, NcclUnavailable> {
+    library().map(|library| library.path.clone())
+}
+
+/// The library's version: `10000 * major + 100 * minor + patch`.
+pub fn version() -> Result<u32, NcclError> {
+    let library = library()?;
+    let mut version = 0;
+    // SAFETY: `version` is a place for the result.
+    library.check("ncclGetVersion", unsafe { (library.nccl_get_version)(&raw mut version) })?;
+    Ok(version.unsigned_abs())
+}
+
+/// A version in the words of its makers.
+pub(super) fn words(version: u32) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+/// The library's version, where it is new enough for communicators that carry messages; otherwise
+/// why not.
+pub(super) fn supported(version: u32) -> Result<u32, String> {
+    if version >= OLDEST { Ok(version) } else { Err(format!("NCCL {} was found, {} or newer is needed", words(version), words(OLDEST))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_too_old_is_refused_with_what_was_found_and_what_is_needed() {
+        assert_eq!((supported(21_800), supported(22_803)), (Ok(21_800), Ok(22_803)));
+        assert_eq!(supported(21_701).unwrap_err(), "NCCL 2.17.1 was found, 2.18.0 or newer is needed");
+    }
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_what_was_tried() {
+        let error = open(vec!["/nowhere/libnccl.so.2".into()]).err().unwrap();
+        assert!(error.to_string().contains("/nowhere/libnccl.so.2"), "{error}");
+        assert!(error.to_string().contains("FLUX_NCCL_LIB"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_the_error_though_others_are_missing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "not a library").unwrap();
+        let candidates = vec![file.path().into(), "/nowhere/libnccl.so.2".into()];
+        let Err(NcclUnavailable::Library { reason }) = open(candidates) else { panic!("a library of no code") };
+        assert!(reason.contains(&file.path().display().to_string()) && !reason.contains("nowhere"), "{reason}");
+    }
+
+    #[test]
+    fn a_library_that_is_not_nccl_is_named_with_the_missing_entry() {
+        match open(vec!["libc.so.6".into()]) {
+            Err(NcclUnavailable::Symbol { path, symbol }) => {
+                assert_eq!((path, symbol), (PathBuf::from("libc.so.6"), "nccl_get_version"));
+            }
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("libc is not NCCL"),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! NCCL, from whatever library a machine has, without a panic where it has none: its collectives,
+//! to measure against, and the `nccl` transport.
+//!
+//! Invariant: at most one NCCL is loaded per process, and NVLink multicast (NVLS) is off in it
+//! unless the environment asks for it. The library is found in this order: `FLUX_NCCL_LIB` (a file,
+//! or a folder), the loader's path, the PyTorch wheel of the virtual environment or of the
+//! `python3` on the path, the system's library folder.
+//!
+//! The transport: no rank reaches another's memory. Each has its own, and messages on a side stream
+//! carry chunks between them.
+//!
+//! ```text
+//! connect   identities, then the unique id -> communicator, and one or two split from it for messages -> a word to and from every peer, read -> memory of each rank, cleared
+//! a call    rows:    begin | exchange: fork, then group by group of rounds send and receive, raise the own signals | kernel | finish: join
+//!           stored:  begin | exchange: fork | kernel | exchange_stored: group by group [wait for the chunks' flags] send and receive, raise the own signals | finish: join
+//!           alone:   begin | exchange: send and receive all rows | kernel | finish; begin | exchange | tiles | exchange_stored: send and receive all | folds | finish
+//! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> all aborted
+//! ```
+
+mod alone;
+mod carry;
+mod comm;
+mod flags;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod generation;
+mod guard;
+mod join;
+mod library;
+mod link;
+mod members;
+mod messages;
+mod outbox;
+mod progress;
+mod proof;
+pub(crate) mod remains;
+mod search;
+mod sharing;
+mod told;
+mod transport;
+mod views;
+mod watched;
+mod workspace;
+
+pub(crate) use carry::{Memory, NO_GRAPHS, StepsSeen, carry};
+pub(crate) use generation::{Generation, Outgoing};
+pub(crate) use guard::Guard;
+pub(crate) use join::join;
+pub(crate) use members::Members;
+pub(crate) use outbox::{Outbox, Storing};
+pub(crate) use told::SAID;
+pub(crate) use transport::NcclTransport;
+pub(crate) use watched::Watched;
+
+pub use comm::{Comm, ElementType, UniqueId};
+pub use library::{NcclError, NcclUnavailable, available, version};

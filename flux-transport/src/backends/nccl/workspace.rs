@@ -1,0 +1,124 @@
+//! One generation of a rank's memory, none of which any other rank reaches.
+//!
+//! Invariant: a generation is complete in itself, with its own epoch, pad and control block.
+
+use super::carry::Memory;
+use super::generation::Outgoing;
+use super::outbox::{Outbox, Storing};
+use crate::backends::view::checked_bytes;
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
+use crate::{TransportError, WorkspaceView};
+use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
+use flux_core::signal::Epoch;
+use flux_core::{Nodes, Rank, WorldSize};
+
+/// Memory of this rank's device.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    size: WorkspaceSize,
+    rank: Rank,
+    world: WorldSize,
+    data: DeviceBlock,
+    pad: DeviceBlock,
+    control: DeviceBlock,
+    /// What is on its way to the peers.
+    outbox: Outbox,
+    device: CudaDevice,
+}
+
+impl Workspace {
+    /// Makes and initialises it for calls from `epoch` on.
+    pub(super) fn new(
+        device: &CudaDevice,
+        stream: &SideStream,
+        (rank, world): (Rank, WorldSize),
+        size: WorkspaceSize,
+        epoch: Epoch,
+    ) -> Result<Self, TransportError> {
+        let (data_bytes, _) = checked_bytes(&size)?;
+        // The driver makes no block of nothing.
+        let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(256)));
+        let this = Self {
+            size,
+            rank,
+            world,
+            data: block(data_bytes)?,
+            pad: block(pad_bytes(size.signals))?,
+            control: block(control::bytes(size.counters))?,
+            outbox: Outbox::new(device, stream, (rank, Nodes::apart(world)), size, epoch)?,
+            device: device.clone(),
+        };
+        let before = epoch.before(1).get();
+        for (block, value) in [(&this.pad, before), (&this.control, 0)] {
+            this.fill(block.address(), value, block.bytes() / 4, stream)?;
+        }
+        this.fill(this.control() + control::EPOCH, epoch.get(), 1, stream)?;
+        this.fill(this.control() + control::PUSHED, before, 1, stream)?;
+        this.fill(this.pad.address(), 0, host_size(BROKEN_BYTES / 4), stream)?;
+        stream.synchronize()?;
+        Ok(this)
+    }
+
+    fn fill(&self, at: u64, value: u32, words: usize, stream: &SideStream) -> Result<(), CudaError> {
+        let _current = self.device.enter()?;
+        // SAFETY: the callers' ranges lie in blocks of this generation, which lives past the
+        // synchronisation of the stream.
+        unsafe { fill_words(&self.device, at, value, words, stream.raw()) }
+    }
+
+    pub(super) const fn size(&self) -> WorkspaceSize {
+        self.size
+    }
+
+    /// Device bytes in all.
+    pub(super) fn bytes(&self) -> u64 {
+        let Self { data, pad, control, outbox, .. } = self;
+        outbox.bytes() + [data, pad, control].map(|block| block.bytes() as u64).iter().sum::<u64>()
+    }
+
+    /// The own memory, for what messages bring and take.
+    pub(super) fn memory(&self) -> Memory<'_> {
+        Memory { data: self.data(), pad: self.pad(), control: self.control(), size: self.size, rank: self.rank, outbox: &self.outbox }
+    }
+
+    fn data(&self) -> u64 {
+        self.data.address()
+    }
+
+    fn pad(&self) -> u64 {
+        self.pad.address()
+    }
+
+    fn control(&self) -> u64 {
+        self.control.address()
+    }
+
+    /// The epoch of the next call, read from the device, which must be idle.
+    pub(super) fn read_epoch(&self) -> Result<Epoch, CudaError> {
+        let mut word = [0; 4];
+        // SAFETY: the epoch is a word of the control block.
+        unsafe { read(&self.device, &mut word, self.control() + control::EPOCH) }?;
+        Ok(Epoch::new(u32::from_le_bytes(word)))
+    }
+}
+
+impl Outgoing for Workspace {
+    fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
+        let half_bytes = half * self.size.half_stride();
+        let data = |peer: Rank| if peer == self.rank { self.data() } else { self.outbox.data_of(peer, storing, half_bytes) };
+        let pad = |peer: Rank| if peer == self.rank { self.pad() } else { self.outbox.pad_of(peer) };
+        WorkspaceView {
+            data: self.world.ranks().map(data).collect(),
+            pads: self.world.ranks().map(pad).collect(),
+            scattered: None,
+            control: self.control(),
+            fault,
+            size: self.size,
+            deadline_ns,
+        }
+    }
+}

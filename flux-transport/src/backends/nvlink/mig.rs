@@ -1,0 +1,132 @@
+//! What MIG has to do with it where ranks could not share memory.
+//!
+//! Invariant: nothing is decided by it, and nothing is asked before a step has failed for which MIG
+//! may be why: all ranks then say the same of each other, and what no rank's device tells by its
+//! name each asks NVML for its own.
+
+use super::error::NvLinkError;
+use super::offer::Identity;
+use crate::cuda::{CudaError, DeviceInfo};
+use crate::topology;
+use crate::topology::hints;
+use flux_core::{Nodes, Rank};
+
+/// The ranks of a node, as far as MIG may keep them apart.
+#[derive(Clone, Debug)]
+pub(crate) struct Mig {
+    /// Those on instances.
+    instances: Vec<u32>,
+    /// This rank's device; `None` where it has no mates to reach.
+    own: Option<DeviceInfo>,
+}
+
+impl Mig {
+    /// Of all ranks those of the node of `rank`, which has the device `own`.
+    pub(super) fn among(ranks: &[Identity], nodes: Nodes, rank: u32, own: &DeviceInfo) -> Self {
+        let here = |&(peer, _): &(u32, &Identity)| nodes.together(Rank::new(rank), Rank::new(peer));
+        let instances = (0..).zip(ranks).filter(here).filter(|(_, identity)| identity.instance).map(|(peer, _)| peer).collect();
+        Self { instances, own: (nodes.per_node() > 1).then(|| own.clone()) }
+    }
+
+    /// The error, with what to do where ranks are on instances.
+    pub(crate) fn advised(&self, error: NvLinkError) -> NvLinkError {
+        self.advised_by(error, |own| topology::instances(std::slice::from_ref(own)))
+    }
+
+    fn advised_by(&self, error: NvLinkError, ask: impl FnOnce(&DeviceInfo) -> Option<String>) -> NvLinkError {
+        let Some(own) = self.own.as_ref().filter(|_| concerns(&error)) else { return error };
+        let named = |ranks: &[u32]| ranks.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
+        let advice = if self.instances.is_empty() { ask(own) } else { Some(hints::instances(&named(&self.instances))) };
+        with(error, advice)
+    }
+}
+
+/// Why a rank has no device, with what to do where GPUs are in MIG mode: of these a process sees
+/// fewer than there are.
+pub(super) fn without_device(error: CudaError) -> NvLinkError {
+    let advice = error.is_too_few().then(topology::unseen).flatten();
+    with(error.into(), advice)
+}
+
+fn with(error: NvLinkError, advice: Option<String>) -> NvLinkError {
+    match advice {
+        Some(advice) => NvLinkError::Advised { error: Box::new(error), advice },
+        None => error,
+    }
+}
+
+/// Whether devices that do not reach each other may be why.
+const fn concerns(error: &NvLinkError) -> bool {
+    matches!(
+        error,
+        NvLinkError::Cuda(CudaError::Call { .. } | CudaError::Unsupported { .. })
+            | NvLinkError::Peer { .. }
+            | NvLinkError::SameDevice { .. }
+            | NvLinkError::NoPeerAccess { .. }
+            | NvLinkError::NotProven { .. }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::DeviceUuid;
+    use crate::{ConnectError, ControlError, Select};
+    use flux_core::WorldSize;
+
+    /// The second of two nodes, as one of its ranks knows it; all of the other are on instances.
+    fn node(instances: &[bool]) -> Mig {
+        let identity = |&instance: &bool| Identity {
+            process: [0; 16],
+            uuid: DeviceUuid([0; 16]),
+            ordinal: 0,
+            posix_handles: true,
+            shared_device: false,
+            instance,
+        };
+        let first = vec![true; instances.len()];
+        let ranks: Vec<_> = first.iter().chain(instances).map(identity).collect();
+        let world = WorldSize::new(ranks.len() as u32).unwrap();
+        Mig::among(&ranks, Nodes::new(world, 2).unwrap(), instances.len() as u32, &DeviceInfo::some())
+    }
+
+    fn refused() -> NvLinkError {
+        CudaError::Call { call: "cuMemImportFromShareableHandle", code: 1, name: "CUDA_ERROR_INVALID_VALUE".to_owned() }.into()
+    }
+
+    #[test]
+    fn ranks_on_instances_are_named_after_what_failed() {
+        let error = node(&[true, false, true]).advised_by(refused(), |_| panic!("asked"));
+        let words = error.to_string();
+        assert_eq!(words, format!("{}; {}", refused(), hints::instances("rank 3, rank 5")));
+        let ConnectError::Unusable { select: Select::Pcie, why } = error.of(Select::Pcie) else { panic!("{words}") };
+        assert_eq!(why, words);
+    }
+
+    #[test]
+    fn nvml_has_the_word_where_no_name_tells() {
+        let mig = node(&[false, false]);
+        let said = |own: &DeviceInfo| Some(hints::instances(&own.pci));
+        let peer = || NvLinkError::Peer { peer: Rank::new(5), reason: "cuMemMap".to_owned() };
+        assert_eq!(mig.advised_by(peer(), said).to_string(), format!("{}; {}", peer(), hints::instances("0000:17:00.0")));
+        assert_eq!(mig.advised_by(peer(), |_| None).to_string(), peer().to_string());
+    }
+
+    #[test]
+    fn what_mig_cannot_be_why_of_stays_as_it_is() {
+        let never = |_: &DeviceInfo| panic!("asked");
+        let lost = NvLinkError::Control(ControlError::PeerLost { rank: Rank::new(5) });
+        assert!(matches!(node(&[true, true]).advised_by(lost, never), NvLinkError::Control(_)));
+        let withdrawn = NvLinkError::Withdrawn { peer: 5 };
+        assert!(matches!(node(&[true, true]).advised_by(withdrawn, never), NvLinkError::Withdrawn { .. }));
+        // A rank without mates reaches all that it has to.
+        assert!(matches!(node(&[true]).advised_by(refused(), never), NvLinkError::Cuda(_)));
+    }
+
+    #[test]
+    fn too_few_devices_are_all_that_nvml_is_asked_about_before_ranks_meet() {
+        assert!(matches!(without_device(CudaError::GivenUp { ordinal: 0 }), NvLinkError::Cuda(_)));
+        let absent = CudaError::NoSuchDevice { ordinal: 1, count: 1 };
+        assert!(without_device(absent.clone()).to_string().starts_with(&absent.to_string()));
+    }
+}

@@ -1,0 +1,129 @@
+//! One call's way through the host, enqueued.
+//!
+//! Invariant: a signal of the own pad, and a flag of the own region, is this call's epoch and
+//! follows what it announces. The stream that sends waits for this rank's kernel only, so what
+//! peers wait for comes whatever they do; the stream that receives waits for peers' sending
+//! streams. The half of host memory that a call writes was last read in the call before the last,
+//! which every peer has ended: it has begun the last one, or this rank would not have ended that.
+//! Where it has given up that one, a peer may not have; and rows that come from what a failed call
+//! wrote are worthless. Whoever reads such rows finds the kernel's poison before them.
+
+use super::layout::POISONED;
+use super::workspace::Workspace;
+use crate::Carry;
+use crate::backends::nvlink::Lane;
+use crate::backends::route::{Block, Incoming, Origin, Parcel};
+use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+use flux_core::layout::{control, signal_offset};
+use flux_core::signal::Epoch;
+
+/// Where a call's copies go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Streams<'a> {
+    pub(super) device: &'a CudaDevice,
+    pub(super) at: &'a Workspace,
+    pub(super) rank: u32,
+    pub(super) epoch: Epoch,
+    /// Device to host.
+    pub(super) out: &'a Lane,
+    /// Host to device.
+    pub(super) back: &'a Lane,
+}
+
+/// Whether there is anything to copy: a signal may announce nothing.
+fn empty(block: &Block) -> bool {
+    block.rows == 0 || block.width == 0
+}
+
+impl Streams<'_> {
+    /// Enqueues the whole call: what is sent first, so that no stream that peers depend on is ever
+    /// behind one that depends on them.
+    ///
+    /// # Safety
+    /// The route was checked against the workspace; both lanes are forked from the caller's stream,
+    /// and the shard's rows stay until they are joined; the watch knows of the call; the device's
+    /// context is current.
+    pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
+        // What a kernel stores comes only when that has raised a flag.
+        if carry.route.outgoing().iter().any(|parcel| matches!(parcel.origin, Origin::Shard { .. })) {
+            // SAFETY: this function's promise.
+            unsafe { self.tell_of_poison() }?;
+        }
+        for parcel in carry.route.outgoing() {
+            // SAFETY: this function's promise.
+            unsafe { self.send(carry, parcel) }?;
+        }
+        for incoming in carry.route.incoming() {
+            // SAFETY: as above.
+            unsafe { self.receive(incoming) }?;
+        }
+        self.out.join(self.back.raw())?;
+        // SAFETY: the word is in the generation's pinned block.
+        unsafe { words_async(self.device, [self.at.finished(self.epoch)], self.back.raw()) }
+    }
+
+    fn half(&self) -> u64 {
+        self.epoch.half() as u64
+    }
+
+    /// Bytes from the start of a data region to the half of this call.
+    fn region_half(&self) -> u64 {
+        self.half() * self.at.size().half_stride()
+    }
+
+    /// The rows of a block in the region of `source`, for the host.
+    fn on_host(&self, source: u32, block: &Block) -> Rows {
+        let region = self.at.host_region(source);
+        Rows { address: region.host() + region.layout.half(self.half()) + block.offset, pitch: block.pitch }
+    }
+
+    /// Leaves in the own region whether a kernel before has given up.
+    unsafe fn tell_of_poison(&self) -> Result<(), CudaError> {
+        let row = |address| Rows { address, pitch: 4 };
+        let (to, from) = (self.at.host_region(self.rank).host() + POISONED, self.at.control() + control::POISON);
+        // SAFETY: the caller's promise; the context is current.
+        unsafe { copy_out_async(self.device, (row(to), row(from)), (1, 4), self.out.raw()) }
+    }
+
+    unsafe fn send(&self, carry: &Carry<'_>, parcel: &Parcel) -> Result<(), CudaError> {
+        let (block, stream, value) = (&parcel.block, self.out.raw(), self.epoch.get());
+        let from = match parcel.origin {
+            Origin::Shard { row, before } => Rows { address: carry.x + row * carry.row_stride + before, pitch: carry.row_stride },
+            Origin::Outbox => {
+                let signals = parcel.readers.iter();
+                let raised = signals.map(|r| WordOp::Await {
+                    address: self.at.words().local_pad(r.rank) + signal_offset(r.signal, self.epoch.half()),
+                    value,
+                });
+                // SAFETY: the words are in the generation's pinned block.
+                unsafe { words_async(self.device, raised, stream) }?;
+                Rows { address: self.at.outbox() + self.region_half() + block.offset, pitch: block.pitch }
+            }
+        };
+        if !empty(block) {
+            // SAFETY: the route was checked against the workspace; the caller promised the shard.
+            unsafe { copy_out_async(self.device, (self.on_host(self.rank, block), from), (block.rows, block.width), stream) }?;
+        }
+        let layout = self.at.host_region(self.rank).layout;
+        let region = self.at.region(self.rank);
+        let flags = parcel.readers.iter().map(|r| WordOp::Write { address: region + layout.flag(r.rank, r.signal), value });
+        // SAFETY: the words are in the own region.
+        unsafe { words_async(self.device, flags, stream) }
+    }
+
+    unsafe fn receive(&self, incoming: &Incoming) -> Result<(), CudaError> {
+        let Incoming { source, ref block, reader, .. } = *incoming;
+        let (stream, value) = (self.back.raw(), self.epoch.get());
+        let flag = self.at.region(source) + self.at.host_region(source).layout.flag(self.rank, reader.signal);
+        // SAFETY: the word is in the source's region.
+        unsafe { words_async(self.device, [WordOp::Await { address: flag, value }], stream) }?;
+        if !empty(block) {
+            let to = Rows { address: self.at.data() + self.region_half() + reader.offset, pitch: reader.pitch };
+            // SAFETY: the route was checked against the workspace.
+            unsafe { copy_in_async(self.device, (to, self.on_host(source, block)), (block.rows, block.width), stream) }?;
+        }
+        let signal = self.at.pad() + signal_offset(reader.signal, self.epoch.half());
+        // SAFETY: the word is on the own pad.
+        unsafe { words_async(self.device, [WordOp::Write { address: signal, value }], stream) }
+    }
+}

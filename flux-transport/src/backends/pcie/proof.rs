@@ -1,0 +1,44 @@
+//! That side streams can do what a call asks of them, shown once when ranks connect.
+//!
+//! Invariant: after the proof every word is what it was before. What a driver sets up at the first
+//! use of an operation is set up here, while no kernel waits.
+
+use super::layout::PROOF;
+use super::workspace::Workspace;
+use crate::backends::nvlink::Lane;
+use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+use flux_core::layout::broken_offset;
+use flux_core::signal::Epoch;
+use std::sync::atomic::Ordering;
+
+/// Takes a word of the own pad to the own region, raises a flag behind it, waits for the flag and
+/// takes the word back.
+pub(super) fn prove(device: &CudaDevice, (out, back): (&Lane, &Lane), at: &Workspace, rank: u32, epoch: Epoch) -> Result<(), CudaError> {
+    let initial = epoch.before(1).get();
+    let region = at.host_region(rank);
+    let flag = at.words().finished_address();
+    region.word(PROOF).store(1, Ordering::Release);
+    let on_host = Rows { address: region.host() + PROOF, pitch: 4 };
+    let on_pad = Rows { address: at.pad() + broken_offset(rank), pitch: 4 };
+    let _current = device.enter()?;
+    // SAFETY: the words are in the own region, on the own pad and in the pinned block, and stay
+    // past the synchronisations below.
+    unsafe {
+        copy_out_async(device, (on_host, on_pad), (1, 4), out.raw())?;
+        words_async(device, [WordOp::Write { address: flag, value: initial }], out.raw())?;
+    }
+    out.synchronize()?;
+    let seen = region.word(PROOF).load(Ordering::Acquire);
+    // SAFETY: as above.
+    unsafe {
+        words_async(device, [WordOp::Await { address: flag, value: initial }], back.raw())?;
+        copy_in_async(device, (on_pad, on_host), (1, 4), back.raw())?;
+    }
+    back.synchronize()?;
+    // As the pad's word is before any call.
+    if seen == 0 {
+        return Ok(());
+    }
+    let what = "copies to memory of the host that processes share: what was copied is not there";
+    Err(CudaError::Unsupported { ordinal: device.ordinal(), device: device.info().name.clone(), what })
+}

@@ -1,0 +1,112 @@
+//! A rank's shared region: host memory through which all goes that it sends or is sent, pinned and
+//! mapped in every process that has a rank.
+//!
+//! Invariant: a rank's region is mapped and registered once in its own process, for all ranks
+//! there, and in another once for each rank there that opens it; whoever holds a region may use its
+//! addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs
+//! of a host writing at once are slower than all reading.
+
+use super::layout::{Layout, POISONED, SAID};
+use crate::TransportError;
+use crate::backends::calls::Saying;
+use crate::backends::host::file::{self, MappedFile};
+use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};
+use flux_core::layout::BROKEN_BYTES;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A region, as this process has it.
+#[derive(Debug)]
+pub(super) struct Region {
+    key: u64,
+    pinned: Registration<MappedFile>,
+    pub(super) layout: Layout,
+}
+
+// By which ranks of one process find each other's regions; an entry goes with its region.
+static DIRECTORY: Mutex<BTreeMap<u64, Weak<Region>>> = Mutex::new(BTreeMap::new());
+static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
+
+impl Region {
+    /// Takes memory for the region of a rank on `device`, with all its words at `initial`, and the
+    /// descriptor that makes it another process's too.
+    pub(super) fn create(device: &CudaDevice, layout: Layout, initial: u32) -> Result<(Arc<Self>, OwnedFd), TransportError> {
+        let what = "pinned memory of the host";
+        let bytes = layout.bytes().ok_or(TransportError::OutOfMemory { what, bytes: u64::MAX })?;
+        let file = near(&device.info().pci, || file::create(what, bytes))?;
+        let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+        let failed = |why| TransportError::Io { what: "mapping memory of the host", source: std::io::Error::other(why) };
+        let map = MappedFile::map(file.as_fd(), bytes).map_err(failed)?;
+        let region = Arc::new(Self::pin(device, key, layout, map)?);
+        // What ranks say on the pad about themselves begins as 0, as the first two words of all.
+        let said = layout.pad()..layout.pad() + BROKEN_BYTES;
+        for offset in (POISONED + 4..layout.words_bytes()).step_by(4).filter(|offset| !said.contains(offset)) {
+            region.word(offset).store(initial, Ordering::Relaxed);
+        }
+        DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&region));
+        Ok((region, file))
+    }
+
+    /// The region of a rank of this process.
+    pub(super) fn find(key: u64) -> Option<Arc<Self>> {
+        DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).get(&key).and_then(Weak::upgrade)
+    }
+
+    /// The region of a rank of another process, by its descriptor.
+    ///
+    /// # Errors
+    /// In words, what is wrong with it.
+    pub(super) fn open(device: &CudaDevice, file: BorrowedFd<'_>, layout: Layout) -> Result<Arc<Self>, String> {
+        let bytes = layout.bytes().ok_or_else(|| "its memory is larger than there can be".to_owned())?;
+        let map = MappedFile::map(file, bytes)?;
+        Ok(Arc::new(Self::pin(device, 0, layout, map).map_err(|error| error.to_string())?))
+    }
+
+    fn pin(device: &CudaDevice, key: u64, layout: Layout, map: MappedFile) -> Result<Self, CudaError> {
+        let (host, bytes) = (map.address(), layout.bytes().map_or(0, host_size));
+        // SAFETY: a file's mapping begins and ends on borders of pages and lives as long as it.
+        Ok(Self { key, pinned: unsafe { Registration::new(device, map, host, bytes) }?, layout })
+    }
+
+    /// Names the region within this process.
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// The first byte, for the host.
+    pub(super) fn host(&self) -> u64 {
+        self.pinned.memory().address()
+    }
+
+    /// The first byte, for `device`.
+    pub(super) fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
+        self.pinned.address(device)
+    }
+
+    /// What the owner's host says of its calls.
+    pub(super) fn saying(&self) -> Saying<'_> {
+        let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + SAID));
+        // SAFETY: in bounds by the layout, aligned to a line, and mapped as long as `self`; once a
+        // region is in use these bytes are accessed by these words only.
+        Saying::new(unsafe { std::slice::from_raw_parts(first, Saying::WORDS) })
+    }
+
+    /// The word at `offset`, which is one of the layout's.
+    pub(super) fn word(&self, offset: u64) -> &AtomicU32 {
+        assert!(offset < self.layout.words_bytes(), "{offset} is no offset of a word");
+        let address = std::ptr::with_exposed_provenance_mut::<u32>(host_size(self.host() + offset));
+        // SAFETY: in bounds, aligned, and mapped as long as `self`; every access to these bytes is
+        // by whole words.
+        unsafe { AtomicU32::from_ptr(address) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.key != 0 {
+            DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        }
+    }
+}

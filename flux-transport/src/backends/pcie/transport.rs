@@ -1,0 +1,242 @@
+//! The host-staged transport of one rank.
+//!
+//! Invariant: a call's data is carried by [`Transport::carry`], enqueued between `begin` and
+//! `finish`, or its kernel was given the regions by [`Transport::scatter`]; nothing there waits for
+//! the device unless its queues are full, and then only for what earlier calls, or sending streams,
+//! do. Calls are not captured: the half of host memory that copies use would be frozen in the
+//! graph.
+
+use super::carry::Streams;
+use super::proof::prove;
+use super::watch::Watch;
+use super::workspace::Workspace;
+use crate::backends::Transport;
+use crate::backends::calls::{Calls, Captures, Refreshed};
+use crate::backends::drain::Drain;
+use crate::backends::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
+use crate::backends::view::nanoseconds;
+use crate::bootstrap::control::{Collective, together};
+use crate::cuda::locked;
+use crate::cuda::{CudaDevice, CudaError, words_async};
+use crate::{
+    Capabilities, Carry, ConnectError, Device, Mover, MoverJob, Options, PeerStores, Select, Stream, TransportError, TransportKind,
+    WorkspaceView, World,
+};
+use flux_core::layout::{FaultRecord, WorkspaceSize};
+use flux_core::signal::Epoch;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// One rank's device, memory and side streams.
+#[derive(Debug)]
+pub(crate) struct Pcie {
+    // Fields drop in this order, after `Drop` has drained the device: the watch ends waits until
+    // then.
+    watch: Watch,
+    state: Mutex<State>,
+    members: Members,
+    deadline_ns: u64,
+    drain: Drain,
+    device: CudaDevice,
+    place: Device,
+}
+
+#[derive(Debug)]
+struct State {
+    out: Lane,
+    back: Lane,
+    calls: Calls,
+    current: Workspace,
+    refreshed: Refreshed,
+    /// For executors beside which copy engines carry all, and for those that scatter rows
+    /// themselves.
+    view: Arc<WorkspaceView>,
+    scattering: Arc<WorkspaceView>,
+    /// Whether the call in progress is one of the latter.
+    scatters: bool,
+}
+
+/// Why a call cannot be captured.
+const NO_GRAPHS: &str = "the half of host memory that its copies use would be frozen in the graph: capture with the nvlink transport";
+
+impl Pcie {
+    /// Connects ranks that have met. Collective.
+    pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
+        let meeting = Meeting::of(world, options);
+        let unusable = |error: NvLinkError| error.of(Select::Pcie);
+        let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from)).map_err(unusable)?;
+        let epoch = options.first_epoch;
+        let make = || {
+            let (out, back) = (Lane::new(&device)?, Lane::new(&device)?);
+            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Pcie, NO_GRAPHS))?;
+            Ok::<_, CudaError>((out, back, calls, FaultBlock::new(&device)?))
+        };
+        let (out, back, calls, fault) = meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
+        let workspace = Workspace::new(meeting, &device, &out, &members, (options.reserve, epoch))?;
+        meeting.succeed(prove(&device, (&out, &back), &workspace, members.rank, epoch).map_err(NvLinkError::from)).map_err(unusable)?;
+        let deadline_ns = nanoseconds(options.deadline);
+        let [view, scattering] = views(&workspace, fault.address(), deadline_ns);
+        let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
+        let watch = meeting.succeed(watch).map_err(unusable)?;
+        let state = State { out, back, calls, current: workspace, refreshed: Refreshed::new(epoch), view, scattering, scatters: false };
+        let place = Device::from(device.info().clone());
+        let drain = Drain::new(device.clone(), options.deadline);
+        Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, drain, device, place })
+    }
+
+    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline, and what
+    /// streams wait for a moment later.
+    fn drained(&self) -> Result<(), TransportError> {
+        self.drain.wait(|| self.watch.fault().has_failed())
+    }
+}
+
+/// The two views of a workspace.
+fn views(at: &Workspace, fault: u64, deadline_ns: u64) -> [Arc<WorkspaceView>; 2] {
+    [at.view(fault, deadline_ns), at.view_of_regions(fault, deadline_ns)].map(Arc::new)
+}
+
+impl Transport for Pcie {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Pcie
+    }
+
+    fn device(&self) -> Device {
+        self.place.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { peer_stores: PeerStores::Rows, mover: Mover::CopyEngine, graphs: false, processes: true }
+    }
+
+    fn explain(&self) -> String {
+        let state = locked(&self.state);
+        let size = state.current.size();
+        format!(
+            "pcie: {} ranks; this rank on {}; what a rank sends is copied to pinned memory of the host and from there by each reader, by copy engines on two \
+             side streams, or stored and loaded by kernels where it is few rows of partial sums; {} bytes of device memory and {} of pinned memory a rank",
+            self.members.world(),
+            self.device(),
+            size.total_bytes() + size.data_bytes(),
+            state.current.host_region(self.members.rank).layout.bytes().unwrap_or(u64::MAX),
+        )
+    }
+
+    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError> {
+        let state = &mut *locked(&self.state);
+        let meeting = Meeting { steps, deadline };
+        let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
+        // After this step no rank's kernel or copy touches any rank's workspace.
+        let epoch = together(steps, deadline, drained)?;
+        let grown = Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
+        [state.view, state.scattering] = views(&grown, self.watch.fault().address(), self.deadline_ns);
+        self.watch.replace(Arc::clone(grown.words()));
+        (state.current, state.refreshed) = (grown, Refreshed::new(epoch));
+        state.calls.go_on_at(epoch);
+        // The old memory is gone by now, on every rank after this step. Unpinning waits for all
+        // devices of the process, so it may not come beside a peer's next call, which waits for
+        // this rank.
+        Ok(meeting.succeed(Ok(()))?)
+    }
+
+    fn view(&self) -> Arc<WorkspaceView> {
+        Arc::clone(&locked(&self.state).view)
+    }
+
+    fn begin(&self, stream: Stream) -> Result<(), TransportError> {
+        let State { out, back, calls, current, refreshed, .. } = &mut *locked(&self.state);
+        let epoch = calls.epoch();
+        // Here, not where the call is carried: that comes after the kernel's launch, which it runs
+        // beside.
+        calls.begin(stream, |caller| {
+            refreshed.keep(epoch, |before| current.refresh(&self.device, before, caller))?;
+            out.fork(caller)?;
+            back.fork(caller)
+        })
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        Some(locked(&self.state).calls.epoch())
+    }
+
+    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
+        Err(TransportError::MoverUnusable { why: "peers' gather buffers cannot be reached: a call is carried as a whole" })
+    }
+
+    unsafe fn carry(&self, stream: Stream, carry: &Carry<'_>) -> Result<(), TransportError> {
+        let State { out, back, calls, current, .. } = &mut *locked(&self.state);
+        calls.uncarried(stream)?;
+        let (rank, epoch) = (self.members.rank, calls.epoch());
+        carry.route.check(self.members.world(), *current.size())?;
+        let _current = self.device.enter()?;
+        calls.carried();
+        self.watch.begin(epoch.get());
+        current.words().say(epoch, carry.op);
+        let streams = Streams { device: &self.device, at: current, rank, epoch, out, back };
+        // SAFETY: checked above, forked at the call's begin; the caller promises the rows; no call
+        // is captured, so the host's count of calls is the device's epoch.
+        Ok(unsafe { streams.carry(carry) }?)
+    }
+
+    fn scatter(&self, stream: Stream, op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
+        let State { calls, current, scattering, scatters, .. } = &mut *locked(&self.state);
+        calls.uncarried(stream)?;
+        let epoch = calls.epoch();
+        calls.carried();
+        *scatters = true;
+        self.watch.begin(epoch.get());
+        current.words().say(epoch, op);
+        Ok(Arc::clone(scattering))
+    }
+
+    fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
+        let State { out, back, calls, current, scatters, .. } = &mut *locked(&self.state);
+        let (scattered, epoch) = (std::mem::take(scatters), calls.epoch());
+        let _current = self.device.enter()?;
+        calls.abandon(stream, |caller| {
+            let done = scattered.then(|| current.finished(epoch));
+            // SAFETY: the device's context is current; the word is in the pinned block of the
+            // generation, which lives until the device is drained.
+            let told = unsafe { words_async(&self.device, done, back.raw()) };
+            // Both: where a call could not be carried to its end `back` may not be ordered after
+            // `out`, which reads the caller's rows.
+            out.join(caller).and(back.join(caller)).and(told)
+        })
+    }
+
+    fn finish(&self, stream: Stream) -> Result<(), TransportError> {
+        let State { back, calls, current, scatters, .. } = &mut *locked(&self.state);
+        let (scattered, epoch) = (std::mem::take(scatters), calls.epoch());
+        calls.finish(stream, |caller| {
+            if !scattered {
+                return back.join(caller);
+            }
+            // The caller's stream goes on meanwhile: it is behind the kernel, which has heard from
+            // all peers.
+            back.fork(caller)?;
+            // SAFETY: the word is in the pinned block of the generation, which lives until the
+            // device is drained.
+            unsafe { words_async(&self.device, [current.finished(epoch)], back.raw()) }
+        })
+    }
+
+    fn read_fault(&self) -> Option<FaultRecord> {
+        self.watch.record()
+    }
+
+    fn set_abort(&self, reason: u32) {
+        self.watch.abort(reason);
+    }
+
+    fn drain(&self) -> Result<(), TransportError> {
+        self.drained()
+    }
+}
+
+impl Drop for Pcie {
+    fn drop(&mut self) {
+        // Nothing may be unmapped while a kernel or a copy of this rank still uses it; the peers
+        // hold what theirs use.
+        self.drain.leave(self.members.rank, || self.watch.fault().has_failed());
+    }
+}

@@ -1,0 +1,253 @@
+//! One generation of a rank's workspace: its own memory on its device, and all ranks' shared
+//! regions.
+//!
+//! Invariant: nothing on a device is mapped for another. What the kernel takes for peers' memory is
+//! this rank's own: for their data regions its outbox, for their pads pads of the host that only
+//! its own streams read. A kernel that scatters rows takes their regions of the host for both.
+
+use super::layout::Layout;
+use super::offer::Offer;
+use super::region::Region;
+use super::words::Words;
+use crate::backends::error::same_epoch;
+use crate::backends::nvlink::{Lane, Meeting, Members, NvLinkError};
+use crate::backends::view::checked_bytes;
+use crate::bootstrap::control::{agree, together};
+use crate::cuda::keep;
+use crate::cuda::{CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, read};
+use crate::{TransportError, WorkspaceView};
+use flux_core::Rank;
+use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
+use flux_core::signal::Epoch;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// A generation in use.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    size: WorkspaceSize,
+    rank: u32,
+    data: DeviceBlock,
+    outbox: DeviceBlock,
+    pad: DeviceBlock,
+    control: DeviceBlock,
+    words: Arc<Words>,
+    /// The regions for the device, by rank.
+    regions: Vec<u64>,
+}
+
+/// This rank's part, before it knows of the others'.
+struct Own {
+    data: DeviceBlock,
+    outbox: DeviceBlock,
+    pad: DeviceBlock,
+    control: DeviceBlock,
+    local: PinnedBlock,
+    region: Arc<Region>,
+    file: OwnedFd,
+}
+
+impl Own {
+    fn new(device: &CudaDevice, lane: &Lane, world: u32, size: &WorkspaceSize, epoch: Epoch) -> Result<Self, TransportError> {
+        let (bytes, _) = checked_bytes(size)?;
+        let initial = epoch.before(1).get();
+        // an empty workspace still has addresses
+        let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(4)));
+        let (data, outbox, pad) = (block(bytes)?, block(bytes)?, block(pad_bytes(size.signals))?);
+        let control_bytes = control::bytes(size.counters);
+        let control = block(control_bytes)?;
+        let _current = device.enter()?;
+        let words = [
+            (pad.address(), 0, BROKEN_BYTES / 4),
+            (pad.address() + BROKEN_BYTES, initial, (pad_bytes(size.signals) - BROKEN_BYTES) / 4),
+            (control.address(), 0, control_bytes / 4),
+            (control.address() + control::EPOCH, epoch.get(), 1),
+            (control.address() + control::PUSHED, initial, 1),
+        ];
+        for (address, value, count) in words {
+            // SAFETY: the blocks have these sizes and live past the synchronisation below.
+            unsafe { fill_words(device, address, value, host_size(count), lane.raw()) }?;
+        }
+        lane.synchronize()?;
+        let local = PinnedBlock::new(device, host_size(Words::local_bytes(world as usize, size.signals)))?;
+        let (region, file) = Region::create(device, Layout::new(world, size), initial)?;
+        Ok(Self { data, outbox, pad, control, local, region, file })
+    }
+
+    fn offer(&self, size: &WorkspaceSize, epoch: Epoch) -> [u8; Offer::BYTES] {
+        Offer { key: self.region.key(), size: *size, epoch }.encode()
+    }
+}
+
+/// The region's number of each rank, if all have made the same and stand at the same call.
+fn keys(size: &WorkspaceSize, offers: &[Vec<u8>]) -> Result<Vec<u64>, TransportError> {
+    let mut keys = Vec::with_capacity(offers.len());
+    let mut epochs = Vec::with_capacity(offers.len());
+    for (rank, offer) in (0..).map(Rank::new).zip(offers) {
+        let failed = |reason| TransportError::PeerFailed { rank, reason };
+        let Some(theirs) = Offer::decode(offer) else {
+            return Err(failed(format!("it offered its memory in {} bytes, not {}", offer.len(), Offer::BYTES)));
+        };
+        if theirs.size != *size {
+            return Err(failed(format!("it has a workspace of {:?}, not of {size:?}", theirs.size)));
+        }
+        keys.push(theirs.key);
+        epochs.push(theirs.epoch);
+    }
+    same_epoch(&epochs)?;
+    Ok(keys)
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if self.data.device().is_given_up() {
+            // What is on its way there may yet read peers' regions, whoever of them is left.
+            self.words.regions().iter().for_each(keep);
+        }
+    }
+}
+
+impl Workspace {
+    /// Makes a workspace on every rank, and maps all regions into all processes. Collective; fails
+    /// on all ranks or on none.
+    pub(super) fn new(
+        meeting: Meeting<'_>,
+        device: &CudaDevice,
+        lane: &Lane,
+        members: &Members,
+        (size, epoch): (WorkspaceSize, Epoch),
+    ) -> Result<Self, TransportError> {
+        let Meeting { steps, deadline } = meeting;
+        let (rank, world) = (members.rank, members.world());
+        let own = Own::new(device, lane, world, &size, epoch);
+        let answers = agree(steps, &own.as_ref().map(|own| own.offer(&size, epoch)), deadline);
+        // an own failure is told as it is, not as others hear of it
+        let own = own?;
+        let keys = keys(&size, &answers?);
+        let alone = (0..world).all(|peer| members.is_local(peer));
+        let files = if alone { Vec::new() } else { steps.exchange_fds(&[own.file.as_fd()], deadline)? };
+        let regions = keys.and_then(|keys| map(device, members, &own.region, &keys, &files));
+        // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
+        let regions = together(steps, deadline, regions)?;
+        let addresses = regions.iter().map(|region| region.address(device)).collect::<Result<_, _>>();
+        let addresses = meeting.succeed(addresses.map_err(NvLinkError::from))?;
+        let words = Arc::new(Words::new(rank, size.signals, regions, own.local, epoch.before(1).get()));
+        let Own { data, outbox, pad, control, .. } = own;
+        Ok(Self { size, rank, data, outbox, pad, control, words, regions: addresses })
+    }
+
+    pub(super) fn size(&self) -> &WorkspaceSize {
+        &self.size
+    }
+
+    pub(super) fn words(&self) -> &Arc<Words> {
+        &self.words
+    }
+
+    /// The region of `rank` for the device, of which its words are used.
+    pub(super) fn region(&self, rank: u32) -> u64 {
+        self.regions[rank as usize]
+    }
+
+    /// The region of `rank` for the host, by whose addresses copies are asked for.
+    pub(super) fn host_region(&self, rank: u32) -> &Region {
+        &self.words.regions()[rank as usize]
+    }
+
+    pub(super) fn data(&self) -> u64 {
+        self.data.address()
+    }
+
+    pub(super) fn outbox(&self) -> u64 {
+        self.outbox.address()
+    }
+
+    pub(super) fn pad(&self) -> u64 {
+        self.pad.address()
+    }
+
+    pub(super) fn control(&self) -> u64 {
+        self.control.address()
+    }
+
+    /// What says that nothing of call `epoch` is left to do for the side streams.
+    pub(super) fn finished(&self, epoch: Epoch) -> WordOp {
+        WordOp::Write { address: self.words.finished_address(), value: epoch.get() }
+    }
+
+    /// Brings all that this rank's streams and their peers' wait for to call `before`, on the
+    /// caller's stream, before anything of the call after it is raised.
+    pub(super) fn refresh(&self, device: &CudaDevice, before: u32, stream: usize) -> Result<(), CudaError> {
+        let layout = self.host_region(self.rank).layout;
+        let flags = layout.flags(0)..layout.flags(self.regions.len() as u32);
+        let flags = (self.region(self.rank) + flags.start, host_size((flags.end - flags.start) / 4));
+        for (address, words) in [self.words.local_words(), flags] {
+            // By the stream, not by the host: a call before may still await what it finds there.
+            // SAFETY: the words are this generation's, which lives until the device is drained.
+            unsafe { fill_words(device, address, before, words, stream) }?;
+        }
+        Ok(())
+    }
+
+    /// The same for an executor that scatters rows to peers' regions itself, and is told by theirs
+    /// on the pad of its own.
+    pub(super) fn view_of_regions(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
+        let layout = self.host_region(self.rank).layout;
+        let own = self.regions[self.rank as usize] + layout.half(0);
+        let data = |rank: u32| if rank == self.rank { self.data() } else { self.regions[rank as usize] + layout.half(0) };
+        let ranks = || 0..self.regions.len() as u32;
+        WorkspaceView {
+            data: ranks().map(data).collect(),
+            pads: self.regions.iter().map(|region| region + layout.pad()).collect(),
+            scattered: Some(own),
+            ..self.view(fault, deadline_ns)
+        }
+    }
+
+    /// What an executor needs to know of it, with the rank's fault block.
+    pub(super) fn view(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
+        let ranks = || 0..self.regions.len() as u32;
+        let own = |rank| rank == self.rank;
+        WorkspaceView {
+            data: ranks().map(|rank| if own(rank) { self.data() } else { self.outbox() }).collect(),
+            pads: ranks().map(|rank| if own(rank) { self.pad() } else { self.words.local_pad(rank) }).collect(),
+            scattered: None,
+            control: self.control.address(),
+            fault,
+            size: self.size,
+            deadline_ns,
+        }
+    }
+
+    /// The epoch of the next call, read from the device, which must be idle.
+    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
+        let mut word = [0; 4];
+        // SAFETY: the epoch is a word of the control block.
+        unsafe { read(device, &mut word, self.control.address() + control::EPOCH) }?;
+        Ok(Epoch::new(u32::from_le_bytes(word)))
+    }
+}
+
+/// All ranks' regions, of this process by their numbers, of others by their descriptors.
+fn map(
+    device: &CudaDevice,
+    members: &Members,
+    own: &Arc<Region>,
+    keys: &[u64],
+    files: &[Vec<OwnedFd>],
+) -> Result<Vec<Arc<Region>>, TransportError> {
+    let one = |(peer, &key): (u32, &u64)| {
+        let failed = |reason| TransportError::PeerFailed { rank: Rank::new(peer), reason };
+        if peer == members.rank {
+            return Ok(Arc::clone(own));
+        }
+        if members.is_local(peer) {
+            return Region::find(key).ok_or_else(|| failed("its memory is gone".to_owned()));
+        }
+        match files.get(peer as usize).map(Vec::as_slice) {
+            Some([file]) => Region::open(device, file.as_fd(), own.layout).map_err(failed),
+            other => Err(failed(format!("it gave {} descriptors of memory, not 1", other.map_or(0, <[_]>::len)))),
+        }
+    };
+    (0..).zip(keys).map(one).collect()
+}

@@ -1,0 +1,214 @@
+//! What an exchange is for, and of which communicator, so that ranks that are at different steps
+//! find out instead of taking each other's words for their own.
+//!
+//! Invariant: every message of a communicator, of one that is being made too, begins with its step
+//! and the communicator's number. All ranks see all of them, so either all go on or none does, and
+//! after a mismatch they are still in step: each has taken one.
+
+use super::{ControlError, ControlPlane, Disagreed, agree};
+use flux_core::Rank;
+use rustix::io::Errno;
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+/// What ranks exchange messages for. All ranks of a step name the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Step {
+    /// A caller's own exchange.
+    Exchange,
+    /// A caller's barrier.
+    Barrier,
+    /// The first step of connecting.
+    Connect,
+    /// The first step of growing the workspace.
+    Reserve,
+    /// A later step of either.
+    Memory,
+    /// The first step of building an op.
+    Build,
+    /// The second: whether each rank can.
+    Ready,
+}
+
+impl Step {
+    const ALL: [Self; 7] = [Self::Exchange, Self::Barrier, Self::Connect, Self::Reserve, Self::Memory, Self::Build, Self::Ready];
+
+    /// In words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exchange => "exchange",
+            Self::Barrier => "barrier",
+            Self::Connect => "connecting",
+            Self::Reserve => "growing the workspace",
+            Self::Memory => "connecting, or growing the workspace",
+            Self::Build => "building an op",
+            Self::Ready => "the end of building an op",
+        }
+    }
+}
+
+/// One rank's end of the steps of one communicator, where a world may have several. All ranks take
+/// the steps of all of them in one order.
+#[derive(Clone, Copy, Debug)]
+pub struct Collective<'a> {
+    control: &'a dyn ControlPlane,
+    communicator: u32,
+}
+
+impl<'a> Collective<'a> {
+    /// Steps of this communicator, as [`GaveUp::communicator`](super::GaveUp::communicator) counts.
+    pub(crate) const fn new(control: &'a dyn ControlPlane, communicator: u32) -> Self {
+        Self { control, communicator }
+    }
+
+    /// What carries them.
+    pub fn control(self) -> &'a dyn ControlPlane {
+        self.control
+    }
+
+    /// Gives `payload` to every rank at this step, and returns what each gave, by rank.
+    ///
+    /// # Errors
+    /// The control plane's, and [`ControlError::Protocol`] with the first rank that is at another
+    /// step, or at that of another communicator.
+    pub fn exchange_at(self, step: Step, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
+        let Self { control, communicator } = self;
+        let own = At { step, communicator };
+        let message = [&own.encode()[..], payload].concat();
+        let said = control.exchange(&message, deadline).map_err(|error| own.late(error))?;
+        control.world().ranks().zip(said).map(|(rank, said)| own.payload(rank, said)).collect()
+    }
+
+    /// Gives every peer on this rank's host duplicates of the same descriptors, as
+    /// [`ControlPlane::exchange_fds`] does: two later steps of connecting, or of growing the
+    /// workspace. In the second the ranks tell each other whether they could take them.
+    ///
+    /// # Errors
+    /// As of [`exchange_at`](Self::exchange_at), and on all ranks where one may not have so many
+    /// descriptors open.
+    pub(crate) fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
+        let Self { control, communicator } = self;
+        let own = At { step: Step::Memory, communicator };
+        let given = control.exchange_with_fds(&own.encode(), fds, deadline).map_err(|error| own.late(error))?;
+        let cut = given.iter().any(|given| given.cut);
+        let payloads = control.world().ranks().zip(given).map(|(rank, given)| own.payload(rank, given.payload).map(|_| given.fds));
+        let fds = payloads.collect::<Result<_, _>>()?;
+        let taken = if cut { Err(Errno::MFILE) } else { Ok([]) };
+        agree(self, &taken, deadline)?;
+        Ok(fds)
+    }
+}
+
+/// What ranks that are at different steps have not kept to.
+const ONE_ORDER: &str =
+    "; every rank takes the steps of all communicators of a world, which are numbered from 0 as they were connected, in one order";
+
+/// Where a rank is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At {
+    pub(super) step: Step,
+    pub(super) communicator: u32,
+}
+
+impl At {
+    /// Bytes before a payload.
+    pub(super) const BYTES: usize = 5;
+
+    pub(super) fn encode(self) -> [u8; Self::BYTES] {
+        let [n0, n1, n2, n3] = self.communicator.to_le_bytes();
+        [self.step as u8, n0, n1, n2, n3]
+    }
+
+    pub(super) fn decode(message: &[u8]) -> Option<Self> {
+        let &[own, n0, n1, n2, n3] = message.first_chunk::<{ Self::BYTES }>()?;
+        let step = Step::ALL.into_iter().find(|&step| step as u8 == own)?;
+        Some(Self { step, communicator: u32::from_le_bytes([n0, n1, n2, n3]) })
+    }
+
+    /// What `rank` said besides that it is here, too.
+    pub(super) fn payload(self, rank: Rank, mut said: Vec<u8>) -> Result<Vec<u8>, ControlError> {
+        if said.starts_with(&self.encode()) {
+            return Ok(said.split_off(Self::BYTES));
+        }
+        let theirs = Self::decode(&said).map_or_else(|| "a step that is not known".to_owned(), |at| at.to_string());
+        Err(ControlError::Protocol { rank, detail: format!("it is at: {theirs}, this rank is at: {self}{ONE_ORDER}") })
+    }
+
+    /// Names this step where ranks did not come to it in time.
+    fn late(self, error: ControlError) -> ControlError {
+        match error {
+            ControlError::Timeout { missing, .. } => ControlError::Timeout { step: self.step.name(), missing },
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (communicator {})", self.step.name(), self.communicator)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::control::LocalControl;
+    use flux_core::WorldSize;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    fn refused<T: fmt::Debug>(at: u32, theirs: (Step, u32), own: (Step, u32), said: Result<T, ControlError>) {
+        match said.unwrap_err() {
+            ControlError::Protocol { rank, detail } => {
+                let [theirs, own] = [theirs, own].map(|(step, number)| format!("{} (communicator {number})", step.name()));
+                assert_eq!((rank, detail), (Rank::new(at), format!("it is at: {theirs}, this rank is at: {own}{ONE_ORDER}")));
+            }
+            error => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn ranks_at_different_steps_are_told_who_is_where_and_can_go_on() {
+        let ends = LocalControl::world_of(WorldSize::new(3).unwrap());
+        std::thread::scope(|scope| {
+            for end in &ends {
+                scope.spawn(move || {
+                    let (odd, seven) = (end.rank().get() == 2, Collective::new(end, 7));
+                    for (most, other) in Step::ALL.into_iter().zip(Step::ALL.into_iter().cycle().skip(1)) {
+                        let (own, theirs, at) = if odd { (other, most, 0) } else { (most, other, 2) };
+                        refused(at, (theirs, 7), (own, 7), seven.exchange_at(own, b"hi", soon()));
+                        assert_eq!(seven.exchange_at(most, b"hi", soon()).unwrap(), [b"hi"; 3]);
+                        // The same step of another communicator is no less another.
+                        let ((own, at), theirs) = if odd { ((256, 0), 7) } else { ((7, 2), 256) };
+                        refused(at, (most, theirs), (most, own), Collective::new(end, own).exchange_at(most, b"hi", soon()));
+                        assert_eq!(seven.exchange_at(most, b"", soon()).unwrap(), [b""; 3]);
+                        let memory = |number| (Step::Memory, number);
+                        let said = Collective::new(end, own).exchange_fds(&[], soon()).map_err(|error| match error {
+                            Disagreed::Control(error) => error,
+                            refused @ Disagreed::Refused { .. } => panic!("{refused:?}"),
+                        });
+                        refused(at, memory(theirs), memory(own), said);
+                        assert!(seven.exchange_fds(&[], soon()).unwrap().iter().all(Vec::is_empty));
+                    }
+                    for garbled in [&b"\xffhi, all"[..], b"\x05", b""] {
+                        let said = if odd { end.exchange(garbled, soon()) } else { seven.exchange_at(Step::Build, b"", soon()) };
+                        assert_eq!(said.is_err(), !odd, "{said:?}");
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_timeout_says_which_step_it_was() {
+        let ends = LocalControl::world_of(WorldSize::new(2).unwrap());
+        let late = Collective::new(&ends[0], 0).exchange_at(Step::Build, b"", Instant::now()).unwrap_err();
+        assert_eq!(late.to_string(), "building an op: the deadline passed while waiting for rank 1");
+    }
+}

@@ -1,0 +1,219 @@
+//! A rank's place in a launch: who it is, how many there are, how it meets the others.
+//!
+//! Invariant: as long as a [`World`] or a communicator made from it lives, the rank is present to
+//! its peers. The last one to go says goodbye, unless its thread is panicking: then the peers lose
+//! the rank, as they would lose a process that dies.
+
+mod builder;
+mod error;
+
+pub use builder::Builder;
+pub use error::WorldError;
+
+use crate::bootstrap::control::{Collective, ControlPlane, Hosts, Launch, LocalControl, local_planes};
+use crate::bootstrap::{Environment, START};
+use flux_core::{Rank, WorldSize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// One rank's view of a launch.
+#[derive(Debug)]
+pub struct World {
+    membership: Arc<Membership>,
+    /// Of which communicator the [steps](Self::steps) are that are taken by this handle.
+    communicator: u32,
+    /// The number that the first of its line of successors had, in its own world: each rebuilt one
+    /// is the first of a new world, and ranks may differ in how often they have rebuilt, as a
+    /// rebuild may succeed on some and not on others.
+    line: u32,
+}
+
+/// Says goodbye when nobody needs the rank's peers any more.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    control: Arc<dyn ControlPlane>,
+    local_rank: u32,
+    /// How a launcher placed the rank, where one did.
+    environment: Option<Environment>,
+    /// How many communicators the ranks have met to connect: as all ranks connect the same in the
+    /// same order, a number is one communicator.
+    communicators: AtomicU32,
+}
+
+impl World {
+    /// The rank that a launcher has made this process: flux's own, torchrun, Open MPI, MPICH or
+    /// Slurm. [`Environment`](crate::Environment) says which variables count, and how
+    /// ranks on several hosts meet. Waits for the other ranks, for a minute at most, and blocks its
+    /// thread meanwhile: asynchronous programs call it on one that may block (`spawn_blocking`).
+    ///
+    /// # Errors
+    /// [`WorldError::NoLauncher`] where there is no launcher; others name the variable, or the
+    /// ranks that did not come.
+    pub fn from_env() -> Result<Self, WorldError> {
+        Self::from_env_with(START)
+    }
+
+    /// As [`from_env`](Self::from_env), for ranks that may take so long to come one after another,
+    /// as where each loads a model first. All ranks give the same. A
+    /// [`Rebuild::Whole`](crate::Rebuild) waits for replacements for a minute, or for
+    /// [`Options::deadline`](crate::Options) where that is longer.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_env_with(deadline: Duration) -> Result<Self, WorldError> {
+        crate::bootstrap::from_env(deadline)
+    }
+
+    /// Rank `rank` of `world`, where no launcher's variables say so.
+    ///
+    /// ```
+    /// use flux_transport::Secret;
+    /// use flux_transport::{Rank, World, WorldSize};
+    /// let world = WorldSize::new(2).unwrap();
+    /// let secret = Secret::new(*b"32 bytes that nobody can guess..")?;
+    /// # let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    /// # let address = free.as_str();
+    /// // let address = "10.0.0.1:29600"; on every host
+    /// let rank = |rank| World::builder(Rank::new(rank), world).across_hosts(address, secret.clone());
+    /// std::thread::scope(|scope| {
+    ///     let one = scope.spawn(|| rank(1));
+    ///     assert_eq!(rank(0)?.hosts().count(), 1);
+    ///     one.join().expect("no rank panics")
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn builder(rank: Rank, world: WorldSize) -> Builder {
+        Builder::new(rank, world)
+    }
+
+    /// `n` ranks as threads of this process, by rank: move each into its thread.
+    ///
+    /// # Errors
+    /// [`WorldError::Size`] if `n` is 0 or above [`MAX_WORLD`](flux_core::rank::MAX_WORLD).
+    pub fn local(n: u32) -> Result<Vec<Self>, WorldError> {
+        let planes = local_planes(n).ok_or(WorldError::Size { size: n })?;
+        Ok(planes.into_iter().map(|plane| Self::new(plane.rank().get(), plane)).collect())
+    }
+
+    /// A world of one rank.
+    pub fn single() -> Self {
+        const ONE: WorldSize = WorldSize::new(1).expect("1 is a world size");
+        Self::new(0, Arc::new(LocalControl::world_of(ONE).remove(0)))
+    }
+
+    /// A rank over a control plane. `local_rank` numbers the ranks of this machine, and so its
+    /// devices.
+    pub(crate) fn new(local_rank: u32, control: Arc<dyn ControlPlane>) -> Self {
+        Self::with(local_rank, control, None)
+    }
+
+    /// A rank that a launcher has placed.
+    pub(crate) fn launched(environment: Environment, control: Arc<dyn ControlPlane>) -> Self {
+        Self::with(environment.local_rank, control, Some(environment))
+    }
+
+    /// The same process or thread as a rank of another world.
+    pub(crate) fn moved(&self, control: Arc<dyn ControlPlane>) -> Self {
+        Self::with(self.local_rank(), control, self.membership.environment.clone())
+    }
+
+    fn with(local_rank: u32, control: Arc<dyn ControlPlane>, environment: Option<Environment>) -> Self {
+        Self {
+            membership: Arc::new(Membership { control, local_rank, environment, communicators: AtomicU32::new(0) }),
+            communicator: 0,
+            line: 0,
+        }
+    }
+
+    /// How a launcher placed the rank.
+    pub(crate) fn environment(&self) -> Option<&Environment> {
+        self.membership.environment.as_ref()
+    }
+
+    /// A handle of the communicator that is about to be connected. Numbers are taken before the
+    /// ranks meet, so where threads of a rank connect at the same time, those of another number do
+    /// not go on together.
+    pub(crate) fn connecting(&self) -> Self {
+        let communicator = self.membership.communicators.fetch_add(1, Ordering::Relaxed);
+        Self { communicator, line: communicator, ..self.share() }
+    }
+
+    /// A handle of the same communicator, which succeeds those of `line`.
+    pub(crate) fn of_line(&self, line: u32) -> Self {
+        Self { line, ..self.share() }
+    }
+
+    /// Gives this handle's number back, as the ranks have not met to connect.
+    pub(crate) fn not_met(&self) {
+        // Where another thread has taken a number since, no later one is the same on all ranks, and
+        // connecting says so.
+        let taken = self.communicator.wrapping_add(1);
+        let _ = self.membership.communicators.compare_exchange(taken, self.communicator, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Which of the world's communicators this handle is of.
+    pub(crate) const fn communicator(&self) -> u32 {
+        self.communicator
+    }
+
+    /// Of which line of successors its communicator is.
+    pub(crate) const fn line(&self) -> u32 {
+        self.line
+    }
+
+    /// The steps of this handle's communicator.
+    pub(crate) fn steps(&self) -> Collective<'_> {
+        Collective::new(self.control(), self.communicator)
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.control().rank()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> WorldSize {
+        self.control().world()
+    }
+
+    /// This rank's number among those of its machine: the device that it uses unless told
+    /// otherwise.
+    pub fn local_rank(&self) -> u32 {
+        self.membership.local_rank
+    }
+
+    /// What the ranks are.
+    pub fn launch(&self) -> Launch {
+        self.control().kind()
+    }
+
+    /// Which ranks share a host, and so can share memory.
+    pub fn hosts(&self) -> &Hosts {
+        self.control().hosts()
+    }
+
+    /// This rank's end of the control plane.
+    pub fn control(&self) -> &dyn ControlPlane {
+        self.membership.control()
+    }
+
+    /// Another handle to the same rank.
+    pub(crate) fn share(&self) -> Self {
+        Self { membership: Arc::clone(&self.membership), communicator: self.communicator, line: self.line }
+    }
+}
+
+impl Membership {
+    fn control(&self) -> &dyn ControlPlane {
+        &*self.control
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.control.goodbye();
+        }
+    }
+}

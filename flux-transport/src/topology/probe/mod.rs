@@ -1,0 +1,134 @@
+//! Whether devices reach each other's memory, proven by data, in a process of its own where there
+//! can be one.
+//!
+//! Invariant: an answer is found in bounded time whatever the driver does, and what is not proven
+//! does not pass for it: a probe that hangs, crashes or says anything but a whole report has proven
+//! that peer access does not work here. Only a report is kept on disk, and only for this boot.
+//!
+//! ```text
+//! disk, for these devices, driver, boot and version -> a child: FLUX_PROBE, this program if it calls `serve`, flux-probe -> a thread of this process
+//! ```
+//!
+//! A library cannot start the program that uses it again: that would run its `main`. So a program
+//! that wants no second file calls [`serve`] first thing in its `main`; others have `flux-probe`
+//! beside them or on the path. Without either the driver is asked on a thread of this process: a
+//! hang is then noticed in time all the same, and a crash is not survived.
+
+mod cache;
+mod child;
+mod devices;
+mod exchange;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod program;
+mod proof;
+mod report;
+mod request;
+mod ways;
+
+pub use proof::{Proof, Verdict};
+pub(crate) use report::line;
+pub use report::{Direction, Report};
+
+use crate::cuda::DeviceUuid;
+use crate::topology::Settings;
+use cache::Key;
+use report::Answer;
+use request::{REQUEST, Request};
+use std::ffi::OsStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use ways::Ways;
+
+/// How long a probe may take: contexts on all devices of a cold machine, and some.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Has a rank, and any probe, find that what peers write is not there, on machines where it is; for
+/// tests of what happens then.
+const VETO: &str = "FLUX_VETO_PEER";
+
+/// Whether `FLUX_VETO_PEER=1` has this process find that peer access does not work.
+pub fn vetoed() -> bool {
+    is_one(std::env::var_os(VETO).as_deref())
+}
+
+/// Whether `NCCL_P2P_DISABLE=1`, in the environment or NCCL's files, forbids peer access to this
+/// process, as to NCCL.
+pub fn forbidden() -> bool {
+    is_one(Settings::read().get("NCCL_P2P_DISABLE").as_deref())
+}
+
+fn is_one(variable: Option<&OsStr>) -> bool {
+    variable.and_then(OsStr::to_str).is_some_and(|value| value.trim().parse() == Ok(1))
+}
+
+/// Whether this program answers when it is started again.
+static SERVES: AtomicBool = AtomicBool::new(false);
+
+/// Makes this program its own probe: to be called first thing in `main`, before threads and output.
+///
+/// In a process that was started to be a probe it answers on stdout and ends the process; in any
+/// other it returns at once, and from then on the program is started again where devices are to be
+/// asked.
+///
+/// ```
+/// flux_transport::probe::serve();
+/// // ... the program
+/// ```
+pub fn serve() {
+    SERVES.store(true, Ordering::Relaxed);
+    let Some(text) = std::env::var_os(REQUEST).filter(|text| !text.is_empty()) else { return };
+    // Whatever the driver does and whoever is left to wait, this process ends. Without the thread
+    // the parent ends it.
+    let _ = std::thread::Builder::new().spawn(|| {
+        std::thread::sleep(LIMIT + Duration::from_secs(5));
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+    });
+    let request = text.to_str().and_then(Request::decode);
+    let unknown = || Answer::Cannot(format!("{REQUEST} is not a request of flux {}", env!("CARGO_PKG_VERSION")));
+    let answer = request.map_or_else(unknown, |request| devices::ask(&request));
+    let written = std::io::Write::write_all(&mut std::io::stdout(), answer.encode().as_bytes());
+    #[allow(clippy::exit, reason = "a probe has nothing else to do, and what the driver left running ends with it")]
+    std::process::exit(i32::from(written.is_err()))
+}
+
+/// Whether these devices reach each other's memory. Takes at most a little more than `limit`, and
+/// usually no time, as the answer is kept on disk.
+///
+/// `veto` has a probe find that nothing arrives, for tests; that is not kept.
+pub fn prove(devices: &[DeviceUuid], veto: bool, limit: Duration) -> Proof {
+    let mut devices = devices.to_vec();
+    devices.sort();
+    devices.dedup();
+    if devices.len() < 2 {
+        return Proof::without(Verdict::Works, "one device has no peers".to_owned());
+    }
+    let env = |name: &str| std::env::var_os(name);
+    let own = std::env::current_exe().ok();
+    let ways = Ways {
+        cache: if veto { None } else { cache::folder(env).zip(Key::here(&devices)) },
+        program: program::find(env, own.as_deref(), SERVES.load(Ordering::Relaxed)),
+        here: devices::ask,
+    };
+    ways.ask(&Request { devices, veto }, limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::report::tests::uuid;
+    use super::*;
+
+    #[test]
+    fn a_switch_is_on_at_one_alone() {
+        for (value, on) in
+            [(None, false), (Some(""), false), (Some("0"), false), (Some("1"), true), (Some(" 1"), true), (Some("yes"), false)]
+        {
+            assert_eq!(is_one(value.map(OsStr::new)), on, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn one_device_needs_no_proof() {
+        assert_eq!(prove(&[uuid(3), uuid(3)], false, LIMIT).verdict, Verdict::Works);
+    }
+}
