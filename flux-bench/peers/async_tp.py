@@ -1,6 +1,6 @@
 """Times what a PyTorch user would pick instead of flux: torch.mm alone, NCCL and torch.mm in turn, and symmetric memory's fused ops.
 
-`flux-bench peers` starts this with a job as JSON in argv[1]:
+`flux-bench lab peers` starts this with a job as JSON in argv[1]:
 
     {"out": FILE, "store": FILE, "tp": W, "dtype": "bf16" or "fp16", "samples": N, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
 

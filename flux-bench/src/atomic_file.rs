@@ -47,12 +47,12 @@ pub(crate) fn same_file(input: &Path, output: &Path) -> io::Result<bool> {
 
 /// Checks that [`write()`] could create its temporary file beside `target`, so that hours of work
 /// are not lost to a misspelt path.
-pub fn check(target: &Path) -> Result<(), WriteError> {
+pub(crate) fn check(target: &Path) -> Result<(), WriteError> {
     temporary(target).map(drop)
 }
 
 /// Writes what `content` writes, under the name `target`, replacing a file of that name.
-pub fn write(target: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), WriteError> {
+pub(crate) fn write(target: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), WriteError> {
     let file = temporary(target)?;
     let fail = |source| WriteError::Write { target: target.to_owned(), source };
     let mut buffered = BufWriter::new(file.as_file());
@@ -65,7 +65,7 @@ pub fn write(target: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<(
 }
 
 /// Writes a value as JSON that people can read, as [`write()`] does.
-pub fn write_json(target: &Path, value: &impl serde::Serialize) -> Result<(), WriteError> {
+pub(crate) fn write_json(target: &Path, value: &impl serde::Serialize) -> Result<(), WriteError> {
     write(target, |w| {
         serde_json::to_writer_pretty(&mut *w, value)?;
         w.write_all(b"\n")

@@ -3,9 +3,7 @@
 //! Invariant: the exit status is 0 only where everything that was asked for was done and, where
 //! something was checked, found right.
 
-use crate::{
-    bench, core_gemm, doctor, end, faults, first_call, gpu_ci, launch, limited, links, out, peers, run, show, simulate, soak, trace,
-};
+use crate::{bench, doctor, end, lab, launch, limited, out, run, show, simulate, trace};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -14,7 +12,7 @@ use tracing_subscriber::filter::LevelFilter;
 /// Benchmarks, verification and runs of flux.
 #[derive(Debug, Parser)]
 #[command(name = "flux-bench", version, about)]
-pub struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
 }
@@ -23,33 +21,21 @@ pub struct Cli {
 enum Command {
     /// Verify and measure both ops beside the unfused path
     Bench(bench::Args),
-    /// Time the kernel as a GEMM, and what raised signals cost it, beside cuBLASLt on one GPU
-    Core(core_gemm::Args),
     /// Record when each phase of each tile of one call ended, on every rank
     Trace(trace::Args),
-    /// Time what a user would pick instead: PyTorch, with NCCL in turn and with its fused ops
-    Peers(peers::Args),
-    /// Time the first call of an op in a process that has just built it, beside calls after as long
-    /// a rest, which decide, and calls right after another
-    FirstCall(first_call::Args),
     /// Predict what both ops take, by a model of a machine that need not be there
     Simulate(simulate::Args),
     /// Run an op on operands from a safetensors file
     Run(run::Args),
     /// Start a program once for every rank, as processes of this machine
     Launch(launch::Args),
-    /// Check both ops over a matrix of hard shapes, with late ranks and poisoned memory
-    Soak(soak::Args),
-    /// Kill, stop and withhold ranks at random moments, and check every error, rebuild and result
-    Faults(faults::Args),
     /// Show results that `bench --json` has written: as a table, as a picture
     Show(show::Args),
-    /// Measure what the links between GPUs, and to the host, do
-    Links(links::Args),
     /// Say what this machine has, which transports can work on it, and why others cannot
     Doctor,
-    /// Run the checks that `cargo xtask dist` has packed for a GPU host
-    GpuCi(gpu_ci::Args),
+    /// For maintainers: faults, soak, core, peers, links, first-call, gpu-ci
+    #[command(subcommand)]
+    Lab(lab::Command),
 }
 
 /// Does what the command line says.
@@ -104,19 +90,13 @@ fn read(value: &str) -> anyhow::Result<EnvFilter> {
 fn act(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Bench(args) => bench::run(&args).map(status),
-        Command::Core(args) => core_gemm::run(&args).map(status),
         Command::Trace(args) => trace::run(&args).map(|()| 0),
-        Command::Peers(args) => peers::run(&args).map(status),
-        Command::FirstCall(args) => first_call::run(&args).map(status),
         Command::Simulate(args) => simulate::run(&args).map(|()| 0),
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
-        Command::Soak(args) => soak::run(&args).map(status),
-        Command::Faults(args) => faults::run(&args).map(status),
         Command::Show(args) => show::run(&args).map(|()| 0),
-        Command::Links(args) => links::run(&args).map(|()| 0),
         Command::Doctor => Ok(status(doctor::run())),
-        Command::GpuCi(args) => gpu_ci::run(&args).map(status),
+        Command::Lab(command) => lab::run(&command).map(status),
     }
 }
 
@@ -148,12 +128,12 @@ mod tests {
         let parse = |words: &str| Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split_whitespace()));
         for (option, asked) in [("", DType::Bf16), ("--dtype bf16", DType::Bf16), ("--dtype fp16", DType::F16), ("--dtype f16", DType::F16)]
         {
-            for command in ["bench", "core", "first-call", "peers", "trace --ops ag_gemm --ms 64 --summary"] {
+            for command in ["bench", "lab core", "lab first-call", "lab peers", "trace --ops ag_gemm --ms 64 --summary"] {
                 let dtype = match parse(&format!("{command} {option}")).unwrap().command {
                     Command::Bench(args) => args.dtype,
-                    Command::Core(args) => args.dtype,
-                    Command::FirstCall(args) => args.dtype,
-                    Command::Peers(args) => args.dtype,
+                    Command::Lab(lab::Command::Core(args)) => args.dtype,
+                    Command::Lab(lab::Command::FirstCall(args)) => args.dtype,
+                    Command::Lab(lab::Command::Peers(args)) => args.dtype,
                     Command::Trace(args) => args.dtype,
                     other => panic!("{other:?}"),
                 };
@@ -162,22 +142,22 @@ mod tests {
             }
         }
         // The soak checks both, and a file says what it holds.
-        for command in ["soak", "run ag-gemm --input a --output b"] {
+        for command in ["lab soak", "run ag-gemm --input a --output b"] {
             assert!(parse(command).is_ok() && parse(&format!("{command} --dtype fp16")).is_err(), "{command}");
         }
     }
 
     #[test]
     fn rests_are_of_milliseconds_and_not_for_ever() {
-        for command in ["bench", "core"] {
-            let parse = |ms: &str| Cli::try_parse_from(["flux-bench", command, "--rest", ms]);
+        for command in ["bench", "lab core"] {
+            let parse = |ms: &str| Cli::try_parse_from(["flux-bench"].into_iter().chain(command.split(' ')).chain(["--rest", ms]));
             assert!(parse("20").is_ok() && parse("0").is_err() && parse("100000").is_err(), "{command}");
         }
     }
 
     #[test]
     fn links_are_measured_at_least_once() {
-        let parse = |samples: &str| Cli::try_parse_from(["flux-bench", "links", "--samples", samples]);
+        let parse = |samples: &str| Cli::try_parse_from(["flux-bench", "lab", "links", "--samples", samples]);
         assert!(parse("1").is_ok() && parse("0").is_err());
     }
 
@@ -218,42 +198,42 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_or_takes_no_effect_is_refused() {
         let words = [
-            "soak --quick --calls 1000",
-            "soak --calls 0",
-            "soak --ranks-per-gpu 0",
-            "first-call --at-most nan",
-            "first-call --at-most -1",
-            "first-call --limit 0",
-            "peers --limit 0",
-            "gpu-ci --dist . --limit 0",
-            "faults --deadline-ms 0",
+            "lab soak --quick --calls 1000",
+            "lab soak --calls 0",
+            "lab soak --ranks-per-gpu 0",
+            "lab first-call --at-most nan",
+            "lab first-call --at-most -1",
+            "lab first-call --limit 0",
+            "lab peers --limit 0",
+            "lab gpu-ci --dist . --limit 0",
+            "lab faults --deadline-ms 0",
             "run ag-gemm --input a --output b --activation tanh",
         ];
         for words in words {
             assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");
         }
-        assert!(Cli::try_parse_from(["flux-bench", "soak", "--calls", "1000"]).is_ok());
+        assert!(Cli::try_parse_from(["flux-bench", "lab", "soak", "--calls", "1000"]).is_ok());
     }
 
     #[test]
     fn what_would_fill_the_memory_or_never_end_is_refused_with_the_limit() {
         for (words, most) in [
             ("bench --samples", 100_000_u64),
-            ("core --samples", 100_000),
-            ("peers --samples", 100_000),
-            ("links --samples", 100_000),
+            ("lab core --samples", 100_000),
+            ("lab peers --samples", 100_000),
+            ("lab links --samples", 100_000),
             ("trace --ops ag_gemm --ms 64 --summary --calls", 100_000),
-            ("soak --calls", 1_000_000),
-            ("soak --ranks-per-gpu", 16),
-            ("faults --kills", 10_000),
-            ("faults --stops", 10_000),
-            ("faults --missing", 10_000),
-            ("faults --ranks-per-gpu", 16),
-            ("faults --deadline-ms", 3_600_000),
-            ("faults --patience", 86_400),
-            ("peers --limit", 86_400),
-            ("first-call --limit", 86_400),
-            ("gpu-ci --dist . --limit", 86_400),
+            ("lab soak --calls", 1_000_000),
+            ("lab soak --ranks-per-gpu", 16),
+            ("lab faults --kills", 10_000),
+            ("lab faults --stops", 10_000),
+            ("lab faults --missing", 10_000),
+            ("lab faults --ranks-per-gpu", 16),
+            ("lab faults --deadline-ms", 3_600_000),
+            ("lab faults --patience", 86_400),
+            ("lab peers --limit", 86_400),
+            ("lab first-call --limit", 86_400),
+            ("lab gpu-ci --dist . --limit", 86_400),
         ] {
             let parse = |count: u64| Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' ')).chain([&*count.to_string()]));
             assert!(parse(most).is_ok(), "{words} {most}");
@@ -268,17 +248,11 @@ mod tests {
     }
 
     #[test]
-    fn show_needs_files_and_a_form_or_a_repository() {
-        for words in ["show --markdown", "show --svg a.svg", "show a.json --publish .", "show"] {
+    fn show_needs_files() {
+        for words in ["show --table rows", "show --svg a.svg", "show a.json --table other", "show a.json --ms x", "show"] {
             assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");
         }
-        for words in [
-            "show a.json",
-            "show a.json b.json --markdown",
-            "show a.json --svg a.svg",
-            "show a.json --markdown --svg a.svg",
-            "show --publish .",
-        ] {
+        for words in ["show a.json", "show a.json b.json --table summary --ms 64,128", "show a.json --table efficiency --svg a.svg"] {
             assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_ok(), "{words}");
         }
     }

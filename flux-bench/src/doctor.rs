@@ -4,7 +4,9 @@
 //! Invariant: every line is the answer of the very code that a run would ask, so what the doctor
 //! finds is what a run will find.
 
-use crate::{gpu, machine, out};
+use crate::harness::gpu;
+use crate::machine;
+use crate::out;
 use flux_transport::Select;
 use flux_transport::internal::cuda::DeviceInfo;
 use flux_transport::internal::{cuda, nccl, topology};
@@ -14,7 +16,7 @@ use std::path::Path;
 
 /// Prints the findings, and says whether there is a transport that works: not where there are GPUs
 /// and none works on them.
-pub fn run() -> bool {
+pub(crate) fn run() -> bool {
     out::line(&format_args!("flux {}, commit {}", env!("CARGO_PKG_VERSION"), crate::report::commit()));
     line("cores", machine::cores());
     gpus();

@@ -17,13 +17,13 @@ use std::time::Duration;
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Ends the process at once, without destructors and handlers, when what it has printed is out.
-pub fn now(code: u8) -> ! {
+pub(crate) fn now(code: u8) -> ! {
     flush();
     signal_hook::low_level::exit(code.into())
 }
 
 /// Ends the process as `signal` does by default, when what it has printed is out.
-pub fn by(signal: Signal) -> ! {
+pub(crate) fn by(signal: Signal) -> ! {
     flush();
     // It does not return, but for a signal that ends nothing.
     let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
@@ -37,12 +37,12 @@ fn flush() {
 }
 
 /// Writes a line of this program's to the standard error.
-pub fn say(words: &str) {
+pub(crate) fn say(words: &str) {
     out::note(&format!("flux-bench: {words}"));
 }
 
 /// An error with its causes, each once: many errors say theirs themselves.
-pub fn words(error: &anyhow::Error) -> String {
+pub(crate) fn words(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.ends_with(&cause) {

@@ -16,7 +16,7 @@ use std::os::unix::process::ExitStatusExt;
 
 /// Arguments of `flux-bench launch`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// How many processes; each sees its rank in FLUX_RANK and their number in FLUX_WORLD_SIZE
     #[arg(long)]
     pub ranks: u32,
@@ -39,7 +39,7 @@ pub struct Args {
 
 /// Runs the ranks to their end, and returns the exit status that stands for all: of the first that
 /// failed, or 0.
-pub fn run(args: &Args) -> anyhow::Result<u8> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
     let ranks = WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
     let (program, words) = args.program.split_first().context("there is no program to launch")?;
     // NVLink multicast can take a shared host's devices out of service.
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<u8> {
 
 /// The command of this process, once as each rank: in a launch it is a rank, and looks at
 /// `--processes` and `--hosts` no more.
-pub fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> anyhow::Result<bool> {
+pub(crate) fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> anyhow::Result<bool> {
     let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(std::env::args_os().skip(1)).collect();
     match run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? {
         0 => Ok(true),
@@ -87,7 +87,7 @@ fn tell(failed: &Failed, others: Others) -> Others {
 ///
 /// # Errors
 /// There is a launcher, of more than one rank.
-pub fn refuse(command: &str) -> anyhow::Result<()> {
+pub(crate) fn refuse(command: &str) -> anyhow::Result<()> {
     if let Ok(launched) = Environment::read() {
         let ranks = launched.world.get();
         ensure!(
@@ -102,7 +102,7 @@ pub fn refuse(command: &str) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// `--tp` names one.
-pub fn agree(tp: Option<u32>, world: &World) -> anyhow::Result<()> {
+pub(crate) fn agree(tp: Option<u32>, world: &World) -> anyhow::Result<()> {
     let ranks = world.size().get();
     ensure!(
         tp.is_none_or(|tp| tp == ranks),

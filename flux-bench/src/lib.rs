@@ -1,47 +1,45 @@
 //! Measuring and verifying flux: every figure that is reported was measured beside its baselines in
 //! the same run, of an op whose whole output was verified.
 //!
-//! The program `flux-bench` is this library's command line.
+//! The program `flux-bench` is this library's command line. What users run stands beside what
+//! maintainers run, the [laboratory](lab). All else that is public is for the tests.
 
 #![warn(clippy::print_stderr)]
 #![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]
 
-pub mod atomic_file;
-pub mod bench;
-pub mod cli;
-pub mod core_gemm;
-pub mod data;
-pub mod defect;
-pub mod doctor;
-pub mod end;
-pub mod faults;
-pub mod finish;
-pub mod first_call;
-pub mod gpu;
-pub mod gpu_ci;
-pub mod launch;
-pub mod limited;
-pub mod limits;
-pub mod links;
-pub mod machine;
-pub mod memory;
-pub mod op;
-pub mod operands;
-pub mod out;
-pub mod peers;
-pub mod plan;
-pub mod ranks;
-pub mod reference;
-pub mod report;
-pub mod rest;
-pub mod run;
-pub mod shapes;
-pub mod show;
-pub mod simulate;
-pub mod site;
-pub mod soak;
-pub mod stats;
-pub mod trace;
+mod atomic_file;
+mod bench;
+mod cli;
+mod doctor;
+mod end;
+mod harness;
+mod lab;
+mod launch;
+mod limited;
+mod limits;
+mod machine;
+mod out;
+mod plan;
+mod report;
+mod run;
+mod shapes;
+mod show;
+mod simulate;
+mod trace;
+
+pub use cli::main;
+pub use end::give_up;
+pub use harness::data::{fill as fill_operand, value as operand_value};
+pub use harness::gpu::cublas::{Gemm, available as cublas_available};
+pub use harness::reference::verify as verify_on_host;
+pub use harness::{Buffer, EpilogueSpec, Fill, OperandSet, Operands, RankContext, Violation, w_window, x_window};
+pub use lab::{CoreReport, FirstCallReport};
+pub use plan::ScheduleArgs;
+pub use report::{PeersReport, Placement, Ranks, Report, Row, SCHEMA};
+pub use run::{Args as RunArgs, run as run_file};
+pub use shapes::{layers, parse_op, world};
+pub use show::{Args as ShowArgs, read as read_report, read_peers as read_peers_report, rendered as shown_table, svg as shown_picture};
+pub use simulate::{Compared, LEAST_ROWS, Simulation, compare, schedules, table as simulated_table};
 
 /// The README's example, so that it is compiled and run.
 #[cfg(doctest)]

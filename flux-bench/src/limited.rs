@@ -25,12 +25,12 @@ const GRACE: Duration = Duration::from_secs(20);
 struct Interrupted(Signal);
 
 /// What a run ends with that a signal ends.
-pub fn interrupted(signal: Signal) -> io::Error {
+pub(crate) fn interrupted(signal: Signal) -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, Interrupted(signal))
 }
 
 /// The signal that has ended what failed with `error`.
-pub fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
+pub(crate) fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
     error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Interrupted>()?.0))
 }
 
@@ -40,7 +40,7 @@ pub fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
 /// # Errors
 /// A log that cannot be created, a program that cannot be started, or a signal that came meanwhile
 /// (`interrupted_by`): a terminal's does not come to the program, which is in a group of its own.
-pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
+pub(crate) fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
     let log = File::create(log)?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
     let parent = getpid();
@@ -67,7 +67,7 @@ pub fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Opt
 }
 
 /// The last `lines` lines of a log; none where it cannot be read.
-pub fn tail(log: &Path, lines: usize) -> Vec<String> {
+pub(crate) fn tail(log: &Path, lines: usize) -> Vec<String> {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let all: Vec<&str> = text.lines().collect();

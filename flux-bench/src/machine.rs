@@ -1,9 +1,30 @@
 //! What this machine is, as reports name it, and which devices ranks work on.
 
-use crate::report::Ranks;
 use anyhow::{Context, bail};
 use flux_transport::internal::{cuda, nccl};
 use flux_transport::{Communicator, Launch, Mover, Options, Select};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What a rank was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ranks {
+    /// A thread of the one process.
+    #[default]
+    Threads,
+    /// A process.
+    Processes,
+}
+
+impl fmt::Display for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Threads => "threads",
+            Self::Processes => "processes",
+        })
+    }
+}
 
 /// A machine's part of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,12 +42,12 @@ pub struct Machine {
 }
 
 /// Cores that this process may use.
-pub fn cores() -> u32 {
+pub(crate) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
 /// GPUs that this process sees; 0 without CUDA.
-pub fn gpu_count() -> u32 {
+pub(crate) fn gpu_count() -> u32 {
     cuda::device_count().unwrap_or(0)
 }
 
@@ -35,7 +56,7 @@ pub fn gpu_count() -> u32 {
 ///
 /// # Errors
 /// GPUs are asked for where there are none, or the variable names no transport.
-pub fn uses_gpus(select: Select) -> anyhow::Result<bool> {
+pub(crate) fn uses_gpus(select: Select) -> anyhow::Result<bool> {
     match asked(select)? {
         Select::Host => Ok(false),
         Select::Auto => Ok(gpu_count() > 0),
@@ -51,7 +72,7 @@ pub fn uses_gpus(select: Select) -> anyhow::Result<bool> {
 ///
 /// # Errors
 /// The variable names no transport.
-pub fn asked(select: Select) -> anyhow::Result<Select> {
+pub(crate) fn asked(select: Select) -> anyhow::Result<Select> {
     // What is no text names no transport; it does not count as not set.
     let variable = std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
     named(select, variable.as_deref())
@@ -67,7 +88,7 @@ fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
 
 /// Options of a rank with this number on its host: a GPU each, or `ranks_per_gpu` on each, dealt in
 /// order.
-pub fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Options {
+pub(crate) fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Options {
     let mut options = Options::from(select);
     if ranks_per_gpu > 1 && select != Select::Host && gpu_count() > 0 {
         options.device = Some(local_rank / ranks_per_gpu);
@@ -78,13 +99,13 @@ pub fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Options {
 
 /// Ranks whose kernels run on a GPU at once where `ranks_per_gpu` are on each: those of one
 /// process; several processes take turns.
-pub fn at_once(launch: Launch, ranks_per_gpu: u32) -> u32 {
+pub(crate) fn at_once(launch: Launch, ranks_per_gpu: u32) -> u32 {
     if launch == Launch::Threads { ranks_per_gpu } else { 1 }
 }
 
 /// CTAs of an op's kernel that run at once on `comm`'s device of `sms` multiprocessors: what the
 /// transport needs is left to it.
-pub fn ctas(comm: &Communicator, sms: u32) -> u32 {
+pub(crate) fn ctas(comm: &Communicator, sms: u32) -> u32 {
     match comm.capabilities().mover {
         Mover::Messages { channels } => sms.saturating_sub(channels.all).max(1),
         _ => sms,
@@ -93,7 +114,7 @@ pub fn ctas(comm: &Communicator, sms: u32) -> u32 {
 
 /// Names the machine on which `ranks` ranks ran as threads or processes, one on each GPU where they
 /// have GPUs.
-pub fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
+pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     if !on_gpus {
         let device = format!("host ({ranks} ranks as {as_what} on {} cores)", cores());
         return Machine { device, gpus: 0, driver: None, cuda: None, nccl: None };

@@ -2,5 +2,5 @@
 
 fn main() -> std::process::ExitCode {
     flux_transport::probe::serve();
-    flux_bench::cli::main()
+    flux_bench::main()
 }

@@ -12,18 +12,18 @@ use std::sync::OnceLock;
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 
 /// Prints `what` to the standard output as it is.
-pub fn print(what: &impl Display) {
+pub(crate) fn print(what: &impl Display) {
     keep(write!(io::stdout(), "{what}"));
 }
 
 /// Prints `what` to the standard output, and ends the line.
-pub fn line(what: &impl Display) {
+pub(crate) fn line(what: &impl Display) {
     keep(writeln!(io::stdout(), "{what}"));
 }
 
 /// Writes a line to the standard error as a whole: processes that share it would else write into
 /// each other's lines.
-pub fn note(words: &str) {
+pub(crate) fn note(words: &str) {
     // There is nobody else to tell.
     let _ = io::stderr().write_all(format!("{words}\n").as_bytes());
 }
@@ -32,7 +32,7 @@ pub fn note(words: &str) {
 ///
 /// # Errors
 /// The first failure, unless it was that nobody reads any more.
-pub fn end() -> anyhow::Result<()> {
+pub(crate) fn end() -> anyhow::Result<()> {
     keep(io::stdout().flush());
     match FAILED.get() {
         Some(why) if why.kind() != ErrorKind::BrokenPipe => anyhow::bail!("the standard output cannot be written: {why}"),

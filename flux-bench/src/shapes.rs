@@ -107,7 +107,7 @@ pub fn layers(models: &[Model], ops: &[OpKind], ms: &[usize], dtype: DType, worl
 }
 
 /// What `--shapes` and `--ms` say, and where they say nothing whole layers at `on_gpus` rows, or on
-/// the host what two cores finish in seconds.
+/// the host what two cores compute in seconds.
 pub(crate) fn or_usual(models: &[Model], ms: &[usize], on_gpus: Option<&[usize]>) -> anyhow::Result<(Vec<Model>, Vec<usize>)> {
     let usual = if on_gpus.is_some() { ["gpt3", "llama70b"] } else { ["gpt3/16", "llama70b/16"] };
     let models = if models.is_empty() { usual.iter().map(|word| word.parse()).collect::<Result<_, _>>()? } else { models.to_vec() };
@@ -125,7 +125,7 @@ pub fn parse_op(word: &str) -> Result<OpKind, String> {
 }
 
 /// The element type of a `--dtype` word: as reports call it, or as Rust does.
-pub fn parse_dtype(word: &str) -> Result<DType, String> {
+pub(crate) fn parse_dtype(word: &str) -> Result<DType, String> {
     match word {
         "bf16" => Ok(DType::Bf16),
         "fp16" | "f16" => Ok(DType::F16),

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
-use flux_bench::first_call::FirstCallReport;
-use flux_bench::report::Report;
+use flux_bench::FirstCallReport;
+use flux_bench::Report;
 use std::process::{Command, Output};
 
 fn flux_bench(words: &[&str]) -> Output {
@@ -175,7 +175,7 @@ fn a_launch_does_with_a_folder_of_temporary_files_that_is_not_told_as_a_whole() 
 fn what_changes_nothing_is_refused() {
     for (words, says) in [
         (
-            "soak --transport host --tp 2 --quick --only least --ranks-per-gpu 2",
+            "lab soak --transport host --tp 2 --quick --only least --ranks-per-gpu 2",
             "--ranks-per-gpu is for GPUs, and changes nothing on the host",
         ),
         ("simulate --ms 512 --push copy-engine --ops gemm_rs", "--push is for ag_gemm, and changes nothing of gemm_rs"),
@@ -221,7 +221,7 @@ fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
 
 #[test]
 fn each_first_call_has_a_process_of_its_own_and_a_slow_one_fails() {
-    let words = ["first-call", "--transport", "host", "--tp", "2", "--ms", "16,32", "--shapes", "gpt3/128", "--ops", "ag-gemm"];
+    let words = ["lab", "first-call", "--transport", "host", "--tp", "2", "--ms", "16,32", "--shapes", "gpt3/128", "--ops", "ag-gemm"];
     let done = flux_bench(&[words.as_slice(), &["--at-most", "1e9"]].concat());
     assert!(done.status.success(), "{}", text(&done));
     assert_eq!(text(&done).lines().filter(|l| l.starts_with("ag_gemm")).count(), 2, "{}", text(&done));
@@ -239,7 +239,7 @@ fn each_first_call_has_a_process_of_its_own_and_a_slow_one_fails() {
 
 #[test]
 fn the_soak_passes_on_the_host() {
-    let done = flux_bench(&["soak", "--transport", "host", "--tp", "3", "--quick", "--only", "least"]);
+    let done = flux_bench(&["lab", "soak", "--transport", "host", "--tp", "3", "--quick", "--only", "least"]);
     assert!(done.status.success(), "{}", text(&done));
     assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 14, "{}", text(&done));
 }
@@ -247,7 +247,7 @@ fn the_soak_passes_on_the_host() {
 #[test]
 fn processes_share_host_memory_as_threads_do() {
     for ranks in ["2", "3", "4", "6", "8"] {
-        let done = flux_bench(&["soak", "--transport", "host", "--tp", ranks, "--quick", "--processes", "--only", "least"]);
+        let done = flux_bench(&["lab", "soak", "--transport", "host", "--tp", ranks, "--quick", "--processes", "--only", "least"]);
         assert!(done.status.success(), "{}", text(&done));
         assert!(text(&done).contains(&format!("{ranks} ranks are processes of this machine")), "{}", text(&done));
         assert_eq!(text(&done).lines().filter(|l| l.starts_with("passed  least")).count(), 14, "{}", text(&done));
@@ -256,7 +256,7 @@ fn processes_share_host_memory_as_threads_do() {
 
 #[test]
 fn a_random_soak_says_its_seed_and_one_of_its_cases_can_be_run_again() {
-    let words = ["soak", "--transport", "host", "--tp", "3"];
+    let words = ["lab", "soak", "--transport", "host", "--tp", "3"];
     let done = flux_bench(&[words.as_slice(), &["--random", "0.04", "--seed", "11"]].concat());
     assert!(done.status.success(), "{}", text(&done));
     assert!(text(&done).contains("random cases of seed 11: "), "{}", text(&done));
@@ -267,7 +267,7 @@ fn a_random_soak_says_its_seed_and_one_of_its_cases_can_be_run_again() {
 
 #[test]
 fn a_soak_of_nothing_is_a_failure() {
-    let done = flux_bench(&["soak", "--transport", "host", "--tp", "2", "--only", "no such case"]);
+    let done = flux_bench(&["lab", "soak", "--transport", "host", "--tp", "2", "--only", "no such case"]);
     assert_eq!(done.status.code(), Some(1), "{}", text(&done));
 }
 
@@ -303,13 +303,14 @@ fn a_wrong_element_of_any_rank_fails_the_row_the_file_and_the_run() {
         let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         assert!(report.rows.iter().all(|row| !row.verified), "{report:?}");
     }
-    let words = ["soak", "--transport", "host", "--tp", "3", "--quick", "--only", "least", "--spoil"];
+    let words = ["lab", "soak", "--transport", "host", "--tp", "3", "--quick", "--only", "least", "--spoil"];
     for as_what in [[].as_slice(), &["--processes"]] {
         let done = flux_bench(&[words.as_slice(), as_what].concat());
         assert_eq!(done.status.code(), Some(1), "{}", text(&done));
         assert_eq!(text(&done).lines().filter(|line| line.starts_with("FAILED  least")).count(), 14, "{}", text(&done));
     }
-    let words = ["first-call", "--transport", "host", "--tp", "2", "--ms", "16", "--shapes", "gpt3/128", "--ops", "ag-gemm", "--spoil"];
+    let words =
+        ["lab", "first-call", "--transport", "host", "--tp", "2", "--ms", "16", "--shapes", "gpt3/128", "--ops", "ag-gemm", "--spoil"];
     let done = flux_bench(&words);
     assert!(done.status.code() == Some(1) && text(&done).contains("the result of call 0 is wrong"), "{}", text(&done));
 }
@@ -345,18 +346,18 @@ fn what_a_launch_would_do_several_times_or_not_at_all_is_refused() {
     };
     let makes_ranks = "makes its ranks itself, and each of the 2 processes of this launch would do all of it";
     for (words, says) in [
-        ("soak --transport host --quick --only least --tp 3", "--tp 3 is asked for in a launch of 2 ranks"),
+        ("lab soak --transport host --quick --only least --tp 3", "--tp 3 is asked for in a launch of 2 ranks"),
         ("run ag-gemm --transport host --input a --output b", makes_ranks),
-        ("first-call --transport host --ms 16 --shapes gpt3/128", makes_ranks),
-        ("faults --transport host --ranks 2", makes_ranks),
+        ("lab first-call --transport host --ms 16 --shapes gpt3/128", makes_ranks),
+        ("lab faults --transport host --ranks 2", makes_ranks),
     ] {
         let done = launched(words);
         assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));
     }
     for (words, says) in [
         ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --push copy-engine --spread 77", "--push is for GPUs"),
-        ("faults --transport host --kills 0 --stops 0 --missing 0", "there is nothing to inject"),
-        ("faults --transport mixed --ranks 4", "--transport mixed takes --nodes too"),
+        ("lab faults --transport host --kills 0 --stops 0 --missing 0", "there is nothing to inject"),
+        ("lab faults --transport mixed --ranks 4", "--transport mixed takes --nodes too"),
         ("simulate --machine h100-pair-by-host --ms 512", "has two GPUs, and no rate is known of 8 that share the host: take --tp 2"),
         ("simulate --machine h100-pair-by-host --ms 512 --tp 2 --push kernel", "--push is for links"),
     ] {

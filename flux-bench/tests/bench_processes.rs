@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
-use flux_bench::report::{Placement, Ranks, Report};
+use flux_bench::{Placement, Ranks, Report};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 #![allow(clippy::print_stdout, reason = "what is printed before the end is what is looked at")]
 
-use flux_bench::end;
+use flux_bench::give_up;
 use flux_core::Rank;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -39,10 +39,10 @@ fn as_the_role_says() {
     for (turn, rank) in (1..).zip([4, 6, 7]) {
         std::thread::spawn(move || {
             std::thread::sleep(before * turn);
-            end::give_up(Rank::new(rank), &error(if rank == 6 { "it is gone" } else { "signal 5 did not come" }))
+            give_up(Rank::new(rank), &error(if rank == 6 { "it is gone" } else { "signal 5 did not come" }))
         });
     }
-    end::give_up(Rank::new(1), &error("signal 5 did not come"))
+    give_up(Rank::new(1), &error("signal 5 did not come"))
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `flux-bench faults` on the host, with few faults: the whole count is a step of its own
+//! `flux-bench lab faults` on the host, with few faults: the whole count is a step of its own
 //! (`cargo xtask faults`).
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
@@ -27,7 +27,7 @@ fn faults(words: &str) -> Run {
 }
 
 fn faults_by(mut program: Command, words: &str) -> Run {
-    let done = program.args(["faults", "--transport", "host"]).args(words.split_ascii_whitespace()).output().unwrap();
+    let done = program.args(["lab", "faults", "--transport", "host"]).args(words.split_ascii_whitespace()).output().unwrap();
     let [out, own] = [&done.stdout, &done.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let text = format!("{out}{own}");
     Run { code: done.status.code(), out, own, text }
@@ -107,7 +107,7 @@ fn a_run_that_a_signal_ends_leaves_no_folder_and_no_rank() {
     for (signal, words) in [(Signal::INT, "--stall --patience 3600"), (Signal::TERM, "--kills 1000")] {
         let folder = tempfile::tempdir().unwrap();
         let mut program = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
-        program.args(["faults", "--transport", "host", "--ranks", "3"]).args(words.split(' ')).env("TMPDIR", folder.path());
+        program.args(["lab", "faults", "--transport", "host", "--ranks", "3"]).args(words.split(' ')).env("TMPDIR", folder.path());
         let run = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let began = Instant::now();
         while children(run.id()).len() < 3 {

@@ -5,13 +5,10 @@
 
 mod gpu_support;
 
-use flux_bench::data::{self, Fill};
-use flux_bench::finish::Finish;
-use flux_bench::gpu::cublas::{self, Gemm};
-use flux_bench::memory::Buffer;
-use flux_bench::operands::{Operands, w_window, x_window};
-use flux_bench::reference::{self, Violation};
-use flux_bench::site::{OperandSet, Site};
+use flux_bench::{
+    Buffer, EpilogueSpec, Fill, Gemm, OperandSet, Operands, RankContext, Violation, cublas_available, fill_operand, operand_value,
+    verify_on_host, w_window, x_window,
+};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Options, Select, World};
@@ -20,9 +17,9 @@ use gpu_support::skipped::skip;
 use half::{bf16, f16};
 
 /// A rank alone on GPU 0, where there is one that the kernels run on.
-fn site(test: &str) -> Option<Site> {
+fn ctx(test: &str) -> Option<RankContext> {
     gpus(test)?;
-    Some(Site::new(Communicator::connect_blocking(&World::single(), Options::from(Select::NvLink)).unwrap()).unwrap())
+    Some(RankContext::new(Communicator::connect_blocking(&World::single(), Options::from(Select::NvLink)).unwrap()).unwrap())
 }
 
 const FILLS: [Fill; 2] = [Fill::Uniform, Fill::SmallInts];
@@ -35,50 +32,49 @@ fn problem<T: Element>(op: OpKind) -> Problem {
 /// The right output, computed on the host.
 fn right<T: Element>(operands: &Operands) -> Vec<T> {
     let p = &operands.problem;
-    let at = |seed, row, col| f64::from(T::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
+    let at = |seed, row, col| f64::from(T::from_f32(operand_value(operands.fill, seed, row, col)).to_f32());
     let dot = |row, col| (0..p.k()).map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum::<f64>();
-    let bias = |col| if operands.finish.bias { at(operands.seed_bias, 0, col) } else { 0.0 };
-    let finished = |row, col| T::from_f32(operands.finish.activation.apply((dot(row, col) + bias(col)) as f32));
+    let bias = |col| if operands.epilogue.bias { at(operands.seed_bias, 0, col) } else { 0.0 };
+    let finished = |row, col| T::from_f32(operands.epilogue.activation.apply((dot(row, col) + bias(col)) as f32));
     (0..p.m()).flat_map(|row| (0..p.n()).map(move |col| (row, col))).map(|(row, col)| finished(row, col)).collect()
 }
 
-fn set<T: Element>(site: &Site, operands: Operands) -> OperandSet<T> {
-    let mut set = site.finished_set(&operands.problem, operands.finish).unwrap();
-    site.fill(&mut set, operands).unwrap();
+fn set<T: Element>(ctx: &RankContext, operands: Operands) -> OperandSet<T> {
+    let mut set = ctx.operand_set_with(&operands.problem, operands.epilogue).unwrap();
+    ctx.fill(&mut set, operands).unwrap();
     set
 }
 
-fn fills_alike<T: Element>(site: &Site) {
+fn fills_alike<T: Element>(ctx: &RankContext) {
     for fill in FILLS {
         let operands = Operands::new(problem::<T>(OpKind::AllGatherGemm), 11, 5, fill);
-        let set = set::<T>(site, operands);
+        let set = set::<T>(ctx, operands);
         let parts = [
             (&set.x, x_window(&operands.problem, Rank::new(0)), operands.seed_x),
             (&set.w, w_window(&operands.problem, Rank::new(0)), operands.seed_w),
         ];
         for (buffer, window, seed) in parts {
             let mut host = vec![T::from_f32(0.0); buffer.len()];
-            data::fill(&mut host, window, seed, fill);
-            assert!(site.download(buffer).unwrap() == host, "{fill:?} {} {window:?}", T::DTYPE);
+            fill_operand(&mut host, window, seed, fill);
+            assert!(ctx.download(buffer).unwrap() == host, "{fill:?} {} {window:?}", T::DTYPE);
         }
     }
 }
 
 #[test]
 fn the_device_generates_the_same_data() {
-    let Some(site) = site("the_device_generates_the_same_data") else { return };
-    fills_alike::<bf16>(&site);
-    fills_alike::<f16>(&site);
+    let Some(ctx) = ctx("the_device_generates_the_same_data") else { return };
+    fills_alike::<bf16>(&ctx);
+    fills_alike::<f16>(&ctx);
 }
 
-fn verifies_alike<T: Element>(site: &Site, op: OpKind, finish: Finish) {
+fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueSpec) {
     for fill in FILLS {
-        let operands = Operands::new(problem::<T>(op), 11, 6, fill).finished(finish);
-        let mut set = set::<T>(site, operands);
+        let operands = Operands::new(problem::<T>(op), 11, 6, fill).with_epilogue(epilogue);
+        let mut set = set::<T>(ctx, operands);
         let y = right::<T>(&operands);
-        site.upload(&mut set.y, &y).unwrap();
-        let (device, host) =
-            (site.verify(&set, false).unwrap(), reference::verify(&operands, Rank::new(0), &y, (false, site.comm().nodes())));
+        ctx.upload(&mut set.y, &y).unwrap();
+        let (device, host) = (ctx.verify(&set, false).unwrap(), verify_on_host(&operands, Rank::new(0), &y, (false, ctx.comm().nodes())));
         assert!(device.ok() && host.ok(), "{device} / {host}");
         // The device's is a float.
         assert!((device.max_error - host.max_error).abs() <= 1e-6 * host.max_reference, "{device:?} / {host:?}");
@@ -88,49 +84,49 @@ fn verifies_alike<T: Element>(site: &Site, op: OpKind, finish: Finish) {
             let at = 71 * 136 + 135;
             let mut spoilt = y.clone();
             spoilt[at] = T::from_f32(spoilt[at].to_f32() + wrong);
-            site.upload(&mut set.y, &spoilt).unwrap();
-            let verdict = site.verify(&set, false).unwrap();
+            ctx.upload(&mut set.y, &spoilt).unwrap();
+            let verdict = ctx.verify(&set, false).unwrap();
             assert_eq!(verdict.violations, 1, "{fill:?} + {wrong}: {verdict}");
             assert_eq!(verdict.first, Some(Violation { rank: 0, row: 71, col: 135 }));
         }
-        site.poison(&mut set.y).unwrap();
-        assert_eq!(site.verify(&set, false).unwrap().violations, y.len() as u64, "poison is wrong everywhere");
+        ctx.poison(&mut set.y).unwrap();
+        assert_eq!(ctx.verify(&set, false).unwrap().violations, y.len() as u64, "poison is wrong everywhere");
     }
 }
 
 #[test]
 fn the_device_finds_what_is_wrong() {
-    let Some(site) = site("the_device_finds_what_is_wrong") else { return };
+    let Some(ctx) = ctx("the_device_finds_what_is_wrong") else { return };
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
-        for finish in std::iter::once(Finish::default()).chain(Finish::with_bias(op)) {
-            verifies_alike::<bf16>(&site, op, finish);
-            verifies_alike::<f16>(&site, op, finish);
+        for epilogue in std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op)) {
+            verifies_alike::<bf16>(&ctx, op, epilogue);
+            verifies_alike::<f16>(&ctx, op, epilogue);
         }
     }
 }
 
 #[test]
 fn every_candidate_of_the_baseline_gemm_is_right() {
-    let Some(site) = site("every_candidate_of_the_baseline_gemm_is_right") else { return };
-    if let Err(why) = cublas::available() {
+    let Some(ctx) = ctx("every_candidate_of_the_baseline_gemm_is_right") else { return };
+    if let Err(why) = cublas_available() {
         return skip("every_candidate_of_the_baseline_gemm_is_right", &why);
     }
-    let gpu = site.gpu().unwrap();
+    let gpu = ctx.gpu().unwrap();
     for fill in FILLS {
         let operands = Operands::new(problem::<bf16>(OpKind::AllGatherGemm), 11, 7, fill);
-        let mut set = set::<bf16>(&site, operands);
+        let mut set = set::<bf16>(&ctx, operands);
         let mut gemm = Gemm::new(gpu.device(), (72, 136, 200), DType::Bf16).unwrap();
         assert!(gemm.candidates() > 0);
         for candidate in 0..gemm.candidates() {
             gemm.choose(candidate);
-            site.poison(&mut set.y).unwrap();
+            ctx.poison(&mut set.y).unwrap();
             let [x, w, y] = [&set.x, &set.w, &set.y].map(|buffer| match buffer {
                 Buffer::Cuda { block, .. } => block.address(),
-                Buffer::Host(_) => panic!("host memory on a device's site"),
+                Buffer::Host(_) => panic!("host memory on a device's ctx"),
             });
-            // SAFETY: operands of the GEMM's shape, on the site's one stream.
+            // SAFETY: operands of the GEMM's shape, on the rank's one stream.
             unsafe { gemm.launch(x, w, y, gpu.raw_stream()).unwrap() };
-            let verdict = site.verify(&set, false).unwrap();
+            let verdict = ctx.verify(&set, false).unwrap();
             assert!(verdict.ok(), "candidate {candidate}, {fill:?}: {verdict}");
         }
     }

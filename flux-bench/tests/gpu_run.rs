@@ -5,7 +5,7 @@
 mod gpu_support;
 mod run_support;
 
-use flux_bench::run::{Args, run};
+use flux_bench::{RunArgs, run_file};
 use flux_core::OpKind;
 use flux_ops::Activation;
 use flux_transport::Select;
@@ -21,7 +21,7 @@ fn both_ops_write_the_whole_product_in_both_types() {
         for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
             for dtype in [Dtype::BF16, Dtype::F16] {
                 let case = Case::new(dtype);
-                run(&Args {
+                run_file(&RunArgs {
                     op,
                     ranks,
                     activation: Activation::None,

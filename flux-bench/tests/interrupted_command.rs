@@ -17,7 +17,7 @@ fn a_run_of_first_calls_that_a_signal_ends_leaves_no_folder_and_no_process() {
         let folder = tempfile::tempdir().unwrap();
         let mut program = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
         // Minutes, on a host.
-        program.args(["first-call", "--transport", "host", "--tp", "2", "--ms", "65536", "--shapes", "gpt3/4", "--ops", "ag-gemm"]);
+        program.args(["lab", "first-call", "--transport", "host", "--tp", "2", "--ms", "65536", "--shapes", "gpt3/4", "--ops", "ag-gemm"]);
         let run = program.env("TMPDIR", folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let children = || {
             let listed = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.id())).unwrap();

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
-use flux_bench::report::Report;
+use flux_bench::Report;
 use std::fs::OpenOptions;
 use std::process::{Command, Output, Stdio};
 
@@ -40,8 +40,8 @@ fn what_was_measured_is_written_whatever_becomes_of_the_table() {
 fn a_reader_that_has_gone_ends_no_command_in_a_panic() {
     for words in [
         "simulate --ms 512 --tp 2",
-        "soak --transport host --tp 2 --quick --only least",
-        "faults --transport host --ranks 2 --kills 1 --stops 0 --missing 0",
+        "lab soak --transport host --tp 2 --quick --only least",
+        "lab faults --transport host --ranks 2 --kills 1 --stops 0 --missing 0",
     ] {
         let done = flux_bench(&words.split(' ').collect::<Vec<_>>(), closed());
         assert_eq!((done.status.code(), &*String::from_utf8_lossy(&done.stderr)), (Some(0), ""), "{words}");

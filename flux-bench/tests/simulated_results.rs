@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
-use flux_bench::plan::ScheduleArgs;
-use flux_bench::report::Row;
-use flux_bench::shapes::{self, parse_op};
-use flux_bench::show;
-use flux_bench::simulate::{Compared, LEAST_ROWS, Simulation, compare, schedules, table};
+use flux_bench::{
+    Compared, LEAST_ROWS, Row, ScheduleArgs, Simulation, compare, layers, parse_op, read_report, schedules, simulated_table, world,
+};
 use flux_core::layout::gather_place_bytes;
 use flux_core::machine::Machine;
 use flux_core::program::Schedule;
@@ -37,7 +35,7 @@ const HALF_ELSEWHERE: f64 = 6.0;
 /// hold, of rows that were measured with the schedule that the op has today, at least so many.
 fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results").join(name);
-    let report = show::read(&path).unwrap();
+    let report = read_report(&path).unwrap();
     let compared = compare(&report, ScheduleArgs::default(), Pushes::AsByDefault, machine).unwrap();
     // Copies through the host begin too late for less, and some rows were disturbed.
     let least_rows = if machine.through_host { 2 * LEAST_ROWS } else { LEAST_ROWS };
@@ -77,7 +75,7 @@ fn so_are_those_of_h100_over_links_and_through_the_host() {
     }
 }
 
-/// Op, model, m, schedule, and T_op of the two runs in results/tuning/wide-bands.txt, at TP 4.
+/// Op, model, m, schedule, and T_op of two runs at TP 4 (wide-bands.txt of commit 8bbd3da).
 /// `Machine::copy_ns` is fitted to those with slices of k.
 const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 14] = [
     ("ag_gemm", "gpt3", 2048, wide(bands(1, 3, None)), [0.826, 0.828]),
@@ -130,10 +128,9 @@ const fn wide(args: ScheduleArgs) -> ScheduleArgs {
 
 #[test]
 fn schedules_that_were_tried_are_met_too() {
-    let world = shapes::world(4).unwrap();
+    let world = world(4).unwrap();
     for (op, model, m, args, measured) in TRIED {
-        let layer =
-            shapes::layers(&[model.parse().unwrap()], &[parse_op(op).unwrap()], &[m as usize], DType::Bf16, world).unwrap().remove(0);
+        let layer = layers(&[model.parse().unwrap()], &[parse_op(op).unwrap()], &[m as usize], DType::Bf16, world).unwrap().remove(0);
         // When they were measured, shards of 5 MiB and more were the copy engines' in slices too.
         let pushes = if gather_place_bytes(&layer.problem) >= 5 << 20 { Pushes::CopyEngines } else { Pushes::Kernel };
         let simulated = Simulation::of_layer(&layer, args, pushes, &Machine::H200).unwrap().op.as_secs_f64() * 1e3;
@@ -146,7 +143,7 @@ fn schedules_that_were_tried_are_met_too() {
 #[test]
 fn a_schedule_that_has_less_to_say_is_another() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results/h200-x2-nvlink.json");
-    let report = show::read(&path).unwrap();
+    let report = read_report(&path).unwrap();
     let same = |early| {
         let rows = compare(&report, ScheduleArgs { early, ..ScheduleArgs::default() }, Pushes::AsByDefault, &Machine::H200).unwrap();
         rows.into_iter().find(|row| (&*row.head.op, &*row.head.model, row.head.m) == ("gemm_rs", "gpt3", 2048)).unwrap().same_schedule
@@ -157,9 +154,7 @@ fn a_schedule_that_has_less_to_say_is_another() {
 #[test]
 fn schedules_are_those_that_were_simulated() {
     let layer =
-        shapes::layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, shapes::world(4).unwrap())
-            .unwrap()
-            .remove(0);
+        layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, world(4).unwrap()).unwrap().remove(0);
     let row = |args| Simulation::of_layer(&layer, args, Pushes::AsByDefault, &Machine::H200).unwrap();
     let (own, other) = (row(ScheduleArgs::default()), row(tiles(192)));
     assert_eq!(own.schedule, Schedule::heuristic(&layer.problem));
@@ -172,23 +167,21 @@ fn schedules_are_those_that_were_simulated() {
 #[test]
 fn a_tile_that_no_kernel_has_is_marked() {
     let layer =
-        shapes::layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, shapes::world(4).unwrap())
-            .unwrap()
-            .remove(0);
+        layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, world(4).unwrap()).unwrap().remove(0);
     let row = |cols| Simulation::of_layer(&layer, tiles(cols), Pushes::AsByDefault, &Machine::H200).unwrap();
-    let text = table(&[row(192), row(136)], &Machine::H200);
+    let text = simulated_table(&[row(192), row(136)], &Machine::H200);
     let marked: Vec<bool> =
         text.lines().filter(|line| line.starts_with("gemm_rs")).map(|line| line.ends_with("  no kernel of this tile")).collect();
     assert_eq!(marked, [false, true], "{text}");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results/h200-x2-nvlink.json");
-    let compared = |args| compare(&show::read(&path).unwrap(), args, Pushes::AsByDefault, &Machine::H200).unwrap();
+    let compared = |args| compare(&read_report(&path).unwrap(), args, Pushes::AsByDefault, &Machine::H200).unwrap();
     assert!(compared(ScheduleArgs::default()).iter().all(|row| row.kernel) && compared(tiles(136)).iter().all(|row| !row.kernel));
 }
 
 #[test]
 fn only_what_was_measured_there_is_compared() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let report = |name: &str| show::read(&root.join("results").join(name)).unwrap();
+    let report = |name: &str| read_report(&root.join("results").join(name)).unwrap();
     let error = |name, machine| compare(&report(name), ScheduleArgs::default(), Pushes::AsByDefault, machine).unwrap_err().to_string();
     assert_eq!(error("h200-x4-nvlink.json", &Machine::H800), "measured on NVIDIA H200, and H800 would be simulated");
     assert_eq!(error("h200-x2-pcie.json", &Machine::H200), "measured over pcie, and only nvlink is simulated of H200");

@@ -69,9 +69,9 @@ pub mod control {
     pub const PUSHED: u64 = 3 * LINE;
     /// Turns that workers have taken to scatter a tile through the host, of all calls: so many at
     /// once, so that what the host has not taken yet holds up no loads.
-    pub const TURNS_TAKEN: u64 = 4 * LINE;
+    pub const STORES_BEGUN: u64 = 4 * LINE;
     /// Those of them that are over.
-    pub const TURNS_DONE: u64 = 5 * LINE;
+    pub const STORES_ENDED: u64 = 5 * LINE;
     /// First chunk counter, 4 bytes each.
     pub const COUNTERS: u64 = 6 * LINE;
     /// Bytes of a control block of `counters` counters.

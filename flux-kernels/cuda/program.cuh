@@ -36,12 +36,12 @@ static_assert(sizeof(Transfer) == 32, "record.rs");
 
 // Private to the rank; each word on a line of its own.
 struct Control {
-    u32 epoch, said, pad0[30];  // no kernel reads what messages say of the ops
+    u32 epoch, op_hash, pad0[30];  // no kernel reads what messages say of the ops
     u32 ticket, pad1[31];
     u32 poison, pad2[31];
     u32 pushed, pad3[31];
-    u32 turns_taken, pad4[31];
-    u32 turns_done, pad5[31];
+    u32 stores_begun, pad4[31];
+    u32 stores_ended, pad5[31];
     u32 counters[1];
 };
 static_assert(sizeof(Control) == 6 * kLine + 4, "layout.rs");
@@ -89,28 +89,28 @@ struct Params {
     u64 x;                 // the caller's x, for the mover
     u64 x_row_bytes;       // distance of its rows
     u64 row_bytes;         // bytes of a row that are moved, and distance of rows in a gather buffer
-    u64 place_bytes;       // distance of places in a gather buffer
+    u64 shard_slot_bytes;       // distance of places in a gather buffer
     u64 y_address;         // the caller's y, for sums that are folded
     u64 y_row_bytes;       // distance of its rows
-    u64 split_k_offset;      // of the part slots in a half
-    u64 aside;             // memory of this GPU for the parts of tiles that CTAs lay aside
+    u64 split_k_offset;    // of the part slots in a half
+    u64 global_staging;    // memory of this GPU for the parts of tiles that CTAs lay aside
     u64 bias;              // [n_local], added to every row of the result; 0 for none
-    u64 scattered;         // where other ranks' scattered rows come: the own data region, or memory of the host
+    u64 scatter_buffer;    // where other ranks' scattered rows come: the own data region, or memory of the host
 
     u32 rank, world;
     u32 item_count, transfer_count;
     u32 slots_per_source;
     u32 await_pushed;      // copy engines read the caller's x; the call ends when they have
     u32 gap_ns;            // between pieces that the mover pushes, from the second destination on, or of a partial tile
-    u32 turns;             // CTAs whose storers scatter a tile at once, while the next is multiplied; 0 where consumers scatter their rows themselves
+    u32 in_flight_limit;             // CTAs whose storers scatter a tile at once, while the next is multiplied; 0 where consumers scatter their rows themselves
     u32 m_shard;           // rows of a shard
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
     u32 activation;        // after the bias; AllGather-GEMM only
     u32 push_together;     // the first transfers are what every tile waits for
-    u32 early;             // partial tiles that are added along k, of an item that adds any
-    u32 early_first;       // the step along k before which the first of them is added
-    u32 early_gap;         // steps from one to the next
-    u32 op;                // the op's number or op-sequence hash, compared on pads; 0 where the transport compares
+    u32 in_mainloop;       // partial tiles that are added along k, of an item that adds any
+    u32 in_mainloop_first; // the step along k before which the first of them is added
+    u32 in_mainloop_gap;   // steps from one to the next
+    u32 op_hash;           // the op's number or op-sequence hash, compared on pads; 0 where the transport compares
     u32 after_collective;  // whether a collective brought the operands, which the host may have aborted
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
@@ -137,8 +137,8 @@ __device__ __forceinline__ u32* signal_word(u64 pad, u32 index, u32 epoch) {
 
 // Partial tiles that the item adds while it multiplies, between steps along k; it adds the others
 // after.
-__device__ __forceinline__ u32 early_of(const Params& p, const WorkItem& item) {
-    return item.partials != 0 ? p.early : 0;
+__device__ __forceinline__ u32 in_mainloop_partials(const Params& p, const WorkItem& item) {
+    return item.partials != 0 ? p.in_mainloop : 0;
 }
 
 }  // namespace flux

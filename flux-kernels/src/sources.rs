@@ -31,7 +31,7 @@ headers![
     "core/trace.cuh",
     "core/swap_ab.cuh",
     "core/wait.cuh",
-    "core/watcher.cuh",
+    "core/signal_poller.cuh",
     "harness/data.cuh",
 ];
 

@@ -100,7 +100,7 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
             epilogue,
             memory: memory.view(0, Duration::from_secs(1)),
             await_pushed: false,
-            op: 0,
+            op_hash: 0,
         });
         assert!(result.is_ok() || y.iter().all(|y| y.is_nan()));
         result

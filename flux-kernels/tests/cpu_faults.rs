@@ -37,7 +37,7 @@ fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pus
         epilogue: Epilogue::default(),
         memory,
         await_pushed,
-        op: 0,
+        op_hash: 0,
     })
 }
 
@@ -166,7 +166,7 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
             epilogue: Epilogue::default(),
             memory: memory.view(0, SOON),
             await_pushed: false,
-            op: 0,
+            op_hash: 0,
         });
         assert!(result.is_ok() || y.iter().all(|&y| y == bf16::ZERO));
         result

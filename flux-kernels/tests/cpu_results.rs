@@ -222,7 +222,7 @@ fn strided_operands_are_read_and_written_in_place() {
         epilogue: Epilogue::default(),
         memory: memory.view(0, Duration::from_secs(30)),
         await_pushed: false,
-        op: 1,
+        op_hash: 1,
     };
     Executor::new(program, NonZeroUsize::MIN).unwrap().run(args).unwrap();
     y.extend([mark; PAD]);

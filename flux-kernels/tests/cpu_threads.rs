@@ -52,7 +52,7 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
             epilogue: Epilogue::default(),
             memory: memory.view(0, Duration::from_secs(30)),
             await_pushed: false,
-            op: 0,
+            op_hash: 0,
         };
         with_room(room, || executor.run(args)).unwrap();
         global.verify_exact(0, &y);

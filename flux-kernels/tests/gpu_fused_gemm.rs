@@ -17,35 +17,8 @@ use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, Variant};
 use std::sync::Arc;
 
-const TILES: [TileShape; 27] = [
-    TileShape::new(128, 256, 64),
-    TileShape::new(256, 128, 64),
-    TileShape::new(128, 224, 64),
-    TileShape::new(128, 192, 64),
-    TileShape::new(128, 128, 64),
-    TileShape::new(128, 96, 64),
-    TileShape::new(128, 64, 64),
-    TileShape::new(64, 256, 64),
-    TileShape::new(64, 192, 64),
-    TileShape::new(64, 128, 64),
-    TileShape::new(64, 96, 64),
-    TileShape::new(64, 64, 64),
-    TileShape::new(256, 192, 64),
-    TileShape::new(152, 128, 64),
-    TileShape::new(176, 128, 64),
-    TileShape::new(208, 128, 64),
-    TileShape::new(240, 128, 64),
-    TileShape::new(136, 256, 64),
-    TileShape::new(160, 256, 64),
-    TileShape::new(176, 256, 64),
-    TileShape::new(144, 256, 64),
-    TileShape::new(152, 256, 64),
-    TileShape::new(168, 256, 64),
-    TileShape::new(184, 256, 64),
-    TileShape::new(192, 256, 64),
-    TileShape::new(144, 192, 64),
-    TileShape::new(160, 192, 64),
-];
+/// The usual tile.
+const TILE: TileShape = TileShape::new(128, 256, 64);
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
 fn problem(op: OpKind, m_shard: usize, n: usize, k: usize, dtype: DType, world: u32) -> Problem {
@@ -114,7 +87,7 @@ fn is_not_sent(tile: TileShape) -> bool {
 fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
         for dtype in [DType::Bf16, DType::F16] {
-            for tile in TILES {
+            for tile in TileShape::all() {
                 for &(m, n, k, world, chunk) in cases {
                     check(context, problem(op, m, n, k, dtype, world), &schedule(tile, chunk));
                 }
@@ -127,7 +100,7 @@ fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
 fn relays_add_what_their_mates_send_and_send_the_sum() {
     let Some(context) = device("relays_add_what_their_mates_send_and_send_the_sum") else { return };
     for dtype in [DType::Bf16, DType::F16] {
-        for tile in TILES {
+        for tile in TileShape::all() {
             for (count, world, chunk, splits) in [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)] {
                 let p = problem(OpKind::GemmReduceScatter, 129, 584, 392, dtype, world);
                 let schedule = Schedule { splits, ..schedule(tile, chunk) };
@@ -161,7 +134,7 @@ fn together_every_variant_is_right_on_whole_and_ragged_tiles() {
 fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
         let activations = if op == OPS[0] { &Activation::ALL[..] } else { &[Activation::None] };
-        for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TILES.map(|tile| (dtype, tile))) {
+        for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TileShape::all().map(move |tile| (dtype, tile))) {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
                 let stack = op == OPS[1] && is_not_sent(tile);
@@ -203,7 +176,7 @@ fn tiles_that_span_shards_and_split_k_are_right() {
     let Some(context) = device("tiles_that_span_shards_and_split_k_are_right") else { return };
     let cases = [(1, 264, 200, 2), (5, 328, 1048, 3), (16, 520, 1024, 4), (8, 264, 1048, 8), (72, 392, 712, 3), (129, 584, 392, 2)];
     for op in OPS {
-        for tile in TILES {
+        for tile in TileShape::all() {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
                 for (stack, splits, k_slices) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
@@ -236,7 +209,7 @@ fn shared_from(from: u32, p: Problem, schedule: Schedule) -> Schedule {
 fn first_tiles_that_groups_of_workers_share_are_right() {
     let Some(context) = device("first_tiles_that_groups_of_workers_share_are_right") else { return };
     for op in OPS {
-        for tile in TILES {
+        for tile in TileShape::all() {
             for (m_shard, n, k, world, from, early) in SHARED {
                 let p = problem(op, m_shard, n, k, DType::Bf16, world);
                 let schedule = Schedule { early, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
@@ -252,7 +225,7 @@ fn first_tiles_that_groups_of_workers_share_are_right() {
 fn partial_tiles_that_are_early_are_right() {
     let Some(context) = device("partial_tiles_that_are_early_are_right") else { return };
     for dtype in [DType::Bf16, DType::F16] {
-        for tile in TILES {
+        for tile in TileShape::all() {
             for (m, n, k, world, chunk, early) in [
                 (256, 512, 704, 2, Chunk::Tiles(1), 1),
                 (1160, 1800, 1176, 3, Chunk::Tiles(2), 2),
@@ -275,7 +248,7 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
         [(OPS[0], 512, 0, false), (OPS[1], 512, 0, false), (OPS[1], 1728, 2, false), (OPS[1], 1728, 3, false), (OPS[1], 512, 0, true)]
     {
         let p = problem(op, 384, 768, k, DType::Bf16, 4);
-        let schedule = Schedule { early, stack, ..schedule(TILES[0], Chunk::Tiles(1)) };
+        let schedule = Schedule { early, stack, ..schedule(TILE, Chunk::Tiles(1)) };
         assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].early, early, "{p}");
         let mut w = World::new(&context, p, &schedule, Epoch::new(u32::MAX - 5));
         let seeds = Seeds { x: 3, w: 4 };
@@ -283,7 +256,7 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
         w.call();
         let first: Vec<_> = (0..4).map(|r| w.result(r)).collect();
         for late in 0..12 {
-            w.pace = Pace { push_gap_ns: 500 * (late as u32 % 3), send_gap_ns: 700 * (late as u32 % 2), turns: late as u32 % 4 };
+            w.pace = Pace { push_gap_ns: 500 * (late as u32 % 3), send_gap_ns: 700 * (late as u32 % 2), in_flight_limit: late as u32 % 4 };
             w.prepare(seeds, Fill::Uniform);
             w.delay(late % 4, 300_000);
             w.call();
@@ -305,7 +278,7 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
     let Some(context) = device("missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable") else { return };
     for (op, k, early) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
         let p = problem(op, 256, 512, k, DType::Bf16, 2);
-        let schedule = Schedule { early, ..schedule(TILES[0], Chunk::Shard) };
+        let schedule = Schedule { early, ..schedule(TILE, Chunk::Shard) };
         let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
         w.deadline_ns = 50_000_000;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
@@ -333,18 +306,18 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
 #[test]
 fn calls_after_a_failed_one_announce_nothing() {
     let Some(context) = device("calls_after_a_failed_one_announce_nothing") else { return };
-    for (op, stack, turns) in [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)] {
+    for (op, stack, in_flight_limit) in [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)] {
         // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave
         // nothing out.
         let p = problem(op, 8, 256, 256, DType::Bf16, 2);
-        let mut w = World::new(&context, p, &Schedule { stack, ..schedule(TILES[0], Chunk::Shard) }, Epoch::FIRST);
-        w.pace.turns = turns;
+        let mut w = World::new(&context, p, &Schedule { stack, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
+        w.pace.in_flight_limit = in_flight_limit;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
         w.poison(0);
         (0..2 * w.workers).for_each(|_| w.enqueue(0));
         w.synchronize();
-        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, flattened: {stack}, {turns} turns: {:?}", w.signals(1));
-        assert_eq!(w.epoch(0), 1, "{op}, flattened: {stack}, {turns} turns");
+        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, flattened: {stack}, in-flight limit {in_flight_limit}: {:?}", w.signals(1));
+        assert_eq!(w.epoch(0), 1, "{op}, flattened: {stack}, in-flight limit {in_flight_limit}");
     }
 }
 
@@ -353,7 +326,7 @@ fn calls_of_different_ops_fail_on_all_ranks() {
     let Some(context) = device("calls_of_different_ops_fail_on_all_ranks") else { return };
     for (op, k, early) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
         let p = problem(op, 256, 512, k, DType::Bf16, 3);
-        let schedule = Schedule { early, ..schedule(TILES[0], Chunk::Shard) };
+        let schedule = Schedule { early, ..schedule(TILE, Chunk::Shard) };
         // The call before the wrap, and that whose number is what a pad's words begin as.
         for first in [u32::MAX, 0] {
             let mut w = World::new(&context, p, &schedule, Epoch::new(first));
@@ -382,7 +355,7 @@ fn a_relay_whose_mate_has_given_up_sends_no_sum() {
     let Some(context) = device("a_relay_whose_mate_has_given_up_sends_no_sum") else { return };
     let p = problem(OpKind::GemmReduceScatter, 128, 512, 512, DType::Bf16, 4);
     let nodes = Nodes::new(p.world(), 2).expect("two nodes of two");
-    let programs = programs(p, &schedule(TILES[0], Chunk::Tiles(1)), nodes);
+    let programs = programs(p, &schedule(TILE, Chunk::Tiles(1)), nodes);
     let variant = Variant::of(&programs[0]).expect("a variant");
     let mut w = World::with(&context, programs, variant, Epoch::FIRST);
     w.deadline_ns = 200_000_000;
@@ -404,7 +377,7 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
     let Some(context) = device("unsplit_gemm_at_the_reference_shapes_prints_its_rate") else { return };
     for (op, n, k) in [(OpKind::AllGatherGemm, 6144, 12288), (OpKind::GemmReduceScatter, 12288, 6144)] {
         let p = problem(op, 8192, n, k, DType::Bf16, 1);
-        for tile in TILES {
+        for tile in TileShape::all() {
             for raster in [Raster::RowGroups(8), Raster::RowGroups(16)] {
                 let mut w = World::new(&context, p, &Schedule { raster, ..Schedule::of(tile) }, Epoch::FIRST);
                 let seeds = Seeds { x: 1, w: 2 };
@@ -479,7 +452,7 @@ fn a_kernel_is_loaded_once_while_its_context_lives() {
     let Some(primary) = device("a_kernel_is_loaded_once_while_its_context_lives") else { return };
     let variants = OPS.map(|op| {
         let problem = problem(op, 128, 128, 64, DType::Bf16, 1);
-        Variant::of(&programs(problem, &schedule(TILES[0], Chunk::Shard), Nodes::apart(problem.world()))[0]).expect("a variant")
+        Variant::of(&programs(problem, &schedule(TILE, Chunk::Shard), Nodes::apart(problem.world()))[0]).expect("a variant")
     });
     let mut loads = 0;
     let mut load = |variant: Variant| {

@@ -2,7 +2,7 @@
 //!
 //! Ranks are threads, and this machine is taken for two. Two nodes of one rank need two GPUs, two
 //! of two need four: threads that share a GPU hold up each other's NCCL kernels, so that is soaked
-//! on small problems only (`flux-bench soak --nodes 2 --ranks-per-gpu 2`). Processes of a launch
+//! on small problems only (`flux-bench lab soak --nodes 2 --ranks-per-gpu 2`). Processes of a launch
 //! (`common/launched.rs`) take turns on what GPUs there are. One line says what is skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 

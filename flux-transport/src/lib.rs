@@ -30,7 +30,6 @@ mod cuda;
 pub mod fuzz;
 mod topology;
 
-pub use backends::route::Route;
 pub use backends::{
     Capabilities, Carry, CollectiveKind, ConnectError, Exchange, Fault, LibraryCollective, Mover, MoverJob, Options, ParseSelectError, PeerStores, Select, Source,
     TransportError, TransportKind, Wait, WorkspaceView, reason,

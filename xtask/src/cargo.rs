@@ -38,10 +38,10 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
 ///
 /// # Errors
 /// Whenever this returns: cargo could not be started.
-pub(crate) fn flux_bench(profile: &str, subcommand: &str, args: &[OsString]) -> anyhow::Result<()> {
+pub(crate) fn flux_bench(profile: &str, subcommand: &[&str], args: &[OsString]) -> anyhow::Result<()> {
     let mut run = cargo();
     run.args(["run", "--profile", profile, "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
-    run.args(["--package", "flux-bench", "--", subcommand]).args(args);
+    run.args(["--package", "flux-bench", "--"]).args(subcommand).args(args);
     run.env("FLUX_COMMIT", commit());
     let error = run.exec();
     Err(error).with_context(|| format!("cannot start {}", shown(&run)))

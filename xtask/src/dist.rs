@@ -26,7 +26,7 @@ const LIMIT_MIB: u64 = 64;
 const RUNNER: &str = r#"#!/bin/sh
 # Doctor, GPU tests, soak and a quick bench, with one summary and gpu-ci.json beside this file.
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
-exec "$here/flux-bench" gpu-ci --dist "$here" "$@"
+exec "$here/flux-bench" lab gpu-ci --dist "$here" "$@"
 "#;
 
 /// Builds the folder anew and returns its path.

@@ -39,14 +39,11 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Write the results of README.md and the pictures in `docs/` anew, from
-    /// `results/*-TRANSPORT.json` and the `*-peers.json` beside them
-    Results,
     /// Kill, stop and withhold ranks, and check every error, rebuild and result (`--help` for its
     /// options)
     #[command(disable_help_flag = true)]
     Faults {
-        /// Passed on to `flux-bench faults`
+        /// Passed on to `flux-bench lab faults`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
@@ -62,7 +59,7 @@ enum Task {
     /// Build `dist/` and run its checks on this machine's GPUs
     #[command(disable_help_flag = true)]
     GpuCi {
-        /// Passed on to `flux-bench gpu-ci`
+        /// Passed on to `flux-bench lab gpu-ci`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
@@ -84,15 +81,14 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
-        Task::Bench { args } => cargo::flux_bench("release", "bench", &args),
-        Task::Faults { args } => cargo::flux_bench("release", "faults", &args),
-        Task::Results => cargo::flux_bench("dev", "show", &["--publish".into(), cargo::root().into()]),
-        Task::Doctor => cargo::flux_bench("release", "doctor", &[]),
+        Task::Bench { args } => cargo::flux_bench("release", &["bench"], &args),
+        Task::Faults { args } => cargo::flux_bench("release", &["lab", "faults"], &args),
+        Task::Doctor => cargo::flux_bench("release", &["doctor"], &[]),
         Task::Test { args } => test::run(&args),
         Task::Kernels { out } => kernels::compile(out.as_deref()),
         Task::Dist => dist::build().map(drop),
         Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {
-            cargo::flux_bench("release", "gpu-ci", &["--help".into()])
+            cargo::flux_bench("release", &["lab", "gpu-ci"], &["--help".into()])
         }
         Task::GpuCi { args } => dist::gpu_ci(&args),
         Task::Ci => cargo::check(std::process::Command::new(cargo::root().join(".ci/run"))),

@@ -5,18 +5,14 @@
 //! host time to enqueue what is timed, so launch cost is hidden alike for all contenders.
 
 use super::SEED;
-use super::measure::{Contender, Lane, Sample, slowest};
+use super::measure::{Contender, Contenders, Sample, slowest};
 use super::watch::Watch;
-use crate::data::Fill;
-use crate::gpu::Gpu;
-use crate::gpu::choice;
-use crate::gpu::cublas::Gemm;
-use crate::memory::Buffer;
-use crate::op::FusedOp;
-use crate::operands::{Operands, elements, w_window, x_window, y_window};
-use crate::reference::{Verdict, Violation};
-use crate::site::{OperandSet, Site};
-use crate::stats::Span;
+use crate::harness::data::Fill;
+use crate::harness::gpu::Gpu;
+use crate::harness::gpu::choice;
+use crate::harness::gpu::cublas::Gemm;
+use crate::harness::reference::{Verdict, Violation};
+use crate::harness::{Buffer, FusedOp, OperandSet, Operands, RankContext, Span, elements, w_window, x_window, y_window};
 use anyhow::{Context, bail};
 use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
@@ -29,8 +25,8 @@ use std::time::{Duration, Instant};
 pub(crate) const SETS: usize = 3;
 
 /// One rank's contenders.
-pub(super) struct GpuLane<'a, T> {
-    site: &'a Site,
+pub(super) struct GpuContenders<'a, T> {
+    ctx: &'a RankContext,
     gpu: &'a Gpu,
     nccl: &'a Comm,
     op: &'a FusedOp<T>,
@@ -44,23 +40,23 @@ pub(super) struct GpuLane<'a, T> {
     watch: &'a Watch,
 }
 
-impl<'a, T: Element> GpuLane<'a, T> {
+impl<'a, T: Element> GpuContenders<'a, T> {
     /// The contenders of `op`, on filled operand sets, to be prepared before they are timed.
     pub(super) fn new(
-        site: &'a Site,
+        ctx: &'a RankContext,
         nccl: &'a Comm,
         op: &'a FusedOp<T>,
         sets: &'a mut [OperandSet<T>],
         watch: &'a Watch,
     ) -> anyhow::Result<Self> {
-        let gpu = site.gpu().context("this rank has no GPU")?;
+        let gpu = ctx.gpu().context("this rank has no GPU")?;
         let problem = op.problem();
         let bytes = between_elements(problem) as usize * size_of::<T>();
         let between = sets.iter().map(|_| gpu.alloc(bytes)).collect::<anyhow::Result<_>>()?;
         let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
-        Ok(Self { site, gpu, nccl, op, sets, gemm, between, word, spin: choice::SPIN, watch })
+        Ok(Self { ctx, gpu, nccl, op, sets, gemm, between, word, spin: choice::SPIN, watch })
     }
 
     /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
@@ -82,14 +78,14 @@ impl<'a, T: Element> GpuLane<'a, T> {
         self.gpu.poison(self.between[0].address(), self.between[0].bytes())?;
         let verdict = match held.problem.op() {
             OpKind::AllGatherGemm => {
-                self.site.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
-                self.site.poison(&mut self.sets[0].y)?;
+                self.ctx.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
+                self.ctx.poison(&mut self.sets[0].y)?;
                 self.launch(Contender::Serial, 0)?;
-                self.site.verify(&self.sets[0], false)?
+                self.ctx.verify(&self.sets[0], false)?
             }
             OpKind::GemmReduceScatter => self.verify_gemm()?,
         };
-        self.site.fill(&mut self.sets[0], held)?;
+        self.ctx.fill(&mut self.sets[0], held)?;
         // The GEMM's `x` and what the collective reads are of random data again.
         self.launch(Contender::Serial, 0)?;
         Ok(verdict)
@@ -107,7 +103,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
         gpu.fill(block(&set.w)?, w_window(&alone, first), operands.seed_w, operands.fill, alone.dtype())?;
         self.gemm(0)?;
         let verdict = gpu.verify(&operands, first, self.between[0].address(), (false, Nodes::apart(world)))?;
-        let rank = self.site.rank().get();
+        let rank = self.ctx.rank().get();
         Ok(Verdict { first: verdict.first.map(|first| Violation { rank, ..first }), ..verdict })
     }
 
@@ -115,7 +111,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
     fn choose_algorithm(&mut self) -> anyhow::Result<()> {
         // Equal devices have equal candidates; should they not, all must still run as many
         // collectives.
-        let counts = self.site.comm().exchange(&(self.gemm.candidates() as u64).to_le_bytes())?;
+        let counts = self.ctx.comm().exchange(&(self.gemm.candidates() as u64).to_le_bytes())?;
         let common = counts.iter().map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize).min().unwrap_or(0);
         let best = choice::fastest(common, |candidate| {
             self.gemm.choose(candidate);
@@ -123,9 +119,9 @@ impl<'a, T: Element> GpuLane<'a, T> {
             // while an all-reduce there waits for the others.
             self.gemm(0)?;
             self.gpu.synchronize()?;
-            self.site.comm().barrier()?;
+            self.ctx.comm().barrier()?;
             let spans = choice::settled(|call| Ok(self.sample(Contender::Gemm, call)?.span))?;
-            Ok(slowest(self.site.comm(), &spans)?.median)
+            Ok(slowest(self.ctx.comm(), &spans)?.median)
         })?;
         self.gemm.choose(best);
         Ok(())
@@ -135,7 +131,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
     fn choose_spin(&mut self) -> anyhow::Result<()> {
         let longest = choice::longest_enqueue(&Contender::ALL, |contender, call| {
             self.watch.beat();
-            self.site.comm().barrier()?;
+            self.ctx.comm().barrier()?;
             let start = Instant::now();
             self.launch(contender, call)?;
             let took = start.elapsed();
@@ -143,7 +139,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
             Ok(took)
         })?;
         let mine = (longest.as_nanos() as u64).to_le_bytes();
-        let all = self.site.comm().exchange(&mine)?;
+        let all = self.ctx.comm().exchange(&mine)?;
         let longest = all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().unwrap_or(0);
         self.spin = choice::spin(Duration::from_nanos(longest));
         Ok(())
@@ -152,7 +148,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
     fn launch(&mut self, contender: Contender, call: usize) -> anyhow::Result<()> {
         let set = call % self.sets.len();
         match (contender, self.op.problem().op()) {
-            (Contender::Op, _) => self.site.forward(self.op, &mut self.sets[set]),
+            (Contender::Op, _) => self.ctx.forward(self.op, &mut self.sets[set]),
             (Contender::Gemm, _) => self.gemm(set),
             (Contender::Comm, _) => self.comm(set),
             (Contender::Serial, OpKind::AllGatherGemm) => {
@@ -185,13 +181,13 @@ impl<'a, T: Element> GpuLane<'a, T> {
         let (set, between, stream) = (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
         match problem.op() {
             OpKind::AllGatherGemm => {
-                let count = elements(x_window(problem, self.site.rank()));
+                let count = elements(x_window(problem, self.ctx.rank()));
                 // SAFETY: `x` holds a shard and `between` one for every rank; all on this one
                 // stream.
                 unsafe { self.nccl.all_gather(address(&set.x)?, between, count, of, stream)? };
             }
             OpKind::GemmReduceScatter => {
-                let count = elements(y_window(problem, self.site.rank()));
+                let count = elements(y_window(problem, self.ctx.rank()));
                 // SAFETY: `between` holds all rows and `y` a shard of them; all on this one stream.
                 unsafe { self.nccl.reduce_scatter(between, address(&set.y)?, count, of, stream)? };
             }
@@ -200,7 +196,7 @@ impl<'a, T: Element> GpuLane<'a, T> {
     }
 }
 
-impl<T: Element> Lane for GpuLane<'_, T> {
+impl<T: Element> Contenders for GpuContenders<'_, T> {
     fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
         self.watch.beat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;

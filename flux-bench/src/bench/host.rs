@@ -4,59 +4,55 @@
 //! Invariant: all contenders use the same number of threads, one rank's share of the cores, so a
 //! ratio of two times compares schedules. The times themselves say nothing about GPUs.
 
-use super::measure::{Contender, Lane, Sample};
+use super::measure::{Contender, Contenders, Sample};
 use super::shown::Shown;
-use crate::memory::{Buffer, HostBuffer};
-use crate::op::FusedOp;
-use crate::operands::{Operands, elements, x_window};
+use crate::harness::{Buffer, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, elements, x_window};
 use crate::plan::Plan;
-use crate::site::{OperandSet, Site};
-use crate::stats::Span;
 use anyhow::{Context, bail};
 use flux_core::{OpKind, Problem, WorldSize};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Options, Select, World};
 
 /// One rank's contenders.
-pub(super) struct HostLane<'a, T> {
-    site: &'a Site,
+pub(super) struct HostContenders<'a, T> {
+    ctx: &'a RankContext,
     op: &'a FusedOp<T>,
     set: &'a mut OperandSet<T>,
     shown: Shown,
     /// One rank's whole part as a problem of a world of one, on a communicator of its own.
     gemm: FusedOp<T>,
-    gemm_site: Site,
+    gemm_ctx: RankContext,
     gemm_set: OperandSet<T>,
 }
 
-impl<'a, T: Element> HostLane<'a, T> {
+impl<'a, T: Element> HostContenders<'a, T> {
     /// The contenders of `op`, on the operands that `set` holds; collective.
-    pub(super) fn new(site: &'a Site, op: &'a FusedOp<T>, set: &'a mut OperandSet<T>, workers: u32) -> anyhow::Result<Self> {
+    pub(super) fn new(ctx: &'a RankContext, op: &'a FusedOp<T>, set: &'a mut OperandSet<T>, workers: u32) -> anyhow::Result<Self> {
         let problem = *op.problem();
         let alone = WorldSize::new(1).context("a world of one")?;
         let (m, n, k) = (problem.m() as usize, problem.n_local() as usize, problem.k_local() as usize);
         let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), alone)?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
         let gemm = FusedOp::build(&part, &comm, &Plan::with_workers(workers))?;
-        let gemm_site = Site::new(comm)?;
-        let mut gemm_set = gemm_site.operand_set(&part)?;
+        let gemm_ctx = RankContext::new(comm)?;
+        let mut gemm_set = gemm_ctx.operand_set(&part)?;
         // The same amount of the same kind of data; which numbers they are changes nothing about
         // the time.
         let Some(held) = set.holds else { bail!("the operands must be filled first") };
-        gemm_site.fill(&mut gemm_set, Operands { problem: part, ..held })?;
+        gemm_ctx.fill(&mut gemm_set, Operands { problem: part, ..held })?;
         let shown = match problem.op() {
-            OpKind::AllGatherGemm => elements(x_window(&problem, site.rank())),
+            OpKind::AllGatherGemm => elements(x_window(&problem, ctx.rank())),
             OpKind::GemmReduceScatter => m * problem.n() as usize,
         };
-        let shown = Shown::new::<T>(site.comm(), shown)?;
+        let shown = Shown::new::<T>(ctx.comm(), shown)?;
         if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (problem.op(), &set.x) {
             shown.show(x.elements())?;
         }
-        Ok(Self { site, op, set, shown, gemm, gemm_site, gemm_set })
+        Ok(Self { ctx, op, set, shown, gemm, gemm_ctx, gemm_set })
     }
 
     fn gemm(&mut self) -> anyhow::Result<()> {
-        self.gemm_site.forward(&self.gemm, &mut self.gemm_set)
+        self.gemm_ctx.forward(&self.gemm, &mut self.gemm_set)
     }
 
     /// Every rank's shard, in rank order, into the GEMM's `x`.
@@ -72,7 +68,7 @@ impl<'a, T: Element> HostLane<'a, T> {
     fn reduce_scatter(&mut self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
         let rows = y.elements().len();
-        let first = rows * self.site.rank().index();
+        let first = rows * self.ctx.rank().index();
         let mut sum = vec![0.0_f32; rows];
         let mut wide = vec![0.0_f32; rows];
         let mut part = HostBuffer::new(rows)?;
@@ -97,7 +93,7 @@ impl<'a, T: Element> HostLane<'a, T> {
             (Contender::Comm, OpKind::AllGatherGemm) => self.all_gather(),
             (Contender::Comm, OpKind::GemmReduceScatter) => self.reduce_scatter(),
             (Contender::Serial, _) => self.serial(),
-            (Contender::Op, _) => self.site.forward(self.op, self.set),
+            (Contender::Op, _) => self.ctx.forward(self.op, self.set),
         }
     }
 
@@ -110,20 +106,20 @@ impl<'a, T: Element> HostLane<'a, T> {
             OpKind::GemmReduceScatter => {
                 self.gemm()?;
                 self.show_partials()?;
-                self.site.comm().barrier()?;
+                self.ctx.comm().barrier()?;
                 self.reduce_scatter()
             }
         }
     }
 }
 
-impl<T: Element> Lane for HostLane<'_, T> {
+impl<T: Element> Contenders for HostContenders<'_, T> {
     fn sample(&mut self, contender: Contender, _call: usize) -> anyhow::Result<Sample> {
         Ok(Sample { span: self.block(contender, 1)?, enqueued: None, late: false })
     }
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
-        self.site.comm().barrier()?;
+        self.ctx.comm().barrier()?;
         let start = clock();
         (0..calls).try_for_each(|_| self.call(contender))?;
         Ok(Span { start, end: clock() })

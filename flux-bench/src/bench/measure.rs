@@ -6,16 +6,15 @@
 //! the call before has left in L2 is no contender's own. Rounds count in which every rank's host
 //! was in time: elsewhere its launch is timed.
 
+use crate::harness::{Rest, Span, Times};
 use crate::report::{Enqueue, Late, Measured};
-use crate::rest::Rest;
-use crate::stats::{Span, Times};
 use anyhow::Context;
 use flux_transport::Communicator;
 use std::time::Duration;
 
 /// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contender {
+pub(crate) enum Contender {
     /// The fastest unsplit GEMM of one rank's part.
     Gemm,
     /// The collective alone.
@@ -28,16 +27,16 @@ pub enum Contender {
 
 impl Contender {
     /// All.
-    pub const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
+    pub(crate) const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
 
     /// All, in the order of a round. The collective is a rest for the card, which to and fro would
     /// give to its neighbours and never to the op.
-    pub fn in_round(round: usize) -> [Self; 4] {
+    pub(crate) fn in_round(round: usize) -> [Self; 4] {
         in_round(Self::ALL, round)
     }
 
     /// Its times.
-    pub const fn of(self, measured: &Measured) -> Times {
+    pub(crate) const fn of(self, measured: &Measured) -> Times {
         match self {
             Self::Gemm => measured.gemm,
             Self::Comm => measured.comm,
@@ -58,7 +57,7 @@ pub(crate) fn in_round<C: Copy>(contenders: [C; 4], round: usize) -> [C; 4] {
 
 /// What a rank says of one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// How long it took.
     pub span: Span,
     /// How long the host took to enqueue it; nothing where the host itself does what is called.
@@ -69,7 +68,7 @@ pub struct Sample {
 }
 
 /// One rank's contenders at one shape.
-pub trait Lane {
+pub(crate) trait Contenders {
     /// Lines the ranks up, runs `contender` once on this rank's operand set number `call` of its
     /// rotation, and says how long that took.
     fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample>;
@@ -80,17 +79,23 @@ pub trait Lane {
 }
 
 /// Rounds whose times are thrown away: caches, clocks, and whatever is loaded at the first use.
-pub const WARM_UP: usize = 5;
+pub(crate) const WARM_UP: usize = 5;
 
 /// Times all contenders over so many rounds, each sample after a rest. Collective; every rank gets
 /// the same result. `tick` is called after each round, warm-up included.
-pub fn measure(lane: &mut dyn Lane, comm: &Communicator, samples: usize, rest: Rest, tick: &dyn Fn()) -> anyhow::Result<Measured> {
+pub(super) fn measure(
+    contenders: &mut dyn Contenders,
+    comm: &Communicator,
+    samples: usize,
+    rest: Rest,
+    tick: &dyn Fn(),
+) -> anyhow::Result<Measured> {
     let mut samples_of: [Vec<Sample>; 4] = Default::default();
     let mut calls = 0..;
     for round in 0..WARM_UP + samples {
         for (contender, call) in Contender::in_round(round).into_iter().zip(&mut calls) {
             rest.take();
-            let sample = lane.sample(contender, call).with_context(|| format!("{contender:?}, round {round}"))?;
+            let sample = contenders.sample(contender, call).with_context(|| format!("{contender:?}, round {round}"))?;
             if round >= WARM_UP {
                 samples_of[contender as usize].push(sample);
             }
@@ -154,7 +159,7 @@ pub(super) fn slowest(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Time
 mod tests {
     use super::*;
     use crate::bench::gpu::SETS;
-    use crate::ranks;
+    use crate::harness::ranks;
     use flux_transport::{Options, Select, World};
     use std::time::Instant;
 
@@ -163,7 +168,7 @@ mod tests {
     #[derive(Default)]
     struct Asked(Vec<(Contender, usize, Instant)>);
 
-    impl Lane for Asked {
+    impl Contenders for Asked {
         fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
             let warm_up = if self.0.len() < WARM_UP * Contender::ALL.len() { 100.0 } else { 0.0 };
             self.0.push((contender, call, Instant::now()));
@@ -179,16 +184,16 @@ mod tests {
     fn asked(samples: usize, rest: Rest) -> (Asked, Measured) {
         let [world] = &World::local(1).unwrap()[..] else { panic!("not one rank") };
         let comm = Communicator::connect_blocking(world, Options::from(Select::Host)).unwrap();
-        let mut lane = Asked::default();
-        let measured = measure(&mut lane, &comm, samples, rest, &|| ()).unwrap();
-        (lane, measured)
+        let mut contenders = Asked::default();
+        let measured = measure(&mut contenders, &comm, samples, rest, &|| ()).unwrap();
+        (contenders, measured)
     }
 
     #[test]
     fn each_sample_comes_after_a_rest() {
         let begun = Instant::now();
-        let (lane, _) = asked(2, Rest { ms: Some(3) });
-        let when: Vec<Instant> = lane.0.iter().map(|&(.., when)| when).collect();
+        let (contenders, _) = asked(2, Rest { ms: Some(3) });
+        let when: Vec<Instant> = contenders.0.iter().map(|&(.., when)| when).collect();
         assert_eq!(when.len(), (WARM_UP + 2) * Contender::ALL.len());
         let before = std::iter::once(&begun).chain(&when);
         assert!(before.zip(&when).all(|(before, now)| now.duration_since(*before) >= Duration::from_millis(3)));
@@ -197,18 +202,18 @@ mod tests {
     #[test]
     fn every_call_takes_another_operand_set_and_none_always_follows_the_same_other() {
         let samples = 12 * SETS - WARM_UP;
-        let (lane, measured) = asked(samples, Rest { ms: None });
+        let (contenders, measured) = asked(samples, Rest { ms: None });
         let mut follows = [[0; 4]; 4];
-        for (before, now) in lane.0.iter().zip(&lane.0[1..]) {
+        for (before, now) in contenders.0.iter().zip(&contenders.0[1..]) {
             assert_ne!(before.1 % SETS, now.1 % SETS, "{:?} after {:?}", now.0, before.0);
             follows[now.0 as usize][before.0 as usize] += 1;
         }
-        for (round, calls) in lane.0.chunks(4).enumerate() {
+        for (round, calls) in contenders.0.chunks(4).enumerate() {
             assert!(Contender::ALL.iter().all(|of| calls.iter().any(|(c, ..)| c == of)), "round {round}: {calls:?}");
         }
         for contender in Contender::ALL {
             let mut taken = [0; SETS];
-            lane.0.iter().filter(|(c, ..)| *c == contender).for_each(|(_, call, _)| taken[call % SETS] += 1);
+            contenders.0.iter().filter(|(c, ..)| *c == contender).for_each(|(_, call, _)| taken[call % SETS] += 1);
             assert_eq!(taken, [12; SETS], "{contender:?} on each set");
             let (follows, own) = (follows[contender as usize], contender as usize);
             assert!(
@@ -229,7 +234,7 @@ mod tests {
         }
     }
 
-    impl Lane for Steady {
+    impl Contenders for Steady {
         fn sample(&mut self, contender: Contender, _: usize) -> anyhow::Result<Sample> {
             Ok(Sample { span: Span { start: 0.0, end: Self::ms(contender) }, enqueued: None, late: false })
         }

@@ -11,20 +11,19 @@ mod shown;
 pub(crate) mod sustained;
 mod watch;
 
+pub(crate) use measure::WARM_UP;
 pub(crate) use measure::in_round;
-pub use measure::{Contender, Lane, WARM_UP, measure};
-pub use sustained::sustain;
+use measure::{Contenders, measure};
+use sustained::sustain;
 
-use crate::defect::Defect;
 use crate::end;
+use crate::harness::{Defect, Rest, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
 use crate::out;
 use crate::plan::Plan;
-use crate::ranks;
 use crate::report::{self, Origin, Placement, Report, Row};
-use crate::rest::Rest;
 use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
 use anyhow::Context;
 use flux_core::{DType, OpKind, Problem, WorldSize};
@@ -33,7 +32,7 @@ use std::path::PathBuf;
 
 /// Arguments of `flux-bench bench`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -114,7 +113,7 @@ struct Found {
 
 /// Runs the benchmark, prints the table, writes the file, and says whether every row was verified.
 /// Inside a launch this process is one of the ranks, and rank 0 prints and writes.
-pub fn run(args: &Args) -> anyhow::Result<bool> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
         Ok(world) => return Ok(launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))),
         Err(WorldError::NoLauncher) => {}

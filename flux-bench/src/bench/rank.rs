@@ -4,21 +4,17 @@
 //! control plane when its case was over: nothing is exchanged inside an interval that is timed, but
 //! for the barrier that stands for the collective's own waits in the host's serial path.
 
-use super::gpu::{self, GpuLane};
-use super::host::HostLane;
+use super::gpu::{self, GpuContenders};
+use super::host::HostContenders;
 use super::watch::Watch;
-use super::{Case, Found, Job, Lane, SEED, WARM_UP, measure, sustain};
-use crate::data::Fill;
-use crate::defect::Defect;
+use super::{Case, Contenders, Found, Job, SEED, WARM_UP, measure, sustain};
 use crate::end;
+use crate::harness::data::Fill;
+use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Verdict};
 use crate::machine;
-use crate::op::FusedOp;
-use crate::operands::Operands;
 use crate::out;
 use crate::plan::Plan;
-use crate::reference::Verdict;
 use crate::report::{Measured, Placement, Row, Sustained, Verified};
-use crate::site::{OperandSet, Site};
 use anyhow::Context;
 use flux_core::{DType, Problem};
 use flux_kernels::Element;
@@ -31,15 +27,15 @@ use std::time::Duration;
 /// Measures all cases; collective. One communicator and one harness for all rows, as a program
 /// would have them.
 pub(super) fn run(job: &Job, world: &World) -> anyhow::Result<Found> {
-    let site = Site::new(Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?)?;
-    let placement = Placement::of(world, site.comm())?;
-    let rank = Rank { job, site: &site, bar: bar(job, world.rank().get() == 0) };
+    let ctx = RankContext::new(Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?)?;
+    let placement = Placement::of(world, ctx.comm())?;
+    let rank = Rank { job, ctx: &ctx, bar: bar(job, world.rank().get() == 0) };
     let rows = match job.dtype {
         DType::Bf16 => rank.rows::<bf16>(world),
         DType::F16 => rank.rows::<f16>(world),
     }?;
     rank.bar.finish_and_clear();
-    Ok(Found { transport: site.comm().transport(), placement, rows })
+    Ok(Found { transport: ctx.comm().transport(), placement, rows })
 }
 
 /// Of all rounds; rank 0 shows it.
@@ -56,7 +52,7 @@ fn bar(job: &Job, shown: bool) -> ProgressBar {
 
 struct Rank<'a> {
     job: &'a Job,
-    site: &'a Site,
+    ctx: &'a RankContext,
     bar: ProgressBar,
 }
 
@@ -72,64 +68,64 @@ impl Rank<'_> {
 
     fn on_host<T: Element>(&self, case: &Case) -> anyhow::Result<Row> {
         self.bar.set_message(case.problem.to_string());
-        let (site, problem) = (self.site, &case.problem);
+        let (ctx, problem) = (self.ctx, &case.problem);
         let workers = self.job.plan.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
-        let op = FusedOp::<T>::build(problem, site.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
-        let mut set = site.operand_set(problem)?;
-        let verdict = verify(site, &op, &mut set, self.job.defect)?;
-        let mut lane = HostLane::new(site, &op, &mut set, workers)?;
-        let times = self.times(case, &mut lane)?;
-        drop(lane);
-        self.row(case, &op, &times, verdict.merge(verify(site, &op, &mut set, self.job.defect)?))
+        let op = FusedOp::<T>::build(problem, ctx.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
+        let mut set = ctx.operand_set(problem)?;
+        let verdict = verify(ctx, &op, &mut set, self.job.defect)?;
+        let mut contenders = HostContenders::new(ctx, &op, &mut set, workers)?;
+        let times = self.times(case, &mut contenders)?;
+        drop(contenders);
+        self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut set, self.job.defect)?))
     }
 
     fn on_gpu<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
-        let (job, site) = (self.job, self.site);
+        let (job, ctx) = (self.job, self.ctx);
         let need = job.cases.iter().map(|case| gpu::device_bytes(&case.problem)).max().unwrap_or(0);
         tracing::debug!(bytes = need, "operands on each device");
-        let device = site.gpu().context("the communicator is not on a device")?.device().clone();
-        let id = unique_id(site.comm())?;
+        let device = ctx.gpu().context("the communicator is not on a device")?.device().clone();
+        let id = unique_id(ctx.comm())?;
         let nccl = Comm::join(&device, id, world.rank().get(), world.size().get(), Duration::from_mins(1))?;
-        let watch = Watch::start(world, site.comm().deadline() * 2)?;
+        let watch = Watch::start(world, ctx.comm().deadline() * 2)?;
         let mut rows = Vec::new();
         for case in &job.cases {
             self.bar.set_message(case.problem.to_string());
-            let op = FusedOp::<T>::build(&case.problem, site.comm(), &job.plan)?;
-            let mut sets = (0..gpu::SETS).map(|_| site.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
-            let verdict = verify(site, &op, &mut sets[0], job.defect)?;
+            let op = FusedOp::<T>::build(&case.problem, ctx.comm(), &job.plan)?;
+            let mut sets = (0..gpu::SETS).map(|_| ctx.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
+            let verdict = verify(ctx, &op, &mut sets[0], job.defect)?;
             for (call, set) in sets.iter_mut().enumerate() {
-                site.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform))?;
+                ctx.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform))?;
             }
-            let mut lane = GpuLane::new(site, &nccl, &op, &mut sets, &watch)?;
+            let mut contenders = GpuContenders::new(ctx, &nccl, &op, &mut sets, &watch)?;
             let measured = watch.over(|| {
-                lane.prepare()?;
-                Ok((lane.verify()?, self.times(case, &mut lane)?))
+                contenders.prepare()?;
+                Ok((contenders.verify()?, self.times(case, &mut contenders)?))
             });
             // Here, while all that a collective may still use is there.
             let (baseline, times) = measured.unwrap_or_else(|error| end::give_up(world.rank(), &error));
-            drop(lane);
+            drop(contenders);
             if !baseline.ok() {
                 out::note(&format!("{}, the baseline: {baseline}", case.problem));
             }
             let verdict = verdict.merge(baseline.of_wrong_elements());
-            rows.push(self.row(case, &op, &times, verdict.merge(verify(site, &op, &mut sets[0], job.defect)?))?);
+            rows.push(self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut sets[0], job.defect)?))?);
         }
         Ok(rows)
     }
 
-    fn times(&self, case: &Case, lane: &mut dyn Lane) -> anyhow::Result<(Measured, Option<Sustained>)> {
-        let comm = self.site.comm();
-        let measured = measure(lane, comm, self.job.samples as usize, self.job.rest, &|| self.bar.inc(1))?;
-        let sustained = case.sustained.map(|seconds| sustain(lane, comm, &measured, seconds)).transpose()?;
+    fn times(&self, case: &Case, contenders: &mut dyn Contenders) -> anyhow::Result<(Measured, Option<Sustained>)> {
+        let comm = self.ctx.comm();
+        let measured = measure(contenders, comm, self.job.samples as usize, self.job.rest, &|| self.bar.inc(1))?;
+        let sustained = case.sustained.map(|seconds| sustain(contenders, comm, &measured, seconds)).transpose()?;
         Ok((measured, sustained))
     }
 
     /// The row, of what all ranks found. Collective.
     fn row<T: Element>(&self, case: &Case, op: &FusedOp<T>, times: &(Measured, Option<Sustained>), mine: Verdict) -> anyhow::Result<Row> {
-        let all = self.site.comm().exchange(&mine.to_bytes())?;
+        let all = self.ctx.comm().exchange(&mine.to_bytes())?;
         let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
         let verdict = verdict.context("a rank is of another version of this program")?;
-        if !verdict.ok() && self.site.rank().get() == 0 {
+        if !verdict.ok() && self.ctx.rank().get() == 0 {
             out::note(&format!("{}: {verdict}", case.problem));
         }
         let &(measured, sustained) = times;
@@ -151,15 +147,15 @@ fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
 
 /// One call with integer data, which must be exact, and one with random data, which must be within
 /// the bound; both with the output poisoned.
-fn verify<T: Element>(site: &Site, op: &FusedOp<T>, set: &mut OperandSet<T>, defect: Defect) -> anyhow::Result<Verdict> {
+fn verify<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T>, defect: Defect) -> anyhow::Result<Verdict> {
     let problem: Problem = *op.problem();
     let mut call = |fill| {
-        site.fill(set, Operands::new(problem, SEED, 0, fill))?;
-        site.poison(&mut set.y)?;
-        site.forward(op, set)?;
-        site.sync(op)?;
-        defect.apply(site, set)?;
-        site.verify(set, op.schedule().stack)
+        ctx.fill(set, Operands::new(problem, SEED, 0, fill))?;
+        ctx.poison(&mut set.y)?;
+        ctx.forward(op, set)?;
+        ctx.sync(op)?;
+        defect.apply(ctx, set)?;
+        ctx.verify(set, op.schedule().stack)
     };
     let exact = call(Fill::SmallInts)?.of_wrong_elements();
     Ok(exact.merge(call(Fill::Uniform)?))

@@ -57,7 +57,7 @@ impl Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks;
+    use crate::harness::ranks;
     use flux_transport::{Options, Select};
     use half::bf16;
 

@@ -5,9 +5,9 @@
 //! others in all, so that all three run at the clocks that their mixture settles at, and a ratio of
 //! them is that of the same machine. The first block of each is thrown away.
 
-use super::measure::{Contender, Lane, slowest};
+use super::measure::{Contender, Contenders, slowest};
+use crate::harness::{Span, Times};
 use crate::report::{Measured, Sustained};
-use crate::stats::{Span, Times};
 use anyhow::Context;
 use flux_transport::Communicator;
 use std::fmt::Debug;
@@ -28,9 +28,9 @@ pub(crate) fn seconds(word: &str) -> Result<f64, String> {
 
 /// Runs each contender for `seconds` in all, in blocks of calls as many as fill it by `short`'s
 /// medians. Collective; every rank gets the same result.
-pub fn sustain(lane: &mut dyn Lane, comm: &Communicator, short: &Measured, seconds: f64) -> anyhow::Result<Sustained> {
+pub(crate) fn sustain(contenders: &mut dyn Contenders, comm: &Communicator, short: &Measured, seconds: f64) -> anyhow::Result<Sustained> {
     let turns = TURNS.map(|contender| (contender, contender.of(short).median));
-    let blocks = Blocks::run(turns, seconds, |contender, calls| lane.block(contender, calls))?;
+    let blocks = Blocks::run(turns, seconds, |contender, calls| contenders.block(contender, calls))?;
     let [op, gemm, serial] = [0, 1, 2].map(|turn| blocks.of_a_call(turn, |spans| slowest(comm, spans)));
     Ok(Sustained::new(seconds, blocks.count() as u32, [op?, gemm?, serial?], short))
 }

@@ -6,20 +6,25 @@
 mod date;
 mod head;
 mod origin;
+mod peers;
 mod placement;
 mod sustained;
 mod table;
 
-pub use date::{now, utc};
-pub use head::Head;
-pub use origin::Origin;
-pub use placement::{Placement, Ranks};
-pub use sustained::Sustained;
-pub use table::table;
+pub use crate::machine::Ranks;
+pub(crate) use date::now;
+pub(crate) use head::Head;
+pub(crate) use origin::Origin;
+pub use peers::PeersReport;
+pub(crate) use peers::table as peers_table;
+pub(crate) use peers::{PEERS_SCHEMA, PeerRow};
+pub use placement::Placement;
+pub(crate) use sustained::Sustained;
+pub(crate) use table::table;
 pub(crate) use table::{after_a_rest, aligned, ms, resolved};
 
 use crate::atomic_file::{self, WriteError};
-use crate::stats::Times;
+use crate::harness::Times;
 use flux_core::{Problem, metrics};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -207,7 +212,7 @@ pub(crate) const LAUNCHED_BY: &str = "FLUX_LAUNCHED_BY";
 /// The command line that repeats this run: that of this process, or of `flux-bench launch` where
 /// that has started it. With the variables that change what it measures, quoted for a shell on any
 /// machine: of absolute paths only the file's name is told.
-pub fn command_line() -> String {
+pub(crate) fn command_line() -> String {
     if let Some(launcher) = std::env::var(LAUNCHED_BY).ok().filter(|launcher| !launcher.is_empty()) {
         return launcher;
     }
@@ -277,7 +282,7 @@ fn quoted(word: &str) -> String {
 
 /// The commit that this program was built from, as the build said it in `FLUX_COMMIT`
 /// (`cargo xtask` does): where and with which variables the program runs says nothing of that.
-pub fn commit() -> &'static str {
+pub(crate) fn commit() -> &'static str {
     option_env!("FLUX_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown")
 }
 

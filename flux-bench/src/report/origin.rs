@@ -1,7 +1,7 @@
 //! Where figures come from: one head for every file of results.
 
 use super::{command_line, commit, now};
-use crate::gpu;
+use crate::harness::gpu;
 use crate::machine::Machine;
 use serde::{Deserialize, Serialize};
 

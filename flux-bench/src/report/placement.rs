@@ -3,30 +3,11 @@
 //! Invariant: all ranks of a run find the same. Files that say nothing of it are of ranks that were
 //! threads: there was nothing else.
 
+use crate::machine::Ranks;
 use flux_transport::{Communicator, Launch, World};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
-
-/// What a rank was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Ranks {
-    /// A thread of the one process.
-    #[default]
-    Threads,
-    /// A process.
-    Processes,
-}
-
-impl fmt::Display for Ranks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Threads => "threads",
-            Self::Processes => "processes",
-        })
-    }
-}
 
 /// What the ranks were and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

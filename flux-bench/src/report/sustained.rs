@@ -5,7 +5,7 @@
 
 use super::table::stands_out;
 use super::{Head, Measured, Row, milliseconds, ms, resolved};
-use crate::stats::Times;
+use crate::harness::Times;
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;

@@ -3,7 +3,7 @@
 //! Invariant: an [`Input`] that exists has `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of
 //! `[n]`, all of one 16-bit type, whole.
 
-use crate::memory::room;
+use crate::harness::room;
 use flux_core::DType;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Why a file cannot be an input.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum InputError {
+pub(super) enum InputError {
     /// The file cannot be read.
     #[error("{} cannot be read", path.display())]
     Read {
@@ -83,7 +83,7 @@ pub enum InputError {
 
 /// The operands, as bytes of elements in the file's order: row-major, little-endian.
 #[derive(Debug)]
-pub struct Input {
+pub(super) struct Input {
     /// Rows of `x`.
     pub m: usize,
     /// Rows of `w`.
@@ -102,7 +102,7 @@ pub struct Input {
 
 impl Input {
     /// Reads and checks a file.
-    pub fn read(path: &Path) -> Result<Self, InputError> {
+    pub(super) fn read(path: &Path) -> Result<Self, InputError> {
         let unread = |source| InputError::Read { path: path.to_owned(), source };
         // Before it is opened: that alone would wait for who writes into a pipe.
         if !std::fs::metadata(path).map_err(unread)?.is_file() {
@@ -132,7 +132,7 @@ impl Input {
     ///
     /// # Errors
     /// There is not so much memory, as of the others.
-    pub fn bias<T: bytemuck::Pod>(&self) -> anyhow::Result<Option<Vec<T>>> {
+    pub(super) fn bias<T: bytemuck::Pod>(&self) -> anyhow::Result<Option<Vec<T>>> {
         self.bias.clone().map(|bias| elements(&self.file[bias])).transpose()
     }
 
@@ -140,7 +140,7 @@ impl Input {
     ///
     /// # Errors
     /// There is not so much memory.
-    pub fn x<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
+    pub(super) fn x<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
         elements(&self.file[self.x.clone()])
     }
 
@@ -148,7 +148,7 @@ impl Input {
     ///
     /// # Errors
     /// There is not so much memory.
-    pub fn w<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
+    pub(super) fn w<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
         elements(&self.file[self.w.clone()])
     }
 }

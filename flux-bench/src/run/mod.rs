@@ -6,21 +6,16 @@
 
 mod input;
 
-pub use input::{Input, InputError};
+use input::Input;
 
 use crate::atomic_file;
-use crate::data::Window;
 use crate::end;
-use crate::finish::Finish;
+use crate::harness::data::Window;
+use crate::harness::{EpilogueSpec, FusedOp, RankContext, bias_window, elements, ranks, room, w_window, x_window, y_window};
 use crate::launch;
 use crate::machine;
-use crate::memory::room;
-use crate::op::FusedOp;
-use crate::operands::{bias_window, elements, w_window, x_window, y_window};
 use crate::out;
 use crate::plan::Plan;
-use crate::ranks;
-use crate::site::Site;
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use flux_kernels::Element;
@@ -97,21 +92,21 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 /// The global `y`, as bytes.
 fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input) -> anyhow::Result<Vec<u8>> {
     let (x, w, bias) = (input.x::<T>()?, input.w::<T>()?, input.bias::<T>()?);
-    let finish = Finish { bias: bias.is_some(), activation: args.activation };
+    let epilogue = EpilogueSpec { bias: bias.is_some(), activation: args.activation };
     let k = problem.k() as usize;
     let body = |world: &World| {
         let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.local_rank(), 1))?;
-        let site = Site::new(comm)?;
-        let op = FusedOp::<T>::finished(problem, site.comm(), &Plan::default(), finish)?;
-        let mut set = site.finished_set(problem, finish)?;
-        site.upload(&mut set.x, &cut(&x, k, x_window(problem, site.rank()))?)?;
-        site.upload(&mut set.w, &cut(&w, k, w_window(problem, site.rank()))?)?;
+        let ctx = RankContext::new(comm)?;
+        let op = FusedOp::<T>::build_with(problem, ctx.comm(), &Plan::default(), epilogue)?;
+        let mut set = ctx.operand_set_with(problem, epilogue)?;
+        ctx.upload(&mut set.x, &cut(&x, k, x_window(problem, ctx.rank()))?)?;
+        ctx.upload(&mut set.w, &cut(&w, k, w_window(problem, ctx.rank()))?)?;
         if let (Some(own), Some(bias)) = (&mut set.bias, &bias) {
-            site.upload(own, &cut(bias, bias.len(), bias_window(problem, site.rank()))?)?;
+            ctx.upload(own, &cut(bias, bias.len(), bias_window(problem, ctx.rank()))?)?;
         }
-        site.forward(&op, &mut set)?;
-        site.sync(&op)?;
-        site.download(&set.y)
+        ctx.forward(&op, &mut set)?;
+        ctx.sync(&op)?;
+        ctx.download(&set.y)
     };
     let parts = ranks::on_threads(World::local(problem.world().get())?, body)?;
     let n = problem.n() as usize;

@@ -5,10 +5,9 @@
 
 use super::LEAST_ROWS;
 use super::row::{NO_KERNEL, Simulation, heading, millis, own_schedule};
-use crate::core_gemm::Case;
+use crate::harness::{Case, Times};
 use crate::plan::{Plan, ScheduleArgs};
 use crate::report::{Head, Report, Row, aligned, ms};
-use crate::stats::Times;
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
 use flux_core::simulate::Pushes;

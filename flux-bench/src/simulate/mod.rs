@@ -25,7 +25,7 @@ pub const LEAST_ROWS: u32 = 512;
 
 /// Arguments of `flux-bench simulate`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Global rows
     #[arg(long, value_delimiter = ',', value_name = "M,...", default_value = "512,1024,2048,4096,8192")]
     pub ms: Vec<usize>,
@@ -68,7 +68,7 @@ fn machine(word: &str) -> Result<Machine, String> {
 /// # Errors
 /// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such
 /// report or of another machine.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(
         !args.machine.through_host || args.push.is_none(),
         "--push is for links: through memory of the host copy engines carry the shard"

@@ -3,7 +3,7 @@
 //! Invariant: the op and the GEMM alone are simulated on the same machine with the same tiles.
 
 use super::LEAST_ROWS;
-use crate::core_gemm::Case;
+use crate::harness::Case;
 use crate::plan::ScheduleArgs;
 use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;

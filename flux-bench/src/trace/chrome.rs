@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// A file's content.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Trace {
+pub(crate) struct Trace {
     #[serde(rename = "traceEvents")]
     events: Vec<Value>,
     display_time_unit: &'static str,
@@ -28,7 +28,7 @@ const CONSUMERS: usize = 1;
 const STORER: usize = 2;
 
 /// The events of all ranks.
-pub fn events(problem: &Problem, ranks: &[Traced]) -> Trace {
+pub(crate) fn events(problem: &Problem, ranks: &[Traced]) -> Trace {
     let mut all = Vec::new();
     for traced in ranks {
         Writer { timeline: &traced.timeline, start: traced.timeline.start_ns(), events: &mut all }.rank();

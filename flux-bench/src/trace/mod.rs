@@ -8,23 +8,20 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-pub use chrome::events;
-pub use summary::summary;
+pub(crate) use chrome::events;
+pub(crate) use summary::summary;
 
 use crate::atomic_file;
 use crate::bench::{self, gpu::SETS};
-use crate::data::Fill;
 use crate::end;
+use crate::harness::data::Fill;
+use crate::harness::{FusedOp, Operands, RankContext, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::op::FusedOp;
-use crate::operands::Operands;
 use crate::out;
 use crate::plan::Plan;
-use crate::ranks;
 use crate::shapes::{self, Model};
-use crate::site::Site;
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem};
 use flux_kernels::Element;
@@ -39,7 +36,7 @@ use std::time::Duration;
 /// Arguments of `flux-bench trace`.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("shown").required(true).multiple(true)))]
-pub struct Args {
+pub(crate) struct Args {
     /// The op: ag_gemm or gemm_rs
     #[arg(long, alias = "op", value_name = "OP", value_parser = shapes::parse_op)]
     pub ops: OpKind,
@@ -71,7 +68,7 @@ pub struct Args {
 
 /// One rank's part of the call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Traced {
+pub(crate) struct Traced {
     /// What it recorded.
     pub timeline: Timeline,
     /// How long the call took between two events on the stream, in milliseconds.
@@ -85,7 +82,7 @@ pub struct Traced {
 const SPIN: Duration = Duration::from_micros(500);
 
 /// Records the call, prints the summary, writes the file.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     launch::refuse("trace")?;
     if let Some(path) = &args.output {
         atomic_file::check(path)?;
@@ -123,14 +120,14 @@ fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
 
 fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {
     let comm = Communicator::connect_blocking(local, machine::options(Select::Auto, local.local_rank(), 1))?;
-    let site = Site::new(comm)?;
-    let gpu = site.gpu().context("the communicator is not on a device")?;
+    let ctx = RankContext::new(comm)?;
+    let gpu = ctx.gpu().context("the communicator is not on a device")?;
     let nccl = Comm::join(gpu.device(), id, local.rank().get(), problem.world().get(), Duration::from_mins(1))?;
-    let op = FusedOp::<T>::build_traced(problem, site.comm(), &args.plan)?;
-    let mut sets = (0..SETS).map(|_| site.operand_set(problem)).collect::<anyhow::Result<Vec<_>>>()?;
+    let op = FusedOp::<T>::build_traced(problem, ctx.comm(), &args.plan)?;
+    let mut sets = (0..SETS).map(|_| ctx.operand_set(problem)).collect::<anyhow::Result<Vec<_>>>()?;
     for (call, set) in sets.iter_mut().enumerate() {
-        site.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
-        site.poison(&mut set.y)?;
+        ctx.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
+        ctx.poison(&mut set.y)?;
     }
     let word = gpu.alloc(4)?;
     gpu.upload(&word, &[0; 4])?;
@@ -141,18 +138,18 @@ fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueI
             // What the set holds of its call before the last is right already. As long before the
             // last call as this, L2 is what other calls leave in it.
             if call + SETS == calls {
-                site.poison(&mut sets[call % SETS].y)?;
+                ctx.poison(&mut sets[call % SETS].y)?;
             }
             gpu.line_up(&nccl, &word, SPIN)?;
-            event_ms = gpu.time(|| site.forward(&op, &mut sets[call % SETS]))?;
+            event_ms = gpu.time(|| ctx.forward(&op, &mut sets[call % SETS]))?;
         }
-        site.sync(&op)?;
+        ctx.sync(&op)?;
         Ok(event_ms)
     };
     // Here, before any memory is freed.
     let event_ms = last_call().unwrap_or_else(|error| end::give_up(local.rank(), &error));
-    let timeline = op.timeline(site.stream())?;
-    let verdict = site.verify(&sets[(args.calls as usize - 1) % SETS], op.schedule().stack)?;
+    let timeline = op.timeline(ctx.stream())?;
+    let verdict = ctx.verify(&sets[(args.calls as usize - 1) % SETS], op.schedule().stack)?;
     ensure!(verdict.ok(), "the call's result is wrong: {verdict}");
     Ok(Traced { timeline, event_ms, plan: format!("{}, {}", op.schedule(), op.executor()) })
 }

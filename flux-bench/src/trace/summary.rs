@@ -42,7 +42,7 @@ const WORKER_PHASES: [WorkerPhase; 4] = [
 ];
 
 /// A table for each rank.
-pub fn summary(problem: &Problem, ranks: &[Traced]) -> String {
+pub(crate) fn summary(problem: &Problem, ranks: &[Traced]) -> String {
     let phases = match problem.op() {
         OpKind::AllGatherGemm => &AG_PHASES,
         OpKind::GemmReduceScatter => &RS_PHASES,

@@ -21,6 +21,7 @@ mod messages;
 mod pushing;
 mod record;
 mod rounds;
+pub mod route;
 mod schedule;
 mod sending;
 mod shares;

@@ -6,9 +6,11 @@
 mod grid;
 mod raster;
 mod step;
+mod table;
 
 pub use grid::{TileExtent, TileGrid};
 pub use raster::Raster;
+pub use table::{HOPPER_SHARED_BYTES, Staging};
 
 use std::fmt;
 

@@ -28,9 +28,9 @@ __device__ __forceinline__ void close_call(const Params& p, u32 epoch, bool fail
     const u32 abort = lane == p.rank && p.after_collective != 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
     if (lane < p.world && lane != p.rank) {
         // Asked for together. Who has to wait for the one looks at the other again.
-        const u32 other = said_by(p, epoch, lane);
+        const u32 other = op_hash_of(p, epoch, lane);
         ok = peer_works(p, epoch, lane);
-        if (ok && other != p.op) ok = same_op(p, epoch, lane) && peer_works(p, epoch, lane);
+        if (ok && other != p.op_hash) ok = same_op(p, epoch, lane) && peer_works(p, epoch, lane);
     }
     if (abort != 0) ok = give_up(p, epoch, abort);
     if (lane == p.rank && p.await_pushed) ok = wait_for(p, epoch, {&p.control->pushed, FaultWait::kPushed, p.rank, kNone});

@@ -9,7 +9,7 @@ constexpr __host__ __device__ u32 least(u32 a, u32 b) { return a < b ? a : b; }
 
 constexpr __host__ __device__ u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
 
-template <u32 TileM, u32 TileN, u32 Rooms, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
+template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -35,16 +35,16 @@ struct Config {
     static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
     static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
     static constexpr u32 kBlocks = (kSwapAB ? kCols : kRows) / 64;               // m64 blocks of one consumer
-    static constexpr u32 kBreadth = kSwapAB ? kRows : kCols;                     // wgmma's n
-    static constexpr u32 kAccumulators = kBreadth / 2;                           // of one block, in one thread
-    static_assert(kBlocks * 64 == (kSwapAB ? kCols : kRows) && kBreadth % (kSwapAB ? 8 : 16) == 0 && kBreadth <= 256, "tile");
-    static_assert(kBlocks * kBreadth <= 384, "accumulators");
+    static constexpr u32 kWgmmaN = kSwapAB ? kRows : kCols;                     // wgmma's n
+    static constexpr u32 kAccumulators = kWgmmaN / 2;                           // of one block, in one thread
+    static_assert(kBlocks * 64 == (kSwapAB ? kCols : kRows) && kWgmmaN % (kSwapAB ? 8 : 16) == 0 && kWgmmaN <= 256, "tile");
+    static_assert(kBlocks * kWgmmaN <= 384, "accumulators");
     // Whether partial tiles are sent to slots and added from them: of swap-AB tiles those whose
     // consumers share a room, if a thread's rounded accumulators are whole vectors of 16 bytes. The
     // others' rows are scattered.
-    static constexpr bool kSlotted = !kSwapAB || (Rooms == 1 && kBlocks * kBreadth % 16 == 0);
-    static constexpr bool kSlots = ReduceScatter && kSlotted;
-    static constexpr u32 kVectors = kBlocks * kBreadth / 16;                     // 16-byte vectors of rounded accumulators of one thread
+    static constexpr bool kCanSendPartials = !kSwapAB || (StagingBuffers == 1 && kBlocks * kWgmmaN % 16 == 0);
+    static constexpr bool kSendsPartials = ReduceScatter && kCanSendPartials;
+    static constexpr u32 kVectors = kBlocks * kWgmmaN / 16;                     // 16-byte vectors of rounded accumulators of one thread
 
     // Registers of a thread: 64 K in all, launched with 168 each.
     static constexpr u32 kProducerRegisters = 56;
@@ -67,46 +67,46 @@ struct Config {
     // later, so that one can end its part of a tile while the other multiplies. Not where a tile is
     // of 256 rows, which is for the card's power limit: there consumers that are apart take 1.5 to
     // 1.9 % more time (results/tuning/shares-of-a-wave.txt).
-    static constexpr u32 kRooms = Rooms;
-    static constexpr bool kInStep = kBlocks > 1 && !kSwapAB;
+    static constexpr u32 kStagingBuffers = StagingBuffers;
+    static constexpr bool kLockstep = kBlocks > 1 && !kSwapAB;
     // Groups in which a consumer multiplies a stage. In two it waits twice a stage, and what it has
     // taken is a stage and a half on average, and not two. In one it waits once, while twice as
     // much is in flight: 256x192 takes 0.3 to 1.3 % less time so at the power limit, and tiles of
     // 128 rows no less (results/tuning/one-group.txt).
-    static constexpr u32 kGroups = kInStep ? 1 : 2;
-    static constexpr u32 kRoomBytes = kBlocks * kBoxes * kBoxBytes;
-    static_assert(kRooms == 1 || kRooms == kConsumers, "rooms");
-    static_assert(kRoomBytes == kOutBytesPerConsumer, "boxes of a consumer's part");
+    static constexpr u32 kWgmmaGroups = kLockstep ? 1 : 2;
+    static constexpr u32 kStagingBytes = kBlocks * kBoxes * kBoxBytes;
+    static_assert(kStagingBuffers == 1 || kStagingBuffers == kConsumers, "staging buffers");
+    static_assert(kStagingBytes == kOutBytesPerConsumer, "boxes of a consumer's part");
     // Rows that go to several owners need the whole tile's room, and lie with 16 bytes between
     // them, so that the rows of a matrix store meet different banks.
-    static constexpr bool kScatters = ReduceScatter && kRooms == kConsumers;
+    static constexpr bool kScatters = ReduceScatter && kStagingBuffers == kConsumers;
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
-    static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kRooms * kRoomBytes;
+    static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kStagingBuffers * kStagingBytes;
 
     // A partial tile travels through the operand ring in this many pieces, of which the last may be
     // shorter; each holds the same vectors of both consumers, no more than there are registers for,
     // and of a swap-AB tile no more than a room has place for.
-    static constexpr u32 kPieces = !kSlotted ? 1
+    static constexpr u32 kPieces = !kCanSendPartials ? 1
                                    : kSwapAB ? ceil_div(kVectors, least(16, least(kStageBytes, kOutBytesPerConsumer) / (kConsumers * 128 * 16)))
                                              : kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
     static constexpr u32 kPieceVectors = ceil_div(kVectors, kPieces);
     static constexpr __device__ u32 piece_vectors(u32 piece) { return least(kPieceVectors, kVectors - piece * kPieceVectors); }
     static constexpr __device__ u32 piece_bytes_per_consumer(u32 piece) { return piece_vectors(piece) * 128 * 16; }
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;  // of the longest
-    static_assert(!kSlotted || (kAccumulators % 2 == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
+    static_assert(!kCanSendPartials || (kAccumulators % 2 == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
     // Pieces of one that is added during the multiplication come into the rooms, which are idle
     // then: as many as they hold, two at most.
-    static constexpr u32 kEarlyPieces = kSlotted && kRooms * kRoomBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
-    static_assert(!kSlotted || kRooms * kRoomBytes >= kConsumers * kPieceBytesPerConsumer, "early pieces");
+    static constexpr u32 kInMainloopPieces = kCanSendPartials && kStagingBuffers * kStagingBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
+    static_assert(!kCanSendPartials || kStagingBuffers * kStagingBytes >= kConsumers * kPieceBytesPerConsumer, "pieces during the mainloop");
     static_assert(kPieces <= 4, "EARLY_GAP of flux-core/src/program");
     // Through the ring go the fp32 accumulators of another range of k, too, in more of them, of
     // which the last may be shorter.
-    static constexpr u32 kPartVectors = kBlocks * kBreadth / 8;
-    static constexpr u32 kPartPieceVectors = kSwapAB ? least(8, kPartVectors) : kPartVectors / (2 * kPieces);
-    static constexpr u32 kPartPieces = ceil_div(kPartVectors, kPartPieceVectors);
-    static constexpr u32 kPartBytes = kPartVectors * 128 * 16 * kConsumers;  // of a part slot
-    static constexpr __device__ u32 part_piece_vectors(u32 piece) { return least(kPartPieceVectors, kPartVectors - piece * kPartPieceVectors); }
-    static_assert(kPartBytes == TileM * TileN * 4 && kAccumulators % 4 == 0 && kPartPieceVectors * 128 * 16 * kConsumers <= kStageBytes, "part pieces");
+    static constexpr u32 kSplitKVectors = kBlocks * kWgmmaN / 8;
+    static constexpr u32 kSplitKPieceVectors = kSwapAB ? least(8, kSplitKVectors) : kSplitKVectors / (2 * kPieces);
+    static constexpr u32 kSplitKPieces = ceil_div(kSplitKVectors, kSplitKPieceVectors);
+    static constexpr u32 kSplitKSlotBytes = kSplitKVectors * 128 * 16 * kConsumers;  // of a part slot
+    static constexpr __device__ u32 split_k_piece_vectors(u32 piece) { return least(kSplitKPieceVectors, kSplitKVectors - piece * kSplitKPieceVectors); }
+    static_assert(kSplitKSlotBytes == TileM * TileN * 4 && kAccumulators % 4 == 0 && kSplitKPieceVectors * 128 * 16 * kConsumers <= kStageBytes, "split-K pieces");
 
     // What goes to a peer at once, where it goes in pieces.
     static constexpr u32 kPieceBytes = 4096;
@@ -116,8 +116,8 @@ struct Config {
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
     static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 6;
-    static constexpr u32 kThereOffset = kBarrierOffset + kBarriers * 8;
-    static constexpr u32 kOpenedOffset = kThereOffset + 8;
+    static constexpr u32 kArrivedOffset = kBarrierOffset + kBarriers * 8;
+    static constexpr u32 kOpenedOffset = kArrivedOffset + 8;
     static constexpr u32 kSharedBytes = kOpenedOffset + 8 + 1024;
     static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
 };
@@ -130,9 +130,9 @@ struct Shared {
     __device__ __forceinline__ u32 a(u32 stage) const { return base + stage * C::kStageBytes; }
     __device__ __forceinline__ u32 b(u32 stage) const { return a(stage) + C::kBytesA; }
     // The room into which a consumer leaves its part of a tile.
-    __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + (C::kRooms == 1 ? 0 : consumer) * C::kRoomBytes; }
+    __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + (C::kStagingBuffers == 1 ? 0 : consumer) * C::kStagingBytes; }
     // Where a consumer finds its part of a piece of a partial tile that is early.
-    __device__ __forceinline__ u32 early(u32 place, u32 consumer) const {
+    __device__ __forceinline__ u32 in_mainloop_piece(u32 place, u32 consumer) const {
         return base + C::kOutOffset + (place * C::kConsumers + consumer) * C::kPieceBytesPerConsumer;
     }
     // A row of the whole tile, where rows go to several owners.
@@ -144,18 +144,18 @@ struct Shared {
     // Completed when a consumer's 128 threads have written its part of an item.
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
     // Completed when what a fold reads is there.
-    __device__ __forceinline__ u32 fold_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
+    __device__ __forceinline__ u32 rows_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
     // Completed when a part that was laid aside is back.
-    __device__ __forceinline__ u32 part_back() const { return full(2 * C::kStages + 2 * C::kConsumers + 1); }
+    __device__ __forceinline__ u32 staged_part_back() const { return full(2 * C::kStages + 2 * C::kConsumers + 1); }
     // Completed when an early piece is there, of both consumers.
-    __device__ __forceinline__ u32 early_full(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 2 + piece); }
+    __device__ __forceinline__ u32 in_mainloop_full(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 2 + piece); }
     // Completed when every consumer has added it.
-    __device__ __forceinline__ u32 early_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
+    __device__ __forceinline__ u32 in_mainloop_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
     // How far the watcher has seen rows of A, or partial tiles (`progress`).
-    __device__ __forceinline__ u32 there() const { return base + C::kThereOffset; }
+    __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
     // Whether a consumer has left out rows that it was to scatter. The word is `there`'s: whose
     // programs scatter rows await no partial tiles.
-    __device__ __forceinline__ u32 left_out() const { return there(); }
+    __device__ __forceinline__ u32 dropped_rows() const { return arrived(); }
     // Items of this CTA that the producer has opened, up to the last that awaits partial tiles, or
     // is a fold.
     __device__ __forceinline__ u32 opened() const { return base + C::kOpenedOffset; }

@@ -22,7 +22,7 @@ struct Consumer {
     static constexpr u32 kAccumulators = C::kAccumulators;
     // Steps by which the second consumer adds later than the first, which multiplies meanwhile:
     // EARLY_LAG of flux-core/src/program leaves room for them.
-    static constexpr u32 kEarlyLag = 2;
+    static constexpr u32 kInMainloopLag = 2;
     // This consumer's rows of A and rows of B in a stage.
     static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
     static constexpr u32 kOffsetB = C::kSplitColumns ? C::kCols * C::kTileK * 2 : 0;
@@ -33,7 +33,7 @@ struct Consumer {
     const u32 index;   // which consumer
     const u32 thread;  // 0..128
     RingState<C::kStages> ring;
-    RingState<C::kEarlyPieces> early;  // of pieces that the storer brings
+    RingState<C::kInMainloopPieces> in_mainloop;  // of pieces that the storer brings
     u32 out_phase = 0;
     // Descriptors of the first stage's operands, of wgmma's m and n. A lane's value is known to be
     // the warp's: what follows from it is computed once a warp, not in every thread.
@@ -45,7 +45,7 @@ struct Consumer {
     // group of these begins.
     template <bool First>
     __device__ __forceinline__ void issue_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) const {
-        constexpr u32 kGroup = C::kTileK / 16 / C::kGroups;
+        constexpr u32 kGroup = C::kTileK / 16 / C::kWgmmaGroups;
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
         const u32 m = ptx::advance_descriptor(first_m, ring.stage * C::kStageBytes);
         const u32 n = ptx::advance_descriptor(first_n, ring.stage * C::kStageBytes);
@@ -55,7 +55,7 @@ struct Consumer {
         for (u32 k = 0; k < C::kTileK / 16; ++k) {
 #pragma unroll
             for (u32 block = 0; block < C::kBlocks; ++block) {
-                ptx::Wgmma<C::kBreadth, C::kBf16>::mma(acc[block], ptx::advance_descriptor(m, block * 64 * 128 + k * 32),
+                ptx::Wgmma<C::kWgmmaN, C::kBf16>::mma(acc[block], ptx::advance_descriptor(m, block * 64 * 128 + k * 32),
                                                        ptx::advance_descriptor(n, k * 32), !First || k != 0);
             }
             if ((k + 1) % kGroup != 0) continue;
@@ -97,16 +97,16 @@ struct Consumer {
         const u32 k_steps = ptx::from_lane(item.k_steps, 0);
         u32 read = take_stage<true>(0, acc);
         u32 step = 1;
-        if constexpr (C::kSlots) {
-            const u32 early = ptx::from_lane(early_of(p, item), 0);
+        if constexpr (C::kSendsPartials) {
+            const u32 in_mainloop = ptx::from_lane(in_mainloop_partials(p, item), 0);
 #pragma unroll 1
-            for (u32 source = 0; source < early; ++source) {
-                const u32 first = p.early_first + index * kEarlyLag + source * p.early_gap;
+            for (u32 source = 0; source < in_mainloop; ++source) {
+                const u32 first = p.in_mainloop_first + index * kInMainloopLag + source * p.in_mainloop_gap;
 #pragma unroll
                 for (u32 piece = 0; piece < C::kPieces; ++piece) {
-                    read = multiply_until(first + piece * (p.early_gap / C::kPieces), step, read, acc);
+                    read = multiply_until(first + piece * (p.in_mainloop_gap / C::kPieces), step, read, acc);
                     settle(acc);
-                    add_early_piece(piece, acc);
+                    add_in_mainloop_piece(piece, acc);
                     read = take_stage<false>(read, acc);
                     ++step;
                 }
@@ -123,7 +123,7 @@ struct Consumer {
             read = take_stage<false>(read, acc);
             // Of its two groups one stays in flight; of one group, the stage before has been waited
             // for.
-            if constexpr (C::kGroups == 2) ptx::wgmma_wait<1>();
+            if constexpr (C::kWgmmaGroups == 2) ptx::wgmma_wait<1>();
         }
         return read;
     }
@@ -147,18 +147,18 @@ struct Consumer {
     }
 
     // The next piece, that the storer has brought into the output room.
-    __device__ __forceinline__ void add_early_piece(u32 piece, float (&acc)[C::kBlocks][kAccumulators]) {
-        ptx::mbarrier_wait(smem.early_full(early.stage), early.phase);
-        add_piece(smem.early(early.stage, index), piece, acc);
+    __device__ __forceinline__ void add_in_mainloop_piece(u32 piece, float (&acc)[C::kBlocks][kAccumulators]) {
+        ptx::mbarrier_wait(smem.in_mainloop_full(in_mainloop.stage), in_mainloop.phase);
+        add_piece(smem.in_mainloop_piece(in_mainloop.stage, index), piece, acc);
         sync_consumer();
-        if (thread == 0) ptx::mbarrier_arrive(smem.early_empty(early.stage));
-        early.advance();
+        if (thread == 0) ptx::mbarrier_arrive(smem.in_mainloop_empty(in_mainloop.stage));
+        in_mainloop.advance();
     }
 
     // Adds the partial tiles that were not added on the way, in the order of their slots, as the
     // ring of stages brings them.
-    __device__ __forceinline__ void add_partials(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
-        for (u32 source = early_of(p, item); source < item.partials; ++source) {
+    __device__ __forceinline__ void add_peer_partials(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
+        for (u32 source = in_mainloop_partials(p, item); source < item.partials; ++source) {
 #pragma unroll
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
                 ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
@@ -247,27 +247,27 @@ struct Consumer {
     // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector. Which one
     // it is, is looked up here: tiles of 256x192 have no register to keep it in while they are
     // multiplied.
-    __device__ __forceinline__ void lend(u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
+    __device__ __forceinline__ void write_partial(u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u64 half = p.data[p.rank] + (ptx::copied_here(epoch) & 1) * p.half_stride;
-        const u64 dst = half + p.split_k_offset + static_cast<u64>(p.items[i].part) * C::kPartBytes + index * (C::kPartBytes / C::kConsumers) + thread * 16;
+        const u64 dst = half + p.split_k_offset + static_cast<u64>(p.items[i].part) * C::kSplitKSlotBytes + index * (C::kSplitKSlotBytes / C::kConsumers) + thread * 16;
 #pragma unroll
-        for (u32 v = 0; v < C::kPartVectors; ++v) {
+        for (u32 v = 0; v < C::kSplitKVectors; ++v) {
             const float* d = &acc[v * 4 / kAccumulators][v * 4 % kAccumulators];
             ptx::store_global_16(dst + v * 128 * 16, {ptx::copied_bits(d[0]), ptx::copied_bits(d[1]), ptx::copied_bits(d[2]), ptx::copied_bits(d[3])});
         }
     }
 
     // Adds the accumulators of the other ranges of k, in their order.
-    __device__ __forceinline__ void add_parts(u32 parts, float (&acc)[C::kBlocks][kAccumulators]) {
+    __device__ __forceinline__ void add_split_k_partials(u32 parts, float (&acc)[C::kBlocks][kAccumulators]) {
         for (u32 n = 0; n < parts; ++n) {
 #pragma unroll
-            for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
+            for (u32 piece = 0; piece < C::kSplitKPieces; ++piece) {
                 ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-                const u32 src = smem.a(ring.stage) + index * (C::part_piece_vectors(piece) * 128 * 16) + thread * 16;
+                const u32 src = smem.a(ring.stage) + index * (C::split_k_piece_vectors(piece) * 128 * 16) + thread * 16;
 #pragma unroll
-                for (u32 v = 0; v < C::part_piece_vectors(piece); ++v) {
+                for (u32 v = 0; v < C::split_k_piece_vectors(piece); ++v) {
                     const uint4 four = ptx::load_shared_16(src + v * 128 * 16);
-                    const u32 at = (piece * C::kPartPieceVectors + v) * 4;
+                    const u32 at = (piece * C::kSplitKPieceVectors + v) * 4;
                     float* d = &acc[at / kAccumulators][at % kAccumulators];
                     d[0] += __uint_as_float(four.x);
                     d[1] += __uint_as_float(four.y);
@@ -281,16 +281,16 @@ struct Consumer {
 
     // Whether the sum is whole, and goes to the caller.
     __device__ __forceinline__ static bool finishes(const WorkItem& item) {
-        return item.sink == static_cast<u32>(Sink::kStore) || (C::kSlots && item.sink == static_cast<u32>(Sink::kReduce));
+        return item.sink == static_cast<u32>(Sink::kStore) || (C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce));
     }
 
     // Into the room, or where it is lent or scattered.
     __device__ __forceinline__ void write(const WorkItem& item, u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kPartial)) {
-            lend(i, acc);
+            write_partial(i, acc);
             return;
         }
-        if constexpr (C::kSlots) {
+        if constexpr (C::kSendsPartials) {
             if (item.sink == static_cast<u32>(Sink::kSend)) {
                 write_slot(acc);
                 return;
@@ -306,10 +306,10 @@ struct Consumer {
                     write_rows(acc);
                 }
                 // The storer scatters them, when it is its turn.
-                if (p.turns != 0) return;
+                if (p.in_flight_limit != 0) return;
                 sync_consumer();
                 if (poison) {
-                    ptx::store_release_cta_shared(smem.left_out(), 1);
+                    ptx::store_release_cta_shared(smem.dropped_rows(), 1);
                     return;
                 }
                 const Scatter<C> rows(p, smem, epoch, item, index);
@@ -347,25 +347,25 @@ struct Consumer {
             float acc[C::kBlocks][kAccumulators];
             multiply(item, acc);
             mark(i, &ItemStamps::multiplied);
-            if (item.parts != 0) add_parts(item.parts, acc);
-            if constexpr (C::kSlots) {
-                if (item.partials != 0) add_partials(item, acc);
+            if (item.parts != 0) add_split_k_partials(item.parts, acc);
+            if constexpr (C::kSendsPartials) {
+                if (item.partials != 0) add_peer_partials(item, acc);
             }
             mark(i, &ItemStamps::summed);
             if (finishes(item)) finish_tile<C>(p, i, index, thread, acc);
             hand_over(item, i, acc);
-            if constexpr (C::kInStep) ptx::named_barrier_sync<3, 128 * C::kConsumers>();
+            if constexpr (C::kLockstep) ptx::named_barrier_sync<3, 128 * C::kConsumers>();
         }
-        if constexpr (C::kScatters) reduce_rows(i, walk);
+        if constexpr (C::kScatters) reduce_scattered_rows(i, walk);
     }
 
     // Folds come after all tiles.
-    __device__ __forceinline__ void reduce_rows(u32 i, const Walk& walk) const {
+    __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         WorkItem item = load_item(p, i);
-        ptx::mbarrier_wait(smem.fold_ready(), 0);
+        ptx::mbarrier_wait(smem.rows_ready(), 0);
         for (;;) {
-            fold<C>(p, epoch, item, index * 128 + thread);
+            reduce_rows<C>(p, epoch, item, index * 128 + thread);
             if ((i += walk.stride) >= walk.count) return;
             item = load_item(p, i);
         }

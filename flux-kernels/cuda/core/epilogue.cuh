@@ -67,7 +67,7 @@ __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, 
 // The same of a swap-AB tile: acc[block][4 j + i] is of the block's column thread / 4 mod 8 of the
 // warp's sixteen, and 8 on from i = 2; all have it of several rows.
 template <class C>
-__device__ __forceinline__ void add_bias_turned(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
+__device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                                 float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first = C::kSplitColumns ? consumer * C::kCols : 0, within = thread % 32 / 4;
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_bias_turned(const Params& p, const WorkItem&
             const float2 pair = bias_pair<C::kBf16>(p, item.col + eight + within / 2 * 2);
             const float bias = within % 2 == 0 ? pair.x : pair.y;
 #pragma unroll
-            for (u32 j = 0; j < C::kBreadth / 8; ++j) {
+            for (u32 j = 0; j < C::kWgmmaN / 8; ++j) {
                 acc[block][j * 4 + half * 2] += bias;
                 acc[block][j * 4 + half * 2 + 1] += bias;
             }
@@ -104,7 +104,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
                                             float (&acc)[C::kBlocks][C::kAccumulators]) {
     if (p.bias != 0) {
         if constexpr (C::kSwapAB) {
-            add_bias_turned<C>(p, load_item(p, i), consumer, thread, acc);
+            add_bias_swapped<C>(p, load_item(p, i), consumer, thread, acc);
         } else {
             add_bias<C>(p, load_item(p, i), consumer, thread, acc);
         }

@@ -10,7 +10,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "core/storer.cuh"
-#include "core/watcher.cuh"
+#include "core/signal_poller.cuh"
 
 namespace flux {
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         mover.ask_ahead(blockIdx.x, gridDim.x);
         pushed = transfer_of_lane(p, 0);
     }
-    const bool folds = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kReduceRows);
+    const bool reduces = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kReduceRows);
 
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < C::kStages; ++s) {
@@ -48,13 +48,13 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_full(c), 128);
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
-        ptx::mbarrier_init(smem.fold_ready(), 1);
-        ptx::mbarrier_init(smem.part_back(), 1);
-        for (u32 piece = 0; piece < C::kEarlyPieces; ++piece) {
-            ptx::mbarrier_init(smem.early_full(piece), 1);
-            ptx::mbarrier_init(smem.early_empty(piece), C::kConsumers);
+        ptx::mbarrier_init(smem.rows_ready(), 1);
+        ptx::mbarrier_init(smem.staged_part_back(), 1);
+        for (u32 piece = 0; piece < C::kInMainloopPieces; ++piece) {
+            ptx::mbarrier_init(smem.in_mainloop_full(piece), 1);
+            ptx::mbarrier_init(smem.in_mainloop_empty(piece), C::kConsumers);
         }
-        ptx::store_release_cta_shared(smem.there(), 0);
+        ptx::store_release_cta_shared(smem.arrived(), 0);
         ptx::store_release_cta_shared(smem.opened(), 0);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&p.a_caller);
@@ -71,14 +71,14 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             const bool leads = ptx::elect_one();
             if (leads) producer.run(walk, first);
             __syncwarp();
-            const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(folds));
+            const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(reduces));
             // The last tile is still to be multiplied to its end, rounded and stored, or to be
             // folded.
             close_call(p, epoch, failed);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else if (warp == 3) {
-            Watcher<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
+            SignalPoller<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         }
         // The mover's warp, which has nothing to do by now.
         if (warp == 2 && blockIdx.x == 0) announce_call(p, epoch);

@@ -99,7 +99,7 @@ struct Mover {
 #pragma unroll 1
         for (u32 copy = 0; copy < g.copies; ++copy) {
             const u32 to = ptx::from_lane(g.to, copy);
-            const u64 dst = p.data[to & 0xFFFF] + (epoch & 1) * p.half_stride + (to >> 16) * p.place_bytes + q.offset;
+            const u64 dst = p.data[to & 0xFFFF] + (epoch & 1) * p.half_stride + (to >> 16) * p.shard_slot_bytes + q.offset;
 #pragma unroll
             for (u32 i = 0; i < kVectors; ++i) {
                 const u32 at = (i * kThreads + thread) * 16;

@@ -66,18 +66,18 @@ struct Slot {
 
     // A consumer's part from its room to a slot; in pieces of kPieceBytes with gaps of so many
     // nanoseconds behind each, or without gaps.
-    __device__ __forceinline__ void store(u64 slot, u32 room, u32 consumer, u32 gap_ns) const {
+    __device__ __forceinline__ void store(u64 slot, u32 staging, u32 consumer, u32 gap_ns) const {
         const u64 to = slot + part(consumer);
         if (is_short()) {
-            store_short(to, room, threads(consumer) * 16, gap_ns);
+            store_short(to, staging, threads(consumer) * 16, gap_ns);
             return;
         }
         if (gap_ns == 0) {
-            ptx::bulk_store(to, room, C::kOutBytesPerConsumer);
+            ptx::bulk_store(to, staging, C::kOutBytesPerConsumer);
             return;
         }
         for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += C::kPieceBytes) {
-            ptx::bulk_store(to + offset, room + offset, least(C::kOutBytesPerConsumer - offset, C::kPieceBytes));
+            ptx::bulk_store(to + offset, staging + offset, least(C::kOutBytesPerConsumer - offset, C::kPieceBytes));
             ptx::bulk_commit();
             ptx::sleep_ns(gap_ns);
         }
@@ -85,12 +85,12 @@ struct Slot {
 
 private:
     // Of so many bytes of each vector.
-    __device__ __forceinline__ static void store_short(u64 to, u32 room, u32 row, u32 gap_ns) {
+    __device__ __forceinline__ static void store_short(u64 to, u32 staging, u32 row, u32 gap_ns) {
         if (row == 0) return;
         u32 since = 0;
 #pragma unroll 1
         for (u32 v = 0; v < C::kVectors; ++v) {
-            ptx::bulk_store(to + v * row, room + v * kVectorBytes, row);
+            ptx::bulk_store(to + v * row, staging + v * kVectorBytes, row);
             if (gap_ns == 0 || (since += row) < C::kPieceBytes) continue;
             since = 0;
             ptx::bulk_commit();

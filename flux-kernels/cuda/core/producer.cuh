@@ -7,7 +7,7 @@
 #include "ptx/mbarrier.cuh"
 #include "core/trace.cuh"
 #include "core/wait.cuh"
-#include "core/watcher.cuh"
+#include "core/signal_poller.cuh"
 
 namespace flux {
 
@@ -40,10 +40,10 @@ struct Producer {
     }
 
     // Whether the watcher has seen the rows that this step of the CTA's item number `number` reads.
-    __device__ __forceinline__ bool rows_there(u32 number, u32 step) {
+    __device__ __forceinline__ bool rows_arrived(u32 number, u32 step) {
         const u64 needed = progress(number, step);
         if (needed < rows) return true;
-        const u64 now = ptx::load_acquire_cta_shared(smem.there());
+        const u64 now = ptx::load_acquire_cta_shared(smem.arrived());
         if (now == rows) return false;
         rows = now;
         // Orders the acquired signals before the bulk loads of the rows that they announce.
@@ -66,7 +66,7 @@ struct Producer {
         }
         for (u32 s = step; s < step + ahead; ++s) {
             // The watcher ends all its waits, and so this one.
-            while (!rows_there(number, s)) {}
+            while (!rows_arrived(number, s)) {}
             load_a(item, start.stage, s);
             start.advance();
         }
@@ -75,8 +75,8 @@ struct Producer {
 
     // Returns the step from which on all rows are there.
     __device__ __forceinline__ u32 load_as_they_come(const WorkItem& item, u32 number, u32 step, u32 end) {
-        while (step < end && !rows_there(number, end - 1)) {
-            if (rows_there(number, step)) {
+        while (step < end && !rows_arrived(number, end - 1)) {
+            if (rows_arrived(number, step)) {
                 load(item, step++);
             } else {
                 step = load_awaited(item, number, step, end);
@@ -112,18 +112,18 @@ struct Producer {
     }
 
     // The accumulators of the other ranges of k, in their order, through the same ring.
-    __device__ __forceinline__ void load_parts(const WorkItem& item) {
+    __device__ __forceinline__ void load_split_k_partials(const WorkItem& item) {
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         for (u32 n = 0; n < item.parts; ++n) {
             await_late(p, epoch, item, n);
             // Orders the acquired signal before the bulk loads of what it announces.
             ptx::fence_proxy_async_global();
-            const u64 part = half + p.split_k_offset + static_cast<u64>(item.part + n) * C::kPartBytes;
-            for (u32 piece = 0; piece < C::kPartPieces; ++piece) {
-                const u32 bytes = C::part_piece_vectors(piece) * 128 * 16;  // of one consumer
+            const u64 part = half + p.split_k_offset + static_cast<u64>(item.part + n) * C::kSplitKSlotBytes;
+            for (u32 piece = 0; piece < C::kSplitKPieces; ++piece) {
+                const u32 bytes = C::split_k_piece_vectors(piece) * 128 * 16;  // of one consumer
                 open_stage(C::kConsumers * bytes);
                 for (u32 c = 0; c < C::kConsumers; ++c) {
-                    ptx::bulk_load(smem.a(ring.stage) + c * bytes, part + c * (C::kPartBytes / C::kConsumers) + piece * C::kPartPieceVectors * 128 * 16, bytes,
+                    ptx::bulk_load(smem.a(ring.stage) + c * bytes, part + c * (C::kSplitKSlotBytes / C::kConsumers) + piece * C::kSplitKPieceVectors * 128 * 16, bytes,
                                    smem.full(ring.stage));
                 }
                 ring.advance();
@@ -133,30 +133,30 @@ struct Producer {
 
     // The partial tiles of others, in the order of their slots, through the same ring: those that
     // are there are added while the others are awaited.
-    __device__ __forceinline__ void load_partials(const WorkItem& item, u32 index, u32 number) {
+    __device__ __forceinline__ void load_peer_partials(const WorkItem& item, u32 index, u32 number) {
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
-        const u32 early = early_of(p, item);
-        for (u32 source = early; source < item.partials;) {
+        const u32 in_mainloop = in_mainloop_partials(p, item);
+        for (u32 source = in_mainloop; source < item.partials;) {
             // There is an entry for each, or none for any.
-            const u32 next = awaits_partials(item) ? early + partials_there(number, source - early) : item.partials;
+            const u32 next = awaits_partials(item) ? in_mainloop + partials_arrived(number, source - in_mainloop) : item.partials;
             if (next == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
             // Orders the acquired signals before the bulk loads of the partial tiles that they
             // announce.
             ptx::fence_proxy_async_global();
-            for (; source < next; ++source) load_partial(Slot<C>{p}.partial(half, item, source));
+            for (; source < next; ++source) load_peer_partial(Slot<C>{p}.partial(half, item, source));
         }
     }
 
     // How many of those that the CTA's item number `number` awaits the watcher has seen, which ends
     // all its waits: more than `taken`, as there is an entry for each.
-    __device__ __forceinline__ u32 partials_there(u32 number, u32 taken) const {
+    __device__ __forceinline__ u32 partials_arrived(u32 number, u32 taken) const {
         for (;;) {
-            const u64 now = ptx::load_acquire_cta_shared(smem.there());
+            const u64 now = ptx::load_acquire_cta_shared(smem.arrived());
             if (now > progress(number, taken)) return static_cast<u32>(now);
         }
     }
 
-    __device__ __forceinline__ void load_partial(u64 slot) {
+    __device__ __forceinline__ void load_peer_partial(u64 slot) {
         for (u32 piece = 0; piece < C::kPieces; ++piece) {
             open_stage(Slot<C>{p}.piece_bytes(piece));
             Slot<C>{p}.load_piece(slot, piece, smem.a(ring.stage), smem.full(ring.stage));
@@ -172,8 +172,8 @@ struct Producer {
             const u32 end = step + item.k_steps;
             stamp<C>(p, i, &ItemStamps::opened);
             if constexpr (C::kReduceScatter) {
-                const bool folds = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
-                if (folds || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
+                const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
+                if (reduces || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
             } else {
                 // Rows that nobody sends need no watcher.
                 if (item.await_count != 0) step = load_as_they_come(item, number, step, end);
@@ -181,18 +181,18 @@ struct Producer {
             stamp<C>(p, i, &ItemStamps::rows_there);
             load_all(item, step, end);
             stamp<C>(p, i, &ItemStamps::loaded);
-            if (item.parts != 0) load_parts(item);
-            if constexpr (C::kSlots) {
+            if (item.parts != 0) load_split_k_partials(item);
+            if constexpr (C::kSendsPartials) {
                 // What a fold adds is read by the consumers.
-                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kReduceRows)) load_partials(item, i, number);
+                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kReduceRows)) load_peer_partials(item, i, number);
             }
         }
     }
 
     // Waits until no role of this CTA awaits anything of peers any more. Returns whether the call
     // has failed.
-    __device__ __forceinline__ bool drain(bool folds) const {
-        if (C::kSlots && p.early != 0) {
+    __device__ __forceinline__ bool drain(bool reduces) const {
+        if (C::kSendsPartials && p.in_mainloop != 0) {
             // What the storer awaits and brings early: the consumers have added it when they have
             // read the last stage.
             RingState<C::kStages> last = ring;
@@ -201,7 +201,7 @@ struct Producer {
                 last.advance();
             }
         }
-        if (folds) ptx::mbarrier_wait(smem.fold_ready(), 0);
+        if (reduces) ptx::mbarrier_wait(smem.rows_ready(), 0);
         return poisoned(p);
     }
 };

@@ -23,18 +23,18 @@ __device__ __forceinline__ void add_vector(const uint4& four, float (&sum)[8]) {
 }
 
 // Where a thread's eight columns of a fold lie.
-struct FoldPlace {
+struct RowPlace {
     u64 row;
     u32 col;
     bool there;
 
-    __device__ __forceinline__ FoldPlace(const WorkItem& item, u32 v)
+    __device__ __forceinline__ RowPlace(const WorkItem& item, u32 v)
         : row(item.row + v / (item.cols / 8)), col(item.col + v % (item.cols / 8) * 8), there(v < item.rows * (item.cols / 8)) {}
 };
 
 // With the bias, rounded, into the caller's y.
 template <class C>
-__device__ __forceinline__ void store_sum(const Params& p, const FoldPlace& at, float (&sum)[8]) {
+__device__ __forceinline__ void store_sum(const Params& p, const RowPlace& at, float (&sum)[8]) {
     if (p.bias != 0) {
 #pragma unroll
         for (u32 i = 0; i < 8; i += 2) {
@@ -52,14 +52,14 @@ __device__ __forceinline__ void store_sum(const Params& p, const FoldPlace& at, 
 // awaited. Each loads what up to eight ranks have sent for two places before it adds any of it: one
 // after the other each would take its way to memory.
 template <class C>
-__device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
+__device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
     constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 8;
     const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
-    const u64 half = p.scattered + (epoch & 1) * p.half_stride;
+    const u64 half = p.scatter_buffer + (epoch & 1) * p.half_stride;
     // From what others have scattered to what this rank has.
-    const u64 to_own = p.data[p.rank] - p.scattered;
+    const u64 to_own = p.data[p.rank] - p.scatter_buffer;
     for (u32 v = thread; v < item.rows * (item.cols / 8); v += kPlaces * kThreads) {
-        const FoldPlace places[kPlaces] = {{item, v}, {item, v + kThreads}};
+        const RowPlace places[kPlaces] = {{item, v}, {item, v + kThreads}};
         u64 at[kPlaces];
 #pragma unroll
         for (u32 n = 0; n < kPlaces; ++n) at[n] = half + places[n].row * p.source_row_bytes + places[n].col * u64{2};
@@ -90,14 +90,14 @@ __device__ __forceinline__ void fold(const Params& p, u32 epoch, const WorkItem&
 }
 
 // What a lane awaits of a CTA's fold.
-struct FoldAwaits {
+struct RowAwaits {
     u32 first, count;
     Await mine;  // of the first 32
 
     // Of item `i`. Several ways to memory, one after the other.
-    __device__ __forceinline__ static FoldAwaits of(const Params& p, u32 i) {
+    __device__ __forceinline__ static RowAwaits of(const Params& p, u32 i) {
         const u32 lane = threadIdx.x % 32;
-        FoldAwaits f{p.items[i].late_first, p.items[i].late_count, {}};
+        RowAwaits f{p.items[i].late_first, p.items[i].late_count, {}};
         if (lane < f.count) f.mine = p.awaits[f.first + lane];
         return f;
     }
@@ -108,18 +108,18 @@ struct FoldAwaits {
 // sent, or loaded where they are sent by turns: earlier, the polls of all CTAs would hold up loads,
 // and what they wait for is seldom there.
 template <class C>
-__device__ __forceinline__ void await_folds(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i, FoldAwaits ahead) {
+__device__ __forceinline__ void await_rows_to_reduce(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i, RowAwaits ahead) {
     const u32 lane = threadIdx.x % 32;
     for (;;) {
         // After a failed wait the sums are garbage, but in bounds: the call is reported as failed.
         for (u32 n = lane; n < ahead.count; n += 32) wait_for(p, epoch, await_target(p, epoch, n == lane ? ahead.mine : p.awaits[ahead.first + n]));
         if ((i += walk.stride) >= walk.count) break;
-        ahead = FoldAwaits::of(p, i);
+        ahead = RowAwaits::of(p, i);
     }
     // Orders what the other lanes have acquired before the arrival, which releases it to the
     // consumers.
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(smem.fold_ready());
+    if (lane == 0) ptx::mbarrier_arrive(smem.rows_ready());
 }
 
 }  // namespace flux

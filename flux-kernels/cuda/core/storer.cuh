@@ -19,7 +19,7 @@ struct Storer {
     const u32 epoch;
     const u32 lane;
     u32 phase = 0;
-    RingState<C::kEarlyPieces> early;
+    RingState<C::kInMainloopPieces> in_mainloop;
 
     __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
@@ -49,13 +49,13 @@ struct Storer {
 
     // Where this CTA lays the first consumer's part of a partial tile aside, in this GPU's memory.
     // Sent at its pace it would hold up the second.
-    __device__ __forceinline__ u64 aside() const { return p.aside + static_cast<u64>(blockIdx.x) * C::kOutBytesPerConsumer; }
+    __device__ __forceinline__ u64 global_staging() const { return p.global_staging + static_cast<u64>(blockIdx.x) * C::kOutBytesPerConsumer; }
 
     // Brings it back into the room, which the second part has left. By one lane.
-    __device__ __forceinline__ void fetch_aside(u32 number) const {
-        ptx::mbarrier_arrive_expect_tx(smem.part_back(), C::kOutBytesPerConsumer);
-        ptx::bulk_load(smem.out(0), aside(), C::kOutBytesPerConsumer, smem.part_back());
-        ptx::mbarrier_wait(smem.part_back(), number & 1);
+    __device__ __forceinline__ void fetch_global_staging(u32 number) const {
+        ptx::mbarrier_arrive_expect_tx(smem.staged_part_back(), C::kOutBytesPerConsumer);
+        ptx::bulk_load(smem.out(0), global_staging(), C::kOutBytesPerConsumer, smem.staged_part_back());
+        ptx::mbarrier_wait(smem.staged_part_back(), number & 1);
     }
 
     // Announces the item to its owner, once its chunk is complete.
@@ -102,23 +102,23 @@ struct Storer {
 
     __device__ __forceinline__ void run(const Walk& walk) {
         u32 i = walk.first, sent = 0;
-        FoldAwaits ahead{};
+        RowAwaits ahead{};
         u32 known = walk.count;  // whose they are
         for (; i < walk.count; i += walk.stride, phase ^= 1) {
             const WorkItem item = load_item(p, i);
             if constexpr (C::kScatters) {
                 if (item.sink == static_cast<u32>(Sink::kReduceRows)) break;
                 if (item.sink == static_cast<u32>(Sink::kScatter)) {
-                    if (lane == 0) open_rooms();
+                    if (lane == 0) open_staging();
                     // The other lanes meet the one that did the items before, so the barriers are
                     // in this item's phase.
                     __syncwarp();
                     // Asked for while there is time, should it be a fold that comes next.
                     known = i + walk.stride;
-                    if (known < walk.count) ahead = FoldAwaits::of(p, known);
-                    if (p.turns != 0) {
+                    if (known < walk.count) ahead = RowAwaits::of(p, known);
+                    if (p.in_flight_limit != 0) {
                         scatter(item);
-                    } else if (scattered()) {
+                    } else if (consumers_have_scattered()) {
                         raise_scattered(item);
                     }
                     __syncwarp();
@@ -126,14 +126,14 @@ struct Storer {
                     continue;
                 }
             }
-            const bool sends = C::kSlots && item.sink == static_cast<u32>(Sink::kSend);
+            const bool sends = C::kSendsPartials && item.sink == static_cast<u32>(Sink::kSend);
             if (lane == 0) {
                 const bool last = i + walk.stride >= walk.count;
-                if constexpr (C::kSlots) bring_early(item);
-                open_rooms();
+                if constexpr (C::kSendsPartials) load_in_mainloop(item);
+                open_staging();
                 if (!sends) {
-                    store_or_lend(item);
-                } else if (C::kRooms > 1 || last) {
+                    store_or_announce_partial(item);
+                } else if (C::kStagingBuffers > 1 || last) {
                     send_in_order(item, last);
                 } else {
                     send_paced(item, sent);
@@ -143,17 +143,17 @@ struct Storer {
             stamp_sent(i);
         }
         if constexpr (C::kScatters) {
-            if (i < walk.count && p.turns == 0) await_folds<C>(p, smem, epoch, walk, i, known == i ? ahead : FoldAwaits::of(p, i));
+            if (i < walk.count && p.in_flight_limit == 0) await_rows_to_reduce<C>(p, smem, epoch, walk, i, known == i ? ahead : RowAwaits::of(p, i));
         }
         // What was stored to y is the caller's when the kernel has ended; that its rooms were read
         // each item has waited for.
     }
 
     // Waits until the consumers have scattered their rows; whether they have. By the warp.
-    __device__ __forceinline__ bool scattered() const {
+    __device__ __forceinline__ bool consumers_have_scattered() const {
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
-        return ptx::load_acquire_cta_shared(smem.left_out()) == 0;
+        return ptx::load_acquire_cta_shared(smem.dropped_rows()) == 0;
     }
 
     // Scatters their rows in their place, while they multiply the next tile, and announces them,
@@ -166,10 +166,10 @@ struct Storer {
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
         if (lane == 0) {
-            const u32 mine = ptx::atomic_inc_wrap_relaxed(&p.control->turns_taken, 0xFFFFFFFFu);
+            const u32 mine = ptx::atomic_inc_wrap_relaxed(&p.control->stores_begun, 0xFFFFFFFFu);
             // Whoever has a turn waits for nobody, so each comes. Later ones may be over before
             // this is looked at, so the difference has a sign.
-            while (static_cast<i32>(mine - ptx::load_relaxed_gpu(&p.control->turns_done)) >= static_cast<i32>(p.turns)) ptx::sleep_ns(100);
+            while (static_cast<i32>(mine - ptx::load_relaxed_gpu(&p.control->stores_ended)) >= static_cast<i32>(p.in_flight_limit)) ptx::sleep_ns(100);
         }
         __syncwarp();
         if (!__any_sync(0xFFFFFFFFu, poisoned(p))) {
@@ -185,14 +185,14 @@ struct Storer {
         }
         __syncwarp();
         // By a lane that has raised a signal, if any was: the rows have been taken.
-        if (lane == 0) ptx::atomic_inc_wrap_relaxed(&p.control->turns_done, 0xFFFFFFFFu);
+        if (lane == 0) ptx::atomic_inc_wrap_relaxed(&p.control->stores_ended, 0xFFFFFFFFu);
     }
 
     // Brings the partial tiles that are added during the multiplication, one after another, into
     // the rooms that the CTA's item before has left. They take no stage of the ring, and whoever
     // waits for them here waits beside the loads.
-    __device__ __forceinline__ void bring_early(const WorkItem& item) {
-        const u32 count = early_of(p, item);
+    __device__ __forceinline__ void load_in_mainloop(const WorkItem& item) {
+        const u32 count = in_mainloop_partials(p, item);
         if (count == 0) return;
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         for (u32 source = 0; source < count; ++source) {
@@ -203,16 +203,16 @@ struct Storer {
             const Slot<C> slots{p};
             const u64 slot = slots.partial(half, item, source);
             for (u32 piece = 0; piece < C::kPieces; ++piece) {
-                ptx::mbarrier_wait(smem.early_empty(early.stage), early.phase ^ 1);
-                ptx::mbarrier_arrive_expect_tx(smem.early_full(early.stage), slots.piece_bytes(piece));
-                slots.load_piece(slot, piece, smem.early(early.stage, 0), smem.early_full(early.stage));
-                early.advance();
+                ptx::mbarrier_wait(smem.in_mainloop_empty(in_mainloop.stage), in_mainloop.phase ^ 1);
+                ptx::mbarrier_arrive_expect_tx(smem.in_mainloop_full(in_mainloop.stage), slots.piece_bytes(piece));
+                slots.load_piece(slot, piece, smem.in_mainloop_piece(in_mainloop.stage, 0), smem.in_mainloop_full(in_mainloop.stage));
+                in_mainloop.advance();
             }
         }
         // Both consumers have added the last ones before either leaves its part there.
-        RingState<C::kEarlyPieces> last = early;
-        for (u32 place = 0; place < C::kEarlyPieces; ++place) {
-            ptx::mbarrier_wait(smem.early_empty(last.stage), last.phase ^ 1);
+        RingState<C::kInMainloopPieces> last = in_mainloop;
+        for (u32 place = 0; place < C::kInMainloopPieces; ++place) {
+            ptx::mbarrier_wait(smem.in_mainloop_empty(last.stage), last.phase ^ 1);
             last.advance();
         }
     }
@@ -224,30 +224,30 @@ struct Storer {
     // What follows is done by one lane.
 
     // Lets the consumers leave their parts of an item; where they share a room, the first of them.
-    __device__ __forceinline__ void open_rooms() const {
+    __device__ __forceinline__ void open_staging() const {
 #pragma unroll
-        for (u32 c = 0; c < C::kRooms; ++c) ptx::mbarrier_arrive(smem.out_empty(c));
+        for (u32 c = 0; c < C::kStagingBuffers; ++c) ptx::mbarrier_arrive(smem.out_empty(c));
     }
 
     // The first consumer's part has left the room: it is the second's turn.
-    __device__ __forceinline__ void pass_room() const {
-        if constexpr (C::kRooms == 1) {
+    __device__ __forceinline__ void pass_staging() const {
+        if constexpr (C::kStagingBuffers == 1) {
             ptx::bulk_wait_read<0>();
             ptx::mbarrier_arrive(smem.out_empty(1));
         }
     }
 
-    __device__ __forceinline__ void store_or_lend(const WorkItem& item) const {
-        const bool lends = item.sink == static_cast<u32>(Sink::kPartial);
-        static_assert(C::kConsumers == 2, "turns");
+    __device__ __forceinline__ void store_or_announce_partial(const WorkItem& item) const {
+        const bool is_partial = item.sink == static_cast<u32>(Sink::kPartial);
+        static_assert(C::kConsumers == 2, "two consumers share a buffer");
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) {
             ptx::mbarrier_wait(smem.out_full(c), phase);
-            if (!lends) store(item, c);
+            if (!is_partial) store(item, c);
             ptx::bulk_commit();
-            if (c == 0) pass_room();
+            if (c == 0) pass_staging();
         }
-        if (lends) {
+        if (is_partial) {
             // Orders the consumers' accumulators, acquired with their barriers, before the signal.
             ptx::fence_acq_rel_gpu();
             ptx::store_relaxed_gpu(signal_word(p.pad[p.rank], item.raise, epoch), epoch);
@@ -272,7 +272,7 @@ struct Storer {
             if (c == 0) live = may_send(item, live);
             if (live) send(item, c, last);
             ptx::bulk_commit();
-            if (c == 0) pass_room();
+            if (c == 0) pass_staging();
         }
         ptx::bulk_wait_read<0>();
         announce(item, live);
@@ -282,9 +282,9 @@ struct Storer {
     // `number` counts the items so sent.
     __device__ __forceinline__ void send_paced(const WorkItem& item, u32 number) const {
         ptx::mbarrier_wait(smem.out_full(0), phase);
-        ptx::bulk_store(aside(), smem.out(0), C::kOutBytesPerConsumer);
+        ptx::bulk_store(global_staging(), smem.out(0), C::kOutBytesPerConsumer);
         ptx::bulk_commit();
-        pass_room();
+        pass_staging();
         const bool before = !poisoned(p);
         ptx::mbarrier_wait(smem.out_full(1), phase);
         const bool live = may_send(item, before);
@@ -298,7 +298,7 @@ struct Storer {
             // Orders the bulk stores to where it was laid, which have completed, before the bulk
             // loads from there.
             ptx::fence_proxy_async_global();
-            fetch_aside(number);
+            fetch_global_staging(number);
             send(item, 0, false);
             ptx::bulk_commit();
             ptx::bulk_wait_read<0>();
@@ -310,13 +310,13 @@ struct Storer {
         if (!live) return;
         // The whole write, not only the read of the room: the signal follows it.
         ptx::bulk_wait<0>();
-        if (item.partials != 0 && !(mates_are_in_it(item) && mates_work())) return;
+        if (item.partials != 0 && !(intra_node_peers_agree(item) && intra_node_peers_work())) return;
         raise(item);
     }
 
     // Whether those are in the same call whose partial tiles are in the sum that a relay sends on:
     // its owner hears from none of them. A relay adds none early.
-    __device__ __forceinline__ bool mates_are_in_it(const WorkItem& item) const {
+    __device__ __forceinline__ bool intra_node_peers_agree(const WorkItem& item) const {
 #pragma unroll 1
         for (u32 n = item.parts; n < item.late_count; ++n) {
             if (!same_op(p, epoch, p.awaits[item.late_first + n].peer)) return false;
@@ -327,7 +327,7 @@ struct Storer {
     // Whether none of those has given up. One that has may have overwritten what it sent before it
     // was read, and the sum's owner, in another node, does not hear of it. All that the item adds
     // has been read by now.
-    __device__ __forceinline__ bool mates_work() const {
+    __device__ __forceinline__ bool intra_node_peers_work() const {
         u32 reasons = 0;
 #pragma unroll 4
         for (u32 peer = 0; peer < p.world; ++peer) reasons |= ptx::load_relaxed_sys(broken_word(p.pad[p.rank], peer));

@@ -22,10 +22,10 @@ __device__ __forceinline__ void write_swapped(u32 thread, const float (&acc)[C::
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
-        for (u32 j = 0; j < C::kBreadth / 8; j += 2) {
+        for (u32 j = 0; j < C::kWgmmaN / 8; j += 2) {
             const float* d = &acc[block][j * 4];
             const u32 left = ptx::pack_2<C::kBf16>(d[0], d[1]), right = ptx::pack_2<C::kBf16>(d[2], d[3]);
-            if (j + 1 < C::kBreadth / 8) {
+            if (j + 1 < C::kWgmmaN / 8) {
                 ptx::store_matrix_x4_transposed(place(j * 8 + row, block * 64 + col), left, right, ptx::pack_2<C::kBf16>(d[4], d[5]),
                                                 ptx::pack_2<C::kBf16>(d[6], d[7]));
             } else {

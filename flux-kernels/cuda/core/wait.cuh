@@ -17,12 +17,12 @@ struct WaitTarget {
 // works: loads that are on their way, and all that folds add, which may begin when a call is closed
 // whose last tiles leave by turns. Many times what reading gigabytes takes, and what a GPU that
 // several processes share gives to each at a time.
-constexpr u64 kMomentNs = 50000000;
+constexpr u64 kGraceNs = 50000000;
 
 // The op, or op-sequence hash, that the peer announced for this call on this rank's pad; 0 before.
 // It is never 0 itself, unlike the words of a fresh pad.
-__device__ __forceinline__ u32 said_by(const Params& p, u32 epoch, u32 peer) {
-    if (p.op == 0) return 0;
+__device__ __forceinline__ u32 op_hash_of(const Params& p, u32 epoch, u32 peer) {
+    if (p.op_hash == 0) return 0;
     const u64 says = ptx::load_relaxed_sys_64(calling_words(p.pad[p.rank], peer, epoch));
     return static_cast<u32>(says) == epoch ? static_cast<u32>(says >> 32) : 0;
 }
@@ -32,8 +32,8 @@ __device__ __forceinline__ u32 said_by(const Params& p, u32 epoch, u32 peer) {
 // say what it is in that call's place.
 __device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
     const u32 peer = threadIdx.x % 32;
-    if (p.op == 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
-    ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op) << 32 | epoch);
+    if (p.op_hash == 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
+    ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op_hash) << 32 | epoch);
 }
 
 // Leaves the record of the first wait of this rank that failed; the others find the poison. `rank`
@@ -57,14 +57,14 @@ __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const W
     f->rank = rank;
     f->peer = t.peer;
     f->signal = t.signal;
-    f->expected = disagreed ? p.op : epoch;
+    f->expected = disagreed ? p.op_hash : epoch;
     f->seen = seen;
     f->epoch = epoch;
     f->abort = abort;
     // Orders the fields before the state that announces them to the host.
     ptx::store_release_sys(const_cast<u32*>(&p.fault->state), 1);
     // A sleep may end at any time before twice its length.
-    for (const u64 start = ptx::global_timer_ns(); ptx::global_timer_ns() - start < kMomentNs;) ptx::sleep_ns(100000);
+    for (const u64 start = ptx::global_timer_ns(); ptx::global_timer_ns() - start < kGraceNs;) ptx::sleep_ns(100000);
 }
 
 // Whether the peer has not given up, as far as it has said. One that has may have overwritten what
@@ -83,7 +83,7 @@ __device__ __forceinline__ bool give_up(const Params& p, u32 epoch, u32 abort) {
 }
 
 // One wait's deadline, from when it begins.
-struct Patience {
+struct Deadline {
     u64 start = ptx::global_timer_ns();
     u32 looks = 0;
 
@@ -96,11 +96,11 @@ struct Patience {
         if (++looks % 64 != 0) return true;
         if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
         // What does not come may be another op's.
-        const u32 other = t.peer == p.rank ? 0 : said_by(p, epoch, t.peer);
-        const bool disagrees = other != 0 && other != p.op;
+        const u32 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
+        const bool disagrees = other != 0 && other != p.op_hash;
         // Nor does it where the peer has found that before it said its own. Other reasons are no
         // business of this wait's: it lasts as long as its deadline says.
-        const u32 reason = other == p.op || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
+        const u32 reason = other == p.op_hash || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
         const u32 abort = reason == kInAnotherOp ? reason : looks % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
         if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
         record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, reason == kInAnotherOp ? t.peer : p.rank,
@@ -112,19 +112,19 @@ struct Patience {
 // Looks until the word is the call's number; false when the wait was given up. Acquires what the
 // word's writer released.
 __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const WaitTarget& t) {
-    for (Patience patience;;) {
+    for (Deadline deadline;;) {
         const u32 seen = ptx::load_acquire_sys(t.word);
         if (seen == epoch) return true;
-        if (!patience.again(p, epoch, t, seen)) return false;
+        if (!deadline.again(p, epoch, t, seen)) return false;
     }
 }
 
 // Whether the peer's call is of the same op. It has said so by the time that this rank has heard
 // from it, or very soon.
 __device__ __forceinline__ bool same_op(const Params& p, u32 epoch, u32 peer) {
-    for (Patience patience;;) {
-        if (said_by(p, epoch, peer) == p.op) return true;
-        if (!patience.again(p, epoch, {nullptr, FaultWait::kCall, peer, 0}, 0)) return false;
+    for (Deadline deadline;;) {
+        if (op_hash_of(p, epoch, peer) == p.op_hash) return true;
+        if (!deadline.again(p, epoch, {nullptr, FaultWait::kCall, peer, 0}, 0)) return false;
     }
 }
 

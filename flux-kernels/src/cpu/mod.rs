@@ -70,7 +70,7 @@ pub struct CpuArgs<'a, T> {
     pub await_pushed: bool,
     /// The number of the op that the call is of, by which ranks find that their calls are of
     /// different ones; 0 where they do not tell each other.
-    pub op: u32,
+    pub op_hash: u32,
 }
 
 /// One rank's program with the buffers that executing it takes; a call allocates nothing (beyond
@@ -117,7 +117,7 @@ impl<T: Element> Executor<T> {
     /// wait failed, [`ExecuteError::Disagreed`] when a peer is in another op's call, with the fault
     /// record and the poison word written; `y` is then undefined.
     pub fn run(&mut self, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-        let CpuArgs { x, w, y, epilogue, memory, await_pushed, op } = args;
+        let CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash } = args;
         let problem = self.program.problem;
         fits("x", problem.x_shape(), x.elements.len(), x.stride)?;
         fits("w", problem.w_shape(), w.elements.len(), w.stride)?;
@@ -125,7 +125,7 @@ impl<T: Element> Executor<T> {
         epilogue.fits(&problem)?;
         self.holds(&memory)?;
         let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
-        let protocol = Protocol::open(&memory, self.program.rank).of(op, problem.world());
+        let protocol = Protocol::open(&memory, self.program.rank).of(op_hash, problem.world());
         if protocol.poisoned() {
             return Err(failed());
         }

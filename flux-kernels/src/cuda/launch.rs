@@ -80,7 +80,7 @@ pub struct Pace {
     pub send_gap_ns: u32,
     /// CTAs that scatter a tile's rows at once, each of them by one warp while its consumers
     /// multiply the next tile. With 0 consumers scatter their rows themselves, before that.
-    pub turns: u32,
+    pub in_flight_limit: u32,
 }
 
 impl Pace {
@@ -110,7 +110,7 @@ pub struct LaunchArgs<'a> {
     pub pads: &'a [u64],
     /// Where the rows come that other ranks scatter to this one: its data region, but where that is
     /// not what they reach.
-    pub scattered: u64,
+    pub scatter_buffer: u64,
     /// This rank's control block.
     pub control: u64,
     /// This rank's fault block, as the device sees it.
@@ -119,7 +119,7 @@ pub struct LaunchArgs<'a> {
     pub half_stride: u64,
     /// The op's number, or the op-sequence hash of the calls up to this one, that ranks compare on
     /// each other's pads. 0 where the transport compares.
-    pub op: u32,
+    pub op_hash: u32,
     /// Whether a collective brought the operands: an abort of the host then fails the call.
     pub after_collective: bool,
     /// Longest wait for another rank, in nanoseconds.
@@ -274,13 +274,13 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         x: args.x.address,
         x_row_bytes: args.x.row_bytes,
         row_bytes,
-        place_bytes: gather_place_bytes(problem),
+        shard_slot_bytes: gather_place_bytes(problem),
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
         split_k_offset: p.split_k_offset(),
-        aside: program.aside(),
+        global_staging: program.global_staging(),
         bias: args.bias,
-        scattered: args.scattered,
+        scatter_buffer: args.scatter_buffer,
         rank: p.rank.get(),
         world: world.get(),
         item_count: p.items.len() as u32,
@@ -292,15 +292,15 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
             OpKind::GemmReduceScatter => args.pace.send_gap_ns,
         },
         // The kernel compares numbers of turns with a sign.
-        turns: args.pace.turns.min(i32::MAX as u32),
+        in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
         m_shard: problem.m_shard(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
-        early: p.early,
-        early_first: p.early_steps().0,
-        early_gap: p.early_steps().1,
-        op: args.op,
+        in_mainloop: p.early,
+        in_mainloop_first: p.early_steps().0,
+        in_mainloop_gap: p.early_steps().1,
+        op_hash: args.op_hash,
         after_collective: u32::from(args.after_collective),
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),

@@ -57,7 +57,7 @@ impl DeviceProgram {
         variant.epilogue_staging_bytes() * u64::from(ctas) <= self.epilogue_staging_bytes
     }
 
-    pub(super) fn aside(&self) -> u64 {
+    pub(super) fn global_staging(&self) -> u64 {
         self.memory
     }
 

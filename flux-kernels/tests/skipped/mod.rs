@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 
 /// Names a file to which every test that is skipped adds a line: `cargo xtask test` and
-/// `flux-bench gpu-ci` count them.
+/// `flux-bench lab gpu-ci` count them.
 const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
 
 /// Stands behind the name of a test of which only a part is skipped; both programs look for it.

@@ -188,7 +188,7 @@ impl<T: Element> Member<'_, T> {
                 epilogue,
                 memory: memory.view(self.rank, self.deadline),
                 await_pushed: pushes,
-                op: 1,
+                op_hash: 1,
             })
         })?;
         Ok(y)

@@ -3,7 +3,7 @@
 //! Invariant: a call only enqueues: it allocates nothing and waits for nothing, so it may be
 //! captured in a graph.
 
-use super::pace::{SPREAD_PERCENT, pace, turns, with_a_tile};
+use super::pace::{SPREAD_PERCENT, in_flight_limit, pace, with_a_tile};
 use super::{Hands, Push, carried, label};
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
@@ -11,12 +11,12 @@ use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
+use flux_core::program::route::Route;
 use flux_core::program::{Lent, Round, Schedule, Sending, TileProgram};
 use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Variant};
-use flux_transport::Route;
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Call, Carry, Communicator, Exchange, Mover, Source, Stream, TransportError, TransportKind};
 use std::mem::ManuallyDrop;
@@ -119,8 +119,8 @@ impl CudaExecutor {
         let local = route.is_some() || rounds.is_some() && !program.nodes.are_mixed();
         let scatters = route.is_none() && carried(comm);
         let spread = hands.spread.unwrap_or(if local { 0 } else { SPREAD_PERCENT });
-        let turns = if scatters { turns(&program, workers) } else { 0 };
-        let pace = Pace { turns, ..pace(&program, workers, spread) };
+        let in_flight_limit = if scatters { in_flight_limit(&program, workers) } else { 0 };
+        let pace = Pace { in_flight_limit, ..pace(&program, workers, spread) };
         let mut program = program;
         // Of rows that are carried the kernel keeps the own ones for itself, where tiles span
         // shards.
@@ -218,7 +218,7 @@ impl CudaExecutor {
         let heard = call.heard();
         call.hand_over();
         let memory = call.memory();
-        let data = self.route.as_ref().map(|route| route.data(memory));
+        let data = self.route.as_ref().map(|route| route.data(&memory.data));
         let args = LaunchArgs {
             x: matrix(&operands.x),
             w: matrix(&operands.w),
@@ -227,14 +227,14 @@ impl CudaExecutor {
             activation,
             data: data.as_ref().map_or(&memory.data, |data| &data[..memory.data.len()]),
             pads: &memory.pads,
-            scattered: memory.scattered.unwrap_or(memory.data[program.rank.index()]),
-            told: heard.map_or(0, |heard| heard.words),
+            scatter_buffer: memory.scattered.unwrap_or(memory.data[program.rank.index()]),
+            peer_op_hashes: heard.map_or(0, |heard| heard.words),
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
             // Where no peer's pad is reached, or only through the host, the transport alone tells,
             // or what messages bring; where ranks of several nodes say it, more than the op.
-            op: if let Some(heard) = heard {
+            op_hash: if let Some(heard) = heard {
                 heard.said
             } else if self.route.is_some() || self.scatters || (self.rounds.is_some() && !program.nodes.are_mixed()) {
                 0
@@ -327,16 +327,16 @@ impl CudaExecutor {
     }
 
     pub(super) fn explain(&self) -> String {
-        let Pace { push_gap_ns, send_gap_ns, turns } = self.pace;
+        let Pace { push_gap_ns, send_gap_ns, in_flight_limit } = self.pace;
         let carried = format!(", NCCL carries the chunks: {}", self.sending);
-        let by_turns = format!(", which scatter rows to memory of the host, {turns} at once, and fold them from there");
+        let by_turns = format!(", which scatter rows to memory of the host, {in_flight_limit} at once, and fold them from there");
         let mover = match self.push_by_kernel {
             _ if self.rounds.is_some() && self.program.program().nodes.are_mixed() => {
                 ", NCCL carries the chunks that cross nodes, copy engines pass rows on"
             }
             _ if self.rounds.is_some() => &carried,
             _ if self.route.is_some() => ", copy engines carry what goes to others through the host",
-            _ if self.scatters && turns > 0 => &by_turns,
+            _ if self.scatters && in_flight_limit > 0 => &by_turns,
             _ if self.scatters => ", which scatter rows to memory of the host and fold them from there",
             _ if self.program.program().transfers.is_empty() => "",
             true => ", which push the shard",

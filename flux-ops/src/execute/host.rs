@@ -65,7 +65,7 @@ impl<T: Element> HostExecutor<T> {
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
         let epilogue = Epilogue { bias, activation };
-        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed, op: self.number });
+        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash: self.number });
         let finished = call.finish();
         match done {
             Ok(()) => finished.map_err(|error| failure_of(comm, error.into())),

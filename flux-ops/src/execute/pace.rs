@@ -44,7 +44,7 @@ pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     Pace {
         push_gap_ns: if tiles < workers { 0 } else { gap(tile_ns * tiles / workers, shard_pieces) },
         send_gap_ns: gap(tile_ns, slot_bytes(problem, tile) / u64::from(Pace::SENT_BYTES)),
-        turns: 0,
+        in_flight_limit: 0,
     }
 }
 
@@ -56,7 +56,7 @@ const AT_ONCE: u32 = 1 << 20;
 
 /// CTAs that scatter a tile to memory of the host at once. Of one wave of tiles all do, by all
 /// threads of their consumers: nothing is left to multiply meanwhile.
-pub(super) fn turns(program: &TileProgram, workers: u32) -> u32 {
+pub(super) fn in_flight_limit(program: &TileProgram, workers: u32) -> u32 {
     let tiles = program.items.iter().filter(|item| item.sink == sink::SCATTER).count();
     let bytes = program.tile.m * program.tile.n * program.problem.dtype().bytes() as u32;
     if tiles as u64 <= u64::from(workers) { 0 } else { AT_ONCE.div_ceil(bytes) }
@@ -76,13 +76,13 @@ mod tests {
 
     #[test]
     fn tiles_of_several_waves_leave_by_turns_and_those_of_one_at_once() {
-        let turns = |world, op, m, n, k| turns(&staged(world, op, m, n, k), 132);
+        let limit = |world, op, m, n, k| in_flight_limit(&staged(world, op, m, n, k), 132);
         let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        assert_eq!(turns(4, rs, 256, 12288, 49152), 32, "of 128x128, 32 KiB each");
-        assert_eq!(turns(4, rs, 256, 8192, 28672), 64, "of 128x64");
-        assert_eq!(turns(2, rs, 256, 12288, 49152), 43, "of 128x96, the last a part of it");
-        assert_eq!([turns(4, rs, 128, 12288, 49152), turns(2, rs, 64, 8192, 28672)], [0; 2], "one wave");
-        assert_eq!([turns(4, rs, 4096, 12288, 49152), turns(4, ag, 256, 49152, 12288)], [0; 2], "nothing is scattered");
+        assert_eq!(limit(4, rs, 256, 12288, 49152), 32, "of 128x128, 32 KiB each");
+        assert_eq!(limit(4, rs, 256, 8192, 28672), 64, "of 128x64");
+        assert_eq!(limit(2, rs, 256, 12288, 49152), 43, "of 128x96, the last a part of it");
+        assert_eq!([limit(4, rs, 128, 12288, 49152), limit(2, rs, 64, 8192, 28672)], [0; 2], "one wave");
+        assert_eq!([limit(4, rs, 4096, 12288, 49152), limit(4, ag, 256, 49152, 12288)], [0; 2], "nothing is scattered");
     }
 
     #[test]

@@ -15,10 +15,10 @@ use crate::execute::{Executor, Hands, carried, location, own_schedule, own_sendi
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
+use flux_core::program::route::Route;
 use flux_core::program::{Channels, Schedule, Sending, TileProgram};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
-use flux_transport::Route;
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! What an executor hands a mover in one call.
 
-use super::route::Route;
 use flux_core::DType;
+use flux_core::program::route::Route;
 use flux_core::program::{Forward, Round, Transfer};
 
 mod check;

@@ -1,7 +1,7 @@
 //! What is drawn of a row.
 
 use super::draw::Mark;
-use crate::peers::{PeerRow, PeersReport};
+use crate::report::{PeerRow, PeersReport};
 use crate::report::{Report, Row};
 
 /// One contender through all panels.

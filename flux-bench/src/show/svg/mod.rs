@@ -9,7 +9,7 @@ mod curves;
 mod draw;
 
 use super::machine;
-use crate::peers::PeersReport;
+use crate::report::PeersReport;
 use crate::report::{Report, Row};
 use curves::Curve;
 use draw::{escape, line, text};

@@ -1,7 +1,7 @@
 //! What peers took, beside the ops.
 
 use super::*;
-use crate::peers::PeerRow;
+use crate::report::PeerRow;
 
 fn times(op: OpKind, m: usize, (serial, fused): (f64, Option<f64>)) -> PeerRow {
     let why = fused.is_none().then(|| "RuntimeError: no".to_owned());
@@ -19,7 +19,7 @@ fn times(op: OpKind, m: usize, (serial, fused): (f64, Option<f64>)) -> PeerRow {
 /// At two of the three shapes of [`both_ops`], and one that it does not have.
 fn peers() -> PeersReport {
     PeersReport {
-        schema: crate::peers::SCHEMA,
+        schema: PEERS_SCHEMA,
         origin: crate::report::Origin::of_a_test("A <GPU>", 4, "flux-bench peers"),
         nccl: "2.28.9".into(),
         torch: "2.11.0+cu130".into(),
@@ -75,19 +75,4 @@ fn peers_that_must_not_be_shown_are_refused() {
     assert!(of_fp16.ends_with("none of the shapes that it is to be shown beside"), "{of_fp16}");
     assert!(refused(|p| p.schema = 2).contains("has schema 2"));
     assert!(refused(|p| p.rows[0].serial_ms = Some(flat(0.0))).contains("cannot be compared"));
-}
-
-#[test]
-fn peers_of_the_same_hardware_are_published() {
-    let root = tempfile::tempdir().unwrap();
-    let at = |name: &str| root.path().join(name);
-    fs::create_dir(at("results")).unwrap();
-    fs::write(at("README.md"), "<!-- results:begin -->\n<!-- results:end -->\n").unwrap();
-    both_ops().write(&at("results/a-x4-nvlink.json")).unwrap();
-    let before = publish::render(root.path()).unwrap();
-    peers().write(&at("results/b-x4-peers.json")).unwrap();
-    assert_eq!(publish::render(root.path()).unwrap(), before, "of other hardware");
-    peers().write(&at("results/a-x4-peers.json")).unwrap();
-    let after = publish::render(root.path()).unwrap();
-    assert!(after[0].content.contains("1.300 (async-TP)") && after[2].content.contains("async-TP"), "{after:?}");
 }

@@ -1,0 +1,254 @@
+//! Where a rank works: its memory, and the harness on it.
+//!
+//! Invariant: a rank does on a device what it does on the host: same data, same checks, same order
+//! of events on its stream. Whoever drives it does not ask which it is.
+
+use crate::harness::data::{self, Fill, Window};
+use crate::harness::gpu::Gpu;
+use crate::harness::reference::{self, Verdict};
+use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, w_window, x_window, y_window};
+use flux_core::{Problem, Rank};
+use flux_kernels::Element;
+use flux_ops::{Layout, Location, RawTensor, TensorMut, TensorRef};
+use flux_transport::internal::cuda::CudaDevice;
+use flux_transport::{Communicator, Stream};
+use std::ptr::with_exposed_provenance_mut;
+use std::time::{Duration, Instant};
+
+/// One rank's place of work.
+#[derive(Debug)]
+pub struct RankContext {
+    comm: Communicator,
+    gpu: Option<Gpu>,
+}
+
+/// One call's operands in memory, dense.
+#[derive(Debug)]
+pub struct OperandSet<T> {
+    /// The rank's `x`.
+    pub x: Buffer<T>,
+    /// The rank's `w`.
+    pub w: Buffer<T>,
+    /// The rank's bias, for an op that adds one.
+    pub bias: Option<Buffer<T>>,
+    /// The rank's `y`.
+    pub y: Buffer<T>,
+    /// What the inputs hold.
+    pub holds: Option<Operands>,
+}
+
+impl RankContext {
+    /// The place of `comm`'s rank: the communicator's device, or host memory.
+    ///
+    /// # Errors
+    /// A device that cannot be opened, harness kernels that cannot be had.
+    pub fn new(comm: Communicator) -> anyhow::Result<Self> {
+        let gpu = comm.device().ordinal().map(|ordinal| Gpu::open(&CudaDevice::open(ordinal)?)).transpose()?;
+        Ok(Self { comm, gpu })
+    }
+
+    /// The communicator.
+    pub fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// The rank.
+    pub fn rank(&self) -> Rank {
+        self.comm.rank()
+    }
+
+    /// The device, where the rank works on one.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
+    /// The stream of the rank's calls.
+    pub fn stream(&self) -> Stream {
+        self.gpu.as_ref().map_or(Stream::Host, Gpu::stream)
+    }
+
+    /// Memory of `elements` elements; the contents are undefined.
+    pub fn alloc<T: Element>(&self, elements: usize) -> anyhow::Result<Buffer<T>> {
+        Ok(match &self.gpu {
+            None => Buffer::Host(HostBuffer::new(elements)?),
+            Some(gpu) => Buffer::Cuda { block: gpu.alloc(elements * size_of::<T>())?, elements },
+        })
+    }
+
+    /// Memory of one call's operands, without a bias.
+    pub fn operand_set<T: Element>(&self, problem: &Problem) -> anyhow::Result<OperandSet<T>> {
+        self.operand_set_with(problem, EpilogueSpec::default())
+    }
+
+    /// Memory of one call's operands, for an op with this epilogue.
+    pub fn operand_set_with<T: Element>(&self, problem: &Problem, epilogue: EpilogueSpec) -> anyhow::Result<OperandSet<T>> {
+        let part = |window: fn(&Problem, Rank) -> Window| self.alloc(elements(window(problem, self.rank())));
+        let bias = epilogue.bias.then(|| part(bias_window)).transpose()?;
+        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, y: part(y_window)?, holds: None })
+    }
+
+    /// Writes the rank's parts of `operands`, in order on the stream. What the set holds already is
+    /// not written again.
+    pub fn fill<T: Element>(&self, set: &mut OperandSet<T>, operands: Operands) -> anyhow::Result<()> {
+        let held = set.holds.replace(operands);
+        let same = |seed: fn(&Operands) -> u64| {
+            held.is_some_and(|h| (seed(&h), h.fill, h.problem) == (seed(&operands), operands.fill, operands.problem))
+        };
+        let problem = &operands.problem;
+        if !same(|o| o.seed_x) {
+            self.fill_part(&mut set.x, x_window(problem, self.rank()), operands.seed_x, operands.fill)?;
+        }
+        if !same(|o| o.seed_w) {
+            self.fill_part(&mut set.w, w_window(problem, self.rank()), operands.seed_w, operands.fill)?;
+        }
+        anyhow::ensure!(set.bias.is_some() == operands.epilogue.bias, "the set's bias is not that of {:?}", operands.epilogue);
+        if let Some(bias) = set.bias.as_mut().filter(|_| !same(|o| o.seed_bias)) {
+            self.fill_part(bias, bias_window(problem, self.rank()), operands.seed_bias, operands.fill)?;
+        }
+        Ok(())
+    }
+
+    fn fill_part<T: Element>(&self, to: &mut Buffer<T>, window: Window, seed: u64, fill: Fill) -> anyhow::Result<()> {
+        match to {
+            Buffer::Host(buffer) => data::fill(buffer.elements_mut(), window, seed, fill),
+            Buffer::Cuda { block, .. } => self.expect_gpu()?.fill(block, window, seed, fill, T::DTYPE)?,
+        }
+        Ok(())
+    }
+
+    /// Fills memory with NaN, in order on the stream.
+    pub fn poison<T: Element>(&self, buffer: &mut Buffer<T>) -> anyhow::Result<()> {
+        match buffer {
+            Buffer::Host(buffer) => buffer.elements_mut().fill(T::from_f32(f32::NAN)),
+            Buffer::Cuda { block, .. } => self.expect_gpu()?.poison(block.address(), block.bytes())?,
+        }
+        Ok(())
+    }
+
+    /// Fills this rank's part of the communicator's data region, both halves, with NaN, in order on
+    /// the stream.
+    ///
+    /// # Safety
+    /// No rank has a call under way, and none begins one before every rank is past this, its stream
+    /// included.
+    pub unsafe fn poison_workspace(&self) -> anyhow::Result<()> {
+        let workspace = self.comm.workspace();
+        let (data, bytes) = (workspace.data[self.rank().index()], workspace.size.data_bytes() as usize);
+        match &self.gpu {
+            // SAFETY: the region is this long and in memory of this process; the caller keeps
+            // everybody else away.
+            None if bytes > 0 => unsafe { with_exposed_provenance_mut::<u8>(data as usize).write_bytes(0xFF, bytes) },
+            None => {}
+            Some(gpu) => gpu.poison(data, bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Copies from host memory to the start of `buffer`.
+    pub fn upload<T: Element>(&self, buffer: &mut Buffer<T>, from: &[T]) -> anyhow::Result<()> {
+        match buffer {
+            Buffer::Host(buffer) => buffer.elements_mut()[..from.len()].copy_from_slice(from),
+            Buffer::Cuda { block, .. } => self.expect_gpu()?.upload(block, bytemuck::cast_slice(from))?,
+        }
+        Ok(())
+    }
+
+    /// Waits for the stream, then copies to host memory.
+    pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> anyhow::Result<Vec<T>> {
+        match buffer {
+            Buffer::Host(buffer) => Ok(buffer.elements().to_vec()),
+            Buffer::Cuda { block, elements } => {
+                let mut to = vec![T::from_f32(0.0); *elements];
+                self.expect_gpu()?.download(block, bytemuck::cast_slice_mut(&mut to))?;
+                Ok(to)
+            }
+        }
+    }
+
+    /// Calls the op on a set's operands, in order on the stream.
+    pub fn forward<T: Element>(&self, op: &FusedOp<T>, set: &mut OperandSet<T>) -> anyhow::Result<()> {
+        let problem = op.problem();
+        let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
+        let (x_layout, w_layout, y_layout) = (layout(problem.x_shape()), layout(problem.w_shape()), layout(problem.y_shape()));
+        let (x, w) = (view(&set.x, x_layout, &self.comm)?, view(&set.w, w_layout, &self.comm)?);
+        let columns = Layout::from((y_layout.cols,));
+        let bias = set.bias.as_ref().map(|bias| view(bias, columns, &self.comm)).transpose()?;
+        let mut y = match &mut set.y {
+            Buffer::Host(buffer) => TensorMut::host(buffer.elements_mut(), y_layout)?,
+            Buffer::Cuda { block, elements } => {
+                let raw = raw::<T>(block.address(), *elements, y_layout, &self.comm);
+                // SAFETY: the block is exclusively borrowed here, is freed only after its device
+                // has finished, and everything that touches it goes to this rank's one stream.
+                unsafe { TensorMut::from_raw(raw)? }
+            }
+        };
+        op.forward(&x, &w, bias.as_ref(), &mut y, self.stream())?;
+        Ok(())
+    }
+
+    /// Waits for the stream and checks the whole of a set's `y` against the reference of what the
+    /// set holds, made by tiles that are `flattened` or not.
+    pub fn verify<T: Element>(&self, set: &OperandSet<T>, flattened: bool) -> anyhow::Result<Verdict> {
+        let Some(operands) = &set.holds else {
+            anyhow::bail!("there is nothing to verify: the operands were not generated");
+        };
+        let nodes = self.comm.nodes();
+        match &set.y {
+            Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), (flattened, nodes))),
+            Buffer::Cuda { block, .. } => self.expect_gpu()?.verify(operands, self.rank(), block.address(), (flattened, nodes)),
+        }
+    }
+
+    /// Occupies the rank: the thread on the host, the stream on a device.
+    pub fn delay(&self, time: Duration) -> anyhow::Result<()> {
+        match &self.gpu {
+            None => std::thread::sleep(time),
+            Some(gpu) => gpu.spin(time)?,
+        }
+        Ok(())
+    }
+
+    /// Waits for everything on the stream, then reads the op's status.
+    pub fn sync<T: Element>(&self, op: &FusedOp<T>) -> anyhow::Result<()> {
+        if let Some(gpu) = &self.gpu {
+            gpu.synchronize()?;
+        }
+        op.status()?;
+        Ok(())
+    }
+
+    /// As [`sync`](Self::sync), but for at most `limit`, after which it is an error that says how
+    /// far the call has come.
+    pub fn sync_within<T: Element>(&self, op: &FusedOp<T>, limit: Duration) -> anyhow::Result<()> {
+        let end = Instant::now() + limit;
+        if let Some(gpu) = &self.gpu {
+            while !gpu.is_idle()? {
+                if Instant::now() >= end {
+                    let progress = self.comm.progress().unwrap_or_default();
+                    anyhow::bail!("rank {}: the stream has not come past a call in {limit:?}; {progress}", self.rank());
+                }
+                std::thread::yield_now();
+            }
+        }
+        op.status()?;
+        Ok(())
+    }
+
+    fn expect_gpu(&self) -> anyhow::Result<&Gpu> {
+        self.gpu.as_ref().ok_or_else(|| anyhow::anyhow!("device memory on a rank that works on the host"))
+    }
+}
+
+fn view<'a, T: Element>(buffer: &'a Buffer<T>, layout: Layout, comm: &Communicator) -> anyhow::Result<TensorRef<'a, T>> {
+    Ok(match buffer {
+        Buffer::Host(buffer) => TensorRef::host(buffer.elements(), layout)?,
+        // SAFETY: the block is borrowed for as long as the view, is freed only after its device has
+        // finished, and is written only on the rank's one stream.
+        Buffer::Cuda { block, elements } => unsafe { TensorRef::from_raw(raw::<T>(block.address(), *elements, layout, comm))? },
+    })
+}
+
+fn raw<T: Element>(address: u64, available: usize, layout: Layout, comm: &Communicator) -> RawTensor {
+    let location = comm.device().ordinal().map_or(Location::Host, Location::Cuda);
+    RawTensor { address, dtype: T::DTYPE, location, layout, available }
+}

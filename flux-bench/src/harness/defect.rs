@@ -1,0 +1,26 @@
+//! What is wrong with a run that is made to see that it is found.
+
+use crate::harness::{OperandSet, RankContext};
+use flux_kernels::Element;
+
+/// Nothing, unless a test asks.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct Defect {
+    /// An element of each result that is checked is wrong on the last rank
+    #[arg(long, hide = true)]
+    pub spoil: bool,
+}
+
+impl Defect {
+    /// Spoils what a call has left in `y`, when the stream has come past it.
+    pub(crate) fn apply<T: Element>(self, ctx: &RankContext, set: &mut OperandSet<T>) -> anyhow::Result<()> {
+        if !self.spoil || ctx.rank().get() + 1 < ctx.comm().world_size().get() {
+            return Ok(());
+        }
+        let mut y = ctx.download(&set.y)?;
+        if let Some(element) = y.last_mut() {
+            *element = T::from_f32(f32::NAN);
+        }
+        ctx.upload(&mut set.y, &y)
+    }
+}

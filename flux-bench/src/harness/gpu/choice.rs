@@ -1,0 +1,72 @@
+//! What is chosen by timing before anything is measured: the baseline's algorithm, and for how long
+//! streams are held.
+//!
+//! Invariant: a first use, which may load a kernel, decides nothing.
+
+use crate::harness::Span;
+use std::time::Duration;
+
+/// Least time for which the spinning kernel holds the stream.
+pub(crate) const SPIN: Duration = Duration::from_micros(100);
+/// Samples of a candidate, and how many of them are thrown away.
+const SAMPLES: usize = 8;
+const SETTLING: usize = 3;
+
+/// The samples that a candidate is judged by; `sample` is told their numbers.
+pub(crate) fn settled(mut sample: impl FnMut(usize) -> anyhow::Result<Span>) -> anyhow::Result<Vec<Span>> {
+    let spans = (0..SAMPLES).map(&mut sample).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(spans[SETTLING..].to_vec())
+}
+
+/// The one of so many candidates of which `median` says least; the first where it says nothing of
+/// any.
+pub(crate) fn fastest(candidates: usize, mut median: impl FnMut(usize) -> anyhow::Result<f64>) -> anyhow::Result<usize> {
+    let mut best = (f64::INFINITY, 0);
+    for candidate in 0..candidates {
+        let median = median(candidate)?;
+        if median < best.0 {
+            best = (median, candidate);
+        }
+    }
+    Ok(best.1)
+}
+
+/// The longest that `enqueue` says of any contender, once everything is loaded.
+pub(crate) fn longest_enqueue<C: Copy>(
+    contenders: &[C],
+    mut enqueue: impl FnMut(C, usize) -> anyhow::Result<Duration>,
+) -> anyhow::Result<Duration> {
+    let mut longest = Duration::ZERO;
+    for round in 0..2 * SETTLING {
+        for &contender in contenders {
+            let took = enqueue(contender, round)?;
+            if round >= SETTLING {
+                longest = longest.max(took);
+            }
+        }
+    }
+    Ok(longest)
+}
+
+/// For how long to hold a stream on which the host takes `longest` to enqueue what is timed.
+pub(crate) fn spin(longest: Duration) -> Duration {
+    SPIN.max(longest + longest / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_uses_decide_nothing_and_the_least_median_everything() {
+        let spans = settled(|round| Ok(Span { start: 0.0, end: if round < 3 { 100.0 } else { round as f64 } })).unwrap();
+        assert_eq!(spans.iter().map(|s| s.end).collect::<Vec<_>>(), [3.0, 4.0, 5.0, 6.0, 7.0]);
+        let medians = [3.0, 1.0, 2.0, 1.0, f64::NAN];
+        assert_eq!((fastest(5, |c| Ok(medians[c])).unwrap(), fastest(0, |_| Ok(0.0)).unwrap()), (1, 0));
+        assert!(fastest(1, |_| anyhow::bail!("refused")).is_err());
+        let micros = |us| Duration::from_micros(us);
+        let longest = longest_enqueue(&[1, 2], |contender, round| Ok(micros(if round < 3 { 900 } else { 100 * contender })));
+        assert_eq!(longest.unwrap(), micros(200));
+        assert_eq!((spin(micros(10)), spin(micros(200))), (micros(100), micros(300)));
+    }
+}

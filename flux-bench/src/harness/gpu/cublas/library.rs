@@ -1,0 +1,183 @@
+//! The table of cuBLASLt entry points, loaded once.
+//!
+//! Invariant: a [`Library`] exists only with every entry point found; it stays loaded for the life
+//! of the process. Results are plain integers: a library newer than the bindings may return codes
+//! that they do not know.
+
+use flux_transport::internal::loading;
+use std::ffi::{c_int, c_void};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// Why the baseline GEMM cannot be had, or failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CublasError {
+    /// No candidate can be loaded.
+    #[error("no cuBLASLt library can be loaded: {reason}; install CUDA's libraries or PyTorch, or set FLUX_CUBLASLT_LIB")]
+    Library {
+        /// What the loader said of those that are there; where none is, the names and paths that
+        /// were looked at.
+        reason: String,
+    },
+    /// A library lacks an entry point.
+    #[error("{} has no `{symbol}`", path.display())]
+    Symbol {
+        /// The library.
+        path: PathBuf,
+        /// The missing entry point.
+        symbol: &'static str,
+    },
+    /// cuBLASLt refused a call.
+    #[error("{call} failed with status {status}")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// Its `cublasStatus_t`.
+        status: i32,
+    },
+    /// The heuristic knows no algorithm for the shape.
+    #[error("cuBLASLt has no algorithm for m={m} n={n} k={k}")]
+    NoAlgorithm {
+        /// Rows.
+        m: u32,
+        /// Columns.
+        n: u32,
+        /// Length of the inner product.
+        k: u32,
+    },
+    /// The driver refused memory.
+    #[error(transparent)]
+    Device(#[from] flux_transport::internal::cuda::CudaError),
+}
+
+/// `cublasLtMatmulAlgo_t`: opaque, copied freely.
+pub(super) type Algo = [u64; 8];
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Candidate {
+    pub(super) algo: Algo,
+    pub(super) workspace: usize,
+    pub(super) state: c_int,
+    pub(super) waves: f32,
+    pub(super) reserved: [c_int; 4],
+}
+
+macro_rules! table {
+    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?);)*) => {
+        #[derive(Debug)]
+        pub(super) struct Library {
+            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)*
+            pub(super) version: unsafe extern "C" fn() -> usize,
+            pub(super) path: PathBuf,
+            _loaded: libloading::Library,
+        }
+
+        impl Library {
+            fn bind(path: PathBuf, library: libloading::Library) -> Result<Self, CublasError> {
+                let missing = |symbol| CublasError::Symbol { path: path.clone(), symbol };
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the type is the entry point's declaration in cublasLt.h (handles
+                        // as `usize`, enums as integers, which have the same representation);
+                        // `_loaded` keeps it loaded as long as the table.
+                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) };
+                        *symbol.map_err(|_| missing(stringify!($name)))?
+                    },)*
+                    version: {
+                        // SAFETY: as above.
+                        let symbol = unsafe { library.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion\0") };
+                        *symbol.map_err(|_| missing("version"))?
+                    },
+                    path,
+                    _loaded: library,
+                })
+            }
+        }
+    };
+}
+
+table! {
+    create = b"cublasLtCreate\0" (*mut usize);
+    destroy = b"cublasLtDestroy\0" (usize);
+    layout_create = b"cublasLtMatrixLayoutCreate\0" (*mut usize, c_int, u64, u64, i64);
+    layout_destroy = b"cublasLtMatrixLayoutDestroy\0" (usize);
+    desc_create = b"cublasLtMatmulDescCreate\0" (*mut usize, c_int, c_int);
+    desc_destroy = b"cublasLtMatmulDescDestroy\0" (usize);
+    desc_set = b"cublasLtMatmulDescSetAttribute\0" (usize, c_int, *const c_void, usize);
+    preference_create = b"cublasLtMatmulPreferenceCreate\0" (*mut usize);
+    preference_destroy = b"cublasLtMatmulPreferenceDestroy\0" (usize);
+    preference_set = b"cublasLtMatmulPreferenceSetAttribute\0" (usize, c_int, *const c_void, usize);
+    heuristic = b"cublasLtMatmulAlgoGetHeuristic\0"
+        (usize, usize, usize, usize, usize, usize, usize, c_int, *mut Candidate, *mut c_int);
+    matmul = b"cublasLtMatmul\0"
+        (usize, usize, *const c_void, *const c_void, usize, *const c_void, usize, *const c_void, *const c_void, usize, *mut c_void, usize,
+         *const Algo, *mut c_void, usize, usize);
+}
+
+/// Turns a status into an error that names the call.
+pub(super) fn check(call: &'static str, status: c_int) -> Result<(), CublasError> {
+    if status == 0 { Ok(()) } else { Err(CublasError::Call { call, status }) }
+}
+
+/// The library of this process, loaded at the first call.
+pub(super) fn library() -> Result<&'static Library, CublasError> {
+    static LIBRARY: OnceLock<Result<Library, CublasError>> = OnceLock::new();
+    LIBRARY.get_or_init(|| open(candidates())).as_ref().map_err(Clone::clone)
+}
+
+const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so"];
+
+/// What to try, in order: what the user names, what the loader finds, toolkits, and PyTorch's
+/// wheels in the virtual environment.
+fn candidates() -> Vec<PathBuf> {
+    let folder = |key: &str, below: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(|v| PathBuf::from(v).join(below));
+    if let Some(named) = folder("FLUX_CUBLASLT_LIB", "") {
+        return vec![named];
+    }
+    let mut found: Vec<PathBuf> = Vec::new();
+    found.extend(folder("FLUX_CUDA_LIB_DIR", "").into_iter().flat_map(|f| NAMES.map(|n| f.join(n))));
+    found.extend(NAMES.map(PathBuf::from));
+    let toolkits = [folder("CUDA_HOME", "lib64"), folder("CUDA_PATH", "lib64"), Some(PathBuf::from("/usr/local/cuda/lib64"))];
+    found.extend(toolkits.into_iter().flatten().flat_map(|f| NAMES.map(|n| f.join(n))));
+    let pythons = folder("VIRTUAL_ENV", "lib").and_then(|lib| std::fs::read_dir(lib).ok());
+    for python in pythons.into_iter().flatten().flatten() {
+        found.push(python.path().join("ctx-packages/nvidia/cu13/lib").join(NAMES[0]));
+    }
+    found
+}
+
+fn open(candidates: Vec<PathBuf>) -> Result<Library, CublasError> {
+    // cuBLASLt's initialisers are made to run in any process at any time.
+    let (path, library) = loading::first(candidates).map_err(|none| CublasError::Library { reason: none.to_string() })?;
+    Library::bind(path, library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_what_was_tried() {
+        let error = open(vec!["/nowhere/libcublasLt.so".into()]).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/libcublasLt.so") && error.contains("FLUX_CUBLASLT_LIB"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_the_error_though_others_are_missing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "not a library").unwrap();
+        let error = open(vec![file.path().into(), "/nowhere/libcublasLt.so".into()]).unwrap_err().to_string();
+        // The loader's own words, which name the file, and not those of the call alone.
+        assert!(error.contains(&format!("{}: file too short", file.path().display())), "{error}");
+        assert!(!error.contains("nowhere") && !error.contains("dlopen"), "{error}");
+    }
+
+    #[test]
+    fn a_library_that_is_not_cublas_is_named_with_the_missing_entry() {
+        let error = open(vec!["libc.so.6".into()]).unwrap_err();
+        assert_eq!(error, CublasError::Symbol { path: "libc.so.6".into(), symbol: "create" });
+    }
+}

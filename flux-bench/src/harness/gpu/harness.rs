@@ -1,0 +1,199 @@
+//! A rank's device with the harness's kernels, and the stream on which everything of the rank goes.
+
+use super::kernels;
+use crate::harness::Operands;
+use crate::harness::data::{Fill, Window};
+use crate::harness::reference::{Verdict, Violation};
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use flux_core::{DType, Nodes, Rank};
+use flux_kernels::harness::{self, Expected, Harness, Seeds};
+use flux_transport::Stream;
+use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
+use flux_transport::internal::nccl::{Comm, ElementType};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One rank's device.
+#[derive(Debug)]
+pub struct Gpu {
+    device: CudaDevice,
+    stream: Arc<CudaStream>,
+    harness: Harness,
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl Gpu {
+    /// Loads the harness on `device` and makes the stream.
+    ///
+    /// # Errors
+    /// Kernels that cannot be compiled or loaded, or the driver's refusal.
+    pub fn open(device: &CudaDevice) -> anyhow::Result<Self> {
+        device.bind()?;
+        let harness = Harness::load(&kernels::harness(device)?)?;
+        let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let (start, end) = (device.context().new_event(timed)?, device.context().new_event(timed)?);
+        Ok(Self { stream: device.context().new_stream()?, device: device.clone(), harness, start, end })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// The stream, as ops take it.
+    pub fn stream(&self) -> Stream {
+        Stream::from(&*self.stream)
+    }
+
+    /// The stream's handle.
+    pub fn raw_stream(&self) -> usize {
+        self.stream.cu_stream().addr()
+    }
+
+    /// Device memory; the contents are undefined.
+    pub fn alloc(&self, bytes: usize) -> anyhow::Result<DeviceBlock> {
+        Ok(DeviceBlock::new(&self.device, bytes)?)
+    }
+
+    /// Waits for everything on the stream.
+    pub fn synchronize(&self) -> anyhow::Result<()> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Whether everything on the stream is done.
+    pub(crate) fn is_idle(&self) -> anyhow::Result<bool> {
+        self.device.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            done => Ok(done.result().map(|()| true)?),
+        }
+    }
+
+    pub(crate) fn fill(&self, to: &DeviceBlock, window: Window, seed: u64, fill: Fill, dtype: DType) -> anyhow::Result<()> {
+        self.fill_at(to, 0, window, (seed, fill), dtype)
+    }
+
+    /// The same, from byte `offset` of the memory on.
+    pub(crate) fn fill_at(
+        &self,
+        to: &DeviceBlock,
+        offset: usize,
+        window: Window,
+        (seed, fill): (u64, Fill),
+        dtype: DType,
+    ) -> anyhow::Result<()> {
+        let bytes = window.rows as usize * window.cols as usize * dtype.bytes();
+        anyhow::ensure!(to.bytes() >= offset + bytes, "{window:?} is larger than its memory");
+        let Window { row0, col0, rows, cols } = window;
+        let to = harness::Window { address: to.address() + offset as u64, row_stride: u64::from(cols), row0, col0, rows, cols };
+        self.device.bind()?;
+        // SAFETY: the block holds the window, as was just checked; whatever else uses it is on the
+        // same stream.
+        unsafe { self.harness.fill(to, seed, fill.into(), dtype, self.raw_stream())? };
+        Ok(())
+    }
+
+    /// Fills device memory with NaN.
+    ///
+    /// The range must be memory of this device that nothing uses but this stream; callers pass
+    /// whole blocks or the workspace.
+    pub(crate) fn poison(&self, address: u64, bytes: usize) -> anyhow::Result<()> {
+        self.device.bind()?;
+        // SAFETY: the callers' promise above.
+        unsafe { self.harness.poison(address, bytes as u64, self.raw_stream())? };
+        Ok(())
+    }
+
+    /// Sets `count` words of device memory from byte `offset` on, in order on the stream.
+    pub(crate) fn set_words(&self, to: &DeviceBlock, offset: u64, count: u64, value: u32) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            offset.is_multiple_of(4) && offset + count * 4 <= to.bytes() as u64,
+            "{count} words from {offset} on are not in their memory"
+        );
+        self.device.bind()?;
+        // SAFETY: the block holds these words; whatever else uses it is on the same stream.
+        unsafe { sys::cuMemsetD32Async(to.address() + offset, value, count as usize, self.stream.cu_stream()) }.result()?;
+        Ok(())
+    }
+
+    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, (flattened, nodes): (bool, Nodes)) -> anyhow::Result<Verdict> {
+        let problem = &operands.problem;
+        let expected = Expected {
+            seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
+            fill: operands.fill.into(),
+            bias: operands.epilogue.bias.then_some(operands.seed_bias),
+            activation: operands.epilogue.activation,
+            flattened,
+            // Flattened, every rank's own is sent.
+            per_node: if flattened { 1 } else { nodes.per_node() },
+        };
+        let y = (y, u64::from(problem.y_shape().cols));
+        self.device.bind()?;
+        // SAFETY: `y` is the set's, of the problem's shape.
+        let report = unsafe { self.harness.verify(problem, rank, y, &expected, self.raw_stream())? };
+        Ok(Verdict {
+            max_error: f64::from(report.max_error),
+            max_reference: f64::from(report.max_reference),
+            violations: report.violations,
+            first: report.first.map(|(row, col)| Violation { rank: rank.get(), row, col }),
+        })
+    }
+
+    /// Occupies the stream.
+    pub fn spin(&self, time: Duration) -> anyhow::Result<()> {
+        self.device.bind()?;
+        self.harness.spin(time.as_nanos() as u64, self.raw_stream())?;
+        Ok(())
+    }
+
+    /// Holds the stream until every rank's has come here, and for `spin` longer: time for the host
+    /// to enqueue what follows. `word` is 4 bytes that nothing else uses.
+    pub(crate) fn line_up(&self, nccl: &Comm, word: &DeviceBlock, spin: Duration) -> anyhow::Result<()> {
+        anyhow::ensure!(word.bytes() >= 4, "{} bytes are no word", word.bytes());
+        // SAFETY: one word of this rank's memory, on its one stream.
+        unsafe { nccl.all_reduce(word.address(), word.address(), 1, ElementType::U32, self.raw_stream())? };
+        self.spin(spin)
+    }
+
+    /// An event that marks what is on the stream now.
+    pub(crate) fn record_event(&self) -> anyhow::Result<CudaEvent> {
+        Ok(self.stream.record_event(None)?)
+    }
+
+    /// Times what `launch` puts on the stream, in milliseconds between two events, and waits for
+    /// it.
+    pub fn time(&self, launch: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+        self.start.record(&self.stream)?;
+        launch()?;
+        self.end.record(&self.stream)?;
+        Ok(f64::from(self.start.elapsed_ms(&self.end)?))
+    }
+
+    pub(crate) fn upload(&self, to: &DeviceBlock, from: &[u8]) -> anyhow::Result<()> {
+        anyhow::ensure!(from.len() <= to.bytes(), "{} bytes do not fit {}", from.len(), to.bytes());
+        self.device.bind()?;
+        // SAFETY: the block holds as many bytes; the copy waits for the stream's end before the
+        // slice can go away.
+        unsafe { result::memcpy_htod_async(to.address(), from, self.stream.cu_stream())? };
+        self.synchronize()
+    }
+
+    pub(crate) fn download(&self, from: &DeviceBlock, to: &mut [u8]) -> anyhow::Result<()> {
+        anyhow::ensure!(to.len() <= from.bytes(), "{} bytes are more than {}", to.len(), from.bytes());
+        self.device.bind()?;
+        // SAFETY: as above.
+        unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream.cu_stream())? };
+        self.synchronize()
+    }
+}
+
+impl From<Fill> for harness::Fill {
+    fn from(fill: Fill) -> Self {
+        match fill {
+            Fill::Uniform => Self::Uniform,
+            Fill::SmallInts => Self::SmallInts,
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! The fp64 reference on the host, over a rank's whole output.
+//!
+//! Invariant: nothing that is checked here comes from what is checked. Operands are generated anew
+//! from their seeds, and the tolerance of an element is derived from its own terms.
+//!
+//! An op rounds to the element type once, and a GEMM-ReduceScatter also each partial sum that it
+//! sends, or scatters where its tiles are flattened. With `u` the type's unit roundoff, `p_s` the
+//! partial sum of source `s` and `A` the sum of the terms' absolute values:
+//!
+//! ```text
+//! E = sum over sent partials of u |p_s|  +  (sqrt(k) + W) eps_f32 A       sent partials, accumulation in fp32
+//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)                          and the output's own rounding
+//! ```
+//!
+//! Where ranks are grouped in nodes, what another node's ranks but one have is rounded, added to
+//! that one's and rounded again: with `e` for the roundings in a node of sum `q`, its part of `E`
+//! is `e + u (|q| + e)`.
+//!
+//! A bias `b` is one more term of fp32, exact before it is added: `E` grows by
+//! `eps_f32 (|sum of p_s + b| + E)`. An activation whose slope is at most `L` and which is off by
+//! at most `c |v|` itself makes `L E + c (|v| + E)` of `E`, before the output's rounding
+//! ([`Activation::slope`](flux_ops::Activation::slope),
+//! [`Activation::ERROR`](flux_ops::Activation::ERROR)).
+//!
+//! `sqrt(k) eps_f32` is the probabilistic bound of an inner product with independent roundings
+//! (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), with their
+//! factor at 2. Where the data are small integers every partial sum is exact in fp32, and the
+//! output must equal the correctly rounded sum of the correctly rounded partials, with a bias and
+//! ReLU or without: no tolerance. Before GELU and SiLU `E` is then zero.
+
+use crate::harness::data::{self, Fill, Window};
+use crate::harness::{Operands, activated, bias_window, elements, y_window};
+use flux_core::{Nodes, OpKind, Rank};
+use flux_kernels::Element;
+use flux_ops::Activation;
+use std::fmt;
+
+/// What a verification found in one rank's output, or, merged, in all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// Largest `|y - reference|`, over elements that are numbers.
+    pub max_error: f64,
+    /// Largest `|reference|`.
+    pub max_reference: f64,
+    /// Elements beyond their bound, or not exact where the data are integers; a NaN is beyond any
+    /// bound.
+    pub violations: u64,
+    /// The first of them.
+    pub first: Option<Violation>,
+}
+
+/// Where an element is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Whose output it is in.
+    pub rank: u32,
+    /// Row of that rank's `y`.
+    pub row: u32,
+    /// Column of that rank's `y`.
+    pub col: u32,
+}
+
+impl Verdict {
+    /// Both.
+    #[must_use]
+    pub fn merge(self, other: Self) -> Self {
+        Self {
+            max_error: self.max_error.max(other.max_error),
+            max_reference: self.max_reference.max(other.max_reference),
+            violations: self.violations + other.violations,
+            first: self.first.or(other.first),
+        }
+    }
+
+    /// To send to other ranks.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let first = self.first.map_or([u32::MAX; 3], |Violation { rank, row, col }| [rank, row, col]);
+        let [error, reference] = [self.max_error, self.max_reference].map(f64::to_bits);
+        let words = [error, reference, self.violations].map(u64::to_le_bytes);
+        [words.as_flattened(), first.map(u32::to_le_bytes).as_flattened()].concat()
+    }
+
+    /// What another rank has sent; `None` for what is none.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (words, first) = bytes.split_at_checked(24).filter(|(_, first)| first.len() == 12)?;
+        let [error, reference, violations] = <[[u8; 8]; 3]>::try_from(words.as_chunks().0).ok()?.map(u64::from_le_bytes);
+        let [rank, row, col] = <[[u8; 4]; 3]>::try_from(first.as_chunks().0).ok()?.map(u32::from_le_bytes);
+        let first = (rank != u32::MAX).then_some(Violation { rank, row, col });
+        Some(Self { max_error: f64::from_bits(error), max_reference: f64::from_bits(reference), violations, first })
+    }
+
+    /// What is wrong alone: how far off integers are, or a baseline, says nothing of the op's
+    /// random data.
+    #[must_use]
+    pub(crate) fn of_wrong_elements(self) -> Self {
+        Self { violations: self.violations, first: self.first, ..Self::default() }
+    }
+
+    /// Whether every element was right.
+    pub const fn ok(&self) -> bool {
+        self.violations == 0
+    }
+
+    /// Largest error in units of the largest reference.
+    pub fn max_rel_err(&self) -> f64 {
+        if self.max_reference > 0.0 { self.max_error / self.max_reference } else { self.max_error }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first {
+            None => write!(f, "all elements right, largest error {:.2e} of the largest element", self.max_rel_err()),
+            Some(Violation { rank, row, col }) => {
+                write!(f, "{} wrong elements, the first at row {row}, column {col} of rank {rank}", self.violations)
+            }
+        }
+    }
+}
+
+/// Checks `rank`'s output `y`, dense, against the reference. Where tiles are `flattened`, a rank
+/// rounds its own partial sums too; where ranks are grouped in `nodes`, other nodes send sums.
+///
+/// # Panics
+/// When `y` does not hold exactly the rank's elements.
+pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, nodes): (bool, Nodes)) -> Verdict {
+    let problem = &operands.problem;
+    let window = y_window(problem, rank);
+    assert_eq!(y.len(), elements(window), "{window:?}");
+    let k = problem.k();
+    let x = operand::<T>(operands, operands.seed_x, Window { row0: window.row0, col0: 0, rows: window.rows, cols: k });
+    let w = operand::<T>(operands, operands.seed_w, Window { row0: window.col0, col0: 0, rows: window.cols, cols: k });
+    let bias = if operands.epilogue.bias {
+        operand::<T>(operands, operands.seed_bias, bias_window(problem, rank))
+    } else {
+        vec![0.0; window.cols as usize]
+    };
+    let mut verdict = Verdict::default();
+    for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
+        for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
+            let expected = expect::<T>(operands, ((!flattened).then_some(rank), nodes), x, w, bias[col]);
+            let got = f64::from(y.to_f32());
+            let error = (got - expected.value).abs();
+            if error.is_nan() || error > expected.bound {
+                verdict.violations += 1;
+                verdict.first.get_or_insert(Violation { rank: rank.get(), row: row as u32, col: col as u32 });
+            }
+            // `max` passes over a NaN.
+            verdict.max_error = verdict.max_error.max(error);
+            verdict.max_reference = verdict.max_reference.max(expected.value.abs());
+        }
+    }
+    verdict
+}
+
+/// A window of a global operand, as the elements' exact values.
+fn operand<T: Element>(operands: &Operands, seed: u64, window: Window) -> Vec<f32> {
+    let mut narrow = vec![T::from_f32(0.0); elements(window)];
+    data::fill(&mut narrow, window, seed, operands.fill);
+    let mut wide = vec![0.0; narrow.len()];
+    T::widen(&narrow, &mut wide);
+    wide
+}
+
+struct Expected {
+    value: f64,
+    bound: f64,
+}
+
+/// One element of the output, from a row of `x`, a row of `w` and its column's bias, of a rank that
+/// `keeps` its own partial sums unrounded, or of one that does not.
+fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes), x: &[f32], w: &[f32], bias: f32) -> Expected {
+    let problem = &operands.problem;
+    let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
+    let sources = match problem.op() {
+        OpKind::AllGatherGemm => 1,
+        OpKind::GemmReduceScatter => problem.world().index(),
+    };
+    let part = x.len() / sources;
+    let unit = problem.dtype().unit_roundoff();
+    let (mut exact, mut rounded, mut absolute, mut sent) = (0.0, 0.0, 0.0, 0.0);
+    // Of the node so far: its sum, exact and as it is sent, and the roundings in it.
+    let mut node = (0.0, 0.0, 0.0);
+    for (source, (x, w)) in (0..).map(Rank::new).zip(x.chunks_exact(part).zip(w.chunks_exact(part))) {
+        let (sum, abs) = dot(x, w);
+        exact += sum;
+        absolute += abs;
+        let kept = sources == 1 || keeps.is_some_and(|rank| nodes.on_one_rail(source, rank));
+        let (value, off) = if kept { (sum, 0.0) } else { (round(sum), unit * sum.abs()) };
+        node = (node.0 + sum, node.1 + value, node.2 + off);
+        if sources > 1 && nodes.local_of(source) + 1 < nodes.per_node() {
+            continue;
+        }
+        let (sum, value, off) = std::mem::take(&mut node);
+        let stays = sources == 1 || keeps.is_none_or(|rank| nodes.together(source, rank));
+        rounded += if stays { value } else { round(value) };
+        sent += if stays { off } else { off + unit * (f64::abs(sum) + off) };
+    }
+    let (epilogue, bias, epsilon) = (operands.epilogue, f64::from(bias), f64::from(f32::EPSILON));
+    let activated = |v| activated(epilogue.activation, v);
+    let (sum, mut before) = match operands.fill {
+        Fill::SmallInts if epilogue.is_exact() => return Expected { value: round(activated(rounded + bias)), bound: 0.0 },
+        Fill::SmallInts => (rounded + bias, 0.0),
+        Fill::Uniform => {
+            let terms = f64::from(problem.k()).sqrt() + f64::from(problem.world().get());
+            (exact + bias, sent + terms * epsilon * absolute)
+        }
+    };
+    if epilogue.bias && operands.fill == Fill::Uniform {
+        before += epsilon * (sum.abs() + before);
+    }
+    if epilogue.activation != Activation::None {
+        before = epilogue.activation.slope() * before + Activation::ERROR * (sum.abs() + before);
+    }
+    let value = activated(sum);
+    Expected { value, bound: before + unit * (value.abs() + before) }
+}
+
+/// Sum of products and of their absolute values. Products of two 11-bit significands are exact in
+/// fp32, so fp64 sums are exact to `k 2^-53`.
+fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
+    const LANES: usize = 8;
+    let (mut sum, mut abs) = ([0.0_f64; LANES], [0.0_f64; LANES]);
+    let mut add = |x: &[f32], w: &[f32]| {
+        for (((x, w), sum), abs) in x.iter().zip(w).zip(&mut sum).zip(&mut abs) {
+            let product = f64::from(x * w);
+            *sum += product;
+            *abs += product.abs();
+        }
+    };
+    let (xs, ws) = (x.chunks_exact(LANES), w.chunks_exact(LANES));
+    let (x_rest, w_rest) = (xs.remainder(), ws.remainder());
+    xs.zip(ws).for_each(|(x, w)| add(x, w));
+    add(x_rest, w_rest);
+    (sum.iter().sum(), abs.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::EpilogueSpec;
+    use flux_core::{DType, Problem, WorldSize};
+    use half::bf16;
+
+    #[test]
+    fn a_verdict_survives_the_trip_as_bytes() {
+        let right = Verdict { max_error: 0.5, max_reference: f64::INFINITY, ..Verdict::default() };
+        let wrong = Verdict { violations: 1 << 40, first: Some(Violation { rank: 1, row: 2, col: 3 }), ..right };
+        for verdict in [right, wrong] {
+            assert_eq!(Verdict::from_bytes(&verdict.to_bytes()), Some(verdict));
+        }
+        let bytes = wrong.to_bytes();
+        assert_eq!((Verdict::from_bytes(&bytes[1..]), Verdict::from_bytes(&[])), (None, None));
+    }
+
+    /// What an op must write, by the definition: an order of summation and a way to index that the
+    /// reference does not use.
+    fn outputs(operands: &Operands, rank: Rank, (flattened, nodes): (bool, Nodes)) -> Vec<bf16> {
+        let p = &operands.problem;
+        let at = |seed, row, col| f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
+        let window = y_window(p, rank);
+        let mut y = Vec::new();
+        for row in window.row0..window.row0 + window.rows {
+            for col in window.col0..window.col0 + window.cols {
+                let sources = if p.op() == OpKind::AllGatherGemm { 1 } else { p.world().get() };
+                let sent = |sum: f64| f64::from(bf16::from_f64(sum).to_f32());
+                let mut sums = vec![0.0; sources as usize];
+                for source in (0..sources).rev() {
+                    let ks = (source * p.k() / sources..(source + 1) * p.k() / sources).rev();
+                    let part: f64 = ks.map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
+                    // Whoever adds up for the rank in the source's node.
+                    let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(rank)).get();
+                    sums[if sources == 1 { 0 } else { relay as usize }] += if sources == 1 || source == relay { part } else { sent(part) };
+                }
+                let own = |source: usize| sources == 1 || (source == rank.index() && !flattened);
+                let sum: f64 = sums.iter().enumerate().map(|(source, &sum)| if own(source) { sum } else { sent(sum) }).sum();
+                let EpilogueSpec { bias, activation } = operands.epilogue;
+                let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
+                y.push(bf16::from_f32(activation.apply(sum as f32)));
+            }
+        }
+        y
+    }
+
+    /// Neither flattened nor grouped.
+    fn plain(operands: &Operands) -> (bool, Nodes) {
+        (false, Nodes::apart(operands.problem.world()))
+    }
+
+    fn cases() -> impl Iterator<Item = (Operands, Rank)> {
+        let world = WorldSize::new(4).unwrap();
+        let problems =
+            [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| Problem::new(op, 12, 64, 1056, DType::Bf16, world).unwrap());
+        let fills = [Fill::Uniform, Fill::SmallInts];
+        let plain = problems.into_iter().flat_map(move |p| fills.map(|f| (Operands::new(p, 3, 1, f), Rank::new(2))));
+        plain.flat_map(|(operands, rank)| {
+            let epilogues = std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(operands.problem.op()));
+            epilogues.map(move |epilogue| (operands.with_epilogue(epilogue), rank))
+        })
+    }
+
+    #[test]
+    fn the_right_output_passes() {
+        for (operands, rank) in cases() {
+            let world = operands.problem.world();
+            let (apart, two) = (Nodes::apart(world), Nodes::new(world, 2).unwrap());
+            for sent in [(false, apart), (true, apart), (false, two)] {
+                let verdict = verify(&operands, rank, &outputs(&operands, rank, sent), sent);
+                assert!(verdict.ok(), "{operands:?}: {verdict}");
+                assert!(verdict.max_rel_err() < 0.01, "{operands:?}: {verdict}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_element_that_is_wrong_is_named() {
+        for (operands, rank) in cases() {
+            let window = y_window(&operands.problem, rank);
+            let (row, col) = (2, 5);
+            let wrong_values: [fn(bf16) -> bf16; 3] = [|_| bf16::NAN, |v| v + bf16::from_f32(4.0), |_| bf16::INFINITY];
+            for wrong in wrong_values {
+                let mut y = outputs(&operands, rank, plain(&operands));
+                let at = row * window.cols as usize + col;
+                y[at] = wrong(y[at]);
+                let verdict = verify(&operands, rank, &y, plain(&operands));
+                assert_eq!(verdict.violations, 1, "{operands:?}");
+                assert_eq!(verdict.first, Some(Violation { rank: 2, row: 2, col: 5 }));
+            }
+        }
+    }
+
+    /// As on the device (`gpu_harness`): at the largest element, whose bound is the widest.
+    #[test]
+    fn an_element_that_is_off_by_eight_roundings_is_wrong() {
+        for (operands, rank) in cases().filter(|(operands, _)| operands.fill == Fill::Uniform) {
+            let mut y = outputs(&operands, rank, plain(&operands));
+            let at = (0..y.len()).max_by(|&a, &b| y[a].to_f32().abs().total_cmp(&y[b].to_f32().abs())).unwrap();
+            let off = 8.0 * operands.problem.dtype().unit_roundoff() * f64::from(y[at]);
+            y[at] = bf16::from_f64(f64::from(y[at]) + off);
+            assert_eq!(verify(&operands, rank, &y, plain(&operands)).violations, 1, "{operands:?}");
+        }
+    }
+
+    #[test]
+    fn integer_data_admit_no_rounding_error() {
+        let (operands, rank) = cases().find(|(o, _)| o.fill == Fill::SmallInts).unwrap();
+        let mut y = outputs(&operands, rank, plain(&operands));
+        let at = y.iter().position(|v| v.to_f32().abs() > 1.0).unwrap();
+        y[at] = bf16::from_bits(y[at].to_bits() + 1);
+        assert_eq!(verify(&operands, rank, &y, plain(&operands)).violations, 1);
+    }
+
+    /// A bias that is missing or in twice, and the result of any other activation.
+    #[test]
+    fn the_output_of_another_finish_fails() {
+        for (operands, rank) in cases() {
+            let epilogues = [false, true].into_iter().flat_map(|bias| Activation::ALL.map(|activation| EpilogueSpec { bias, activation }));
+            for other in epilogues.filter(|&epilogue| epilogue != operands.epilogue) {
+                let verdict = verify(&operands, rank, &outputs(&operands.with_epilogue(other), rank, plain(&operands)), plain(&operands));
+                assert!(!verdict.ok(), "{operands:?} passes as {other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_output_of_another_call_fails() {
+        for (operands, rank) in cases() {
+            let other = Operands::new(operands.problem, 3, 2, operands.fill).with_epilogue(operands.epilogue);
+            let verdict = verify(&operands, rank, &outputs(&other, rank, plain(&other)), plain(&operands));
+            assert!(verdict.violations > elements(y_window(&operands.problem, rank)) as u64 / 2, "{verdict}");
+        }
+    }
+}

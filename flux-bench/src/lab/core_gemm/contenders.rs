@@ -1,0 +1,277 @@
+//! The contenders at one shape, on one GPU.
+//!
+//! Invariant: a sample is the time between two events on the one stream. Before the first, what
+//! peers would have raised is raised, and a spinning kernel gives the host time to enqueue what is
+//! timed; every call takes the next operand set of a rotation.
+
+use super::contender::Contender;
+use super::mock_peers;
+use super::replay::{OperandBlocks, Replay};
+use super::sustained::SustainedCore;
+use crate::bench::sustained::Blocks;
+use crate::bench::{SEED, WARM_UP, gpu::SETS};
+use crate::harness::data::{Fill, Window};
+use crate::harness::gpu::cublas::Gemm;
+use crate::harness::gpu::{Gpu, choice, kernels};
+use crate::harness::{Case, FIRST, Operands, Rest, Span, Times, Verdict, w_window, x_window};
+use anyhow::Context;
+use flux_core::program::TileProgram;
+use flux_core::signal::Epoch;
+use flux_core::{Nodes, OpKind};
+use flux_kernels::Variant;
+use flux_kernels::cuda::{Kernel, loaded};
+use flux_transport::internal::cuda::DeviceBlock;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The contenders that run the kernel.
+const OURS: [Contender; 3] = [Contender::Core, Contender::Order, Contender::Flags];
+
+/// The number of a contender among them; none of the baseline.
+fn among_ours(contender: Contender) -> Option<usize> {
+    OURS.iter().position(|&ours| ours == contender)
+}
+
+/// One shape's contenders, with all that they take.
+#[derive(Debug)]
+pub(super) struct KernelContenders<'a> {
+    gpu: &'a Gpu,
+    case: &'a Case,
+    kernel: Arc<Kernel>,
+    gemm: Gemm,
+    sets: Vec<OperandBlocks>,
+    /// In the order of [`OURS`].
+    ours: [Replay; 3],
+    /// The other ranks of a GEMM-ReduceScatter, which make what rank 0 adds.
+    peers: Vec<Replay>,
+    /// Rank 0's data region: gather buffer or slots, both halves.
+    own: DeviceBlock,
+    // What the peers' addresses point into, and the world of 1's.
+    _elsewhere: [DeviceBlock; 2],
+    spin: Duration,
+    calls: usize,
+}
+
+impl<'a> KernelContenders<'a> {
+    pub(super) fn new(gpu: &'a Gpu, case: &'a Case) -> anyhow::Result<Self> {
+        let (problem, device) = (&case.problem, gpu.device());
+        let variant = Variant::of(&case.program(FIRST)?)?;
+        device.bind()?;
+        let kernel = loaded(variant, || kernels::fused(device, variant))?;
+        let gemm = Gemm::new(device, (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
+        let sets = (0..SETS).map(|_| OperandBlocks::new(gpu, &case.alone)).collect::<anyhow::Result<_>>()?;
+        let region = |program: &TileProgram| gpu.alloc(program.workspace().data_bytes().max(16) as usize);
+        let (core, first) = (case.core()?, case.program(FIRST)?);
+        let [own, elsewhere, of_core] = [region(&first)?, region(&first)?, region(&core)?];
+        let data = mock_peers::data_of_first(&first, own.address(), elsewhere.address());
+        let peers = match problem.op() {
+            OpKind::AllGatherGemm => Vec::new(),
+            OpKind::GemmReduceScatter => {
+                let data = mock_peers::data_of_peer(problem.world(), own.address(), elsewhere.address());
+                let harness = |rank| Replay::new(gpu, &kernel, case.program(rank)?, data.clone());
+                problem.world().ranks().skip(1).map(harness).collect::<anyhow::Result<_>>()?
+            }
+        };
+        let core = Replay::new(gpu, &kernel, core, vec![of_core.address()])?;
+        let order = Replay::new(gpu, &kernel, case.order()?, data.clone())?;
+        let flags = Replay::new(gpu, &kernel, first, data)?;
+        Ok(Self {
+            ours: [core, order, flags],
+            gpu,
+            case,
+            kernel,
+            gemm,
+            sets,
+            peers,
+            own,
+            _elsewhere: [elsewhere, of_core],
+            spin: choice::SPIN,
+            calls: 0,
+        })
+    }
+
+    /// What runs, in words.
+    pub(super) fn plan(&self) -> String {
+        let [core, _, flags] = &self.ours;
+        let (kernel, alone, as_first) = (self.kernel.variant(), core.workers(), flags.workers());
+        format!("{}, kernel {kernel}, {alone} CTAs alone and {as_first} as rank 0", self.case.schedule)
+    }
+
+    /// One call of each contender of ours with integer data, which must be exact.
+    pub(super) fn verify_exact(&mut self) -> anyhow::Result<Verdict> {
+        Ok(self.verify_all(Fill::SmallInts)?.of_wrong_elements())
+    }
+
+    /// The same with random data, which must be within the bound.
+    pub(super) fn verify_random(&mut self) -> anyhow::Result<Verdict> {
+        self.verify_all(Fill::Uniform)
+    }
+
+    /// Times all contenders on random data, each sample after a rest, in the order of
+    /// [`Contender::ALL`].
+    pub(super) fn measure(&mut self, samples: u32, rest: Rest) -> anyhow::Result<[Times; 4]> {
+        self.prepare()?;
+        let mut spans: [Vec<Span>; 4] = Default::default();
+        for round in 0..WARM_UP + samples as usize {
+            for contender in Contender::in_round(round) {
+                rest.take();
+                let span = self.sample(contender).with_context(|| format!("{contender:?}, round {round}"))?;
+                if round >= WARM_UP {
+                    spans[contender as usize].push(span);
+                }
+            }
+        }
+        // Before anything is said of times: a call that gave up waiting is a fast one.
+        self.ours.iter().try_for_each(|harness| harness.check(self.gpu))?;
+        let times = |contender: Contender| {
+            let spans = std::mem::take(&mut spans[contender as usize]);
+            Times::of_slowest(&[spans]).context("no rounds")
+        };
+        let [gemm, core, order, flags] = Contender::ALL.map(times);
+        Ok([gemm?, core?, order?, flags?])
+    }
+
+    /// Times the contenders of [`SustainedCore`] back to back, on the data of [`Self::measure`],
+    /// whose times are `short`.
+    pub(super) fn sustain(&mut self, short: &[Times; 4], seconds: f64) -> anyhow::Result<SustainedCore> {
+        let turns = SustainedCore::TURNS.map(|contender| (contender, short[contender as usize].median));
+        let blocks = Blocks::run(turns, seconds, |contender, calls| self.block(contender, calls))?;
+        self.ours.iter().try_for_each(|harness| harness.check(self.gpu))?;
+        let [gemm, core, flags] = [0, 1, 2].map(|turn| {
+            let of_one = |spans: &[Span]| Times::of_slowest(&[spans.to_vec()]).context("no blocks");
+            blocks.of_a_call(turn, of_one)
+        });
+        Ok(SustainedCore::new(seconds, blocks.count() as u32, [gemm?, core?, flags?]))
+    }
+
+    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
+        let gpu = self.gpu;
+        let end = gpu.time(|| {
+            (0..calls).try_for_each(|call| {
+                self.raise(contender)?;
+                self.launch(contender, call % SETS)
+            })
+        })?;
+        Ok(Span { start: 0.0, end })
+    }
+
+    /// Random data in all sets and both halves, the fastest algorithm, and a spin that hides what
+    /// the host does.
+    fn prepare(&mut self) -> anyhow::Result<()> {
+        for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
+            self.arrive(epoch, &self.operands(Contender::Flags, 0, Fill::Uniform))?;
+        }
+        for (call, set) in (0..).zip(&self.sets) {
+            self.fill_own(set, &self.operands(Contender::Core, call, Fill::Uniform))?;
+        }
+        let best = choice::fastest(self.gemm.candidates(), |candidate| {
+            self.gemm.choose(candidate);
+            // The first launch of an algorithm loads its kernel.
+            self.launch(Contender::Gemm, 0)?;
+            let spans = choice::settled(|_| self.sample(Contender::Gemm))?;
+            Ok(Times::of_slowest(&[spans]).context("no samples")?.median)
+        })?;
+        self.gemm.choose(best);
+        let longest = choice::longest_enqueue(&Contender::ALL, |contender, round| {
+            self.raise(contender)?;
+            let start = Instant::now();
+            self.launch(contender, round % SETS)?;
+            let took = start.elapsed();
+            self.gpu.synchronize()?;
+            Ok(took)
+        })?;
+        self.spin = choice::spin(longest);
+        Ok(())
+    }
+
+    fn sample(&mut self, contender: Contender) -> anyhow::Result<Span> {
+        let (gpu, set) = (self.gpu, self.calls % SETS);
+        self.calls += 1;
+        self.raise(contender)?;
+        gpu.spin(self.spin)?;
+        let end = gpu.time(|| self.launch(contender, set))?;
+        Ok(Span { start: 0.0, end })
+    }
+
+    /// What peers raise before the contender's next call, in order on the stream.
+    fn raise(&self, contender: Contender) -> anyhow::Result<()> {
+        among_ours(contender).map_or(Ok(()), |ours| self.ours[ours].raise(self.gpu))
+    }
+
+    fn launch(&mut self, contender: Contender, set: usize) -> anyhow::Result<()> {
+        let (gpu, set) = (self.gpu, &self.sets[set]);
+        if let Some(ours) = among_ours(contender) {
+            return self.ours[ours].launch(gpu, &self.kernel, set);
+        }
+        gpu.device().bind()?;
+        // SAFETY: the sets hold operands of the shape that the GEMM was made for (`new`), and
+        // everything is on this one stream.
+        unsafe { self.gemm.launch(set.x.address(), set.w.address(), set.y.address(), gpu.raw_stream())? };
+        Ok(())
+    }
+
+    /// A contender's operands: of the GEMM alone, or of the world, of which its own are the same
+    /// elements.
+    fn operands(&self, contender: Contender, call: u64, fill: Fill) -> Operands {
+        let alone = matches!(contender, Contender::Gemm | Contender::Core);
+        Operands::new(if alone { self.case.alone } else { self.case.problem }, SEED, call, fill)
+    }
+
+    /// Rank 0's `w` and, of an AllGather-GEMM too, all of the local `x`, of which rank 0's shard
+    /// are the first rows.
+    fn fill_own(&self, set: &OperandBlocks, operands: &Operands) -> anyhow::Result<()> {
+        let alone = &self.case.alone;
+        self.fill(set, (x_window(alone, FIRST), w_window(alone, FIRST)), operands)
+    }
+
+    fn fill(&self, set: &OperandBlocks, (x, w): (Window, Window), operands: &Operands) -> anyhow::Result<()> {
+        let dtype = operands.problem.dtype();
+        self.gpu.fill(&set.x, x, operands.seed_x, operands.fill, dtype)?;
+        self.gpu.fill(&set.w, w, operands.seed_w, operands.fill, dtype)
+    }
+
+    /// What the peers give to rank 0 in a call of this epoch: their rows, or the partial tiles that
+    /// their own programs make of their operands. Uses the first set.
+    fn arrive(&mut self, epoch: Epoch, operands: &Operands) -> anyhow::Result<()> {
+        let (gpu, problem, program) = (self.gpu, &self.case.problem, self.ours[2].program());
+        if problem.op() == OpKind::AllGatherGemm {
+            let half = epoch.half() * program.workspace().half_stride() as usize;
+            return gpu.fill_at(&self.own, half, mock_peers::gathered(program), (operands.seed_x, operands.fill), problem.dtype());
+        }
+        for peer in 0..self.peers.len() {
+            let rank = self.peers[peer].program().rank;
+            self.fill(&self.sets[0], (x_window(problem, rank), w_window(problem, rank)), operands)?;
+            let harness = &mut self.peers[peer];
+            harness.begin_at(gpu, epoch)?;
+            harness.raise(gpu)?;
+            harness.launch(gpu, &self.kernel, &self.sets[0])?;
+            harness.check(gpu)?;
+        }
+        Ok(())
+    }
+
+    fn verify_all(&mut self, fill: Fill) -> anyhow::Result<Verdict> {
+        (0..OURS.len()).try_fold(Verdict::default(), |sum, ours| {
+            let verdict = self.verify(ours, fill).with_context(|| format!("{:?}, verified with {fill:?} data", OURS[ours]))?;
+            Ok(sum.merge(verdict))
+        })
+    }
+
+    /// One call of a contender of ours, its output poisoned before and checked as a whole.
+    fn verify(&mut self, ours: usize, fill: Fill) -> anyhow::Result<Verdict> {
+        let (gpu, contender) = (self.gpu, OURS[ours]);
+        let operands = self.operands(contender, 0, fill);
+        if contender != Contender::Core {
+            self.arrive(self.ours[ours].epoch(), &operands)?;
+        }
+        let y = &self.sets[0].y;
+        self.fill_own(&self.sets[0], &operands)?;
+        gpu.poison(y.address(), y.bytes())?;
+        self.raise(contender)?;
+        self.launch(contender, 0)?;
+        let harness = &self.ours[ours];
+        harness.check(gpu)?;
+        let made_by = (harness.program().flattened, Nodes::apart(operands.problem.world()));
+        gpu.verify(&operands, FIRST, self.sets[0].y.address(), made_by)
+    }
+}

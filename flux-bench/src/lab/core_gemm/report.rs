@@ -1,0 +1,158 @@
+//! What the kernel is as a GEMM.
+//!
+//! Invariant: a [`CoreRow`] is derived in one place, [`CoreRow::new`], from four times that were
+//! measured in the same rounds.
+
+use super::sustained::{self, SustainedCore};
+use crate::atomic_file::{self, WriteError};
+use crate::harness::{Case, Times, Verdict};
+use crate::report::{Head, Origin, after_a_rest, aligned, ms};
+use flux_core::metrics;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::Duration;
+
+/// Version of the file's form.
+pub(super) const SCHEMA: u32 = 1;
+
+/// The kernel beside cuBLASLt, with what is needed to judge and repeat it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CoreReport {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Where it was measured, and how it is repeated: `device` to `command`.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// One per op and shape.
+    pub rows: Vec<CoreRow>,
+}
+
+/// One rank's part of one op at one shape, on one GPU. Times are in milliseconds; [the
+/// module](super) says what each is of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CoreRow {
+    /// What it is of: `op` to `dtype`, those of the world whose rank 0 was measured.
+    #[serde(flatten)]
+    pub head: Head,
+    /// Schedule of the world, kernel and CTAs.
+    pub plan: String,
+    /// cuBLASLt's fastest algorithm.
+    pub t_gemm_ms: Times,
+    /// The kernel as a world of 1.
+    pub t_core_ms: Times,
+    /// Rank 0's program without waits for peers.
+    pub t_order_ms: Times,
+    /// Rank 0's program, every signal of a peer raised before.
+    pub t_flags_ms: Times,
+    /// `T_gemm / T_core`, of the medians: 1 is as fast as cuBLASLt, more is faster.
+    pub core: f64,
+    /// `T_flags / T_core - 1`, of the medians: what the world's program costs.
+    pub flags: f64,
+    /// `T_flags / T_order - 1`, of the medians: what looking at raised signals costs.
+    pub waits: f64,
+    /// Rate of the kernel as a world of 1, of the median.
+    pub tflops: f64,
+    /// Largest deviation from an fp64 reference over the whole outputs, in units of the reference's
+    /// largest element.
+    pub max_rel_err: f64,
+    /// Whether in all three of the kernel's contenders random data stayed within the derived bound
+    /// and integer data were exact, over the whole output.
+    pub verified: bool,
+    /// Rounds measured.
+    pub samples: u32,
+    /// Milliseconds without a call before each sample, where they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest_ms: Option<u64>,
+    /// The same back to back, where it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustained: Option<SustainedCore>,
+}
+
+impl CoreRow {
+    /// The row of a case, from what was measured, in the order of
+    /// [`Contender::ALL`](super::Contender::ALL).
+    pub(super) fn new(case: &Case, plan: String, times: [Times; 4], verdict: Verdict, samples: u32) -> Self {
+        let [t_gemm_ms, t_core_ms, t_order_ms, t_flags_ms] = times;
+        let problem = &case.problem;
+        let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);
+        Self {
+            head: Head::new(&case.model, problem),
+            plan,
+            t_gemm_ms,
+            t_core_ms,
+            t_order_ms,
+            t_flags_ms,
+            core: t_gemm_ms.median / t_core_ms.median,
+            flags: t_flags_ms.median / t_core_ms.median - 1.0,
+            waits: t_flags_ms.median / t_order_ms.median - 1.0,
+            tflops: metrics::tflops(problem.flop_per_rank(), core),
+            max_rel_err: verdict.max_rel_err(),
+            verified: verdict.ok(),
+            samples,
+            rest_ms: None,
+            sustained: None,
+        }
+    }
+}
+
+impl CoreReport {
+    /// Writes the report as JSON, whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
+        atomic_file::write_json(path, self)
+    }
+
+    /// Whether every row's numbers were verified.
+    pub fn verified(&self) -> bool {
+        self.rows.iter().all(|r| r.verified)
+    }
+}
+
+const HEAD: [&str; 14] = [
+    "op",
+    "model",
+    "m",
+    "n",
+    "k",
+    "T_gemm ms",
+    "T_core ms",
+    "core %",
+    "T_order ms",
+    "T_flags ms",
+    "flags %",
+    "waits %",
+    "TFLOP/s",
+    "verified",
+];
+
+/// The report as text: what was measured and what it includes, then a line a row.
+pub(super) fn table(report: &CoreReport) -> String {
+    let first = report.rows.first();
+    let (tp, samples, rest) = first.map_or((0, 0, None), |r| (r.head.tp, r.samples, r.rest_ms));
+    let dtype = first.map_or("", |r| &r.head.dtype);
+    let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
+    for r in &report.rows {
+        let figures = [
+            ms(r.t_gemm_ms.median),
+            ms(r.t_core_ms.median),
+            format!("{:.1}", r.core * 100.0),
+            ms(r.t_order_ms.median),
+            ms(r.t_flags_ms.median),
+            format!("{:+.2}", r.flags * 100.0),
+            format!("{:+.2}", r.waits * 100.0),
+            format!("{:.0}", r.tflops),
+            if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() },
+        ];
+        lines.push(r.head.cells().into_iter().chain(figures).collect());
+    }
+    let rounds = format!(
+        "{}, one GPU as rank 0 of {tp}, {dtype}\nmedians of {samples} rounds{}; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
+         T_gemm: best cuBLASLt algorithm at the rank's shape; T_core: the kernel on it without peers\n\
+         T_flags: the rank's tile program with every signal raised before; T_order: the same without its waits for peers\n\
+         both include the order of shards, the close, and: ag_gemm peers' rows from the gather buffer, nothing pushed; gemm_rs partial tiles sent to memory of\n\
+         this GPU at the op's pace with their signals, and the peers' partial tiles read and added\n\n{}",
+        report.origin.device,
+        after_a_rest(rest),
+        aligned(&lines)
+    );
+    rounds + &sustained::table(&report.rows)
+}

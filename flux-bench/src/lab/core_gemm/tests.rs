@@ -1,0 +1,293 @@
+use super::contender::Contender;
+use super::sustained::SustainedCore;
+use super::*;
+use crate::bench::gpu::SETS;
+use crate::harness::data::{self, Fill};
+use crate::harness::reference::{self, Verdict};
+use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
+use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
+use flux_core::program::{Chunk, Schedule, TileProgram, sink};
+use flux_core::signal::Epoch;
+use flux_core::{DType, Nodes, Problem, Rank, TileShape};
+use flux_kernels::Variant;
+use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
+use half::bf16;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+
+fn args(words: &str) -> Args {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+    <Line as clap::Parser>::parse_from(std::iter::once("core").chain(words.split_whitespace())).args
+}
+
+#[test]
+fn what_is_left_out_is_what_the_kernel_is_judged_by() {
+    let cases = cases(&args("")).unwrap();
+    let shape = |case: &Case| (case.alone.op().name(), case.model.clone(), case.alone.m(), case.alone.n(), case.alone.k());
+    let gpt3: Vec<_> = cases.iter().filter(|c| c.model == "gpt3" && c.alone.m() == 8192).map(shape).collect();
+    assert_eq!(cases.len(), 16);
+    assert_eq!(gpt3, [("ag_gemm", "gpt3".into(), 8192, 6144, 12288), ("gemm_rs", "gpt3".into(), 8192, 12288, 6144)]);
+    assert!(cases.iter().all(|case| case.problem.flop_per_rank() == case.alone.flop_per_rank()));
+    for (words, why) in [("--tp 1", "at least 2"), ("--tp 17", "outside 1 to 16"), ("--ms 1001", "pad m to 1008")] {
+        let error = format!("{:#}", super::cases(&args(words)).unwrap_err());
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn the_gemm_alone_has_the_worlds_tiles_and_no_signal_but_of_shared_ones() {
+    for tp in [2, 4, 8] {
+        for case in cases(&args(&format!("--tp {tp}"))).unwrap() {
+            let (core, first, order) = (case.core().unwrap(), case.program(FIRST).unwrap(), case.order().unwrap());
+            let name = format!("{}, {}", case.problem, case.schedule);
+            assert!(
+                core.transfers.is_empty() && core.signals == core.split_k_slots && core.awaits.len() as u32 == core.split_k_slots,
+                "{name}"
+            );
+            assert!(core.items.iter().all(|item| matches!(item.sink, sink::STORE | sink::PARTIAL)), "{name}");
+            // The reference shapes' shards are whole tiles: the same items in another order.
+            let area = |p: &TileProgram| p.items.iter().map(|i| u64::from(i.rows) * u64::from(i.cols) * u64::from(i.k_steps)).sum::<u64>();
+            assert_eq!((core.tile, core.items.len(), area(&core)), (first.tile, first.items.len(), area(&first)), "{name}");
+            assert!(first.items.iter().any(|item| item.await_count + item.late_count > 0), "{name}");
+            assert!(order.items.iter().all(|item| item.await_count == 0 && item.late_count == item.parts), "{name}");
+        }
+    }
+}
+
+#[test]
+fn every_contender_takes_every_set_and_follows_every_other() {
+    const ROUNDS: usize = 4 * SETS;
+    let calls: Vec<_> = (0..ROUNDS).flat_map(Contender::in_round).map(|contender| contender as usize).collect();
+    let (mut taken, mut follows) = ([[0; SETS]; 4], [[0; 4]; 4]);
+    for (call, &contender) in calls.iter().enumerate() {
+        taken[contender][call % SETS] += 1;
+    }
+    for pair in calls.windows(2) {
+        follows[pair[1]][pair[0]] += 1;
+    }
+    assert_eq!(taken, [[ROUNDS / SETS; SETS]; 4]);
+    for (contender, follows) in follows.iter().enumerate() {
+        let as_often = |(other, &times): (usize, &usize)| if other == contender { times == 0 } else { times >= ROUNDS / 4 - 1 };
+        assert!(follows.iter().enumerate().all(as_often), "{contender}: {follows:?}");
+    }
+}
+
+/// Zeroed host memory on a line's border, whose address may be told.
+struct Block {
+    lines: Vec<Line>,
+}
+
+#[expect(dead_code, reason = "read and written by its address")]
+#[repr(align(128))]
+#[derive(Clone, Copy)]
+struct Line([u32; LINE as usize / 4]);
+
+impl Block {
+    fn new(bytes: u64) -> Self {
+        Self { lines: vec![Line([0; LINE as usize / 4]); bytes.div_ceil(LINE).max(1) as usize] }
+    }
+
+    fn address(&mut self) -> u64 {
+        self.lines.as_mut_ptr().expose_provenance() as u64
+    }
+}
+
+/// Words at an address that [`Block::address`] told.
+fn set_words(address: u64, count: u64, value: u32) {
+    let first: *mut u32 = std::ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: inside of a block of this test, which one thread uses.
+    (0..count as usize).for_each(|i| unsafe { first.add(i).write(value) });
+}
+
+/// A harness, on the host.
+struct HostReplay {
+    executor: Executor<bf16>,
+    data: Vec<u64>,
+    pads: Block,
+    control: Block,
+    fault: Block,
+}
+
+impl HostReplay {
+    fn new(program: TileProgram, data: Vec<u64>) -> Self {
+        let size = program.workspace();
+        let pads = Block::new(pad_bytes(size.signals) * u64::from(program.problem.world().get()));
+        let (control, fault) = (Block::new(control::bytes(size.counters)), Block::new(FAULT_BYTES));
+        Self { executor: Executor::new(program, NonZeroUsize::MIN).unwrap(), data, pads, control, fault }
+    }
+
+    /// One call of `epoch`, in which every signal of a peer was raised before; a wait for any other
+    /// fails at once.
+    fn call(&mut self, epoch: Epoch, x: &[bf16], w: &[bf16]) -> Vec<bf16> {
+        let program = self.executor.program();
+        let (problem, rank) = (program.problem, program.rank);
+        let pads = mock_peers::pads(program, self.pads.address());
+        set_words(pads[0], pads.len() as u64 * pad_bytes(program.workspace().signals) / 4, epoch.before(1).get());
+        for words in mock_peers::raised_before(program) {
+            set_words(pads[rank.index()] + words.offset, words.count, epoch.get());
+        }
+        let (control, fault) = (self.control.address(), self.fault.address());
+        set_words(control + control::EPOCH, 1, epoch.get());
+        // SAFETY: all blocks outlive the call, in which nobody else uses them; `elsewhere` is large
+        // enough for a whole region at each peer's address.
+        let memory = unsafe { HostMemory::new(&self.data, &pads, control, fault, program.workspace(), Duration::ZERO) };
+        let rows = |elements, cols: u32| Rows { elements, stride: cols as usize };
+        let ys = problem.y_shape();
+        let mut y = vec![bf16::NAN; ys.rows as usize * ys.cols as usize];
+        let called = self.executor.run(CpuArgs {
+            x: rows(x, problem.x_shape().cols),
+            w: rows(w, problem.w_shape().cols),
+            y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+            epilogue: Epilogue::default(),
+            memory,
+            await_pushed: false,
+            op_hash: 0,
+        });
+        assert!(called.is_ok(), "{problem} rank {rank} call {epoch}: {called:?}");
+        y
+    }
+}
+
+fn window(window: data::Window, seed: u64, fill: Fill) -> Vec<bf16> {
+    let mut to = vec![bf16::ZERO; elements(window)];
+    data::fill(&mut to, window, seed, fill);
+    to
+}
+
+/// Rank 0 as rank 0, its peers' part made before, one after the other: what the device does, by the
+/// same plan and with another executor.
+fn alone_as_first(case: &Case, order: bool, fill: Fill) -> Verdict {
+    let problem = &case.problem;
+    let first = if order { case.order() } else { case.program(FIRST) }.unwrap();
+    let (size, flattened) = (first.workspace(), first.flattened);
+    let (mut own, mut elsewhere) = (Block::new(size.data_bytes()), Block::new(2 * size.data_bytes()));
+    let (own, elsewhere) = (own.address(), elsewhere.address());
+    let gathered = (problem.op() == OpKind::AllGatherGemm).then(|| mock_peers::gathered(&first));
+    let mut harness = HostReplay::new(first.clone(), mock_peers::data_of_first(&first, own, elsewhere));
+    let mut verdict = Verdict::default();
+    for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
+        let operands = Operands::new(*problem, 1, u64::from(epoch.get()), fill);
+        if let Some(rows) = gathered {
+            let rows = window(rows, operands.seed_x, fill);
+            let to: *mut bf16 = std::ptr::with_exposed_provenance_mut(own as usize + epoch.half() * size.half_stride() as usize);
+            // SAFETY: the rows are a half's gather buffer.
+            unsafe { to.copy_from_nonoverlapping(rows.as_ptr(), rows.len()) };
+        } else {
+            for rank in problem.world().ranks().skip(1) {
+                let data = mock_peers::data_of_peer(problem.world(), own, elsewhere);
+                let (x, w) = (x_window(problem, rank), w_window(problem, rank));
+                let mut peer = HostReplay::new(case.program(rank).unwrap(), data);
+                peer.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
+            }
+        }
+        // Of the GEMM alone: of an AllGather-GEMM's x only the first rows are rank 0's.
+        let (x, w) = (x_window(&case.alone, FIRST), w_window(&case.alone, FIRST));
+        let y = harness.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
+        verdict = verdict.merge(reference::verify(&operands, FIRST, &y, (flattened, Nodes::apart(problem.world()))));
+    }
+    verdict
+}
+
+#[test]
+fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
+    let tile = TileShape::new(8, 16, 8);
+    let schedules = [
+        Schedule::of(tile),
+        Schedule { chunk: Chunk::Tiles(1), band: 2, k_slices: 3, ..Schedule::of(tile) },
+        Schedule { chunk: Chunk::Tiles(2), splits: 2, ..Schedule::of(tile) },
+        Schedule { stack: true, splits: 2, k_slices: 2, ..Schedule::of(tile) },
+        Schedule { stack: true, ..Schedule::of(tile) },
+        Schedule { chunk: Chunk::Tiles(1), stack: true, splits: 2, ..Schedule::of(tile) },
+    ];
+    for (op, tp) in OPS.into_iter().flat_map(|op| [2, 3, 4].map(|tp| (op, tp))) {
+        let (n, k) = if op == OpKind::AllGatherGemm { (24 * tp, 40) } else { (24, 40 * tp) };
+        for schedule in schedules {
+            let problem = Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap()).unwrap();
+            let layer = shapes::Layer { model: "gpt3".parse().unwrap(), problem };
+            let case = Case { schedule, ..Case::new(&layer, ScheduleArgs::default()).unwrap() };
+            for (order, fill) in [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)] {
+                let verdict = alone_as_first(&case, order, fill);
+                assert!(verdict.ok(), "{problem}, {schedule}, without waits: {order}, {fill:?}: {verdict}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_the_own_items_raise_is_left_to_them() {
+    let problem = Problem::new(OPS[1], 48, 24, 160, DType::Bf16, shapes::world(4).unwrap()).unwrap();
+    let schedule = Schedule { chunk: Chunk::Tiles(1), stack: true, splits: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
+    let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
+    // Three tiles of four sources, and three lenders of the own.
+    assert_eq!(program.signals, 15);
+    // A signal has a line for each half.
+    let lines = |first: u64, signals: u64| mock_peers::Words { offset: (16 + 2 * first) * LINE, count: 2 * signals * LINE / 4 };
+    // Rank 1 owns rows 12 to 24: of the tiles 0 and 1.
+    assert_eq!(mock_peers::raised_before(&program), [lines(0, 2), lines(6, 2), lines(9, 2)]);
+    // One of each source, where it announces all tiles.
+    let program = TileProgram::build(&problem, Rank::new(1), &Schedule { chunk: Chunk::Shard, ..schedule }).unwrap();
+    assert_eq!((program.signals, mock_peers::raised_before(&program)), (7, vec![lines(0, 1), lines(2, 2)]));
+}
+
+fn flat(ms: f64) -> Times {
+    Times { p10: ms, median: ms, p90: ms }
+}
+
+fn report() -> CoreReport {
+    let case = cases(&args("--ms 8192 --shapes gpt3 --ops ag_gemm")).unwrap().remove(0);
+    let verdict = Verdict { max_error: 1.5, max_reference: 1000.0, ..Verdict::default() };
+    let row = CoreRow::new(&case, "128x256x64".into(), [1.592_5, 1.625, 1.64, 1.644_1].map(flat), verdict, 30);
+    CoreReport { schema: SCHEMA, origin: bench_report::Origin::of_a_test("a device", 1, "flux-bench core"), rows: vec![row] }
+}
+
+#[test]
+fn all_programs_of_a_case_are_of_the_type_that_was_asked_for() {
+    for (words, dtype) in [("--ms 1024", DType::Bf16), ("--ms 1024 --dtype fp16", DType::F16)] {
+        for case in cases(&args(words)).unwrap() {
+            assert_eq!((case.problem.dtype(), case.alone.dtype()), (dtype, dtype), "{words}");
+            for program in [case.core().unwrap(), case.order().unwrap(), case.program(Rank::new(1)).unwrap()] {
+                assert_eq!(Variant::of(&program).unwrap().dtype(), dtype, "{words}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_derives_its_figures_from_the_medians_and_reads_back() {
+    let report = report();
+    let row = &report.rows[0];
+    assert!((row.core - 0.98).abs() < 1e-9 && (row.flags - 0.011_754).abs() < 1e-6 && (row.waits - 0.0025).abs() < 1e-9, "{row:?}");
+    assert!((row.tflops - 761.2).abs() < 0.01, "{row:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("core.json");
+    report.write(&path).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(serde_json::from_str::<CoreReport>(&text).unwrap(), report);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&json["command"], &json["rows"][0]["t_flags_ms"]["median"]), (&"flux-bench core".into(), &1.6441.into()));
+}
+
+#[test]
+fn the_table_shows_what_is_judged_and_a_row_that_failed() {
+    let mut report = report();
+    let text = table(&report);
+    assert!(text.starts_with("a device, one GPU as rank 0 of 8, bf16\nmedians of 30 rounds"), "{text}");
+    let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
+    let figures = ["1.593", "1.625", "98.0", "1.640", "1.644", "+1.18", "+0.25", "761", "yes,", "1.5e-3"];
+    assert_eq!(words, [["ag_gemm", "gpt3", "8192", "49152", "12288"].as_slice(), &figures].concat());
+    assert!(!text.contains("back to back"), "{text}");
+    report.rows[0].sustained = Some(SustainedCore::new(20.0, 40, [1.8, 2.0, 2.1].map(flat)));
+    let text = table(&report);
+    assert!(text.lines().last().unwrap().ends_with("     1.800     2.000      90.0      2.100     +5.00"), "{text}");
+    report.rows[0].sustained = None;
+    report.rows[0].head.dtype = "fp16".to_owned();
+    assert!(table(&report).starts_with("a device, one GPU as rank 0 of 8, fp16\n"), "{}", table(&report));
+    report.rows[0].verified = false;
+    assert!(!report.verified() && table(&report).lines().last().unwrap().ends_with("  NO"), "{}", table(&report));
+}

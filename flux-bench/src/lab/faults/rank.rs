@@ -1,0 +1,227 @@
+//! A rank process of the fault suite: it does as it is told, and says what came of it.
+//!
+//! Invariant: every output of a call that succeeded is compared to the bit with one that was
+//! verified against the reference; calls alternate between ops and between data, and outputs are
+//! filled with NaN first, so nothing can be right by what an earlier call left behind.
+
+use super::talk::{How, Order, Report, now};
+use super::usage::Usage;
+use super::witness::Witness;
+use super::{Args, shape};
+use crate::end;
+use crate::harness::data::Fill;
+use crate::harness::{FusedOp, OperandSet, Operands, RankContext};
+use crate::plan::Plan;
+use anyhow::{Context, bail, ensure};
+use flux_core::{OpKind, Problem};
+use flux_transport::FLUX_LOCAL_RANK;
+use flux_transport::internal::cuda::CudaDevice;
+use flux_transport::{Communicator, Failure, Fault, Options, Rebuild, World};
+use half::bf16;
+use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Calls that are verified on a new communicator.
+const FRESH_CALLS: u64 = 6;
+/// Deadlines that a call may take to end: twice its own for a stream that stands still, and again
+/// for what ends it.
+const DEADLINES: u32 = 5;
+
+/// The rank's communicator, and what it calls.
+struct Group {
+    ctx: RankContext,
+    jobs: Vec<Job>,
+    calls: u64,
+    /// Whether other ranks work on the same device.
+    shared: bool,
+    /// For a call to come to its end, however it ends.
+    limit: Duration,
+    witness: Arc<Witness>,
+}
+
+/// An op with its operands, and the result that was verified.
+struct Job {
+    op: FusedOp<bf16>,
+    set: OperandSet<bf16>,
+    expected: Option<Vec<bf16>>,
+}
+
+/// How far calls came.
+struct Ran {
+    wrong: u64,
+    failed: Option<(Failure, u64, u64)>,
+}
+
+/// The whole life of a rank process.
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    // The program that started this one may die; nothing is to be left of it.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    let witness = Witness::start()?;
+    // A new process takes seconds to come to its device: longer than the deadline of the ranks that
+    // it joins, so it does that first.
+    let local: Option<u32> = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
+    let device = local.filter(|_| args.on_gpus()).map(|local| CudaDevice::open(local / args.ranks_per_gpu)).transpose()?;
+    let world = World::from_env()?;
+    let options = crate::machine::options(args.transport, world.local_rank(), args.ranks_per_gpu);
+    let options = Options { deadline: args.deadline(), nodes: args.nodes, ..options };
+    let mut group = Group::new(Communicator::connect_blocking(&world, options)?, args, &witness)?;
+    drop((world, device));
+    let ready = group.ready()?;
+    say(&ready)?;
+    let mut kept = Vec::new();
+    if args.defects.litter {
+        std::fs::write(std::env::temp_dir().join(format!("left-{}", std::process::id())), [])?;
+    }
+    witness.step("awaits an order");
+    for line in std::io::stdin().lock().lines() {
+        let report = match serde_json::from_str(&line?)? {
+            Order::Run { .. } if args.defects.stall && group.is_last() => loop {
+                witness.step("stalls");
+                std::thread::park();
+            },
+            Order::Run { calls } => group.run(calls),
+            Order::Rebuild { whole } => group.rebuild(whole, args).and_then(|rebuilt| {
+                group = rebuilt;
+                if args.defects.leak {
+                    kept.push(std::fs::File::open("/dev/null")?);
+                }
+                group.ready()
+            }),
+            Order::Quit => break,
+        };
+        say(&report.unwrap_or_else(|error| Report::Error { text: end::words(&error) }))?;
+        witness.step("awaits an order");
+    }
+    witness.uses(None);
+    witness.step("ends");
+    Ok(())
+}
+
+fn say(report: &Report) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, report)?;
+    out.write_all(b"\n")?;
+    Ok(out.flush()?)
+}
+
+impl Group {
+    fn new(comm: Communicator, args: &Args, witness: &Arc<Witness>) -> anyhow::Result<Self> {
+        witness.uses(Some(comm.clone()));
+        witness.step("builds");
+        let ctx = RankContext::new(comm)?;
+        let mut jobs = Vec::new();
+        for call in 0..2 {
+            for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+                let (m, n, k) = shape(op, args.ranks, ctx.gpu().is_some());
+                let problem = Problem::new(op, m, n, k, flux_core::DType::Bf16, ctx.comm().world_size())?;
+                let plan = Plan::default();
+                let mut set = ctx.operand_set(&problem)?;
+                ctx.fill(&mut set, Operands::new(problem, args.seed, call, Fill::SmallInts))?;
+                jobs.push(Job { op: FusedOp::build(&problem, ctx.comm(), &plan)?, set, expected: None });
+            }
+        }
+        let limit = args.deadline() * DEADLINES;
+        Ok(Self { ctx, jobs, calls: 0, shared: args.ranks_per_gpu > 1, limit, witness: Arc::clone(witness) })
+    }
+
+    /// Verifies calls, and tells what the process holds.
+    fn ready(&mut self) -> anyhow::Result<Report> {
+        let ran = self.calls(FRESH_CALLS)?;
+        if let Some((failure, ..)) = ran.failed {
+            bail!("a call on a new communicator failed: {failure}");
+        }
+        let world = self.ctx.comm().world_size().get();
+        Ok(Report::Ready { world, wrong: ran.wrong, usage: settled_usage()?, device: self.device_memory()? })
+    }
+
+    /// Bytes in use of the rank's device. What ranks that share one hold cannot be told apart, and
+    /// is not the same from one moment to the next.
+    fn device_memory(&self) -> anyhow::Result<Option<u64>> {
+        let Some(ordinal) = self.ctx.comm().device().ordinal().filter(|_| !self.shared) else { return Ok(None) };
+        let device = CudaDevice::open(ordinal)?;
+        // What was freed in a stream's order goes back at this; every call has ended.
+        device.synchronize()?;
+        let (free, total) = device.memory()?;
+        Ok(Some(total - free))
+    }
+
+    fn run(&mut self, calls: u64) -> anyhow::Result<Report> {
+        let Ran { wrong, failed } = self.calls(calls)?;
+        let Some((failure, began, ended)) = failed else { return Ok(Report::Done { wrong }) };
+        let text = failure.to_string();
+        let how = match failure.fault {
+            Fault::Timeout { late, .. } => How::Timeout { late: late.iter().map(|rank| rank.get()).collect() },
+            Fault::PeerLost { rank, .. } => How::PeerLost { rank: rank.get() },
+            Fault::Aborted { rank, .. } => How::Aborted { by: rank.get() },
+            other => bail!("a fault of an unknown kind: {other}"),
+        };
+        let again = self.calls(1)?;
+        ensure!(again.failed.is_some(), "a call after a failed one succeeded");
+        Ok(Report::Failed { how, began, ended, wrong, text })
+    }
+
+    /// Makes calls until one fails.
+    fn calls(&mut self, calls: u64) -> anyhow::Result<Ran> {
+        let mut wrong = 0;
+        for _ in 0..calls {
+            let Self { ctx, jobs, calls, limit, witness, .. } = self;
+            let at = (*calls % jobs.len() as u64) as usize;
+            let job = &mut jobs[at];
+            witness.step("poisons");
+            ctx.poison(&mut job.set.y)?;
+            let began = now();
+            witness.step("launches");
+            let called = ctx.forward(&job.op, &mut job.set).and_then(|()| {
+                witness.step("waits for its stream");
+                ctx.sync_within(&job.op, *limit)
+            });
+            let ended = now();
+            if let Err(error) = called {
+                let failure = ctx.comm().failure().cloned();
+                return Ok(Ran { wrong, failed: Some((failure.context(error)?, began, ended)) });
+            }
+            *calls += 1;
+            witness.step("downloads");
+            let y = ctx.download(&job.set.y)?;
+            witness.step("verifies");
+            let right = match &job.expected {
+                Some(expected) => bits(expected) == bits(&y),
+                None => ctx.verify(&job.set, job.op.schedule().stack)?.ok(),
+            };
+            wrong += u64::from(!right);
+            job.expected.get_or_insert(y);
+        }
+        Ok(Ran { wrong, failed: None })
+    }
+
+    /// Whether it is the rank with the highest number.
+    fn is_last(&self) -> bool {
+        self.ctx.rank().get() + 1 == self.ctx.comm().world_size().get()
+    }
+
+    fn rebuild(&self, whole: bool, args: &Args) -> anyhow::Result<Self> {
+        let how = if whole { Rebuild::Whole } else { Rebuild::Survivors };
+        self.witness.step("rebuilds");
+        Self::new(self.ctx.comm().rebuild_blocking(how)?, args, &self.witness)
+    }
+}
+
+fn bits(elements: &[bf16]) -> &[u8] {
+    bytemuck::cast_slice(elements)
+}
+
+/// What the process holds when threads that have ended are gone: a join returns a moment before the
+/// system forgets the thread.
+fn settled_usage() -> std::io::Result<Usage> {
+    let (mut usage, end) = (Usage::now()?, Instant::now() + Duration::from_millis(50));
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(2));
+        let now = Usage::now()?;
+        if now == usage {
+            break;
+        }
+        usage = now;
+    }
+    Ok(usage)
+}

@@ -1,0 +1,260 @@
+//! A run of the suite: its group of ranks, and the episodes one after another.
+//!
+//! Invariant: every episode starts with a whole group of working ranks; where one ends otherwise,
+//! the group is killed and a new one started, and that is counted against the run.
+
+use super::Args;
+use super::device_memory::DeviceMemory;
+use super::ending::Ending;
+use super::ledger::Ledger;
+use super::names::{self, SharedMemory};
+use super::process::Process;
+use super::talk::{Order, Report};
+use super::tally::{Against, Injection, Tally};
+use super::usage::Usage;
+use crate::end;
+use crate::harness::data;
+use crate::out;
+use anyhow::{Context, anyhow};
+use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Where named shared memory would be left behind.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// For a process to come to its GPU.
+const START: Duration = Duration::from_secs(40);
+/// For other programs that name shared memory to map it, or to remove it.
+const SETTLES: Duration = Duration::from_secs(5);
+/// For the last words of ranks that do not answer.
+const LAST_WORDS: Duration = Duration::from_millis(700);
+
+/// A run of the suite.
+pub(super) struct Suite<'a> {
+    pub(super) args: &'a Args,
+    words: Vec<String>,
+    rendezvous: PathBuf,
+    temporary: PathBuf,
+    pub(super) ranks: Vec<Process>,
+    /// One that was stopped for too long, and is still.
+    pub(super) lingering: Option<Process>,
+    /// What each rank's process held, each time it was ready in a whole world.
+    held: Vec<Ledger>,
+    /// How much of its GPU was in use then, where each rank has one of its own.
+    on_device: Vec<DeviceMemory>,
+    pub(super) tally: Tally,
+    random: u64,
+    ending: Ending,
+}
+
+/// Why an episode ended early: what is counted already, or what is not.
+pub(super) struct Spoilt(pub(super) Option<anyhow::Error>);
+
+impl From<anyhow::Error> for Spoilt {
+    fn from(error: anyhow::Error) -> Self {
+        Self(Some(error))
+    }
+}
+
+/// Runs all episodes and says whether all passed. A signal ends it between them, or where it waits
+/// for a rank; when ranks and files are gone the process ends as that signal has it.
+pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
+    let ending = Ending::catch().context("signals cannot be caught")?;
+    let passed = run_until(args, &ending);
+    match ending.came() {
+        Some(signal) => end::by(signal),
+        None => passed,
+    }
+}
+
+fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
+    let start = Instant::now();
+    let shared = SharedMemory::now(Path::new(SHARED_MEMORY));
+    let private = PermissionsExt::from_mode(0o700);
+    let directory = tempfile::Builder::new().prefix("flux-faults-").permissions(private).tempdir().context("no directory to meet in")?;
+    // For what the ranks would put where all programs put temporary files: what lies there in the
+    // end is theirs.
+    let temporary = directory.path().join("temporary");
+    std::fs::create_dir(&temporary)?;
+    let own = Usage::now()?;
+    let tally = {
+        let mut suite = Suite::new(args, directory.path(), &temporary, ending);
+        suite.fill()?;
+        // Nodes have as many ranks each, so there is no group without one of them.
+        let may_go_on = args.nodes.is_none_or(|nodes| nodes == 1);
+        for (number, injection) in plan(args).into_iter().enumerate() {
+            if let Err(Spoilt(why)) = suite.episode(injection, may_go_on && number % 2 == 0) {
+                ending.check()?;
+                if let Some(error) = why {
+                    suite.tally.count(Against::Broken, &end::words(&error));
+                }
+                out::line(&format_args!("episode {number}, {injection:?}: spoilt, a new group is started"));
+                suite.ranks.clear();
+                suite.lingering = None;
+                suite.fill()?;
+            }
+        }
+        suite.end()?;
+        suite.tally
+    };
+    let mut tally = tally;
+    let met = names::all(directory.path())?.into_iter().filter(|path| *path != temporary);
+    for left in met.chain(names::all(&temporary)?).chain(shared.left(Instant::now() + SETTLES)) {
+        tally.count(Against::Residue, &left.display().to_string());
+    }
+    drop(directory);
+    for more in Usage::now()?.beyond(&own) {
+        tally.count(Against::Residue, &format!("this process holds more than before: {more}"));
+    }
+    out::line(&format_args!("{} ranks, seed {}, {:.1} s: {tally}", args.ranks, args.seed, start.elapsed().as_secs_f64()));
+    Ok(tally.clean())
+}
+
+/// What is injected, in a random order, or in turns where ranks linger.
+fn plan(args: &Args) -> Vec<Injection> {
+    let stops = (0..args.stops).map(|stop| if stop % 2 == 0 { Injection::LongStop } else { Injection::ShortStop });
+    let kills = std::iter::repeat_n(Injection::Kill, args.kills as usize);
+    let mut plan: Vec<_> = kills.chain(stops).chain(std::iter::repeat_n(Injection::Missing, args.missing as usize)).collect();
+    for at in (1..if args.linger { 1 } else { plan.len() }).rev() {
+        plan.swap(at, (data::seed(args.seed, 90, at as u64) % (at as u64 + 1)) as usize);
+    }
+    plan
+}
+
+impl<'a> Suite<'a> {
+    fn new(args: &'a Args, rendezvous: &Path, temporary: &Path, ending: &Ending) -> Self {
+        let mut words: Vec<String> = vec!["lab".into(), "faults".into(), "--as-rank".into()];
+        words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
+        words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
+        words.extend(["--ranks-per-gpu".into(), args.ranks_per_gpu.to_string()]);
+        if let Some(nodes) = args.nodes {
+            words.extend(["--nodes".into(), nodes.to_string()]);
+        }
+        let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::until(ending.clone()));
+        let on_device = vec![DeviceMemory::default(); args.ranks as usize];
+        if args.defects.stall {
+            words.push("--stall".into());
+        }
+        if args.defects.leak {
+            words.push("--leak".into());
+        }
+        if args.defects.litter {
+            words.push("--litter".into());
+        }
+        let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
+        let ending = ending.clone();
+        Self { args, words, rendezvous, temporary, ranks: Vec::new(), lingering: None, held, on_device, tally, random: 0, ending }
+    }
+
+    /// A random number below `end`.
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.random += 1;
+        data::seed(self.args.seed, 91, self.random) % end.max(1)
+    }
+
+    /// When something that takes its deadline, and no longer, must be over.
+    pub(super) fn limit(&self) -> Instant {
+        Instant::now() + self.args.deadline() * 3 + Duration::from_secs(self.args.patience)
+    }
+
+    /// The same where a process may have to come to its device first.
+    fn start_limit(&self) -> Instant {
+        self.limit() + if self.args.on_gpus() { START } else { Duration::ZERO }
+    }
+
+    pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
+        self.held[rank as usize] = Ledger::default();
+        self.on_device[rank as usize] = DeviceMemory::default();
+        let sharing = self.args.ranks_per_gpu > 1;
+        Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words, self.ending.clone())
+    }
+
+    /// Starts a whole group.
+    fn fill(&mut self) -> anyhow::Result<()> {
+        for rank in 0..self.args.ranks {
+            let process = self.start(rank)?;
+            self.ranks.push(process);
+        }
+        match self.all_ready(self.args.ranks, true) {
+            Ok(()) => Ok(()),
+            Err(Spoilt(error)) => Err(error.unwrap_or_else(|| anyhow!("see above")).context("a new group does not work")),
+        }
+    }
+
+    /// Whether every rank says that it is ready, in a world of `world`, and leaks nothing. `alone`:
+    /// whether no rank that they have given up still lives.
+    pub(super) fn all_ready(&mut self, world: u32, alone: bool) -> Result<(), Spoilt> {
+        let limit = self.start_limit();
+        for at in 0..self.ranks.len() {
+            let report = self.hear(at, limit)?;
+            let rank = self.ranks[at].rank;
+            match report {
+                Report::Ready { world: of, wrong, usage, device } if of == world => {
+                    if wrong > 0 {
+                        self.tally.count(Against::Wrong, &format!("rank {rank}, {wrong} outputs of a new group"));
+                    }
+                    if world == self.args.ranks {
+                        self.weigh(rank, usage, device.filter(|_| alone));
+                    }
+                }
+                other => {
+                    self.tally.count(Against::Broken, &format!("rank {rank}, to be ready in a world of {world}: {other:?}"));
+                    return Err(Spoilt(None));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what a rank's process leaks.
+    fn weigh(&mut self, rank: u32, usage: Usage, device: Option<u64>) {
+        let on_device = device.and_then(|used| self.on_device[rank as usize].weigh(used));
+        for leak in self.held[rank as usize].weigh(usage).into_iter().chain(on_device) {
+            self.tally.count(Against::Residue, &format!("rank {rank} holds more after each rebuild: {leak}"));
+        }
+    }
+
+    /// A rank's next report. One that hangs or has ended is counted.
+    pub(super) fn hear(&mut self, at: usize, limit: Instant) -> Result<Report, Spoilt> {
+        let rank = self.ranks[at].rank;
+        match self.ranks[at].report(limit) {
+            Ok(Some(report)) => return Ok(report),
+            Ok(None) => {
+                self.tally.count(Against::Hang, &format!("rank {rank} does not answer"));
+                self.show();
+            }
+            Err(error) => self.tally.count(Against::Broken, &end::words(&error)),
+        }
+        Err(Spoilt(None))
+    }
+
+    /// Shows what every rank does: from outside, thread by thread, and in its own words, which it
+    /// writes to its standard error.
+    fn show(&self) {
+        for rank in &self.ranks {
+            rank.threads().iter().for_each(|thread| out::line(&format_args!("  rank {}: {thread}", rank.rank)));
+        }
+        let asked = self.ranks.iter().filter(|rank| rank.signal(Signal::USR1).is_ok()).count();
+        if asked > 0 {
+            std::thread::sleep(LAST_WORDS);
+        }
+    }
+
+    pub(super) fn order_all(&mut self, order: Order) -> anyhow::Result<()> {
+        self.ranks.iter_mut().try_for_each(|rank| rank.order(order))
+    }
+
+    /// Ends the ranks, which must end by themselves.
+    fn end(&mut self) -> anyhow::Result<()> {
+        self.lingering = None;
+        self.order_all(Order::Quit)?;
+        let limit = self.limit();
+        for mut rank in self.ranks.drain(..) {
+            if !rank.ended(limit)? {
+                self.tally.count(Against::Hang, &format!("rank {} does not end", rank.rank));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! `flux-bench lab first-call`: what the first call of an op takes in a process that has just built it,
+//! beside the calls after it.
+//!
+//! Invariant: every shape is timed in a process of its own, so nothing that an earlier shape has
+//! loaded, compiled or registered is there.
+
+mod report;
+#[cfg(test)]
+mod tests;
+mod timing;
+
+pub use report::FirstCallReport;
+use report::{FirstCallRow, SCHEMA, table};
+
+use crate::atomic_file;
+use crate::harness::Defect;
+use crate::launch;
+use crate::limited;
+use crate::limits;
+use crate::machine;
+use crate::out;
+use crate::report as bench_report;
+use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
+use anyhow::{Context, bail, ensure};
+use flux_core::{DType, OpKind};
+use flux_transport::Select;
+use half::{bf16, f16};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Arguments of `flux-bench lab first-call`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Write the results to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Global rows; 512, 2048 and 8192 on GPUs and 512 on the host where it is left out
+    #[arg(long, value_delimiter = ',', value_name = "M,...")]
+    pub ms: Vec<usize>,
+    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on
+    /// the host a sixteenth of both
+    #[arg(long, value_delimiter = ',', value_name = "MODEL,...")]
+    pub shapes: Vec<Model>,
+    /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<u32>,
+    /// auto, host, nvlink, mixed, nccl or pcie
+    #[arg(long, default_value = "auto")]
+    pub transport: Select,
+    /// Ops
+    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
+    pub ops: Vec<OpKind>,
+    /// Element type: bf16 or fp16
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
+    pub dtype: DType,
+    /// How many times as long as a warm call a first one may take (first/warm); 2 on GPUs, and any
+    /// on the host, where it is left out
+    ///
+    /// Warm calls come after as long a rest as the first call, in which NVLink goes to sleep: who
+    /// calls first wakes it, and so does any other call after a rest. So first/warm is what an op
+    /// adds to its first call, and decides. first/busy, beside calls right after another, has the
+    /// waking in it: it is shown, with a note where it is above this, and decides nothing.
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    pub at_most: Option<f64>,
+    /// Seconds after which the process of a shape is ended, and the run has failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
+    pub limit: u64,
+    /// Time the one shape that is given in this very process, and write its row to this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "at_most", "limit"])]
+    pub here: Option<PathBuf>,
+    #[command(flatten)]
+    defect: Defect,
+}
+
+/// The ratio of an `--at-most` word.
+fn ratio(word: &str) -> Result<f64, String> {
+    match word.parse::<f64>() {
+        Ok(ratio) if ratio.is_finite() && ratio >= 0.0 => Ok(ratio),
+        _ => Err(format!("{word:?} is no number of 0 and more")),
+    }
+}
+
+/// Times every shape in a process of its own, prints the table, writes the file, and says whether
+/// no first call was too slow.
+///
+/// # Errors
+/// A shape that the ranks cannot split, or a process that failed, found a wrong result or ran past
+/// its limit.
+pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
+    launch::refuse("first-call")?;
+    let on_gpus = machine::uses_gpus(args.transport)?;
+    let tp = args.tp.unwrap_or_else(|| if on_gpus { machine::gpu_count() } else { 8 });
+    let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus.then_some(&[512, 2048, 8192]))?;
+    let cases = shapes::layers(&models, &args.ops, &ms, args.dtype, shapes::world(tp)?)?;
+    ensure!(!cases.is_empty(), "there is nothing to time");
+    if let Some(path) = &args.here {
+        let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
+        atomic_file::check(path)?;
+        let first_call = match args.dtype {
+            DType::Bf16 => timing::first_call::<bf16>,
+            DType::F16 => timing::first_call::<f16>,
+        };
+        write_row(&first_call(case.model.name(), &case.problem, args.transport, args.defect)?, path)?;
+        return Ok(true);
+    }
+    if let Some(path) = &args.json {
+        atomic_file::check(path)?;
+    }
+    let folder = tempfile::tempdir().context("a folder for the rows cannot be made")?;
+    let rows = cases.iter().map(|case| in_a_process(args, case, tp, folder.path())).collect::<anyhow::Result<Vec<_>>>()?;
+    let machine = machine::describe(on_gpus, tp, bench_report::Ranks::Threads);
+    // On the host a few cores are shared by all ranks' threads, which start when they can.
+    let at_most = args.at_most.or(on_gpus.then_some(2.0));
+    let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most, rows };
+    out::print(&table(&report));
+    if let Some(path) = &args.json {
+        report.write(path)?;
+        out::line(&format_args!("\nwritten to {}", path.display()));
+    }
+    Ok(report.kept())
+}
+
+/// The row of a case, from this program started anew.
+fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Result<FirstCallRow> {
+    let (row, log) = (folder.join("row"), folder.join("log"));
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args([
+        "lab",
+        "first-call",
+        "--ops",
+        case.problem.op().name(),
+        "--shapes",
+        case.model.name(),
+        "--dtype",
+        case.problem.dtype().name(),
+    ]);
+    command
+        .args(["--ms", &case.problem.m().to_string(), "--tp", &tp.to_string(), "--transport", &args.transport.to_string(), "--here"])
+        .arg(&row);
+    if args.defect.spoil {
+        command.arg("--spoil");
+    }
+    let said = || limited::tail(&log, 20).join("\n");
+    match limited::run(&mut command, Duration::from_secs(args.limit), &log)? {
+        Some(status) if status.success() => {}
+        Some(status) => bail!("{} failed, {status}:\n{}", case.problem, said()),
+        None => bail!("{} took more than {} s: see --limit\n{}", case.problem, args.limit, said()),
+    }
+    Ok(serde_json::from_slice(&std::fs::read(&row)?)?)
+}
+
+fn write_row(row: &FirstCallRow, path: &Path) -> anyhow::Result<()> {
+    Ok(atomic_file::write(path, |w| Ok(serde_json::to_writer(w, row)?))?)
+}

@@ -1,0 +1,115 @@
+//! The first call and those after it, in this process.
+//!
+//! Invariant: both are timed alike: the device rests, the ranks agree on an instant, hold their
+//! streams until then, and time the call between two events. The hold is too short to hide a
+//! module's loading or a compilation. The rest matters: NVLink sleeps after 50 ms without traffic
+//! (`nvidia-smi nvlink -gLowPwrInfo`, H200), and whoever uses it first waits until it is awake.
+
+use super::FirstCallRow;
+use crate::harness::data::Fill;
+use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Span, Times, ranks};
+use crate::machine;
+use crate::plan::Plan;
+use crate::report::Head;
+use anyhow::{Context, ensure};
+use flux_core::Problem;
+use flux_kernels::Element;
+use flux_transport::{Communicator, Select, World};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// From the ranks' agreement to the call: enough to enqueue a call that has nothing to load, as the
+/// spinning kernel of the benchmark.
+const LEAD: Duration = Duration::from_micros(300);
+/// For which the streams are held before a call, so that the clocks are those of a machine at work,
+/// and the links those of one that has just built an op.
+const REST: Duration = Duration::from_millis(100);
+/// Calls after the first that are thrown away, those that are kept, and those after them that come
+/// without rest.
+const SETTLING: usize = 2;
+const WARM: usize = 9;
+const BUSY: usize = 21;
+
+/// What a call took: on the rank's stream, and on the host until it was enqueued. Milliseconds.
+#[derive(Clone, Copy)]
+struct Call {
+    time: f64,
+    enqueue: f64,
+}
+
+/// Builds the op and times it.
+pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: Select, defect: Defect) -> anyhow::Result<FirstCallRow> {
+    let origin = Instant::now();
+    let body = |world: &World| {
+        let comm = Communicator::connect_blocking(world, machine::options(transport, world.local_rank(), 1))?;
+        let ctx = RankContext::new(comm)?;
+        let mut set = ctx.operand_set::<T>(problem)?;
+        ctx.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
+        ctx.poison(&mut set.y)?;
+        let op = FusedOp::<T>::build(problem, ctx.comm(), &Plan::default())?;
+        let mut calls = Vec::new();
+        for number in 0..1 + SETTLING + WARM + BUSY {
+            if ctx.gpu().is_some() && number <= SETTLING + WARM {
+                ctx.delay(REST)?;
+            }
+            calls.push(call(&ctx, &op, &mut set, origin)?);
+            // The first, whose time counts by itself; what follows it is thrown away, so a check
+            // disturbs nothing. And the last.
+            if number == 0 || number == SETTLING + WARM + BUSY {
+                defect.apply(&ctx, &mut set)?;
+                let verdict = ctx.verify(&set, op.schedule().stack)?;
+                ensure!(verdict.ok(), "the result of call {number} is wrong: {verdict}");
+                ctx.poison(&mut set.y)?;
+            }
+        }
+        anyhow::Ok(calls)
+    };
+    let ranks = ranks::on_threads(World::local(problem.world().get())?, body)?;
+
+    let longest = |of: fn(&Call) -> f64| ranks.iter().map(|calls| of(&calls[0])).fold(0.0, f64::max);
+    let times = |numbers: Range<usize>, of: fn(&Call) -> f64| {
+        let spans = |calls: &Vec<Call>| calls[numbers.clone()].iter().map(|c| Span { start: 0.0, end: of(c) }).collect();
+        Times::of_slowest(&ranks.iter().map(spans).collect::<Vec<_>>()).context("no calls")
+    };
+    let warm = 1 + SETTLING..1 + SETTLING + WARM;
+    Ok(FirstCallRow {
+        head: Head::new(model, problem),
+        first_call_ms: longest(|c| c.time),
+        warm_ms: times(warm.clone(), |c| c.time)?,
+        busy_ms: times(warm.end..warm.end + BUSY, |c| c.time)?,
+        first_enqueue_ms: longest(|c| c.enqueue),
+        warm_enqueue_ms: times(warm, |c| c.enqueue)?,
+    })
+}
+
+/// One call, ranks lined up.
+fn call<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T>, origin: Instant) -> anyhow::Result<Call> {
+    ctx.sync(op)?;
+    ctx.comm().barrier()?;
+    // Ranks are threads: they read one clock. Everybody waits for the last one's word.
+    let mine = (origin.elapsed().as_nanos() as u64).to_le_bytes();
+    let all = ctx.comm().exchange(&mine)?;
+    let agreed = all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().context("no ranks")?;
+    let start = Duration::from_nanos(agreed) + LEAD;
+    ctx.delay(start.saturating_sub(origin.elapsed()))?;
+
+    let mut enqueue = 0.0;
+    let mut forward = || {
+        let begun = Instant::now();
+        ctx.forward(op, set)?;
+        enqueue = milliseconds(begun.elapsed());
+        Ok(())
+    };
+    let time = if let Some(gpu) = ctx.gpu() {
+        gpu.time(forward)?
+    } else {
+        forward()?;
+        enqueue
+    };
+    ctx.sync(op)?;
+    Ok(Call { time, enqueue })
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

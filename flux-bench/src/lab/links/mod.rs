@@ -1,0 +1,88 @@
+//! What this machine's links do: the figures that schedules are chosen by.
+//!
+//! Invariant: a figure is the median of repeated runs of one movement, between events on the
+//! streams that carry it; where several devices move at once it is the slowest one's, from when the
+//! first began.
+
+mod measures;
+mod rig;
+
+use crate::launch;
+use crate::limits;
+use crate::out;
+use crate::report::{Origin, Ranks};
+use anyhow::Context;
+use flux_transport::internal::cuda;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Arguments of `flux-bench lab links`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Write the table to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Runs of each movement
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    pub samples: u32,
+}
+
+/// One measured movement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Link {
+    /// What moves, and how.
+    pub movement: String,
+    /// Bytes that one device moves; 0 for a signal.
+    pub bytes: u64,
+    /// Median, in microseconds.
+    pub us: f64,
+    /// Rate of one device, in GB/s (10^9); absent for a signal.
+    pub gb_per_s: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct LinkTable {
+    schema: u32,
+    #[serde(flatten)]
+    origin: Origin,
+    rows: Vec<Link>,
+}
+
+/// Measures, prints, writes.
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    launch::refuse("links")?;
+    cuda::available().context("links are those of GPUs")?;
+    if let Some(path) = &args.json {
+        crate::atomic_file::check(path)?;
+    }
+    let rigs = rig::open_all()?;
+    let machine = crate::machine::describe(true, rigs.len() as u32, Ranks::Threads);
+    out::line(&format_args!("{}, {} GPUs\n", machine.device, machine.gpus));
+    let mut rows = Vec::new();
+    let samples = args.samples as usize;
+    let mut report = |link: Link| {
+        let rate = link.gb_per_s.map_or_else(String::new, |r| format!("{r:8.1} GB/s"));
+        out::line(&format_args!("{:<64} {:>10}  {:>10.2} us  {rate}", link.movement, size(link.bytes), link.us));
+        rows.push(link);
+    };
+    measures::with_the_host(&rigs, samples, &mut report)?;
+    if rigs.len() > 1 {
+        match rig::reach(&rigs)? {
+            Ok(()) => measures::between(&rigs, samples, &mut report)?,
+            Err(why) => out::line(&format_args!("between GPUs nothing is measured: {why}")),
+        }
+    }
+    if let Some(path) = &args.json {
+        let table = LinkTable { schema: crate::report::SCHEMA, origin: Origin::of(&machine), rows };
+        crate::atomic_file::write_json(path, &table)?;
+    }
+    Ok(())
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        b if b < 1 << 20 => format!("{} KiB", b >> 10),
+        b => format!("{} MiB", b >> 20),
+    }
+}

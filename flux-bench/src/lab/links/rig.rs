@@ -1,0 +1,126 @@
+//! Devices made ready for moving bytes between them.
+//!
+//! Invariant: nothing but what is measured uses a device's `outbox`, `inbox` and `staging`; where
+//! [`reach`] says so, every other device can read and write the first two.
+
+use crate::harness::gpu::{Gpu, kernels};
+use anyhow::Context;
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use flux_kernels::harness::Links;
+use flux_transport::internal::cuda::{self, CudaDevice, DeviceBlock, PinnedBlock};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of an inbox and of an outbox: what one device moves at most in one go.
+pub(super) const BOX: usize = 256 << 20;
+/// How long the streams are held while the host enqueues what is timed: some hundred driver calls
+/// for 8 devices with 7 streams each.
+const HOLD: Duration = Duration::from_millis(3);
+
+/// One device.
+pub(super) struct Rig {
+    pub(super) gpu: Gpu,
+    pub(super) links: Links,
+    pub(super) outbox: DeviceBlock,
+    pub(super) inbox: DeviceBlock,
+    pub(super) staging: PinnedBlock,
+    pub(super) streams: Vec<TimedStream>,
+}
+
+/// A stream with a timed end and beginning.
+pub(super) struct TimedStream {
+    pub(super) cuda: Arc<CudaStream>,
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl TimedStream {
+    pub(super) fn raw(&self) -> usize {
+        self.cuda.cu_stream().addr()
+    }
+}
+
+/// Fewest streams of a rig: one for each way to the host and back.
+const BOTH_WAYS: usize = 2;
+
+/// Opens every device.
+pub(super) fn open_all() -> anyhow::Result<Vec<Rig>> {
+    let count = cuda::device_count()?;
+    let devices = (0..count).map(CudaDevice::open).collect::<Result<Vec<_>, _>>()?;
+    devices.iter().map(|device| Rig::open(device, BOTH_WAYS.max(devices.len() - 1))).collect()
+}
+
+/// Lets each device reach the others, or says which one cannot.
+pub(super) fn reach(rigs: &[Rig]) -> anyhow::Result<Result<(), String>> {
+    let devices = || rigs.iter().map(|rig| rig.gpu.device());
+    for (from, to) in devices().flat_map(|f| devices().map(move |t| (f, t))).filter(|(f, t)| f.ordinal() != t.ordinal()) {
+        let (here, there) = (from.ordinal(), to.ordinal());
+        if !cuda::can_access_peer(here, there)? {
+            return Ok(Err(format!("GPU {here} cannot access memory of GPU {there}")));
+        }
+        from.bind()?;
+        // SAFETY: both contexts are retained; `from`'s is current.
+        match unsafe { sys::cuCtxEnablePeerAccess(to.context().cu_ctx(), 0) } {
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+            code => return Ok(Err(format!("GPU {here} may not access GPU {there}: {code:?}"))),
+        }
+    }
+    Ok(Ok(()))
+}
+
+impl Rig {
+    fn open(device: &CudaDevice, streams: usize) -> anyhow::Result<Self> {
+        let gpu = Gpu::open(device)?;
+        let links = Links::load(&kernels::links(device)?)?;
+        let timed = || device.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        let stream = || anyhow::Ok(TimedStream { cuda: device.context().new_stream()?, start: timed()?, end: timed()? });
+        let streams = (0..streams).map(|_| stream()).collect::<anyhow::Result<_>>()?;
+        let (outbox, inbox) = (gpu.alloc(BOX)?, gpu.alloc(BOX)?);
+        // Where the transport takes it.
+        let staging = cuda::near(&device.info().pci, || PinnedBlock::new(device, BOX)).context("pinned memory")?;
+        Ok(Self { gpu, links, outbox, inbox, staging, streams })
+    }
+}
+
+/// Runs a movement once on `streams` streams of each of `rigs`, and returns the microseconds of the
+/// slowest rig, from its first stream's start to its last stream's end.
+pub(super) fn once(
+    rigs: &[&Rig],
+    streams: usize,
+    movement: &dyn Fn(usize, &Rig, usize, &TimedStream) -> anyhow::Result<()>,
+) -> anyhow::Result<f64> {
+    // The streams wait until everything is enqueued, on whichever device.
+    for rig in rigs {
+        rig.gpu.spin(HOLD)?;
+        let held = rig.gpu.record_event()?;
+        for stream in &rig.streams[..streams] {
+            stream.cuda.wait(&held)?;
+        }
+    }
+    for (device, rig) in rigs.iter().enumerate() {
+        rig.gpu.device().bind()?;
+        for (number, stream) in rig.streams[..streams].iter().enumerate() {
+            stream.start.record(&stream.cuda)?;
+            movement(device, rig, number, stream)?;
+            stream.end.record(&stream.cuda)?;
+        }
+    }
+    let mut slowest = 0.0_f64;
+    for rig in rigs {
+        // One engine may serve the streams of a device one after the other, and their starts too.
+        for (first, last) in rig.streams[..streams].iter().flat_map(|first| rig.streams[..streams].iter().map(move |last| (first, last))) {
+            slowest = slowest.max(f64::from(first.start.elapsed_ms(&last.end)?) * 1e3);
+        }
+    }
+    Ok(slowest)
+}
+
+/// Copies by a copy engine, on a stream's stream.
+///
+/// # Safety
+/// Both ranges are memory of rigs, or pinned, and nothing else writes or reads them meanwhile.
+pub(super) unsafe fn copy(stream: &TimedStream, to: u64, from: u64, bytes: usize) -> anyhow::Result<()> {
+    // SAFETY: the caller's promise; one address space covers all devices and pinned memory.
+    unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cuda.cu_stream())? };
+    Ok(())
+}

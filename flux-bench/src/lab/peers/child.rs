@@ -1,0 +1,106 @@
+//! The Python process that times the peers.
+//!
+//! Invariant: it ends by the deadline, with all that it started, and what it says is either whole
+//! or an error.
+
+use crate::limited;
+use crate::report::PeerRow;
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The script, carried in this program: a GPU host needs nothing but PyTorch beside it.
+const SCRIPT: &str = include_str!("../../../peers/async_tp.py");
+/// Lines of its output that an error repeats.
+const TAIL: usize = 20;
+
+/// What the script is to do; its documentation names the fields.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Job {
+    pub(super) tp: u32,
+    pub(super) dtype: &'static str,
+    pub(super) samples: u32,
+    pub(super) cases: Vec<Case>,
+}
+
+/// One op of one model, at some `m`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Case {
+    pub(super) op: &'static str,
+    pub(super) model: String,
+    pub(super) n: u32,
+    pub(super) k: u32,
+    pub(super) ms: Vec<u32>,
+}
+
+/// The versions that the script found.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Versions {
+    pub(super) torch: String,
+    pub(super) nccl: String,
+}
+
+/// The job with the files that the script is to use.
+#[derive(Serialize)]
+struct Order<'a> {
+    #[serde(flatten)]
+    job: &'a Job,
+    out: PathBuf,
+    store: PathBuf,
+}
+
+/// Runs the script under `python` for at most `limit`.
+///
+/// # Errors
+/// No Python, no PyTorch, too few GPUs, a failed or late child, or rows that are missing.
+pub(super) fn run(python: &OsStr, job: &Job, limit: Duration) -> anyhow::Result<(Versions, Vec<PeerRow>)> {
+    // Only this user can read or replace what is in it.
+    let folder = tempfile::tempdir().context("a folder for the script cannot be made")?;
+    let at = |name: &str| folder.path().join(name);
+    let (script, log, out) = (at("async_tp.py"), at("log"), at("rows"));
+    fs::write(&script, SCRIPT).context("the script cannot be written")?;
+    let order = serde_json::to_string(&Order { job, out: out.clone(), store: at("store") })?;
+
+    let mut command = Command::new(python);
+    command.arg(&script).arg(order);
+    // NVLink multicast can take a shared host's devices out of service.
+    command.env("NCCL_NVLS_ENABLE", "0").env("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1");
+    // A launcher's variables, of torchrun or another, are not for these ranks.
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"] {
+        command.env_remove(variable);
+    }
+    command.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUNBUFFERED", "1");
+    let said = || limited::tail(&log, TAIL).join("\n");
+    match limited::run(&mut command, limit, &log) {
+        Ok(Some(status)) if status.success() => {}
+        Ok(Some(status)) => bail!("timing the peers failed, {status}:\n{}", said()),
+        Ok(None) => {
+            let rows = read(&out).map_or(0, |(_, rows)| rows.len());
+            bail!("timing the peers took more than {} s and was ended after {rows} rows: see --limit\n{}", limit.as_secs_f64(), said())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!("{} was not found: the peers need Python 3 with PyTorch", python.to_string_lossy())
+        }
+        Err(error) => return Err(error).context("Python cannot be run"),
+    }
+    let (versions, rows) = read(&out)?;
+    let wanted: usize = job.cases.iter().map(|c| c.ms.len()).sum();
+    if rows.len() != wanted {
+        bail!("the script wrote {} rows of {wanted}:\n{}", rows.len(), said());
+    }
+    Ok((versions, rows))
+}
+
+/// The versions on the first line and a row on each of the others.
+fn read(out: &Path) -> anyhow::Result<(Versions, Vec<PeerRow>)> {
+    let text = fs::read_to_string(out).context("the script wrote nothing")?;
+    let mut lines = text.lines();
+    let versions = serde_json::from_str(lines.next().context("the script wrote no versions")?)?;
+    let rows = lines.map(|line| serde_json::from_str(line).with_context(|| format!("no row: {line}"))).collect::<anyhow::Result<_>>()?;
+    Ok((versions, rows))
+}

@@ -1,0 +1,98 @@
+//! The shapes that are hard.
+
+use crate::harness::EpilogueSpec;
+use flux_core::{DType, OpKind, Problem, ProblemError, WorldSize};
+
+/// One problem of the matrix.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    /// What reports call it.
+    pub name: String,
+    /// The problem.
+    pub problem: Problem,
+    /// What the op does to its sums.
+    pub epilogue: EpilogueSpec,
+    /// Whether it is a whole model's layer, of which a few calls must do.
+    pub heavy: bool,
+}
+
+/// Per-rank extents of the small shapes: name, rows of a shard, split extent of one rank, the other
+/// extent.
+const SMALL: [(&str, usize, usize, usize); 5] = [
+    // The least that there is: a row a rank, one tile.
+    ("least", 1, 8, 8),
+    // 129 = 128 + 1 rows; 296 = 256 + 40 = 2 * 128 + 40; 200 = 3 * 64 + 8: tails of every tile
+    // extent in use.
+    ("ragged", 129, 296, 200),
+    ("ragged-deep", 129, 200, 1032),
+    // One tile less and one more than whole.
+    ("short", 127, 248, 504),
+    ("whole", 128, 256, 256),
+];
+
+/// The matrix for `world`; with `models` also whole layers of models.
+///
+/// # Errors
+/// A world in which a shape cannot be split.
+pub(crate) fn matrix(world: WorldSize, models: bool) -> Result<Vec<Case>, ProblemError> {
+    let ranks = world.index();
+    let mut cases = Vec::new();
+    let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+    let mut push = |name: &str, op, m, (n, k), dtype, epilogue: EpilogueSpec, heavy| {
+        let problem = Problem::new(op, m, n, k, dtype, world)?;
+        cases.push(Case { name: format!("{name}{epilogue} {problem}"), problem, epilogue, heavy });
+        Ok(())
+    };
+    let plain = EpilogueSpec::default();
+    for op in ops {
+        // Which of n and k is split over the ranks.
+        let extents = |split: usize, whole: usize| match op {
+            OpKind::AllGatherGemm => (split * ranks, whole),
+            OpKind::GemmReduceScatter => (whole, split * ranks),
+        };
+        for (name, rows, split, whole) in SMALL {
+            for dtype in [DType::Bf16, DType::F16] {
+                push(name, op, rows * ranks, extents(split, whole), dtype, plain, false)?;
+            }
+        }
+        // A bias, alone and with each activation, where a tile ends at every column and where there
+        // is the least of everything.
+        for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "ragged"].contains(name)) {
+            for (dtype, epilogue) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| EpilogueSpec::with_bias(op).map(move |f| (d, f))) {
+                push(name, op, rows * ranks, extents(split, whole), dtype, epilogue, false)?;
+            }
+        }
+        // m = 8 x 129 whatever the number of ranks, where it divides.
+        if 8 * 129 % ranks == 0 && ranks != 8 {
+            push("ragged-1032", op, 8 * 129, extents(296, 200), DType::Bf16, plain, false)?;
+        }
+        for (name, hidden, ffn) in [("gpt3", 12288, 49152), ("llama70b", 8192, 28672)].into_iter().filter(|_| models) {
+            for m in [512, 1024, 2048, 4096, 8192] {
+                let (n, k) = if op == OpKind::AllGatherGemm { (ffn, hidden) } else { (hidden, ffn) };
+                push(name, op, m, (n, k), DType::Bf16, plain, true)?;
+            }
+        }
+    }
+    Ok(cases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_world_has_its_matrix() {
+        for ranks in 1..=16 {
+            let world = WorldSize::new(ranks).unwrap();
+            let cases = matrix(world, false).unwrap();
+            assert!(cases.len() >= 20, "{ranks} ranks: {}", cases.len());
+            assert!(cases.iter().all(|c| c.problem.world() == world && !c.heavy));
+            for name in ["ragged+bias gemm_rs", "ragged+bias+gelu ag", "ragged+bias+silu ag", "least+bias+relu ag"] {
+                assert_eq!(cases.iter().filter(|c| c.name.starts_with(name)).count(), 2, "{name}");
+            }
+        }
+        let whole = matrix(WorldSize::new(8).unwrap(), true).unwrap();
+        assert_eq!(whole.iter().filter(|c| c.heavy).count(), 20);
+        assert!(whole.iter().any(|c| c.problem.m() == 8 * 129 && c.problem.n_local() % 128 != 0 && c.problem.k_local() % 64 != 0));
+    }
+}

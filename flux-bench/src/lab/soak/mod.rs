@@ -1,0 +1,170 @@
+//! The correctness matrix: every shape that is hard, on integer data that must come out exact, with
+//! the memory poisoned, ranks delayed, and runs repeated.
+//!
+//! Invariant: a case passes only if every checked output, over all its elements on every rank, was
+//! exact or within its derived bound.
+//!
+//! Three phases a case:
+//! - **apart**: before each call the outputs and each rank's whole data region are filled with NaN
+//!   and the ranks meet, so nothing can be right by what an earlier call left there (in memory of
+//!   the host, where it passes through, it may be found);
+//! - **in a row**: calls follow each other with nothing between them, with new data each and one
+//!   rank after the other delayed, so ranks are as far apart as the protocol lets them be; some of
+//!   the results are checked, the last among them;
+//! - **again**: the same random data with other delays must give the same bits.
+//!
+//! With `--random` the cases are not the matrix's but random ones, of random plans, until the time
+//! is up.
+
+mod cases;
+mod phases;
+mod random;
+
+pub(super) use cases::{Case, matrix};
+
+use crate::end;
+use crate::harness::{Defect, RankContext, ranks};
+use crate::launch;
+use crate::limits;
+use crate::machine;
+use crate::out;
+use crate::plan::Plan;
+use crate::shapes;
+use anyhow::ensure;
+use flux_core::DType;
+use flux_transport::{Communicator, Options, Select, World, WorldError};
+use half::{bf16, f16};
+use phases::{Run, Soaked};
+use std::time::Instant;
+
+/// Arguments of `flux-bench lab soak`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Ranks; as many as there are GPUs times --ranks-per-gpu, or 8 on the host, where it is left
+    /// out
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<u32>,
+    /// auto, host, nvlink, mixed, nccl or pcie
+    #[arg(long, default_value = "auto")]
+    pub transport: Select,
+    /// Calls in a row at each shape
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=limits::CALLS))]
+    pub calls: u64,
+    /// Few calls, and no shape of a whole model
+    #[arg(long, conflicts_with = "calls")]
+    pub quick: bool,
+    /// Ranks as processes, one each, instead of threads of this one
+    #[arg(long)]
+    pub processes: bool,
+    /// Ranks on each GPU, to check large worlds on few GPUs: as threads they divide it, as
+    /// processes they take turns
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU))]
+    pub ranks_per_gpu: u32,
+    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto,
+    /// mixed and host; mixed by name where ranks share GPUs
+    #[arg(long, value_name = "NODES")]
+    pub nodes: Option<u32>,
+    /// Only the cases whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Random shapes and plans for so long, in place of the matrix
+    #[arg(long, value_name = "MINUTES", value_parser = random::minutes, conflicts_with_all = ["calls", "quick", "only"])]
+    pub random: Option<f64>,
+    /// The one random case of this number
+    #[arg(long, value_name = "NUMBER", requires = "seed", conflicts_with_all = ["calls", "quick", "only", "random"])]
+    pub case: Option<u64>,
+    /// Seed of data and delays, and of random cases: where it is left out 1, and for random cases
+    /// that of the clock
+    #[arg(long)]
+    pub seed: Option<u64>,
+    #[command(flatten)]
+    defect: Defect,
+}
+
+/// What only GPUs have would change nothing on the host.
+fn check(args: &Args, on_gpus: bool) -> anyhow::Result<()> {
+    ensure!(on_gpus || args.ranks_per_gpu == 1, "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out");
+    Ok(())
+}
+
+/// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the
+/// ranks.
+pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
+    match World::from_env() {
+        Ok(world) => {
+            let checked = launch::agree(args.tp, &world).and_then(|()| check(args, machine::uses_gpus(args.transport)?));
+            let passed = checked.and_then(|()| soak_rank(args, &world));
+            let passed = passed.unwrap_or_else(|error| end::give_up(world.rank(), &error));
+            // Rank 0 knows what all have found, and a launcher would end it in the middle of its
+            // words when another has failed.
+            return Ok(passed || world.rank().get() > 0);
+        }
+        Err(WorldError::NoLauncher) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let on_gpus = machine::uses_gpus(args.transport)?;
+    check(args, on_gpus)?;
+    let tp = args.tp.unwrap_or(if on_gpus { machine::gpu_count() * args.ranks_per_gpu } else { 8 });
+    shapes::world(tp)?;
+    if args.processes {
+        return launch::again(tp, None, args.ranks_per_gpu > 1);
+    }
+    let passed = ranks::on_threads(World::local(tp)?, |world| soak_rank(args, world))?;
+    Ok(passed.into_iter().all(|p| p))
+}
+
+/// One rank's part; every rank learns whether all ranks passed.
+fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
+    let options = Options { nodes: args.nodes, ..machine::options(args.transport, world.local_rank(), args.ranks_per_gpu) };
+    let comm = Communicator::connect_blocking(world, options)?;
+    let ctx = RankContext::new(comm)?;
+    let at_once = machine::at_once(world.launch(), args.ranks_per_gpu);
+    if args.random.is_some() || args.case.is_some() {
+        return random::soak_rank(args, &ctx, at_once);
+    }
+    let comm = ctx.comm();
+    let first = comm.rank().get() == 0;
+    let cases = matrix(comm.world_size(), !args.quick && ctx.gpu().is_some())?;
+    let wanted: Vec<&Case> = cases.iter().filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only))).collect();
+    ensure!(!wanted.is_empty(), "no case has {:?} in its name", args.only.as_deref().unwrap_or_default());
+    if first {
+        out::line(&format_args!("{}\n{} cases", comm.explain(), wanted.len()));
+    }
+    let workers = ctx.gpu().filter(|_| at_once > 1).map(|gpu| machine::ctas(comm, gpu.device().info().sms / at_once));
+    let mut passed = true;
+    for case in wanted {
+        let start = Instant::now();
+        let few = args.quick || case.heavy;
+        let run = Run {
+            plan: Plan { workers, ..Plan::default() },
+            epilogue: case.epilogue,
+            apart: if few { 3 } else { 8 },
+            in_a_row: if few { args.calls.min(16) } else { args.calls },
+            seed: args.seed.unwrap_or(1),
+            defect: args.defect,
+        };
+        let soaked = match case.problem.dtype() {
+            DType::Bf16 => phases::soak::<bf16>(&ctx, &case.problem, &run)?,
+            DType::F16 => phases::soak::<f16>(&ctx, &case.problem, &run)?,
+        };
+        let all = exchange(comm, soaked)?;
+        passed &= all.passed();
+        if first {
+            let word = if all.passed() { "passed" } else { "FAILED" };
+            out::line(&format_args!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64()));
+        }
+    }
+    Ok(passed)
+}
+
+/// What all ranks found, on every rank.
+fn exchange(comm: &Communicator, mine: Soaked) -> anyhow::Result<Soaked> {
+    let all = comm.exchange(&serde_json::to_vec(&mine)?)?;
+    let mut sum = mine;
+    for (rank, bytes) in all.iter().enumerate() {
+        if rank != comm.rank().index() {
+            sum = sum.merge(serde_json::from_slice(bytes)?);
+        }
+    }
+    Ok(sum)
+}

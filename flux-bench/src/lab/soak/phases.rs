@@ -1,0 +1,184 @@
+//! The three phases of a case, on one rank.
+
+use crate::harness::data::{self, Fill};
+use crate::harness::reference::{Verdict, Violation};
+use crate::harness::{Defect, EpilogueSpec, FusedOp, OperandSet, Operands, RankContext};
+use crate::plan::Plan;
+use anyhow::Context;
+use flux_core::Problem;
+use flux_kernels::Element;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// What a case has shown, on one rank or on all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Soaked {
+    calls: u64,
+    checked: u64,
+    violations: u64,
+    first: Option<(u32, u32, u32)>,
+    max_rel_err: f64,
+    differing: u64,
+}
+
+impl Soaked {
+    pub(super) fn passed(&self) -> bool {
+        self.violations == 0 && self.differing == 0 && self.checked > 0
+    }
+
+    /// Both; calls are collective, so they are counted once.
+    pub(super) fn merge(self, other: Self) -> Self {
+        Self {
+            calls: self.calls.max(other.calls),
+            checked: self.checked + other.checked,
+            violations: self.violations + other.violations,
+            first: self.first.or(other.first),
+            max_rel_err: self.max_rel_err.max(other.max_rel_err),
+            differing: self.differing + other.differing,
+        }
+    }
+
+    /// Both, of one case after the other.
+    pub(super) fn then(self, next: Self) -> Self {
+        Self { calls: self.calls + next.calls, ..Self { calls: 0, ..self }.merge(next) }
+    }
+
+    fn add(&mut self, verdict: Verdict) {
+        self.checked += 1;
+        self.violations += verdict.violations;
+        self.first = self.first.or(verdict.first.map(|Violation { rank, row, col }| (rank, row, col)));
+        self.max_rel_err = self.max_rel_err.max(verdict.max_rel_err());
+    }
+}
+
+impl fmt::Display for Soaked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { calls, checked, violations, first, max_rel_err, differing } = self;
+        write!(f, "{calls} calls, {checked} outputs checked, max_rel_err {max_rel_err:.1e}")?;
+        if let Some((rank, row, col)) = first {
+            write!(f, ", {violations} wrong elements, the first at row {row}, column {col} of rank {rank}")?;
+        }
+        if *differing > 0 {
+            write!(f, ", {differing} outputs differ between equal runs")?;
+        }
+        Ok(())
+    }
+}
+
+/// How a problem is soaked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) plan: Plan,
+    pub(super) epilogue: EpilogueSpec,
+    /// Calls apart, and in a row.
+    pub(super) apart: u64,
+    pub(super) in_a_row: u64,
+    /// Of data and delays.
+    pub(super) seed: u64,
+    pub(super) defect: Defect,
+}
+
+/// Runs a problem's phases on this rank; collective.
+pub(super) fn soak<T: Element>(ctx: &RankContext, problem: &Problem, run: &Run) -> anyhow::Result<Soaked> {
+    let op = FusedOp::<T>::build_with(problem, ctx.comm(), &run.plan, run.epilogue)?;
+    let mut sets = [ctx.operand_set_with(problem, run.epilogue)?, ctx.operand_set_with(problem, run.epilogue)?];
+    let mut soaked = Soaked::default();
+    let rank = Rank { ctx, op: &op, epilogue: run.epilogue, seed: run.seed, defect: run.defect };
+    rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
+    rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
+    rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
+    Ok(soaked)
+}
+
+struct Rank<'a, T> {
+    ctx: &'a RankContext,
+    op: &'a FusedOp<T>,
+    epilogue: EpilogueSpec,
+    seed: u64,
+    defect: Defect,
+}
+
+/// Longest delay of a rank: longer than any of these calls takes on a GPU.
+const LONGEST_NS: u64 = 3_000_000;
+
+impl<T: Element> Rank<'_, T> {
+    fn operands(&self, call: u64, fill: Fill) -> Operands {
+        Operands::new(*self.op.problem(), self.seed, call, fill).with_epilogue(self.epilogue)
+    }
+
+    /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed; the
+    /// seed says who begins.
+    fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
+        let turn = (call / 4).wrapping_add(self.seed) % u64::from(self.op.problem().world().get());
+        let random = data::seed(self.seed, pattern, call);
+        if turn == u64::from(self.ctx.rank().get()) && random.is_multiple_of(2) {
+            self.ctx.delay(Duration::from_nanos(random / 2 % LONGEST_NS))?;
+        }
+        Ok(())
+    }
+
+    fn verify(&self, set: &mut OperandSet<T>) -> anyhow::Result<Verdict> {
+        self.defect.apply(self.ctx, set)?;
+        self.ctx.verify(set, self.op.schedule().stack)
+    }
+
+    fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut Soaked) -> anyhow::Result<()> {
+        for call in 0..calls {
+            self.ctx.fill(set, self.operands(call, Fill::SmallInts))?;
+            self.ctx.poison(&mut set.y)?;
+            // SAFETY: every rank has met the others after its last call, and meets them below
+            // before the next.
+            unsafe { self.ctx.poison_workspace()? };
+            self.ctx.sync(self.op)?;
+            self.ctx.comm().barrier()?;
+            self.delay(call, 10)?;
+            self.ctx.forward(self.op, set)?;
+            self.ctx.sync(self.op)?;
+            soaked.calls += 1;
+            soaked.add(self.verify(set)?);
+            self.ctx.comm().barrier()?;
+        }
+        Ok(())
+    }
+
+    fn in_a_row(&self, sets: &mut [OperandSet<T>; 2], calls: u64, soaked: &mut Soaked) -> anyhow::Result<()> {
+        for call in 0..calls {
+            let set = &mut sets[(call % 2) as usize];
+            self.ctx.fill(set, self.operands(1000 + call, Fill::SmallInts))?;
+            self.ctx.poison(&mut set.y)?;
+            self.delay(call, 11)?;
+            self.ctx.forward(self.op, set)?;
+            soaked.calls += 1;
+            // Ranks check different calls, so that checking does not bring them back into step.
+            if (call + u64::from(self.ctx.rank().get())) % 8 == 0 || call + 2 >= calls {
+                soaked.add(self.verify(set)?);
+            }
+        }
+        self.ctx.sync(self.op)
+    }
+
+    fn again(&self, set: &mut OperandSet<T>, soaked: &mut Soaked) -> anyhow::Result<()> {
+        let mut bits: Option<Vec<T>> = None;
+        for run in 0..4 {
+            self.ctx.fill(set, self.operands(1 << 40, Fill::Uniform))?;
+            self.ctx.poison(&mut set.y)?;
+            // Calls of a turn, so that in each run another rank is late.
+            self.delay(4 * u64::from(run), 12 + run)?;
+            self.ctx.forward(self.op, set)?;
+            self.ctx.sync(self.op)?;
+            soaked.calls += 1;
+            let now = self.ctx.download(&set.y)?;
+            match &bits {
+                None => soaked.add(self.verify(set)?),
+                Some(before) => soaked.differing += u64::from(bytes(before) != bytes(&now)),
+            }
+            bits = Some(now);
+        }
+        Ok(())
+    }
+}
+
+fn bytes<T: Element>(bits: &[T]) -> &[u8] {
+    bytemuck::cast_slice(bits)
+}

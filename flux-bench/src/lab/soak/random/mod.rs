@@ -1,0 +1,117 @@
+//! `flux-bench lab soak --random`: random problems with random plans, until the time is up.
+//!
+//! Invariant: what failed is told with the command that does it again.
+
+mod draw;
+#[cfg(test)]
+mod tests;
+
+use super::phases::{self, Run, Soaked};
+use super::{Args, exchange};
+use crate::harness::RankContext;
+use crate::machine;
+use crate::out;
+use anyhow::Context;
+use draw::{Place, RandomCase};
+use flux_core::DType;
+use flux_transport::{Mover, TransportKind};
+use half::{bf16, f16};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often the first rank says how far it is.
+const SAY: Duration = Duration::from_secs(10);
+
+/// What a word of minutes says.
+pub(super) fn minutes(word: &str) -> Result<f64, String> {
+    match word.parse() {
+        Ok(minutes) if 0.0 < minutes && minutes <= 10_000.0 => Ok(minutes),
+        _ => Err(format!("{word:?} is no number of minutes above 0 and up to 10000")),
+    }
+}
+
+/// One rank's part: the one case that was asked for, or cases from 0 on until the minutes have
+/// passed or one has failed. The kernels of `at_once` ranks are to fit on a GPU. Collective.
+pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow::Result<bool> {
+    let (comm, first) = (ctx.comm(), ctx.rank().get() == 0);
+    let seed = agree(ctx, args.seed.unwrap_or_else(of_the_clock))?;
+    let place = ctx
+        .gpu()
+        .map_or(Place::Host, |gpu| Place::Gpu { ctas: machine::ctas(ctx.comm(), gpu.device().info().sms / at_once), alone: at_once == 1 });
+    let (start, mut said) = (Instant::now(), Instant::now());
+    let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);
+    if first {
+        out::line(&format_args!("{}\nrandom cases of seed {seed}", comm.explain()));
+    }
+    let mut sum = Soaked::default();
+    for number in args.case.unwrap_or(0).. {
+        let case = RandomCase::new(seed, number, comm.world_size(), place)?;
+        let messages = matches!(comm.capabilities().mover, Mover::Messages { .. });
+        let mixed = comm.nodes().are_mixed();
+        let may_come_first = comm.transport() != TransportKind::Mixed;
+        let case = if messages || mixed { case.in_whole_chunks(mixed, may_come_first) } else { case };
+        let failed = || format!("{case}\nagain: {}", again(args, ctx, at_once, (seed, number)));
+        tracing::debug!(rank = %ctx.rank(), "{case}");
+        let run = Run {
+            plan: case.plan(ctx.rank(), place),
+            epilogue: case.epilogue,
+            apart: 2,
+            in_a_row: case.calls,
+            seed: case.seed,
+            defect: args.defect,
+        };
+        let soaked = match case.problem.dtype() {
+            DType::Bf16 => phases::soak::<bf16>(ctx, &case.problem, &run),
+            DType::F16 => phases::soak::<f16>(ctx, &case.problem, &run),
+        };
+        let all = exchange(comm, soaked.with_context(failed)?).with_context(failed)?;
+        if !all.passed() {
+            if first {
+                out::line(&format_args!("FAILED  {}\n{all}", failed()));
+            }
+            return Ok(false);
+        }
+        sum = sum.then(all);
+        if first && (args.case.is_some() || said.elapsed() >= SAY) {
+            said = Instant::now();
+            out::line(&format_args!("passed  {case}"));
+        }
+        // The first rank's clock decides for all.
+        if args.case.is_some() || agree(ctx, u64::from(start.elapsed() >= limit))? == 1 {
+            if first {
+                let cases = number + 1 - args.case.unwrap_or(0);
+                out::line(&format_args!("passed  {cases} random cases of seed {seed}: {sum}, {:.1} s", start.elapsed().as_secs_f64()));
+            }
+            break;
+        }
+    }
+    Ok(true)
+}
+
+/// The first rank's value, on every rank.
+fn agree(ctx: &RankContext, mine: u64) -> anyhow::Result<u64> {
+    let all = ctx.comm().exchange(&mine.to_le_bytes())?;
+    all.first().map(|bytes| bytemuck::pod_read_unaligned(bytes)).context("no ranks")
+}
+
+fn of_the_clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs())
+}
+
+/// The command that runs one case again; that the cases before it matter is possible too, so they
+/// are offered.
+fn again(args: &Args, ctx: &RankContext, at_once: u32, (seed, case): (u64, u64)) -> String {
+    let (ranks, transport) = (ctx.comm().world_size(), ctx.comm().transport());
+    let mut command = format!("flux-bench lab soak --seed {seed} --case {case} --tp {ranks} --transport {transport}");
+    if let Some(nodes) = args.nodes {
+        let _infallible = write!(command, " --nodes {nodes}");
+    }
+    if args.ranks_per_gpu > 1 {
+        let _infallible = write!(command, " --ranks-per-gpu {}", args.ranks_per_gpu);
+    }
+    // As threads they divide a GPU, and other plans are drawn.
+    if at_once < args.ranks_per_gpu {
+        command.push_str(" --processes");
+    }
+    format!("{command}; with the cases before it: --random MINUTES in place of --case {case}")
+}

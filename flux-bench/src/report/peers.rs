@@ -1,0 +1,100 @@
+//! What the peers took: one form for the table, the file and the pictures.
+//!
+//! Invariant: a time that is missing has its reason beside it.
+
+use super::{Head, Origin, Row, ms};
+use crate::atomic_file::{self, WriteError};
+use crate::harness::Times;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Version of the file's form.
+pub(crate) const PEERS_SCHEMA: u32 = 1;
+
+/// The peers' times, with what is needed to judge and repeat them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeersReport {
+    /// [`PEERS_SCHEMA`].
+    pub schema: u32,
+    /// Where it was measured, and how it is repeated: `device` to `command`.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// Version of the NCCL that PyTorch uses.
+    pub nccl: String,
+    /// Version of PyTorch.
+    pub torch: String,
+    /// One per op and shape.
+    pub rows: Vec<PeerRow>,
+}
+
+/// One op at one shape. Times are in milliseconds, of the slowest rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerRow {
+    /// What it is of: `op` to `dtype`.
+    #[serde(flatten)]
+    pub head: Head,
+    /// `torch.mm` of one rank's part, unsplit.
+    pub gemm_ms: Option<Times>,
+    /// NCCL and `torch.mm`, one after the other.
+    pub serial_ms: Option<Times>,
+    /// PyTorch's fused op on symmetric memory.
+    pub async_tp_ms: Option<Times>,
+    /// Why a time is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Whether every result was finite and the fused op's that of the serial path, up to their
+    /// roundings, on every rank.
+    pub verified: bool,
+    /// Rounds measured.
+    pub samples: u32,
+}
+
+impl PeerRow {
+    /// The median of the faster of the ways to run the whole op, and which it is; `None` where none
+    /// ran.
+    pub fn best(&self) -> Option<(f64, &'static str)> {
+        let ways = [(self.serial_ms, "serial"), (self.async_tp_ms, "async-TP")];
+        ways.into_iter().filter_map(|(times, name)| Some((times?.median, name))).min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+}
+
+impl PeersReport {
+    /// Writes the report as JSON, whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
+        atomic_file::write_json(path, self)
+    }
+
+    /// Whether every row's numbers were verified.
+    pub fn verified(&self) -> bool {
+        self.rows.iter().all(|r| r.verified)
+    }
+
+    /// What the peers took at the shape of one of the benchmark's rows.
+    pub fn of(&self, row: &Row) -> Option<&PeerRow> {
+        self.rows.iter().find(|r| r.head.same_problem(&row.head))
+    }
+}
+
+/// The report as text: what was measured where, then a line a row.
+pub(crate) fn table(report: &PeersReport) -> String {
+    let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, r.head.dtype.as_str()));
+    let samples = report.rows.first().map_or(0, |r| r.samples);
+    let mut text = format!(
+        "{}, TP {tp}, {dtype}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest rank\n\n\
+         {}       n       k     gemm   serial  async-TP  verified\n",
+        report.origin.device,
+        report.torch,
+        report.nccl,
+        Head::ABOVE
+    );
+    for r in &report.rows {
+        let time = |times: Option<Times>| times.map_or_else(|| "-".to_owned(), |t| ms(t.median));
+        let (gemm, serial, fused) = (time(r.gemm_ms), time(r.serial_ms), time(r.async_tp_ms));
+        let verified = if r.verified { "yes" } else { "NO" };
+        let why = r.why.as_ref().map_or_else(String::new, |why| format!("  {why}"));
+        let (line, n, k) = (r.head.line(), r.head.n, r.head.k);
+        let _ = writeln!(text, "{line} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9}  {verified:>8}{why}");
+    }
+    text
+}

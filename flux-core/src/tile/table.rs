@@ -1,0 +1,180 @@
+//! The tile table: every tile that there are kernels for, and what follows from its shape.
+//!
+//! Invariant: the kernels are compiled from this list (`flux-kernels/src/variant.rs`), and plans
+//! take their tiles from it. `flux-kernels/cuda/core/config.cuh` computes the same bytes.
+
+use super::TileShape;
+use Kernels::{Both, PerConsumer, Shared};
+
+/// Shared memory of a CTA on Hopper, in bytes (CUDA C++ Programming Guide, table of technical
+/// specifications, compute capability 9.0).
+pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
+
+/// Consumer warpgroups of a CTA.
+const CONSUMERS: u32 = 2;
+/// Fewest stages that keep the tensor cores fed.
+const FEWEST_STAGES: u32 = 3;
+/// Most stages of any ring: those of a pair are loaded together, so they are even.
+const MOST_STAGES: u32 = 12;
+/// Bytes between staged rows, so that the rows of a matrix store meet different banks.
+const ROW_GAP: u32 = 16;
+/// Two words and the alignment of the first stage.
+const WORDS_AND_ALIGNMENT: u32 = 16 + 1024;
+
+/// Where the consumers of a CTA leave a finished tile, in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Staging {
+    /// One epilogue staging buffer for each consumer: the whole tile is there at once.
+    PerConsumer,
+    /// One buffer that the consumers use in turn, which often leaves memory for one more stage.
+    Shared,
+}
+
+impl Staging {
+    /// Epilogue staging buffers of a CTA.
+    pub const fn buffers(self) -> u32 {
+        match self {
+            Self::PerConsumer => CONSUMERS,
+            Self::Shared => 1,
+        }
+    }
+}
+
+/// The forms of [`Staging`] that a tile's kernels are compiled with: measured where both fit.
+#[derive(Clone, Copy)]
+enum Kernels {
+    PerConsumer,
+    Shared,
+    Both,
+}
+
+/// Rows, columns, kernels; wide tiles first.
+const TABLE: [(u32, u32, Kernels); 27] = [
+    (256, 192, Shared),
+    (192, 256, Shared),
+    (128, 256, Both),
+    (256, 128, PerConsumer),
+    (128, 224, Both),
+    (128, 192, PerConsumer),
+    (184, 256, Shared),
+    (176, 256, Shared),
+    (168, 256, Shared),
+    (160, 256, Shared),
+    (152, 256, Shared),
+    (144, 256, Shared),
+    (136, 256, PerConsumer),
+    (160, 192, Both),
+    (144, 192, Both),
+    (240, 128, Both),
+    (208, 128, PerConsumer),
+    (176, 128, PerConsumer),
+    (152, 128, PerConsumer),
+    (128, 128, PerConsumer),
+    (128, 96, PerConsumer),
+    (128, 64, PerConsumer),
+    (64, 256, PerConsumer),
+    (64, 192, PerConsumer),
+    (64, 128, PerConsumer),
+    (64, 96, PerConsumer),
+    (64, 64, PerConsumer),
+];
+/// Step along k of every tile: one swizzled row of 128 bytes.
+const STEP: u32 = 64;
+
+impl TileShape {
+    /// Every tile that there are kernels for.
+    ///
+    /// ```
+    /// use flux_core::TileShape;
+    /// assert!(TileShape::all().any(|tile| tile == TileShape::new(128, 256, 64)));
+    /// assert!(TileShape::all().all(|tile| tile.scatters() || tile.sends_partials()));
+    /// ```
+    pub fn all() -> impl Iterator<Item = Self> + Clone {
+        TABLE.iter().map(|&(m, n, _)| Self::new(m, n, STEP))
+    }
+
+    /// The forms that its kernels are compiled with; none for a tile outside the table.
+    pub fn stagings(self) -> impl Iterator<Item = Staging> {
+        let kernels = TABLE.iter().find(|&&(m, n, _)| (m, n, STEP) == (self.m, self.n, self.k)).map(|&(.., kernels)| kernels);
+        let per_consumer = matches!(kernels, Some(PerConsumer | Both)).then_some(Staging::PerConsumer);
+        per_consumer.into_iter().chain(matches!(kernels, Some(Shared | Both)).then_some(Staging::Shared))
+    }
+
+    /// Whether a kernel of this tile scatters rows to several owners, which a GEMM-ReduceScatter
+    /// with flattened rows needs: the whole tile has to be staged at once.
+    pub fn scatters(self) -> bool {
+        self.stagings().any(|staging| staging == Staging::PerConsumer)
+    }
+
+    /// Whether a kernel of this tile sends partial tiles, which a GEMM-ReduceScatter with rows per
+    /// shard needs.
+    pub fn sends_partials(self) -> bool {
+        self.stagings().any(|staging| self.sends_partials_from(staging))
+    }
+
+    /// Whether partial tiles are sent from this form: `kSendsPartials` of `config.cuh`. Swap-AB
+    /// tiles need a shared buffer, and whole 16-byte vectors of rounded accumulators in a thread.
+    pub const fn sends_partials_from(self, staging: Staging) -> bool {
+        let whole_vectors = (self.m * self.n).is_multiple_of(8 * 128 * CONSUMERS);
+        !self.swaps_ab() || matches!(staging, Staging::Shared) && whole_vectors
+    }
+
+    /// Stages of operands that fit in `shared_bytes` of shared memory beside the staged tile;
+    /// `None` where they are too few.
+    ///
+    /// ```
+    /// use flux_core::TileShape;
+    /// use flux_core::tile::{HOPPER_SHARED_BYTES, Staging};
+    /// let stages = |staging| TileShape::new(128, 256, 64).stages(staging, HOPPER_SHARED_BYTES);
+    /// assert_eq!([Staging::PerConsumer, Staging::Shared].map(stages), [Some(3), Some(4)]);
+    /// ```
+    pub fn stages(self, staging: Staging, shared_bytes: u32) -> Option<u32> {
+        // An eighth stage of 64x128 fits, and is not measured.
+        let most = if (self.m, self.n) == (64, 128) { 7 } else { MOST_STAGES };
+        // Every kernel of a form has the stages of the one that scatters, whose rows have gaps.
+        (FEWEST_STAGES..=most).rev().find(|&stages| self.shared_bytes(staging, stages, true) <= shared_bytes)
+    }
+
+    /// Dynamic shared memory of a CTA, in bytes: stages, staging buffers, barriers, two words, and
+    /// 1024 to align. Where the kernel `scatters`, staged rows have gaps.
+    pub const fn shared_bytes(self, staging: Staging, stages: u32, scatters: bool) -> u32 {
+        let stage = (self.m + self.n) * self.k * 2;
+        let gaps = if scatters && matches!(staging, Staging::PerConsumer) { self.m * ROW_GAP } else { 0 };
+        let staged = self.m * self.n * 2 * staging.buffers() / CONSUMERS + gaps;
+        let barriers = 2 * stages + 2 * CONSUMERS + 6;
+        stages * stage + staged + barriers * 8 + WORDS_AND_ALIGNMENT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_fill_the_memory_that_the_staged_tile_leaves() {
+        let stages = |m, n, staging| TileShape::new(m, n, 64).stages(staging, HOPPER_SHARED_BYTES);
+        assert_eq!(stages(256, 192, Staging::PerConsumer), None, "two stages are too few");
+        assert_eq!(stages(256, 192, Staging::Shared), Some(3));
+        assert_eq!(stages(128, 256, Staging::PerConsumer), Some(3));
+        assert_eq!(stages(128, 256, Staging::Shared), Some(4));
+        assert_eq!(stages(128, 128, Staging::PerConsumer), Some(5), "a sixth fits only without gaps between rows");
+        assert_eq!(stages(64, 64, Staging::PerConsumer), Some(12));
+    }
+
+    #[test]
+    fn every_form_fits_its_budget_and_none_fits_too_small_a_one() {
+        for (tile, staging) in TileShape::all().flat_map(|tile| tile.stagings().map(move |staging| (tile, staging))) {
+            let stages = tile.stages(staging, HOPPER_SHARED_BYTES).unwrap();
+            assert!(tile.shared_bytes(staging, stages, true) <= HOPPER_SHARED_BYTES, "{tile}");
+            assert!(tile.stages(staging, 100 << 10).is_none_or(|fewer| fewer < stages), "{tile}");
+            assert_eq!(tile.stages(staging, 16 << 10), None, "{tile}");
+        }
+    }
+
+    #[test]
+    fn tiles_outside_the_table_have_no_kernels() {
+        for tile in [TileShape::new(128, 256, 32), TileShape::new(128, 160, 64)] {
+            assert_eq!((tile.stagings().count(), tile.scatters(), tile.sends_partials()), (0, false, false));
+        }
+    }
+}
