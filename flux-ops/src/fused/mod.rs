@@ -11,11 +11,10 @@ pub(crate) use finish::Finish;
 pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, Hands, carried, location, own_schedule, own_sending, scatters};
+use crate::execute::{ExecutionPlan, Executor, LaunchOptions, location, own_schedule, own_sending, sequential_workspace};
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
-use flux_core::program::route::Route;
 use flux_core::program::{Channels, Schedule, Sending, TileProgram};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
@@ -33,12 +32,12 @@ pub(crate) struct Request {
     pub(crate) finish: Finish,
     pub(crate) schedule: Option<Schedule>,
     pub(crate) sending: Option<Sending>,
-    pub(crate) hands: Hands,
+    pub(crate) options: LaunchOptions,
 }
 
 impl Request {
     pub(crate) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, sending: None, hands: Hands::default() }
+        Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, sending: None, options: LaunchOptions::default() }
     }
 
     /// The op and its extents, as flight records name its calls.
@@ -57,8 +56,11 @@ impl Request {
         let problem = self.problem(world)?;
         let own = own_schedules(&problem);
         own.into_iter().try_fold(WorkspaceSize::default(), |size, own| {
-            let program = TileProgram::build(&problem, Rank::new(0), &self.schedule.unwrap_or(own))?;
-            Ok(size.max(program.workspace()))
+            let schedule = self.schedule.unwrap_or(own);
+            let program = TileProgram::build(&problem, Rank::new(0), &schedule)?;
+            let size = size.max(program.workspace());
+            let is_sequential = self.sending == Some(Sending::Before) && world.peers() > 0;
+            Ok(if is_sequential { size.max(sequential_workspace(&problem, &schedule)?) } else { size })
         })
     }
 }
@@ -78,7 +80,7 @@ fn own_schedules(problem: &Problem) -> Vec<Schedule> {
 /// rank has is its own business.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, m, n, k, dtype, finish, schedule, sending, hands: _ } = self;
+        let Self { op, m, n, k, dtype, finish, schedule, sending, options: _ } = self;
         write!(f, "{op} m={m} n={n} k={k} {dtype}, {finish}, ")?;
         match schedule {
             Some(schedule) => write!(f, "{schedule}")?,
@@ -123,18 +125,10 @@ impl<T: Element> FusedOp<T> {
         let problem = request.problem(comm.world_size())?;
         let sending = request.sending.unwrap_or_else(|| own_sending(comm, &problem, request.schedule.as_ref()));
         let schedule = request.schedule.unwrap_or_else(|| own_schedule(comm, &problem, sending));
-        let program = TileProgram::build_across(&problem, comm.rank(), &schedule, comm.nodes())?;
-        let size = program.workspace();
-        let route = if carried(comm) && !scatters(comm, &program) {
-            let of = |rank| TileProgram::build_across(&problem, rank, &schedule, comm.nodes());
-            let of_all = comm.world_size().ranks().map(of).collect::<Result<Vec<_>, _>>()?;
-            Some(Route::new(comm.rank(), &of_all))
-        } else {
-            None
-        };
-        let (finish, chosen) = (request.finish, request.schedule.is_some());
         let number = agreement::number(&request.to_string());
-        let executor = Executor::prepare(comm, (program, number), route, (&schedule, sending), request.hands)?;
+        let plan = ExecutionPlan::resolve(comm, &problem, (&schedule, sending), request.options, number)?;
+        let (finish, chosen, size) = (request.finish, request.schedule.is_some(), plan.0.workspace());
+        let executor = Executor::prepare(comm, plan)?;
         Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
     }
 

@@ -76,8 +76,7 @@ impl Machine {
                     .is_some_and(|launch| flux_transport::internal::cuda::device_count().is_ok_and(|devices| launch.ranks > devices));
                 let channels =
                     Channels { all: 4 * world.next_power_of_two(), each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: shares };
-                let sending = Sending::heuristic(problem, &channels, problem.world().peers(), None);
-                Schedule::in_messages(problem, &channels, sending, self.nodes(world))
+                Schedule::in_messages(problem, &channels, Sending::ALL, self.nodes(world))
             }
             Self::TwoNodes { .. } => {
                 let nodes = self.nodes(problem.world().get());
