@@ -51,26 +51,61 @@ fn printed(command: &str) -> Vec<String> {
     text.lines().filter(|line| line.starts_with('|')).map(str::to_owned).collect()
 }
 
-/// A comment `flux-bench show ...` precedes a table that this command prints, and a comment
-/// `figures of results/FILE` one whose decimal figures all stand in that file.
+/// Whether a number of the texts, or a hundred times it, is this figure where it is rounded as that.
+fn has(texts: &[String], figure: &str) -> bool {
+    let decimals = figure.split_once('.').map_or(0, |(_, decimals)| decimals.len());
+    let numbers = texts.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_digit() && c != '.'));
+    let rounds = |number: f64| format!("{number:.decimals$}") == figure;
+    numbers.filter_map(|word| word.parse::<f64>().ok()).any(|number| rounds(number) || rounds(100.0 * number))
+}
+
+/// The lines of the table of unaligned `m` that the frozen medians make.
+fn unaligned() -> Vec<String> {
+    let text = fs::read_to_string(root().join("results/frozen-medians.csv")).unwrap();
+    let mut rows = text.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(',').collect::<Vec<_>>());
+    let head = rows.next().unwrap();
+    let column = |name: &str| head.iter().position(|&column| column == name).unwrap();
+    let mut groups: Vec<([&str; 3], Vec<f64>)> = Vec::new();
+    for row in rows.filter(|row| row[column("record")].contains("-ragged-")) {
+        let key = ["device", "transport", "world"].map(|name| row[column(name)]);
+        let ratio = row[column("t_op_ms")].parse::<f64>().unwrap() / row[column("t_serial_ms")].parse::<f64>().unwrap();
+        match groups.iter_mut().find(|group| group.0 == key) {
+            Some(group) => group.1.push(ratio),
+            None => groups.push((key, vec![ratio])),
+        }
+    }
+    let line = |([device, transport, world], ratios): ([&str; 3], Vec<f64>)| {
+        let ahead = ratios.iter().filter(|&&ratio| ratio < 1.0).count();
+        let (low, high) = (ratios.iter().copied().fold(f64::INFINITY, f64::min), ratios.iter().copied().fold(0.0, f64::max));
+        format!("| {device} | {transport} | {world} | {} | {ahead} | {low:.2} to {high:.2} |", ratios.len())
+    };
+    groups.into_iter().map(line).collect()
+}
+
+/// What precedes a table says where its figures stand: `flux-bench show ...` prints the table,
+/// `figures of FILE ...` have every decimal figure, `unaligned ...` computes it.
 #[test]
 fn tables_of_documents_stand_in_the_results() {
-    let mut shown = 0;
+    let mut kinds = [0; 3];
     for (name, document) in documents() {
         for (comment, table) in marked_tables(&document) {
             if comment.starts_with("flux-bench show ") {
                 assert!(table == printed(&comment), "{name}: `{comment}` prints\n{}", printed(&comment).join("\n"));
-                shown += 1;
-            } else if let Some(file) = comment.strip_prefix("figures of ") {
-                let text = fs::read_to_string(root().join(file)).unwrap();
+                kinds[0] += 1;
+            } else if let Some(files) = comment.strip_prefix("figures of ") {
+                let texts: Vec<String> = files.split(' ').map(|file| fs::read_to_string(root().join(file)).unwrap()).collect();
                 let words = table.iter().flat_map(|line| line.split(|c: char| !c.is_ascii_digit() && c != '.'));
                 for figure in words.filter(|word| word.contains('.') && word.parse::<f64>().is_ok()) {
-                    assert!(text.contains(figure), "{name}: {figure} is not in {file}");
+                    assert!(has(&texts, figure), "{name}: {figure} is not in {files}");
                 }
+                kinds[1] += 1;
+            } else if comment.starts_with("unaligned ") {
+                assert!(table[2..] == unaligned(), "{name}: {}", unaligned().join("\n"));
+                kinds[2] += 1;
             }
         }
     }
-    assert!(shown > 0);
+    assert!(kinds.iter().all(|&tables| tables > 0), "{kinds:?}");
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub struct Machine {
     pub clock_mhz: u64,
     /// Bytes that all workers of a rank together read of its memory in a microsecond.
     pub memory_bytes_per_us: u64,
+    /// Bytes that all workers of a rank together read of its L2 cache in a microsecond.
+    pub l2_bytes_per_us: u64,
     /// Bytes that a rank's link carries in a microsecond, out and in alike.
     pub link_bytes_per_us: u64,
     /// The same while it carries the other way too.
@@ -53,6 +55,8 @@ pub struct Machine {
     pub copy_begins_ns: u64,
     /// Nanoseconds that each copy of a copy engine takes besides its bytes.
     pub copy_ns: u64,
+    /// Nanoseconds that a group of messages of a collective library takes besides its bytes.
+    pub message_ns: u64,
 }
 
 /// Bytes of a row that a warp pushes at a time: `kPieceBytes` of
@@ -79,6 +83,7 @@ impl Machine {
         ops_per_cycle: 4096,
         clock_mhz: 1460,
         memory_bytes_per_us: 4_250_000,
+        l2_bytes_per_us: 9_830_000,
         link_bytes_per_us: 370_000,
         both_ways_bytes_per_us: 370_000,
         signal_ns: 1140,
@@ -91,6 +96,7 @@ impl Machine {
         push_round_ns: 400,
         copy_begins_ns: 15_000,
         copy_ns: 4400,
+        message_ns: 20_000,
     };
 
     /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet
@@ -128,9 +134,21 @@ impl Machine {
     /// The machines that are known.
     pub const ALL: [Self; 4] = [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST, Self::H800];
 
+    /// The profile of a GPU by the driver's name for it, with the SM count that the driver reports;
+    /// an unknown GPU has an H100's rates for each SM.
+    pub fn of_gpu(name: &str, multiprocessors: u32) -> Self {
+        let known = [Self::H200, Self::H800, Self::H100].into_iter().find(|machine| name.contains(machine.gpu));
+        Self { multiprocessors: multiprocessors.max(1), ..known.unwrap_or(Self::H100) }
+    }
+
     /// Whether committed results of such a machine are what it was made from, or held against.
     pub fn is_measured(&self) -> bool {
         [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST].contains(self)
+    }
+
+    /// Operations of one worker in a nanosecond.
+    pub(crate) fn ops_per_ns(&self) -> f64 {
+        self.ops_per_cycle as f64 * self.clock_mhz as f64 / 1000.0
     }
 
     /// Of so many operations of one worker.

@@ -106,14 +106,12 @@ pub fn rendered(args: &Args) -> anyhow::Result<String> {
 }
 
 fn table(args: &Args, reports: &[Report], peers: Option<&PeersReport>) -> String {
-    let joined = |texts: &mut dyn Iterator<Item = String>| texts.collect::<Vec<_>>().join("\n");
+    let names = args.files.iter().map(|path| path.file_stem().and_then(|name| name.to_str()).unwrap_or_default());
+    let named: Vec<(&str, &Report)> = names.zip(reports).collect();
     match args.table.unwrap_or_default() {
-        Table::Rows => joined(&mut reports.iter().map(|report| markdown(report, peers))),
-        Table::Efficiency => joined(&mut reports.iter().map(tables::efficiencies)),
-        Table::Summary => {
-            let names = args.files.iter().map(|path| path.file_stem().and_then(|name| name.to_str()).unwrap_or_default());
-            tables::summary(names.zip(reports))
-        }
+        Table::Rows => reports.iter().map(|report| markdown(report, peers)).collect::<Vec<_>>().join("\n"),
+        Table::Efficiency => tables::efficiencies(&named),
+        Table::Summary => tables::summary(&named),
     }
 }
 

@@ -3,31 +3,30 @@
 //! Invariant: a cell is computed from medians of rows that the report has; `-` stands where it has
 //! none.
 
-use super::machine;
 use super::markdown::{efficiency, speed_up};
 use crate::report::{Report, Row};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// The overlap efficiency in percent: a line for each `m`, a column for each model and op.
-pub(super) fn efficiencies(report: &Report) -> String {
-    let (mut columns, mut ms): (Vec<[&str; 2]>, Vec<u32>) = Default::default();
-    for Row { head, .. } in &report.rows {
-        let column = [head.model.as_str(), head.op.as_str()];
-        if !columns.contains(&column) {
-            columns.push(column);
-        }
-        if !ms.contains(&head.m) {
-            ms.push(head.m);
+/// The overlap efficiency in percent: a line for each record, op and model, a column for each `m`.
+pub(super) fn efficiencies<'r>(reports: &[(&'r str, &'r Report)]) -> String {
+    let rows = || reports.iter().flat_map(|(name, report)| report.rows.iter().map(move |row| (*name, row)));
+    let ms: BTreeSet<u32> = rows().map(|(_, row)| row.head.m).collect();
+    let mut lines: Vec<[&str; 3]> = Vec::new();
+    for (name, Row { head, .. }) in rows() {
+        let line = [name, head.op.as_str(), head.model.as_str()];
+        if !lines.contains(&line) {
+            lines.push(line);
         }
     }
-    ms.sort_unstable();
-    let heads = columns.iter().fold(String::new(), |heads, [model, op]| heads + &format!(" {model} {op} |"));
-    let mut text = format!("{}: E %\n\n| m |{heads}\n|--:|{}\n", machine(report), "--:|".repeat(columns.len()));
-    for m in ms {
-        let _ = write!(text, "| {m} |");
-        for [model, op] in &columns {
-            let row = report.rows.iter().find(|row| (row.head.m, &*row.head.model, &*row.head.op) == (m, model, op));
-            let _ = write!(text, " {} |", row.map_or_else(|| "-".to_owned(), |row| efficiency(row, 0)));
+    let heads = ms.iter().fold(String::new(), |heads, m| heads + &format!(" {m} |"));
+    let mut text = format!("| record | op | model |{heads}\n|---|---|---|{}\n", "--:|".repeat(ms.len()));
+    for [record, op, model] in lines {
+        let _ = write!(text, "| `{record}` | {op} | {model} |");
+        for &m in &ms {
+            let is_there = |(name, row): &(&str, &Row)| (*name, row.head.m, &*row.head.op, &*row.head.model) == (record, m, op, model);
+            let row = rows().find(is_there);
+            let _ = write!(text, " {} |", row.map_or_else(|| "-".to_owned(), |(_, row)| efficiency(row, 0)));
         }
         text.push('\n');
     }
@@ -40,7 +39,7 @@ const LONG: u32 = 1024;
 const HIGH: f64 = 0.9;
 
 /// A line for each record, with the range of `T_op / T_serial` for few, middling and many rows.
-pub(super) fn summary<'r>(reports: impl Iterator<Item = (&'r str, &'r Report)>) -> String {
+pub(super) fn summary<'r>(reports: &[(&'r str, &'r Report)]) -> String {
     let mut text = format!("| record | m <= 256 | 256 < m < {LONG} | m >= {LONG} | E >= {HIGH}, m >= {LONG} |\n|---|--:|--:|--:|--:|\n");
     for (name, report) in reports {
         let range = |of: &dyn Fn(u32) -> bool| {

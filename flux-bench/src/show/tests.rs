@@ -120,16 +120,17 @@ fn what_must_not_be_shown_is_refused() {
 fn efficiencies_have_a_cell_for_each_row() {
     let mut report = both_ops();
     report.rows[2].t_serial_ms.p90 += 0.6;
-    let text = tables::efficiencies(&report);
-    let expected = "4 x A <GPU>, transport nvlink, TP 4, bf16: E %\n\n\
-                    | m | gpt3 ag_gemm | gpt3 gemm_rs |\n|--:|--:|--:|\n| 512 | 20 | - |\n| 1024 | 60 | - |\n";
+    let text = tables::efficiencies(&[("a", &report), ("b", &both_ops())]);
+    let expected = "| record | op | model | 512 | 1024 |\n|---|---|---|--:|--:|\n\
+                    | `a` | ag_gemm | gpt3 | 20 | 60 |\n| `a` | gemm_rs | gpt3 | - | - |\n\
+                    | `b` | ag_gemm | gpt3 | 20 | 60 |\n| `b` | gemm_rs | gpt3 | 80 | - |\n";
     assert_eq!(text, expected);
 }
 
 #[test]
 fn a_summary_has_a_line_for_each_record() {
     let other = report(2, vec![row(OpKind::AllGatherGemm, 2048, 0.9)]);
-    let text = tables::summary([("a-x4-nvlink", &both_ops()), ("a-x2-nvlink", &other)].into_iter());
+    let text = tables::summary(&[("a-x4-nvlink", &both_ops()), ("a-x2-nvlink", &other)]);
     let lines: Vec<&str> = text.lines().skip(2).collect();
     let expected = ["| `a-x4-nvlink` | - | 0.73 to 0.93 | 0.80 to 0.80 | 0 of 1 |", "| `a-x2-nvlink` | - | - | 0.60 to 0.60 | 1 of 1 |"];
     assert_eq!(lines, expected);

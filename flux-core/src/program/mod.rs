@@ -30,8 +30,9 @@ mod tests;
 
 pub use error::ScheduleError;
 pub use gemm_rs::Places;
+pub(crate) use gemm_rs::widest_band;
 pub use lent::Lent;
-pub use messages::{Channels, Sending, groups};
+pub use messages::{Channels, Sending, groups, in_batches_of};
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};
 pub use schedule::{Chunk, MAX_SHARES, Schedule};
@@ -257,7 +258,7 @@ const fn steps_for_early(k_steps: u32) -> (u32, u32) {
 }
 
 /// Most partial tiles that there is room for along `k`.
-const fn most_early(k_steps: u32) -> u32 {
+pub(crate) const fn most_early(k_steps: u32) -> u32 {
     steps_for_early(k_steps).1 / EARLY_GAP
 }
 

@@ -5,7 +5,7 @@
 //! ratio of two times compares schedules. The times themselves say nothing about GPUs.
 
 use super::measure::{Contender, Contenders, Sample};
-use super::shown::Shown;
+use super::shared_files::SharedFiles;
 use crate::harness::{Buffer, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, elements, x_window};
 use crate::plan::Plan;
 use anyhow::{Context, bail};
@@ -18,7 +18,7 @@ pub(super) struct HostContenders<'a, T> {
     ctx: &'a RankContext,
     op: &'a FusedOp<T>,
     set: &'a mut OperandSet<T>,
-    shown: Shown,
+    shown: SharedFiles,
     /// One rank's whole part as a problem of a world of one, on a communicator of its own.
     gemm: FusedOp<T>,
     gemm_ctx: RankContext,
@@ -44,7 +44,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
             OpKind::AllGatherGemm => elements(x_window(&problem, ctx.rank())),
             OpKind::GemmReduceScatter => m * problem.n() as usize,
         };
-        let shown = Shown::new::<T>(ctx.comm(), shown)?;
+        let shown = SharedFiles::new::<T>(ctx.comm(), shown)?;
         if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (problem.op(), &set.x) {
             shown.show(x.elements())?;
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 /// Whether a signal has come that ends the run; for all who wait.
 #[derive(Clone, Debug)]
-pub(super) struct Ending(Arc<Noted>);
+pub(super) struct Interrupt(Arc<Noted>);
 
 #[derive(Debug)]
 struct Noted {
@@ -19,7 +19,7 @@ struct Noted {
     first: OnceLock<Signal>,
 }
 
-impl Ending {
+impl Interrupt {
     /// Notes what comes from here on, for as long as a copy of this lives.
     pub(super) fn catch() -> io::Result<Self> {
         Ok(Self(Arc::new(Noted { signals: Signals::catch()?, first: OnceLock::new() })))

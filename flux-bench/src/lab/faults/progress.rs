@@ -14,12 +14,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Calls that are told of.
+/// Calls in a report.
 const CALLS: usize = 4;
 
 /// What is known of the rank.
 #[derive(Debug)]
-pub(super) struct Witness {
+pub(super) struct ProgressReporter {
     seen: Mutex<Seen>,
 }
 
@@ -30,16 +30,16 @@ struct Seen {
     comm: Option<Communicator>,
 }
 
-impl Witness {
+impl ProgressReporter {
     /// Answers `SIGUSR1` from here on.
     pub(super) fn start() -> std::io::Result<Arc<Self>> {
         let this = Arc::new(Self { seen: Mutex::new(Seen { step: "starts", since: Instant::now(), comm: None }) });
         let (mut asked, ask) = UnixStream::pair()?;
         signal_hook::low_level::pipe::register(SIGUSR1, ask)?;
-        let witness = Arc::clone(&this);
-        std::thread::Builder::new().name("witness".to_owned()).spawn(move || {
+        let progress = Arc::clone(&this);
+        std::thread::Builder::new().name("progress".to_owned()).spawn(move || {
             while asked.read_exact(&mut [0]).is_ok() {
-                witness.tell();
+                progress.report();
             }
         })?;
         Ok(this)
@@ -63,7 +63,7 @@ impl Witness {
         drop(before);
     }
 
-    fn tell(&self) {
+    fn report(&self) {
         let (words, comm) = {
             let seen = self.seen();
             (format!("{}, for {:.3} s", seen.step, seen.since.elapsed().as_secs_f64()), seen.comm.clone())
@@ -73,7 +73,7 @@ impl Witness {
             return;
         };
         let rank = comm.rank();
-        end::say(&format!("rank {rank}: {words}{}", told(comm.progress(), &comm.calls())));
+        end::say(&format!("rank {rank}: {words}{}", reported(comm.progress(), &comm.calls())));
         // Last, as it asks the peers.
         match comm.status() {
             Ok(()) => end::say(&format!("rank {rank} knows of no fault")),
@@ -83,7 +83,7 @@ impl Witness {
 }
 
 /// The side stream's place and the last calls, in words.
-fn told(progress: Option<String>, calls: &[CallRecord]) -> String {
+fn reported(progress: Option<String>, calls: &[CallRecord]) -> String {
     let mut words = progress.map(|place| format!("; {place}")).unwrap_or_default();
     for call in &calls[calls.len().saturating_sub(CALLS)..] {
         let (begun, noted) = (call.begun.as_secs_f64(), call.noted.as_secs_f64());

@@ -1,6 +1,6 @@
 //! Ends a rank that waits for too long in a collective of NCCL.
 //!
-//! Invariant: inside [`Watch::over`] something is timed again within the limit and no peer's
+//! Invariant: inside [`Watchdog::guard`] something is timed again within the limit and no peer's
 //! process is lost, or the process ends with status 1, saying why: the baseline's collectives have
 //! no deadline of their own, and nothing that a rank's thread does ends their waits.
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const OWN_ERROR: Duration = Duration::from_secs(5);
 
 /// The thread that looks; dropped, it ends.
-pub(super) struct Watch {
+pub(super) struct Watchdog {
     state: Arc<State>,
     // Forgotten by the control plane once it is dropped.
     _watcher: Arc<Watcher>,
@@ -31,7 +31,7 @@ struct State {
 
 #[derive(Default)]
 struct Seen {
-    /// When something was last timed; none outside of [`Watch::over`].
+    /// When something was last timed; none outside of [`Watchdog::guard`].
     last: Option<Instant>,
     lost: Option<(Rank, Instant)>,
     stop: bool,
@@ -74,7 +74,7 @@ impl State {
         self.changed.notify_all();
     }
 
-    /// Why the process has to end; `None` when the watch does.
+    /// Why the process has to end; `None` when the watchdog does.
     fn wait(&self, limit: Duration) -> Option<String> {
         let mut seen = self.seen();
         while !seen.stop {
@@ -89,7 +89,7 @@ impl State {
     }
 }
 
-impl Watch {
+impl Watchdog {
     /// Watches over a rank of `world`.
     pub(super) fn start(world: &World, limit: Duration) -> std::io::Result<Self> {
         let state = Arc::new(State::default());
@@ -101,7 +101,7 @@ impl Watch {
         });
         world.control().watch(Arc::downgrade(&watcher));
         let (theirs, rank) = (Arc::clone(&state), world.rank());
-        let thread = std::thread::Builder::new().name(format!("watch of rank {rank}")).spawn(move || {
+        let thread = std::thread::Builder::new().name(format!("watchdog of rank {rank}")).spawn(move || {
             if let Some(why) = theirs.wait(limit) {
                 end::give_up(rank, &anyhow::anyhow!(why));
             }
@@ -110,8 +110,8 @@ impl Watch {
     }
 
     /// Runs what may wait in collectives.
-    pub(super) fn over<R>(&self, work: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<R> {
-        self.beat();
+    pub(super) fn guard<R>(&self, work: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<R> {
+        self.heartbeat();
         let done = work();
         // After an error the rank gives itself up, and may not come to that.
         if done.is_ok() {
@@ -121,7 +121,7 @@ impl Watch {
     }
 
     /// Something is timed from now on.
-    pub(super) fn beat(&self) {
+    pub(super) fn heartbeat(&self) {
         // Without waking the thread: it finds the later time when it looks.
         let first = self.state.seen().last.replace(Instant::now()).is_none();
         if first {
@@ -130,7 +130,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         self.state.change(|seen| seen.stop = true);
         if let Some(thread) = self.thread.take()
@@ -175,13 +175,13 @@ mod tests {
         assert!(waiting.join().unwrap().unwrap().contains("nothing was timed"));
         assert!(start.elapsed() >= limit);
         let worlds = World::local(2).unwrap();
-        let watch = Watch::start(&worlds[0], Duration::from_mins(10)).unwrap();
+        let watchdog = Watchdog::start(&worlds[0], Duration::from_mins(10)).unwrap();
         let timed = || {
-            watch.beat();
+            watchdog.heartbeat();
             Ok(())
         };
-        watch.over(timed).unwrap();
-        assert!(watch.state.seen().last.is_none());
-        drop(watch);
+        watchdog.guard(timed).unwrap();
+        assert!(watchdog.state.seen().last.is_none());
+        drop(watchdog);
     }
 }

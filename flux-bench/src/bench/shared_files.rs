@@ -16,12 +16,12 @@ use std::time::Instant;
 
 /// By rank: the shard of `x` (AllGather-GEMM) or all rows of partial sums (GEMM-ReduceScatter).
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct SharedFiles {
     files: Vec<File>,
     own: usize,
 }
 
-impl Shown {
+impl SharedFiles {
     /// Of `elements` elements a rank; collective.
     pub(super) fn new<T: Element>(comm: &Communicator, elements: usize) -> anyhow::Result<Self> {
         let file = File::from(rustix::fs::memfd_create("flux-bench", MemfdFlags::CLOEXEC).context("there is no memory to show")?);
@@ -65,7 +65,7 @@ mod tests {
     fn every_rank_reads_what_every_other_shows() {
         let body = |world: &World| {
             let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
-            let shown = Shown::new::<bf16>(&comm, 8)?;
+            let shown = SharedFiles::new::<bf16>(&comm, 8)?;
             let own: Vec<bf16> = (0..8).map(|i| bf16::from_f32((world.rank().get() * 8 + i) as f32)).collect();
             shown.show(&own)?;
             comm.barrier()?;

@@ -13,7 +13,7 @@ pub(crate) const FIRST: Rank = Rank::new(0);
 
 /// One row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Case {
+pub(crate) struct PlannedLayer {
     /// Whose layer the shape is.
     pub(crate) model: String,
     /// The problem of the world.
@@ -24,9 +24,9 @@ pub(crate) struct Case {
     pub(crate) schedule: Schedule,
 }
 
-impl Case {
+impl PlannedLayer {
     pub(crate) fn new(layer: &Layer, args: ScheduleArgs) -> anyhow::Result<Self> {
-        Self::of(layer.model.name().to_owned(), layer.problem, Schedule::heuristic(&layer.problem), args)
+        Self::of(layer.name.clone(), layer.problem, Schedule::heuristic(&layer.problem), args)
     }
 
     /// Of a problem that is called a layer of `model`, whose op has the schedule `own` unless

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// To a rank, on its standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(super) enum Request {
     /// Make so many calls, or as many as succeed: `Done` or `Failed`.
     Run {
         /// How many.
@@ -24,7 +24,7 @@ pub(super) enum Order {
 
 /// From a rank, on its standard output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Report {
+pub(super) enum Reply {
     /// It has a working communicator.
     Ready {
         /// Number of ranks.
@@ -44,7 +44,7 @@ pub(super) enum Report {
     /// A call has failed, and the next one too.
     Failed {
         /// How.
-        how: How,
+        how: FailureKind,
         /// When the call began and when it had failed, in nanoseconds of the monotonic clock.
         began: u64,
         ended: u64,
@@ -62,7 +62,7 @@ pub(super) enum Report {
 
 /// How a call has failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum How {
+pub(super) enum FailureKind {
     /// These ranks were late.
     Timeout { late: Vec<u32> },
     /// This rank is gone.

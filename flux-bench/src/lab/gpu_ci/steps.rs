@@ -30,35 +30,35 @@ const QUEUES: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA
 
 /// The steps' names and command lines. `out`: where figures go.
 pub(super) fn steps(args: &Args, out: &Path, gpus: u32, pytorch: bool) -> anyhow::Result<Vec<(String, Command)>> {
-    let mut plan = Plan { args, out, gpus, steps: Vec::new() };
-    plan.run("doctor", |doctor| doctor.arg("doctor"));
-    plan.tests()?;
-    plan.soaks();
+    let mut list = StepList { args, out, gpus, steps: Vec::new() };
+    list.run("doctor", |doctor| doctor.arg("doctor"));
+    list.tests()?;
+    list.soaks();
     // A world of 8 on fewer GPUs.
     let per_gpu = (matches!(gpus, 1 | 2 | 4) && args.tp.is_none()).then(|| (8 / gpus).to_string());
     if let Some(per_gpu) = &per_gpu {
-        plan.shared(per_gpu);
+        list.shared(per_gpu);
     }
     if gpus > 1 {
-        plan.by_transport();
-        plan.run("links", |links| links.args(["lab", "links", "--json"]).arg(out.join("links.json")));
+        list.by_transport();
+        list.run("links", |links| links.args(["lab", "links", "--json"]).arg(out.join("links.json")));
     }
-    plan.faults("", args.tp.unwrap_or(gpus), "1");
+    list.faults("", args.tp.unwrap_or(gpus), "1");
     if let Some(per_gpu) = &per_gpu {
-        plan.faults("-shared", 8, per_gpu);
+        list.faults("-shared", 8, per_gpu);
     }
-    plan.times(pytorch);
-    Ok(plan.steps)
+    list.times(pytorch);
+    Ok(list.steps)
 }
 
-struct Plan<'a> {
+struct StepList<'a> {
     args: &'a Args,
     out: &'a Path,
     gpus: u32,
     steps: Vec<(String, Command)>,
 }
 
-impl Plan<'_> {
+impl StepList<'_> {
     fn add(&mut self, name: impl Into<String>, command: Command) {
         self.steps.push((name.into(), command));
     }

@@ -6,7 +6,7 @@
 
 use super::SEED;
 use super::measure::{Contender, Contenders, Sample, slowest};
-use super::watch::Watch;
+use super::watchdog::Watchdog;
 use crate::harness::data::Fill;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::choice;
@@ -37,7 +37,7 @@ pub(super) struct GpuContenders<'a, T> {
     between: Vec<DeviceBlock>,
     word: DeviceBlock,
     spin: Duration,
-    watch: &'a Watch,
+    watchdog: &'a Watchdog,
 }
 
 impl<'a, T: Element> GpuContenders<'a, T> {
@@ -47,7 +47,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         nccl: &'a Comm,
         op: &'a FusedOp<T>,
         sets: &'a mut [OperandSet<T>],
-        watch: &'a Watch,
+        watchdog: &'a Watchdog,
     ) -> anyhow::Result<Self> {
         let gpu = ctx.gpu().context("this rank has no GPU")?;
         let problem = op.problem();
@@ -56,7 +56,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
-        Ok(Self { ctx, gpu, nccl, op, sets, gemm, between, word, spin: choice::SPIN, watch })
+        Ok(Self { ctx, gpu, nccl, op, sets, gemm, between, word, spin: choice::SPIN, watchdog })
     }
 
     /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
@@ -73,7 +73,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
     /// that of a world of one. Integers are exact however an algorithm shares out `k`; but NCCL's
     /// sum of them is rounded on its way, and no reference says what it has to be. Collective.
     pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
-        self.watch.beat();
+        self.watchdog.heartbeat();
         let held = self.sets[0].holds.context("the operands must be filled first")?;
         self.gpu.poison(self.between[0].address(), self.between[0].bytes())?;
         let verdict = match held.problem.op() {
@@ -130,7 +130,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
     /// Spins for longer than the slowest rank takes to enqueue the contender that takes it longest.
     fn choose_spin(&mut self) -> anyhow::Result<()> {
         let longest = choice::longest_enqueue(&Contender::ALL, |contender, call| {
-            self.watch.beat();
+            self.watchdog.heartbeat();
             self.ctx.comm().barrier()?;
             let start = Instant::now();
             self.launch(contender, call)?;
@@ -198,7 +198,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
 impl<T: Element> Contenders for GpuContenders<'_, T> {
     fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
-        self.watch.beat();
+        self.watchdog.heartbeat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
         // The device may spin since then.
         let (gpu, begun, mut took) = (self.gpu, Instant::now(), Duration::ZERO);
@@ -211,7 +211,7 @@ impl<T: Element> Contenders for GpuContenders<'_, T> {
     }
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
-        self.watch.beat();
+        self.watchdog.heartbeat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
         let gpu = self.gpu;
         let end = gpu.time(|| (0..calls).try_for_each(|call| self.launch(contender, call)))?;

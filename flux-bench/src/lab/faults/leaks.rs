@@ -16,7 +16,7 @@ const RISES: u32 = 2;
 
 /// One process's measurements.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct LeakDetector {
     measured: u32,
     /// After the first rebuild.
     base: Usage,
@@ -30,13 +30,13 @@ struct Kind {
     first: usize,
     highest: usize,
     rises: u32,
-    told: bool,
+    reported: bool,
 }
 
-impl Ledger {
+impl LeakDetector {
     /// Takes what the process holds after a rebuild: a text for each kind that has now shown itself
     /// to leak.
-    pub(super) fn weigh(&mut self, usage: Usage) -> Vec<String> {
+    pub(super) fn check(&mut self, usage: Usage) -> Vec<String> {
         self.measured += 1;
         let normal = self.measured <= FIRST;
         let mut leaks = Vec::new();
@@ -56,8 +56,8 @@ impl Ledger {
             let new = usage.new_since(&self.base, name);
             let fresh = usage.new_since(&self.before, name);
             let (fresh, left): (Vec<&str>, Vec<&str>) = new.into_iter().partition(|words| fresh.contains(words));
-            if kind.rises >= RISES && !left.is_empty() && !kind.told {
-                kind.told = true;
+            if kind.rises >= RISES && !left.is_empty() && !kind.reported {
+                kind.reported = true;
                 let (first, after) = (kind.first, self.measured - FIRST);
                 let (left, fresh) = (left.join(", "), fresh.join(", "));
                 leaks.push(format!(
@@ -81,12 +81,12 @@ mod tests {
     /// A process that holds so many pipes after its n-th measurement, each with a number of its
     /// own, beside one socket that is always a new one.
     fn leaks(pipes: &[usize]) -> Vec<(usize, String)> {
-        let mut ledger = Ledger::default();
+        let mut leaks = LeakDetector::default();
         let mut found = Vec::new();
         for (at, &pipes) in pipes.iter().enumerate() {
             let held = (0..pipes).map(|fd| Held { kind: "descriptor of pipe".into(), words: format!("{fd} of pipe:[{fd}]") });
             let socket = Held { kind: "descriptor of socket".into(), words: format!("99 of socket {at}") };
-            found.extend(ledger.weigh(held.chain([socket]).collect()).into_iter().map(|text| (at, text)));
+            found.extend(leaks.check(held.chain([socket]).collect()).into_iter().map(|text| (at, text)));
         }
         found
     }
@@ -107,10 +107,10 @@ mod tests {
 
     #[test]
     fn a_group_that_holds_more_than_the_one_before_is_no_leak() {
-        let mut ledger = Ledger::default();
+        let mut leaks = LeakDetector::default();
         for (at, sockets) in [1, 1, 2, 3, 1, 4].into_iter().enumerate() {
             let held = |n| Held { kind: "descriptor of socket".into(), words: format!("{n} of socket {at}{n}") };
-            assert_eq!(ledger.weigh((0..sockets).map(held).collect()), [""; 0]);
+            assert_eq!(leaks.check((0..sockets).map(held).collect()), [""; 0]);
         }
     }
 
