@@ -4,6 +4,7 @@
 //! something was checked, found right.
 
 use crate::{bench, doctor, end, lab, launch, limited, out, run, show, simulate, trace};
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -36,6 +37,17 @@ enum Command {
     /// For maintainers: faults, soak, core, peers, links, first-call, gpu-ci
     #[command(subcommand)]
     Lab(lab::Command),
+}
+
+/// Whether these words, the program's name first, are or begin a command line of this program.
+///
+/// # Errors
+/// What `flux-bench` would print, unless only required arguments are missing.
+pub fn check_words<'a>(words: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    match Cli::try_parse_from(words) {
+        Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => Err(error.to_string()),
+        _ => Ok(()),
+    }
 }
 
 /// Does what the command line says.

@@ -78,7 +78,7 @@ fn a_rank_that_does_not_answer_is_shown_by_its_threads_and_in_its_own_words() {
     let Run { code, out, own, text } = faults("--ranks 2 --kills 0 --stops 0 --missing 1 --patience 2 --deadline-ms 500 --stall");
     assert_eq!(code, Some(1), "{text}");
     assert!(out.contains("Hang: rank 1 does not answer\n"), "{text}");
-    for thread in ["flux-control", "witness"] {
+    for thread in ["flux-control", "progress"] {
         let shown = |rank| {
             out.lines().any(|line| line.starts_with(&format!("  rank {rank}: thread ")) && line.contains(&format!(" {thread}, state ")))
         };
