@@ -3,6 +3,7 @@
 // It runs where a sum is complete (a stored tile, an own tile after the peers' partials, reduced
 // rows), never on a partial. Params choose it for the launch, so kernels have no variants for it.
 #pragma once
+#include "dispatch.cuh"
 #include "program.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -22,12 +23,18 @@ __device__ __forceinline__ float gate(float v, float negated) {
 // within 7 * 2^-24 |v| (flux-kernels/src/epilogue.rs derives it).
 template <Activation A>
 __device__ __forceinline__ float activate(float v) {
-    if constexpr (A == Activation::kGelu) return gate(v, v * fmaf(v * v, -0.0713548163f, -1.5957691216f));
-    // Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118.
-    if constexpr (A == Activation::kSilu) return gate(v, -v);
-    // Not fmaxf, which would turn a NaN into zero.
-    if constexpr (A == Activation::kRelu) return v < 0.0f ? 0.0f : v;
-    return v;
+    if constexpr (A == Activation::kGelu) {
+        return gate(v, v * fmaf(v * v, -0.0713548163f, -1.5957691216f));
+    } else if constexpr (A == Activation::kSilu) {
+        // Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118.
+        return gate(v, -v);
+    } else if constexpr (A == Activation::kRelu) {
+        // Not fmaxf, which would turn a NaN into zero.
+        return v < 0.0f ? 0.0f : v;
+    } else {
+        static_assert(A == Activation::kNone, "an activation without a formula");
+        return v;
+    }
 }
 
 // The bias of output columns `col`, which is even and within the operand, and `col + 1`.
@@ -106,12 +113,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
         }
     }
     if constexpr (!C::kReduceScatter) {
-        switch (static_cast<Activation>(p.activation)) {
-            case Activation::kNone: break;
-            case Activation::kGelu: activate_all<Activation::kGelu>(acc); break;
-            case Activation::kSilu: activate_all<Activation::kSilu>(acc); break;
-            case Activation::kRelu: activate_all<Activation::kRelu>(acc); break;
-        }
+        with_activation(p.activation, [&]<Activation A>() { activate_all<A>(acc); });
     }
 }
 

@@ -116,7 +116,7 @@ struct Mover {
             const u64 at = (index + static_cast<u64>(j) * movers) * kPieceBytes + thread * kLine;
             if (thread < kPieceBytes / kLine && at < shard) ptx::prefetch_line(p.x + at);
         }
-        if (thread == 0) ptx::prefetch_line(reinterpret_cast<u64>(&p.control->counters[0]));
+        if (thread == 0) ptx::prefetch_line(reinterpret_cast<u64>(chunk_counter(p.control, 0)));
     }
 
     // Pushes all transfers; `transfer` is this lane's first record.
@@ -163,7 +163,7 @@ struct Mover {
             // the signals.
             ptx::fence_acq_rel_sys();
             stamp_worker<C>(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
-            last = ptx::atomic_inc_wrap_relaxed(&p.control->counters[first], movers - 1) == movers - 1;
+            last = ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, first), movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
         // Orders the chunk's rows, acquired with the count, before the signals: one fence, for

@@ -114,7 +114,7 @@ private:
             // Orders this worker's slot, at the peer, before the count that lets another worker
             // raise the signal.
             ptx::fence_acq_rel_sys();
-            if (ptx::atomic_inc_wrap_relaxed(&p.control->counters[item.counter], item.raise_after - 1) != item.raise_after - 1) return;
+            if (ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, item.counter), item.raise_after - 1) != item.raise_after - 1) return;
         }
         // Orders the chunk's slots before the signal: the bulk stores are complete, and the count
         // is acquired.
@@ -134,7 +134,7 @@ private:
                 // Orders the consumers' rows, acquired with their barriers, before the count that
                 // lets another worker raise the signals.
                 ptx::fence_acq_rel_sys();
-                counted = ptx::atomic_inc_wrap_relaxed(&p.control->counters[item.counter], item.raise_after - 1) + 1;
+                counted = ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, item.counter), item.raise_after - 1) + 1;
                 ptx::fence_acq_rel_sys();
             }
             if (ptx::from_lane(counted, 0) != item.raise_after) return;

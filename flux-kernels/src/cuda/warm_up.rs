@@ -5,9 +5,9 @@
 
 use super::LaunchError;
 use super::module::Module;
-use super::params::Params;
+use crate::abi::Params;
 use super::tensor_map::{BoxCols, Fetch, Stack, encode};
-use super::trace::WorkerStamps;
+use crate::abi::WorkerStamps;
 use crate::Variant;
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
