@@ -339,7 +339,11 @@ fn calls_after_a_failed_one_announce_nothing() {
         w.poison(0);
         (0..2 * w.workers).for_each(|_| w.enqueue(0));
         w.synchronize();
-        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, flattened: {stack}, in-flight limit {in_flight_limit}: {:?}", w.signals(1));
+        assert!(
+            w.signals(1).iter().all(|&word| word == 0),
+            "{op}, flattened: {stack}, in-flight limit {in_flight_limit}: {:?}",
+            w.signals(1)
+        );
         assert_eq!(w.epoch(0), 1, "{op}, flattened: {stack}, in-flight limit {in_flight_limit}");
     }
 }

@@ -13,9 +13,9 @@ mod tensor_map;
 mod trace;
 mod warm_up;
 
+pub use crate::abi::{ItemStamps, WorkerStamps};
 pub use error::LaunchError;
 pub use launch::{Kernel, LaunchArgs, Matrix, Pace, Part, launch};
 pub use loaded::loaded;
 pub use program::DeviceProgram;
-pub use crate::abi::{ItemStamps, WorkerStamps};
 pub use trace::{Stamps, TraceBuffer};
