@@ -27,7 +27,7 @@ mod show;
 mod simulate;
 mod trace;
 
-pub use cli::main;
+pub use cli::{check_words, main};
 pub use end::give_up;
 pub use harness::data::{fill as fill_operand, value as operand_value};
 pub use harness::gpu::cublas::{Gemm, available as cublas_available};
@@ -35,10 +35,10 @@ pub use harness::reference::verify as verify_on_host;
 pub use harness::{Buffer, EpilogueSpec, Fill, OperandSet, Operands, RankContext, Violation, w_window, x_window};
 pub use lab::{CoreReport, FirstCallReport};
 pub use plan::ScheduleArgs;
-pub use report::{PeersReport, Placement, Ranks, Report, Row};
+pub use report::{PeersReport, Placement, Ranks, Report, Row, SCHEMA};
 pub use run::{Args as RunArgs, run as run_file};
 pub use shapes::{layers, parse_op, world};
-pub use show::{publish::render, read as read_report};
+pub use show::{Args as ShowArgs, read as read_report, read_peers as read_peers_report, rendered as shown_table, svg as shown_picture};
 pub use simulate::{Compared, LEAST_ROWS, Simulation, compare, schedules, table as simulated_table};
 
 /// The README's example, so that it is compiled and run.

@@ -75,7 +75,7 @@ fn so_are_those_of_h100_over_links_and_through_the_host() {
     }
 }
 
-/// Op, model, m, schedule, and T_op of the two runs in results/tuning/wide-bands.txt, at TP 4.
+/// Op, model, m, schedule, and T_op of two runs at TP 4 (wide-bands.txt of commit 8bbd3da).
 /// `Machine::copy_ns` is fitted to those with slices of k.
 const TRIED: [(&str, &str, u32, ScheduleArgs, [f64; 2]); 14] = [
     ("ag_gemm", "gpt3", 2048, wide(bands(1, 3, None)), [0.826, 0.828]),
@@ -130,7 +130,7 @@ const fn wide(args: ScheduleArgs) -> ScheduleArgs {
 fn schedules_that_were_tried_are_met_too() {
     let world = world(4).unwrap();
     for (op, model, m, args, measured) in TRIED {
-        let layer = layers(&[model.parse().unwrap()], &[parse_op(op).unwrap()], &[m as usize], DType::Bf16, world).unwrap().remove(0);
+        let layer = layers(&model.parse().unwrap(), &[parse_op(op).unwrap()], &[m as usize], DType::Bf16, world).unwrap().remove(0);
         // When they were measured, shards of 5 MiB and more were the copy engines' in slices too.
         let pushes = if gather_place_bytes(&layer.problem) >= 5 << 20 { Pushes::CopyEngines } else { Pushes::Kernel };
         let simulated = Simulation::of_layer(&layer, args, pushes, &Machine::H200).unwrap().op.as_secs_f64() * 1e3;
@@ -154,7 +154,7 @@ fn a_schedule_that_has_less_to_say_is_another() {
 #[test]
 fn schedules_are_those_that_were_simulated() {
     let layer =
-        layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, world(4).unwrap()).unwrap().remove(0);
+        layers(&"gpt3".parse().unwrap(), &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, world(4).unwrap()).unwrap().remove(0);
     let row = |args| Simulation::of_layer(&layer, args, Pushes::AsByDefault, &Machine::H200).unwrap();
     let (own, other) = (row(ScheduleArgs::default()), row(tiles(192)));
     assert_eq!(own.schedule, Schedule::heuristic(&layer.problem));
@@ -167,7 +167,7 @@ fn schedules_are_those_that_were_simulated() {
 #[test]
 fn a_tile_that_no_kernel_has_is_marked() {
     let layer =
-        layers(&["gpt3".parse().unwrap()], &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, world(4).unwrap()).unwrap().remove(0);
+        layers(&"gpt3".parse().unwrap(), &[parse_op("gemm_rs").unwrap()], &[1024], DType::Bf16, world(4).unwrap()).unwrap().remove(0);
     let row = |cols| Simulation::of_layer(&layer, tiles(cols), Pushes::AsByDefault, &Machine::H200).unwrap();
     let text = simulated_table(&[row(192), row(136)], &Machine::H200);
     let marked: Vec<bool> =

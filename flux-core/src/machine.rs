@@ -26,6 +26,8 @@ pub struct Machine {
     pub clock_mhz: u64,
     /// Bytes that all workers of a rank together read of its memory in a microsecond.
     pub memory_bytes_per_us: u64,
+    /// Bytes that all workers of a rank together read of its L2 cache in a microsecond.
+    pub l2_bytes_per_us: u64,
     /// Bytes that a rank's link carries in a microsecond, out and in alike.
     pub link_bytes_per_us: u64,
     /// The same while it carries the other way too.
@@ -53,6 +55,8 @@ pub struct Machine {
     pub copy_begins_ns: u64,
     /// Nanoseconds that each copy of a copy engine takes besides its bytes.
     pub copy_ns: u64,
+    /// Nanoseconds that a group of messages of a collective library takes besides its bytes.
+    pub message_ns: u64,
 }
 
 /// Bytes of a row that a warp pushes at a time: `kPieceBytes` of
@@ -67,10 +71,10 @@ impl Machine {
     /// | `multiprocessors`, `ops_per_cycle` | the GPU, with 16-bit operands and no sparsity |
     /// | `link_bytes_per_us` | results/h200-x4-links.txt: 364 to 378 GB/s where all ranks send at once |
     /// | `signal_ns` | the same: half of a round trip |
-    /// | `copy_ns` | fitted to AllGather-GEMM in slices of k, which is many copies, in results/tuning/wide-bands.txt; 64 KiB to 4 MiB by themselves take 5 us besides their bytes |
+    /// | `copy_ns` | results/h200-x4-links.txt: copies of 64 KiB to 4 MiB take 5 us besides their bytes, less in a row |
     /// | `push_begins_ns`, `copy_begins_ns` | docs/experiments.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
-    /// | `push_ns`, `push_round_ns` | fitted to AllGather-GEMM of Llama-2 70B at TP 4 and 1280 to 2080 rows in 8 to 40 pieces of two to six rounds for one to three peers, and at TP 2 and 896 rows in 66 and 36 of two rounds (results/tuning/slices-tp4.txt, 1., 4. and 6.) |
-    /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json of 668cd2b, in the history |
+    /// | `push_ns`, `push_round_ns` | results/timed-plans.csv, slices of AllGather-GEMM: each piece costs a load and a store by every CTA |
+    /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | results/h200-x4-nvlink.json of commit 668cd2b |
     pub const H200: Self = Self {
         name: "H200",
         gpu: "H200",
@@ -79,6 +83,7 @@ impl Machine {
         ops_per_cycle: 4096,
         clock_mhz: 1460,
         memory_bytes_per_us: 4_250_000,
+        l2_bytes_per_us: 9_830_000,
         link_bytes_per_us: 370_000,
         both_ways_bytes_per_us: 370_000,
         signal_ns: 1140,
@@ -91,6 +96,7 @@ impl Machine {
         push_round_ns: 400,
         copy_begins_ns: 15_000,
         copy_ns: 4400,
+        message_ns: 20_000,
     };
 
     /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet
@@ -110,11 +116,8 @@ impl Machine {
     pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
 
     /// Two of these that reach memory of the host alone: 54 GB/s one way and 34 each way, where
-    /// both GPUs copy (results/h100-x2-links.txt). Copies follow each other in their time
-    /// (results/timelines/pcie-llama-2048.txt: 2 MiB every 62 us). The clock is fitted to
-    /// results/h100-x2-pcie.json of af866aa (in the history), where cards rest longer than between
-    /// links; later records are of other machines. Of more GPUs, which share the host, no rate is
-    /// known.
+    /// both GPUs copy (results/h100-x2-links.txt). Cards rest longer there than between links, so
+    /// the clock is higher (results/h100-x2-pcie.json of commit af866aa). More GPUs share the host.
     pub const H100_PAIR_BY_HOST: Self = Self {
         name: "H100-pair-by-host",
         through_host: true,
@@ -128,9 +131,21 @@ impl Machine {
     /// The machines that are known.
     pub const ALL: [Self; 4] = [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST, Self::H800];
 
+    /// The profile of a GPU by the driver's name for it, with the SM count that the driver reports;
+    /// an unknown GPU has an H100's rates for each SM.
+    pub fn of_gpu(name: &str, multiprocessors: u32) -> Self {
+        let known = [Self::H200, Self::H800, Self::H100].into_iter().find(|machine| name.contains(machine.gpu));
+        Self { multiprocessors: multiprocessors.max(1), ..known.unwrap_or(Self::H100) }
+    }
+
     /// Whether committed results of such a machine are what it was made from, or held against.
     pub fn is_measured(&self) -> bool {
         [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST].contains(self)
+    }
+
+    /// Operations of one worker in a nanosecond.
+    pub(crate) fn ops_per_ns(&self) -> f64 {
+        self.ops_per_cycle as f64 * self.clock_mhz as f64 / 1000.0
     }
 
     /// Of so many operations of one worker.

@@ -7,7 +7,7 @@
 use crate::tensor::{Layout, Location};
 use flux_core::problem::Shape;
 use flux_core::program::{Schedule, ScheduleError};
-use flux_core::{OpKind, ProblemError, Rank, WorldSize};
+use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
@@ -25,6 +25,12 @@ pub enum BuildError {
     /// The schedule does not suit the shape.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    /// No plan is legal for the shape.
+    #[error("no kernel tile suits {problem}: name a plan with .plan(...)")]
+    NoPlan {
+        /// The shape.
+        problem: Problem,
+    },
     /// There is nobody to do the work, or too many.
     #[error("workers = {value}: at least 1 and at most {max} can run at once on {place}")]
     Workers {

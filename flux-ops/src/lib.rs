@@ -31,12 +31,14 @@ mod error;
 mod execute;
 mod fused;
 mod ops;
+mod planning;
 pub mod tensor;
 mod timeline;
 
 pub use error::{BuildError, CallError, Requests};
 pub use execute::{Push, own_launch, own_schedule, own_sending};
 pub use flux_core::layout::WorkspaceSize;
+pub use flux_core::plan::{CommMode, KSplit, ParsePlanError, Plan, PlanOrigin, RowMapping};
 pub use flux_core::problem::Shape;
 pub use flux_core::program::{Chunk, Schedule, ScheduleError, Sending};
 pub use flux_core::tile::Raster;

@@ -8,6 +8,7 @@ use crate::fused::{FusedOp, Request};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
+use flux_core::plan::Plan;
 use flux_core::program::{Schedule, Sending};
 use flux_core::{OpKind, Problem, WorldSize};
 use flux_kernels::{Activation, Element};
@@ -27,8 +28,24 @@ impl<Op> Builder<Op> {
         Self { request, op: PhantomData }
     }
 
-    /// How the problem is cut and ordered, in place of the heuristic's choice. The same on every
-    /// rank.
+    /// How the op is executed, in place of the plan table's or the cost model's choice. The same on
+    /// every rank.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, Plan};
+    /// use flux_transport::{Communicator, Select, World};
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let plan: Plan = "tile=128x256x64 k=stream-k".parse()?;
+    /// let op = AllGatherGemm::<half::bf16>::builder(512, 1024, 256).plan(plan).build(&comm)?;
+    /// assert_eq!(op.plan().tile.to_string(), "128x256x64");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn plan(mut self, plan: Plan) -> Self {
+        self.request.plan = Some(plan);
+        self
+    }
+
+    /// How the problem is cut and ordered, in place of the plan's choice. The same on every rank.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.request.schedule = Some(schedule);
         self
@@ -249,6 +266,11 @@ impl<T: Element> AllGatherGemm<T> {
         self.fused.executor()
     }
 
+    /// The plan in use, in its canonical form.
+    pub const fn plan(&self) -> &Plan {
+        self.fused.plan()
+    }
+
     /// The schedule in use.
     pub const fn schedule(&self) -> &Schedule {
         self.fused.schedule()
@@ -354,6 +376,11 @@ impl<T: Element> GemmReduceScatter<T> {
     /// Who works, in words.
     pub fn executor(&self) -> String {
         self.fused.executor()
+    }
+
+    /// The plan in use, in its canonical form.
+    pub const fn plan(&self) -> &Plan {
+        self.fused.plan()
     }
 
     /// The schedule in use.

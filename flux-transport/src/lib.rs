@@ -30,7 +30,6 @@ mod cuda;
 pub mod fuzz;
 mod topology;
 
-pub use backends::route::Route;
 pub use backends::{
     Capabilities, Carry, ConnectError, Exchange, Fault, Heard, Mover, MoverJob, Options, ParseSelectError, PeerStores, Select, Source,
     TransportError, TransportKind, Wait, WorkspaceView, reason,
@@ -65,7 +64,7 @@ pub mod internal {
         pub use crate::bootstrap::control::{
             Answer, Answerer, Collective, ControlPlane, GaveUp, Given, Notice, Regrouped, Step, Watcher, local_planes, ranks, shortened,
         };
-        pub use crate::bootstrap::{Address, HostPlace, Mesh, NetworkPlace, Place, Rendezvous, join};
+        pub use crate::bootstrap::{Address, HostPlace, NetworkPlace, Place, join};
     }
 
     /// Devices, their memory and streams.

@@ -39,9 +39,6 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Write the results of README.md and the pictures in `docs/` anew, from
-    /// `results/*-TRANSPORT.json` and the `*-peers.json` beside them
-    Results,
     /// Kill, stop and withhold ranks, and check every error, rebuild and result (`--help` for its
     /// options)
     #[command(disable_help_flag = true)]
@@ -86,7 +83,6 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bench { args } => cargo::flux_bench("release", &["bench"], &args),
         Task::Faults { args } => cargo::flux_bench("release", &["lab", "faults"], &args),
-        Task::Results => cargo::flux_bench("dev", &["show"], &["--publish".into(), cargo::root().into()]),
         Task::Doctor => cargo::flux_bench("release", &["doctor"], &[]),
         Task::Test { args } => test::run(&args),
         Task::Kernels { out } => kernels::compile(out.as_deref()),

@@ -3,13 +3,13 @@
 //! Invariant: a row's times and its verification come from the same process, ops and buffers; a row
 //! that did not verify is reported as such, and fails the run.
 
-pub(crate) mod gpu;
-mod host;
+pub(crate) mod gpu_contenders;
+mod host_contenders;
 mod measure;
 mod rank;
-mod shown;
+mod shared_files;
 pub(crate) mod sustained;
-mod watch;
+mod watchdog;
 
 pub(crate) use measure::WARM_UP;
 pub(crate) use measure::in_round;
@@ -17,16 +17,15 @@ use measure::{Contenders, measure};
 use sustained::sustain;
 
 use crate::end;
-use crate::harness::{Defect, Rest, ranks};
+use crate::harness::{Defect, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::out;
 use crate::plan::Plan;
 use crate::report::{self, Origin, Placement, Report, Row};
-use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
+use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, Problem, WorldSize};
 use flux_transport::{Select, TransportKind, World, WorldError};
 use std::path::PathBuf;
 
@@ -36,13 +35,8 @@ pub(crate) struct Args {
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Global rows; 512 to 8192 on GPUs and 512 on the host where it is left out
-    #[arg(long, value_delimiter = ',', value_name = "M,...")]
-    pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on
-    /// the host a sixteenth of both
-    #[arg(long, value_delimiter = ',', value_name = "MODEL,...")]
-    pub shapes: Vec<Model>,
+    #[command(flatten)]
+    pub(crate) layers: LayerArgs,
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out. A launch has as
     /// many as were launched
     #[arg(long, value_name = "RANKS")]
@@ -50,18 +44,9 @@ pub(crate) struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Ops
-    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
-    pub ops: Vec<OpKind>,
-    /// Element type: bf16 or fp16
-    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
-    pub dtype: DType,
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: Option<u32>,
-    /// Before each timed call
-    #[command(flatten)]
-    pub rest: Rest,
     /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one
     /// of --ms, or at the largest where it is left out
     #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
@@ -81,7 +66,7 @@ pub(crate) struct Args {
 
 /// One row to be measured.
 #[derive(Clone, Debug)]
-struct Case {
+struct BenchCase {
     model: String,
     problem: Problem,
     /// Seconds for which each contender is also called back to back.
@@ -90,14 +75,13 @@ struct Case {
 
 /// What is to be measured, the same on every rank.
 #[derive(Clone, Debug)]
-struct Job {
+struct BenchJob {
     on_gpus: bool,
     world: WorldSize,
     dtype: DType,
     /// All of `dtype`.
-    cases: Vec<Case>,
+    cases: Vec<BenchCase>,
     samples: u32,
-    rest: Rest,
     plan: Plan,
     transport: Select,
     defect: Defect,
@@ -105,7 +89,7 @@ struct Job {
 
 /// What all ranks know at the end.
 #[derive(Clone, Debug)]
-struct Found {
+struct BenchResult {
     transport: TransportKind,
     placement: Placement,
     rows: Vec<Row>,
@@ -121,7 +105,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     }
     check(args)?;
     let on_gpus = machine::uses_gpus(args.transport)?;
-    let job = Job::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
+    let job = BenchJob::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
     if args.processes {
         return launch::again(job.world.get(), args.hosts, false);
     }
@@ -136,7 +120,7 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
         check(args)?;
     }
     launch::agree(args.tp, world)?;
-    let job = Job::new(args, machine::uses_gpus(args.transport)?, ranks)?;
+    let job = BenchJob::new(args, machine::uses_gpus(args.transport)?, ranks)?;
     let found = rank::run(&job, world)?;
     // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when
     // another has failed.
@@ -148,7 +132,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
     Ok(args.json.as_deref().map_or(Ok(()), crate::atomic_file::check)?)
 }
 
-fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
+fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool> {
     let machine = machine::describe(job.on_gpus, job.world.get(), found.placement.ranks);
     let report = Report {
         schema: report::SCHEMA,
@@ -158,15 +142,11 @@ fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
         nccl: machine.nccl,
         rows: found.rows,
     };
-    out::print(&report::table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    report::deliver(&report::table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 
-impl Job {
+impl BenchJob {
     fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
         let cases = cases(args, world, on_gpus)?;
@@ -174,21 +154,20 @@ impl Job {
         if !on_gpus {
             args.plan.check_host()?;
         }
-        args.plan.check(&args.ops, world)?;
+        args.plan.check(&args.layers.ops, world)?;
         cases.iter().try_for_each(|case| args.plan.schedule.check_candidate(&case.problem))?;
-        let Args { dtype, rest, plan, transport, defect, .. } = *args;
-        Ok(Self { on_gpus, world, dtype, cases, samples, rest, plan, transport, defect })
+        let Args { plan, transport, defect, .. } = *args;
+        let dtype = args.layers.dtype;
+        Ok(Self { on_gpus, world, dtype, cases, samples, plan, transport, defect })
     }
 }
 
-fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Case>> {
-    let on_gpus = on_gpus.then_some([512, 1024, 2048, 4096, 8192].as_slice());
-    let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus)?;
-    let most = ms.iter().max().copied().filter(|_| args.ms.is_empty());
-    let layers = shapes::layers(&models, &args.ops, &ms, args.dtype, world)?;
-    let case = |Layer { model, problem }: Layer| {
-        let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() as usize == most));
-        Case { model: model.name().to_owned(), problem, sustained }
+fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<BenchCase>> {
+    let layers = args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?;
+    let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_empty());
+    let case = |Layer { name, problem }: Layer| {
+        let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));
+        BenchCase { model: name, problem, sustained }
     };
     Ok(layers.into_iter().map(case).collect())
 }

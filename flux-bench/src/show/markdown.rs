@@ -20,7 +20,7 @@ pub(crate) fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
     let (head, rule) = if peers.is_some() { (" best peer ms |", "---|") } else { ("", "") };
     let _ = writeln!(text, "\n{HEAD}{head}\n{RULE}{rule}");
     for row in &report.rows {
-        let efficiency = row.overlap_efficiency.filter(|_| resolved(row)).map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0));
+        let efficiency = efficiency(row, 1);
         let [op, gemm, serial, ect] = [row.t_op_ms.median, row.t_gemm_ms.median, row.t_serial_ms.median, row.ect_ms].map(ms);
         let (name, model, m, speed_up) = (&row.head.op, &row.head.model, row.head.m, speed_up(row));
         let _ = write!(text, "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | {efficiency} |");
@@ -46,6 +46,12 @@ fn peers_heading(peers: &PeersReport) -> String {
         peers.origin.date.split('T').next().unwrap_or_default(),
         peers.origin.command,
     )
+}
+
+/// The overlap efficiency in percent, with so many decimals; `-` where it is within the spread.
+pub(super) fn efficiency(row: &Row, decimals: usize) -> String {
+    let percent = row.overlap_efficiency.filter(|_| resolved(row)).map(|efficiency| efficiency * 100.0);
+    percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.decimals$}"))
 }
 
 /// How many times as long the serial path takes.

@@ -4,14 +4,13 @@
 //! verified.
 
 mod markdown;
-mod overview;
-pub(crate) mod publish;
 mod svg;
+mod tables;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use markdown::markdown;
-pub(crate) use svg::svg;
+pub use svg::svg;
 
 use crate::atomic_file;
 use crate::out;
@@ -25,43 +24,42 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// What a table shows of records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Table {
+    /// The times of every row
+    #[default]
+    Rows,
+    /// Overlap efficiencies by m, for each model and op
+    Efficiency,
+    /// One line a record, with ranges of T_op / T_serial
+    Summary,
+}
+
 /// Arguments of `flux-bench show`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Files that `flux-bench bench --json` has written
-    #[arg(value_name = "FILE.json", required_unless_present = "publish")]
+    #[arg(value_name = "FILE.json", required = true)]
     pub files: Vec<PathBuf>,
-    /// Print a Markdown table of each file; what is done where no picture is asked for
-    #[arg(long)]
-    pub markdown: bool,
+    /// Print a Markdown table of the files; `rows` unless a picture is asked for
+    #[arg(long, value_name = "KIND")]
+    pub table: Option<Table>,
+    /// Show only rows with these m
+    #[arg(long, value_name = "M,...", value_delimiter = ',')]
+    pub ms: Vec<u32>,
     /// Write a picture of the one file that is given
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
     /// Show beside the one file that is given what peers took: a file that
     /// `flux-bench lab peers --json` has written
-    #[arg(long, value_name = "FILE.json", conflicts_with = "publish")]
+    #[arg(long, value_name = "FILE.json")]
     pub peers: Option<PathBuf>,
-    /// Write the results of README.md, docs/results.md and the pictures of the repository at ROOT
-    /// anew, from its `results/*-TRANSPORT.json` and `*-peers.json`
-    #[arg(long, value_name = "ROOT", conflicts_with_all = ["files", "markdown", "svg"])]
-    pub publish: Option<PathBuf>,
 }
 
 /// Prints and writes what was asked for.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    if let Some(root) = &args.publish {
-        for file in publish::render(root)? {
-            write(&file.path, &file.content)?;
-            out::line(&format_args!("{}", file.path.display()));
-        }
-        return Ok(());
-    }
-    let reports = args.files.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
-    let peers = match (&args.peers, &reports[..]) {
-        (None, _) => None,
-        (Some(path), [report]) => Some(read_peers(path, report)?),
-        (Some(_), _) => bail!("peers are shown beside one file, not {}", reports.len()),
-    };
+    let (reports, peers) = args.read()?;
     if let Some(path) = &args.svg {
         for read in args.files.iter().chain(&args.peers) {
             ensure!(
@@ -73,10 +71,48 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let [report] = &reports[..] else { bail!("a picture shows one file, not {}", reports.len()) };
         write(path, &svg(report, peers.as_ref()))?;
     }
-    if args.markdown || args.svg.is_none() {
-        out::print(&reports.iter().map(|report| markdown(report, peers.as_ref())).collect::<Vec<_>>().join("\n"));
+    if args.table.is_some() || args.svg.is_none() {
+        out::print(&table(args, &reports, peers.as_ref()));
     }
     Ok(())
+}
+
+impl Args {
+    /// The reports, with only the rows that are asked for, and what peers took.
+    fn read(&self) -> anyhow::Result<(Vec<Report>, Option<PeersReport>)> {
+        let mut reports = self.files.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
+        if !self.ms.is_empty() {
+            for (report, path) in reports.iter_mut().zip(&self.files) {
+                report.rows.retain(|row| self.ms.contains(&row.head.m));
+                ensure!(!report.rows.is_empty(), "{} has no rows with m of {:?}", path.display(), self.ms);
+            }
+        }
+        let peers = match (&self.peers, &reports[..]) {
+            (None, _) => None,
+            (Some(path), [report]) => Some(read_peers(path, report)?),
+            (Some(_), _) => bail!("peers are shown beside one file, not {}", reports.len()),
+        };
+        Ok((reports, peers))
+    }
+}
+
+/// The Markdown that `flux-bench show` prints.
+///
+/// # Errors
+/// As [`read`] and [`read_peers`].
+pub fn rendered(args: &Args) -> anyhow::Result<String> {
+    let (reports, peers) = args.read()?;
+    Ok(table(args, &reports, peers.as_ref()))
+}
+
+fn table(args: &Args, reports: &[Report], peers: Option<&PeersReport>) -> String {
+    let names = args.files.iter().map(|path| path.file_stem().and_then(|name| name.to_str()).unwrap_or_default());
+    let named: Vec<(&str, &Report)> = names.zip(reports).collect();
+    match args.table.unwrap_or_default() {
+        Table::Rows => reports.iter().map(|report| markdown(report, peers)).collect::<Vec<_>>().join("\n"),
+        Table::Efficiency => tables::efficiencies(&named),
+        Table::Summary => tables::summary(&named),
+    }
 }
 
 /// The report in `path`.
@@ -87,7 +123,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let name = path.display();
     let report: Report = parsed(path, "flux-bench bench --json")?;
-    ensure!(report.schema == SCHEMA, "{name} has schema {}: this program reads {SCHEMA}", report.schema);
+    ensure!((1..=SCHEMA).contains(&report.schema), "{name} has schema {}: this program reads 1 to {SCHEMA}", report.schema);
     let [Row { head: first, .. }, ..] = &report.rows[..] else { bail!("{name} has no rows") };
     for row in &report.rows {
         let shape = format!("{name}: {}", row.head);
@@ -119,7 +155,7 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
 /// # Errors
 /// Where the file is no such report, is of another machine, has no rows of `report`'s, or has a row
 /// that must not be shown.
-pub(crate) fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
+pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let name = path.display();
     let peers: PeersReport = parsed(path, "flux-bench lab peers --json")?;
     ensure!(peers.schema == PEERS_SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, PEERS_SCHEMA);

@@ -2,7 +2,7 @@ mod peers;
 
 use super::*;
 use crate::harness::Times;
-use crate::report::{Enqueue, Late, Measured, Row, Verified};
+use crate::report::{Late, Measured, Row, Verified};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 
 fn flat(ms: f64) -> Times {
@@ -91,7 +91,7 @@ fn what_must_not_be_shown_is_refused() {
         refused(|r| r.rows[2].head.dtype = "fp16".into()).ends_with("gemm_rs gpt3 m 512 is of TP 4, fp16, and the first row of TP 4, bf16")
     );
     assert!(refused(|r| r.rows[1].head.tp = 2).ends_with("ag_gemm gpt3 m 1024 is of TP 2, bf16, and the first row of TP 4, bf16"));
-    assert!(refused(|r| r.schema = 2).contains("has schema 2"));
+    assert!(refused(|r| r.schema = SCHEMA + 1).contains(&format!("has schema {}", SCHEMA + 1)));
     for change in [
         |r: &mut Report| r.rows[0].t_gemm_ms.median = 0.0,
         |r: &mut Report| r.rows[0].t_op_ms.median = 1e12,
@@ -116,76 +116,35 @@ fn what_must_not_be_shown_is_refused() {
     assert_eq!(read(&path).unwrap().origin.command, piped.origin.command, "what is said of it may be a line of a shell");
 }
 
-/// The same of fp16.
-fn of_fp16(mut report: Report) -> Report {
-    report.rows.iter_mut().for_each(|row| row.head.dtype = "fp16".into());
-    report
-}
-
 #[test]
-fn results_of_fp16_are_said_to_be_and_stand_behind_those_of_bf16() {
-    let root = tempfile::tempdir().unwrap();
-    let at = |name: &str| root.path().join(name);
-    fs::create_dir(at("results")).unwrap();
-    fs::write(at("README.md"), "<!-- results:begin -->\n<!-- results:end -->\n").unwrap();
-    both_ops().write(&at("results/a-x4-nvlink.json")).unwrap();
-    of_fp16(both_ops()).write(&at("results/a-x4-fp16-nvlink.json")).unwrap();
-    report(2, vec![row(OpKind::AllGatherGemm, 512, 1.2)]).write(&at("results/a-x2-nvlink.json")).unwrap();
-    let files = publish::render(root.path()).unwrap();
-    let paths: Vec<_> = files.iter().map(|f| f.path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
-    assert_eq!(paths, ["README.md", "docs/results.md", "docs/a-x4-nvlink.svg", "docs/a-x4-fp16-nvlink.svg", "docs/a-x2-nvlink.svg"]);
-    let readme = &files[0].content;
-    assert!(
-        readme.contains("Measured on 4 and 2 GPUs because 8 were not available.\n\n4 x A <GPU>, transport nvlink, TP 4, bf16, "),
-        "{readme}"
-    );
-    assert!(
-        readme.contains(
-            "\n| 4 x A <GPU>, transport nvlink, TP 4, fp16 | 1.07 to 1.36 | [a-x4-fp16-nvlink](docs/results.md#a-x4-fp16-nvlink)"
-        ),
-        "{readme}"
-    );
-    let title = |picture: &str, dtype: &str| picture.contains(&format!("<title>4 x A &lt;GPU&gt;, transport nvlink, TP 4, {dtype}: "));
-    assert!(title(&files[2].content, "bf16") && title(&files[3].content, "fp16"));
-}
-
-#[test]
-fn only_the_readme_between_its_marks_is_replaced() {
-    let root = tempfile::tempdir().unwrap();
-    let at = |name: &str| root.path().join(name);
-    fs::create_dir(at("results")).unwrap();
-    fs::write(at("README.md"), "before\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n").unwrap();
-    assert!(publish::render(root.path()).is_err(), "no results");
-    report(2, vec![row(OpKind::AllGatherGemm, 512, 1.2)]).write(&at("results/a-x2-nvlink.json")).unwrap();
-    both_ops().write(&at("results/a-x4-nvlink.json")).unwrap();
-    fs::write(at("results/links.json"), "{}").unwrap();
-    report(2, vec![row(OpKind::AllGatherGemm, 512, 1.2)]).write(&at("results/a-x2-pcie.json")).unwrap();
-
-    let files = publish::render(root.path()).unwrap();
-    let paths: Vec<_> = files.iter().map(|f| f.path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
-    assert_eq!(paths, ["README.md", "docs/results.md", "docs/a-x4-nvlink.svg", "docs/a-x2-nvlink.svg"]);
-    let readme = &files[0].content;
-    assert!(readme.starts_with("before\n<!-- results:begin -->\nMeasured on 4 and 2 GPUs because 8 were not available.\n"), "{readme}");
-    assert!(readme.ends_with("\n<!-- results:end -->\nafter\n") && !readme.contains("old"), "{readme}");
-    let line = |record: &str| format!("\n| 2 x A <GPU>, transport nvlink, TP 4, bf16 | 1.25 to 1.25 | {record} |\n");
-    assert!(readme.contains(&line("[a-x2-nvlink](docs/results.md#a-x2-nvlink), [picture](docs/a-x2-nvlink.svg)")), "{readme}");
-    assert!(!readme.contains("a-x2-pcie") && files[1].content.contains(&line("[a-x2-pcie](#a-x2-pcie)")), "{readme}");
-
-    fs::write(at("README.md"), readme).unwrap();
-    assert_eq!(publish::render(root.path()).unwrap(), files, "rendering what was rendered changes nothing");
-}
-
-#[test]
-fn the_document_of_all_records_has_a_cell_for_each_row() {
+fn efficiencies_have_a_cell_for_each_row() {
     let mut report = both_ops();
-    report.rows[1].enqueue_ms = Some(Enqueue { op: flat(0.0234), gemm: flat(0.004), comm: flat(0.009), serial: flat(0.013) });
-    report.rows[1].late = Late { op: 2, ..Late::default() };
     report.rows[2].t_serial_ms.p90 += 0.6;
-    let text = overview::overview(std::iter::once(("a-x4-nvlink", &report)));
-    let expected = "\n## a-x4-nvlink\n\n4 x A <GPU>, transport nvlink, TP 4, bf16; 30 rounds on 2026-11-21, commit `0123` ([`results/a-x4-nvlink.json`](../results/a-x4-nvlink.json)).\n\n\
-                    ```sh\nflux-bench bench --tp 4\n```\n\n\
-                    | m | gpt3 ag_gemm | gpt3 gemm_rs |\n|--:|---|---|\n\
-                    | 512 | 1.400 · 1.07 · 20 | 1.100 · 1.36 · - |\n\
-                    | 1024 | 1.200 · 1.25 · 60 · 23 (2 late) | - |\n";
-    assert!(text.ends_with(expected), "{text}");
+    let text = tables::efficiencies(&[("a", &report), ("b", &both_ops())]);
+    let expected = "| record | op | model | 512 | 1024 |\n|---|---|---|--:|--:|\n\
+                    | `a` | ag_gemm | gpt3 | 20 | 60 |\n| `a` | gemm_rs | gpt3 | - | - |\n\
+                    | `b` | ag_gemm | gpt3 | 20 | 60 |\n| `b` | gemm_rs | gpt3 | 80 | - |\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_summary_has_a_line_for_each_record() {
+    let other = report(2, vec![row(OpKind::AllGatherGemm, 2048, 0.9)]);
+    let text = tables::summary(&[("a-x4-nvlink", &both_ops()), ("a-x2-nvlink", &other)]);
+    let lines: Vec<&str> = text.lines().skip(2).collect();
+    let expected = ["| `a-x4-nvlink` | - | 0.73 to 0.93 | 0.80 to 0.80 | 0 of 1 |", "| `a-x2-nvlink` | - | - | 0.60 to 0.60 | 1 of 1 |"];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn only_rows_that_are_asked_for_are_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a-x4-nvlink.json");
+    both_ops().write(&path).unwrap();
+    let shown = |table, ms: &[u32]| rendered(&Args { files: vec![path.clone()], table, ms: ms.to_vec(), svg: None, peers: None });
+    let rows = |text: String| text.lines().filter(|line| line.starts_with("| ag_gemm") || line.starts_with("| gemm_rs")).count();
+    assert_eq!(rows(shown(None, &[]).unwrap()), 3);
+    assert_eq!(rows(shown(Some(Table::Rows), &[512]).unwrap()), 2);
+    assert!(shown(Some(Table::Summary), &[1024]).unwrap().contains("| `a-x4-nvlink` |"));
+    assert!(shown(None, &[77]).unwrap_err().to_string().ends_with("has no rows with m of [77]"));
 }

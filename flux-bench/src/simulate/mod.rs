@@ -11,12 +11,11 @@ pub use row::{Simulation, schedules, table};
 
 use crate::out;
 use crate::plan::{Plan, ScheduleArgs, push};
-use crate::shapes::{self, Model, parse_op};
+use crate::shapes::{self, LayerArgs};
 use crate::show;
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
 use flux_core::simulate::Pushes;
-use flux_core::{DType, OpKind};
 use flux_ops::Push;
 use std::path::PathBuf;
 
@@ -26,18 +25,11 @@ pub const LEAST_ROWS: u32 = 512;
 /// Arguments of `flux-bench simulate`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Global rows
-    #[arg(long, value_delimiter = ',', value_name = "M,...", default_value = "512,1024,2048,4096,8192")]
-    pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16
-    #[arg(long, value_delimiter = ',', value_name = "MODEL,...", default_value = "gpt3,llama70b")]
-    pub shapes: Vec<Model>,
+    #[command(flatten)]
+    pub(crate) layers: LayerArgs,
     /// Ranks of the world
     #[arg(long, value_name = "RANKS", default_value_t = 8)]
     pub tp: u32,
-    /// Ops
-    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
-    pub ops: Vec<OpKind>,
     /// The machine: h200 or h100 with NVLink, h100-pair-by-host for two that reach memory of the
     /// host alone, as over pcie, or h800 (never measured)
     #[arg(long, default_value = "h200", value_parser = machine)]
@@ -88,9 +80,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let world = shapes::world(args.tp)?;
-    plan.check(&args.ops, world)?;
-    let layers = shapes::layers(&args.shapes, &args.ops, &args.ms, DType::Bf16, world)?;
-    ensure!(!layers.is_empty(), "there is nothing to simulate");
+    plan.check(&args.layers.ops, world)?;
+    let layers = args.layers.layers(world, true, &[512, 1024, 2048, 4096, 8192])?;
     layers.iter().try_for_each(|layer| args.schedule.check_candidate(&layer.problem))?;
     let simulated = |layer| Simulation::of_layer(layer, args.schedule, pushes, &args.machine);
     let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;

@@ -12,7 +12,7 @@ pub(crate) use chrome::events;
 pub(crate) use summary::summary;
 
 use crate::atomic_file;
-use crate::bench::{self, gpu::SETS};
+use crate::bench::{self, gpu_contenders::SETS};
 use crate::end;
 use crate::harness::data::Fill;
 use crate::harness::{FusedOp, Operands, RankContext, ranks};
@@ -21,7 +21,7 @@ use crate::limits;
 use crate::machine;
 use crate::out;
 use crate::plan::Plan;
-use crate::shapes::{self, Model};
+use crate::shapes::{self, Shape};
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem};
 use flux_kernels::Element;
@@ -40,9 +40,9 @@ pub(crate) struct Args {
     /// The op: ag_gemm or gemm_rs
     #[arg(long, alias = "op", value_name = "OP", value_parser = shapes::parse_op)]
     pub ops: OpKind,
-    /// The layer: gpt3, llama70b, or a fraction of one as in gpt3/16
-    #[arg(long, alias = "shape", value_name = "MODEL", default_value = "gpt3")]
-    pub shapes: Model,
+    /// The layer: a name, HIDDENxFFN or OP:n=N,k=K, as in llama3-8b.qkv
+    #[arg(long, alias = "shape", value_name = "SHAPE", default_value = "gpt3")]
+    pub shapes: Shape,
     /// Global rows
     #[arg(long, alias = "m", value_name = "M")]
     pub ms: usize,
@@ -111,7 +111,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// What is asked for, of `tp` ranks, with a plan that changes something of it.
 fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
-    let (world, (n, k)) = (shapes::world(tp)?, args.shapes.extents(args.ops));
+    let world = shapes::world(tp)?;
+    let (n, k) = args.shapes.extents(args.ops).with_context(|| format!("{} has no {}", args.shapes, args.ops))?;
     args.plan.check(&[args.ops], world)?;
     let problem = Problem::new(args.ops, args.ms, n, k, args.dtype, world)?;
     args.plan.schedule.check_candidate(&problem)?;

@@ -4,10 +4,20 @@
 //! are rounded, but nothing else. All ranks of a call use the same plan.
 
 mod bytes;
+mod candidates;
+mod canonical;
+mod choose;
+mod cost;
+mod derive;
+mod table;
+mod target;
 mod text;
 
 pub use crate::program::Chunk;
 pub use bytes::{PLAN_BYTES, PlanBytesError};
+pub use choose::{PlanOrigin, choose};
+pub use table::{PlanKey, PlanRow, PlanTable, PlanTableError};
+pub use target::{Links, Target};
 pub use text::ParsePlanError;
 
 use crate::TileShape;

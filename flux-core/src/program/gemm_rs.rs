@@ -99,7 +99,7 @@ fn runs(nodes: Nodes) -> Vec<Range<u32>> {
 }
 
 /// Most shards that share a band.
-pub(super) fn widest_band(nodes: Nodes) -> u32 {
+pub(crate) fn widest_band(nodes: Nodes) -> u32 {
     runs(nodes).into_iter().map(|run| run.len() as u32).max().unwrap_or(1)
 }
 

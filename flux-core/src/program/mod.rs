@@ -21,6 +21,7 @@ mod messages;
 mod pushing;
 mod record;
 mod rounds;
+pub mod route;
 mod schedule;
 mod sending;
 mod shares;
@@ -29,6 +30,7 @@ mod tests;
 
 pub use error::ScheduleError;
 pub use gemm_rs::Places;
+pub(crate) use gemm_rs::widest_band;
 pub use lent::Lent;
 pub use messages::{Channels, Sending, groups};
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
@@ -256,7 +258,7 @@ const fn steps_for_early(k_steps: u32) -> (u32, u32) {
 }
 
 /// Most partial tiles that there is room for along `k`.
-const fn most_early(k_steps: u32) -> u32 {
+pub(crate) const fn most_early(k_steps: u32) -> u32 {
     steps_for_early(k_steps).1 / EARLY_GAP
 }
 

@@ -160,7 +160,7 @@ impl Schedule {
 
     /// The bands of an AllGather-GEMM: the steps, counted from 0, whose shards are taken side by
     /// side.
-    pub(super) fn bands(&self, world: WorldSize) -> impl Iterator<Item = Range<u32>> + use<> {
+    pub(crate) fn bands(&self, world: WorldSize) -> impl Iterator<Item = Range<u32>> + use<> {
         let (alone, band) = (self.alone.min(world.get()), self.band);
         (0..alone).map(|step| step..step + 1).chain(bands_of(alone..world.get(), band))
     }
@@ -193,7 +193,7 @@ impl Schedule {
 
     /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the
     /// `available` ones of a shard.
-    pub(super) fn chunk_of(&self, available: u32) -> u32 {
+    pub(crate) fn chunk_of(&self, available: u32) -> u32 {
         match self.chunk {
             Chunk::Shard => available,
             Chunk::Tiles(tiles) => tiles.min(available),

@@ -26,7 +26,7 @@ const PART: u64 = 4;
 
 /// The first or the last tiles of a program, in groups.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shares {
+pub(crate) struct Shares {
     /// The first of them.
     first: u64,
     /// Tiles that are shared.
@@ -62,7 +62,7 @@ pub(super) enum Turn {
 impl Schedule {
     /// How a rank shares what whole waves leave of its tiles, where all ranks reach each other
     /// alike.
-    pub(super) fn shared_tiles(&self, problem: &Problem) -> Option<Shares> {
+    pub(crate) fn shared_tiles(&self, problem: &Problem) -> Option<Shares> {
         let (along_k, peers) = (AlongK::new(problem, self), problem.world().peers());
         let (gathers, spans) = (problem.op() == OpKind::AllGatherGemm, self.stack && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
@@ -97,12 +97,12 @@ impl Shares {
     }
 
     /// Tiles that are shared.
-    pub(super) const fn count(&self) -> u64 {
+    pub(crate) const fn count(&self) -> u64 {
         self.shared
     }
 
     /// Steps of a tile.
-    pub(super) const fn steps(&self) -> u64 {
+    pub(crate) const fn steps(&self) -> u64 {
         self.steps
     }
 
@@ -113,7 +113,7 @@ impl Shares {
     }
 
     /// The wave that a tile of the program is in: what is shared is one by itself.
-    pub(super) const fn wave(&self, tile: u64, workers: u64) -> u64 {
+    pub(crate) const fn wave(&self, tile: u64, workers: u64) -> u64 {
         if self.has(tile) {
             self.first / workers
         } else if tile < self.first {
@@ -129,7 +129,7 @@ impl Shares {
     }
 
     /// Steps until all are done.
-    pub(super) const fn time(&self) -> u64 {
+    pub(crate) const fn time(&self) -> u64 {
         (self.tiles * self.steps).div_ceil(self.workers) + self.workers.div_ceil(self.tiles) * PART
     }
 

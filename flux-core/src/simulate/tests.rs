@@ -7,6 +7,8 @@ use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 
 /// One worker a rank. Tiles are of 8x8x8: 1024 operations a step, 128 bytes of bf16.
 const ROUND: Machine = Machine {
+    l2_bytes_per_us: 0,
+    message_ns: 0,
     name: "round",
     gpu: "round",
     through_host: false,

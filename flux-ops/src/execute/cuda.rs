@@ -11,12 +11,12 @@ use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
+use flux_core::program::route::Route;
 use flux_core::program::{Lent, Round, Schedule, Sending, TileProgram};
 use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Variant};
-use flux_transport::Route;
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Call, Carry, Communicator, Exchange, Mover, Source, Stream, TransportError, TransportKind};
 use std::mem::ManuallyDrop;
@@ -218,7 +218,7 @@ impl CudaExecutor {
         let heard = call.heard();
         call.hand_over();
         let memory = call.memory();
-        let data = self.route.as_ref().map(|route| route.data(memory));
+        let data = self.route.as_ref().map(|route| route.data(&memory.data));
         let args = LaunchArgs {
             x: matrix(&operands.x),
             w: matrix(&operands.w),

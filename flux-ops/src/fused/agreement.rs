@@ -4,6 +4,7 @@
 //! what.
 
 use crate::error::{BuildError, Requests};
+use crate::planning::{CHOICE_BYTES, Choice};
 use flux_core::Rank;
 use flux_transport::internal::control::{Step, shortened};
 use flux_transport::{Communicator, TransportError};
@@ -13,13 +14,22 @@ pub(super) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError 
     move |source| BuildError::Transport { op: op.to_owned(), source }
 }
 
-/// Compares what the ranks ask for; collective.
+/// Compares what the ranks ask for, and returns the plan that rank 0 chooses; collective.
 ///
 /// # Errors
 /// [`BuildError::Disagreement`], the same on every rank.
-pub(super) fn same_request(comm: &Communicator, op: &str, request: &str) -> Result<(), BuildError> {
-    let requests = group(&comm.exchange_at(Step::Build, request.as_bytes()).map_err(while_building(op))?);
-    if requests.0.len() == 1 { Ok(()) } else { Err(BuildError::Disagreement { requests }) }
+pub(super) fn same_request(comm: &Communicator, op: &str, request: &str, own: Option<Choice>) -> Result<Option<Choice>, BuildError> {
+    // A rank without a choice says so by zeros, which are none.
+    let mut payload = own.map_or([0; CHOICE_BYTES], Choice::to_bytes).to_vec();
+    payload.extend_from_slice(request.as_bytes());
+    let said = comm.exchange_at(Step::Build, &payload).map_err(while_building(op))?;
+    let split = |payload: &[u8]| payload.split_at_checked(CHOICE_BYTES).map(|(choice, request)| (choice.to_vec(), request.to_vec()));
+    let (choices, texts): (Vec<_>, Vec<_>) = said.iter().map(|payload| split(payload).unwrap_or_default()).unzip();
+    let requests = group(&texts);
+    if requests.0.len() != 1 {
+        return Err(BuildError::Disagreement { requests });
+    }
+    Ok(choices.first().and_then(|choice| Choice::from_bytes(choice)))
 }
 
 /// The number by which ranks tell in a call which op it is of: not 0, and of requests that differ

@@ -11,14 +11,16 @@ pub(crate) use finish::Finish;
 pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, Hands, carried, location, own_schedule, own_sending, scatters};
+use crate::execute::{Executor, Hands, Push, carried, location, scatters};
+use crate::planning::{self, Choice};
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
+use flux_core::plan::{CommMode, Mover, Plan, PlanOrigin};
+use flux_core::program::route::Route;
 use flux_core::program::{Channels, Schedule, Sending, TileProgram};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
-use flux_transport::Route;
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt;
 
@@ -31,6 +33,7 @@ pub(crate) struct Request {
     pub(crate) k: usize,
     pub(crate) dtype: DType,
     pub(crate) finish: Finish,
+    pub(crate) plan: Option<Plan>,
     pub(crate) schedule: Option<Schedule>,
     pub(crate) sending: Option<Sending>,
     pub(crate) hands: Hands,
@@ -38,7 +41,7 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, m, n, k, dtype, finish: Finish::default(), schedule: None, sending: None, hands: Hands::default() }
+        Self { op, m, n, k, dtype, finish: Finish::default(), plan: None, schedule: None, sending: None, hands: Hands::default() }
     }
 
     /// The op and its extents, as flight records name its calls.
@@ -78,11 +81,12 @@ fn own_schedules(problem: &Problem) -> Vec<Schedule> {
 /// rank has is its own business.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, m, n, k, dtype, finish, schedule, sending, hands: _ } = self;
+        let Self { op, m, n, k, dtype, finish, plan, schedule, sending, hands: _ } = self;
         write!(f, "{op} m={m} n={n} k={k} {dtype}, {finish}, ")?;
-        match schedule {
-            Some(schedule) => write!(f, "{schedule}")?,
-            None => f.write_str("default schedule")?,
+        match (plan, schedule) {
+            (Some(plan), _) => write!(f, "{plan}")?,
+            (None, Some(schedule)) => write!(f, "{schedule}")?,
+            (None, None) => f.write_str("plan of rank 0")?,
         }
         if let Some(sending) = sending {
             write!(f, ", {sending}")?;
@@ -98,8 +102,9 @@ pub(crate) struct FusedOp<T> {
     request: Request,
     problem: Problem,
     finish: Finish,
+    plan: Plan,
+    origin: PlanOrigin,
     schedule: Schedule,
-    chosen: bool,
     size: WorkspaceSize,
     location: Location,
     executor: Executor<T>,
@@ -112,17 +117,33 @@ impl<T: Element> FusedOp<T> {
         // that whatever the ranks had launched before is launched on all of them by the time a
         // module is loaded, which may have to wait for it.
         let name = request.name();
-        agreement::same_request(comm, &name, &request.to_string())?;
-        let op = agreement::all_ready(comm, &name, Self::prepare(request, comm))?;
+        let own = request.problem(comm.world_size()).and_then(|problem| planning::own_choice(comm, &problem));
+        let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().map(|own| own.0))?;
+        let op = agreement::all_ready(comm, &name, own.and_then(|own| Self::prepare(request, comm, of_rank_0.unwrap_or(own.0), own.1)))?;
         comm.reserve(op.size).map_err(agreement::while_building(&name))?;
         tracing::debug!(rank = %comm.rank(), "{}", op.explain());
         Ok(op)
     }
 
-    fn prepare(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
+    fn prepare(request: Request, comm: &Communicator, choice: Choice, origin: PlanOrigin) -> Result<Self, BuildError> {
         let problem = request.problem(comm.world_size())?;
-        let sending = request.sending.unwrap_or_else(|| own_sending(comm, &problem, request.schedule.as_ref()));
-        let schedule = request.schedule.unwrap_or_else(|| own_schedule(comm, &problem, sending));
+        let mut target = planning::target(comm);
+        target.machine.multiprocessors = choice.sms;
+        let origin = if request.plan.is_some() || request.schedule.is_some() { PlanOrigin::Caller } else { origin };
+        let plan = request.plan.unwrap_or(choice.plan).canonical(&problem, &target);
+        let schedule = request.schedule.unwrap_or_else(|| plan.schedule(&problem, &target));
+        let sending = request.sending.unwrap_or(match plan.comm {
+            CommMode::Overlapped { peers } => Sending::Beside { peers },
+            CommMode::Sequential => Sending::Before,
+            CommMode::Fused { .. } => Sending::ALL,
+        });
+        let mut request = request;
+        if request.hands.push == Push::Auto && request.schedule.is_none() {
+            request.hands.push = match plan.comm {
+                CommMode::Fused { mover: Mover::CopyEngine } => Push::CopyEngine,
+                _ => Push::Kernel,
+            };
+        }
         let program = TileProgram::build_across(&problem, comm.rank(), &schedule, comm.nodes())?;
         let size = program.workspace();
         let route = if carried(comm) && !scatters(comm, &program) {
@@ -132,10 +153,10 @@ impl<T: Element> FusedOp<T> {
         } else {
             None
         };
-        let (finish, chosen) = (request.finish, request.schedule.is_some());
+        let finish = request.finish;
         let number = agreement::number(&request.to_string());
         let executor = Executor::prepare(comm, (program, number), route, (&schedule, sending), request.hands)?;
-        Ok(Self { comm: comm.clone(), request, problem, finish, schedule, chosen, size, location: location(comm), executor })
+        Ok(Self { comm: comm.clone(), request, problem, finish, plan, origin, schedule, size, location: location(comm), executor })
     }
 
     pub(crate) fn forward(
@@ -175,6 +196,10 @@ impl<T: Element> FusedOp<T> {
         &self.problem
     }
 
+    pub(crate) const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
     pub(crate) const fn schedule(&self) -> &Schedule {
         &self.schedule
     }
@@ -189,15 +214,9 @@ impl<T: Element> FusedOp<T> {
     }
 
     pub(crate) fn explain(&self) -> String {
-        let Self { comm, problem, finish, schedule, size, .. } = self;
-        let ran = schedule.in_effect(problem, comm.nodes());
-        let origin = match self.chosen {
-            false => "heuristic".to_owned(),
-            true if ran == *schedule => "chosen by the caller".to_owned(),
-            true => format!("chosen by the caller; in effect: {ran}"),
-        };
+        let Self { comm, problem, finish, plan, origin, size, .. } = self;
         format!(
-            "{problem}, {finish}, rank {} of {}\n  plan: {schedule} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
+            "{problem}, {finish}, rank {} of {}\n  plan: {plan} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
             comm.rank(),
             problem.world(),
             self.executor.explain(),
@@ -212,6 +231,7 @@ impl<T: Element> FusedOp<T> {
 mod tests {
     use super::*;
     use flux_core::TileShape;
+    use flux_core::plan::KSplit;
     use flux_transport::{Select, World};
     use half::bf16;
 
@@ -245,17 +265,17 @@ mod tests {
     }
 
     #[test]
-    fn an_op_says_what_is_in_effect_of_the_schedule_that_it_was_given() {
+    fn an_op_says_its_plan_in_canonical_form_and_where_it_comes_from() {
         let comm = Communicator::connect_blocking(&World::single(), Select::Host).unwrap();
-        let plan = |schedule| {
-            let request = Request { schedule, ..Request::new(OpKind::AllGatherGemm, 16, 16, 128, DType::Bf16) };
+        let plan = |plan| {
+            let request = Request { plan, ..Request::new(OpKind::AllGatherGemm, 16, 16, 128, DType::Bf16) };
             let op = FusedOp::<bf16>::build(request, &comm).unwrap();
             op.explain().lines().find_map(|line| line.strip_prefix("  plan: ")).unwrap().to_owned()
         };
-        let fine = Schedule::of(TileShape::new(16, 16, 64));
-        assert_eq!(plan(Some(fine)), format!("{fine} (chosen by the caller)"));
-        let (asked, ran) = (Schedule { splits: 9, early: 1, ..fine }, Schedule { splits: 2, ..fine });
-        assert_eq!(plan(Some(asked)), format!("{asked} (chosen by the caller; in effect: {ran})"));
-        assert!(plan(None).ends_with(" (heuristic)"));
+        let fine = Plan::of(TileShape::new(16, 16, 64));
+        assert_eq!(plan(Some(fine)), format!("{fine} (named by the caller)"));
+        let asked = Plan { k: KSplit::SplitK(9), ..fine };
+        assert_eq!(plan(Some(asked)), format!("{} (named by the caller)", Plan { k: KSplit::SplitK(2), ..fine }));
+        assert!(plan(None).ends_with(" (by the cost model)"));
     }
 }

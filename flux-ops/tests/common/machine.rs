@@ -3,7 +3,8 @@
 use super::device::{Device, Memory};
 use super::launched::launched;
 use cudarc::driver::{CudaStream, DeviceRepr};
-use flux_core::program::{Channels, Schedule, Sending};
+use flux_core::plan::{Links, Plan, Target};
+use flux_core::program::{Channels, Schedule};
 use flux_core::{Nodes, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_ops::{Layout, TensorMut, TensorRef};
@@ -61,29 +62,22 @@ impl Machine {
         }
     }
 
-    /// The schedule that an op chooses itself, but for the size of its messages, which changes no
-    /// result, and for tiles of fewer workers beside them, which could only where k is split: not
-    /// of the shapes here. Over messages, where they take what they do unless a variable says
-    /// otherwise.
+    /// The schedule of the plan that an op chooses itself on an H100, without a table's row.
     pub fn own_schedule(self, problem: &Problem) -> Schedule {
-        match self {
-            Self::Host | Self::Gpus(_) => Schedule::heuristic(problem),
-            Self::Staged(_) => Schedule::staged(problem),
-            Self::Messages(_) => {
-                let world = problem.world().get();
+        let world = problem.world().get();
+        let links = match self {
+            Self::Host | Self::Gpus(_) => Links::PeerMemory,
+            Self::Staged(_) => Links::HostStaged,
+            Self::Messages(_) | Self::TwoNodes { .. } => {
                 // Ranks that share a device are of a host each, as far as NCCL is told.
                 let shares = launched()
                     .is_some_and(|launch| flux_transport::internal::cuda::device_count().is_ok_and(|devices| launch.ranks > devices));
-                let channels =
-                    Channels { all: 4 * world.next_power_of_two(), each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: shares };
-                let sending = Sending::heuristic(problem, &channels, problem.world().peers(), None);
-                Schedule::in_messages(problem, &channels, sending, self.nodes(world))
+                let all = 4 * world.next_power_of_two();
+                Links::Messages(Channels { all, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: shares })
             }
-            Self::TwoNodes { .. } => {
-                let nodes = self.nodes(problem.world().get());
-                Schedule::in_messages(problem, &Channels::FREE, Sending::ALL, nodes)
-            }
-        }
+        };
+        let target = Target { machine: flux_core::machine::Machine::H100, nodes: self.nodes(world), links };
+        Plan::ranked(problem, &target)[0].schedule(problem, &target)
     }
 
     /// How the sums of `ranks` ranks are grouped.

@@ -1,6 +1,6 @@
 //! What an executor hands a mover in one call.
 
-use super::route::Route;
+use flux_core::program::route::Route;
 use flux_core::program::{Forward, Round, Sending, Transfer};
 
 mod check;

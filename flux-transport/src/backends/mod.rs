@@ -17,7 +17,6 @@ mod nodes;
 pub(crate) mod nvlink;
 mod options;
 pub(crate) mod pcie;
-pub(crate) mod route;
 mod transport;
 mod view;
 

@@ -18,11 +18,10 @@ use crate::launch;
 use crate::limited;
 use crate::limits;
 use crate::machine;
-use crate::out;
 use crate::report as bench_report;
-use crate::shapes::{self, Layer, Model, parse_dtype, parse_op};
-use anyhow::{Context, bail, ensure};
-use flux_core::{DType, OpKind};
+use crate::shapes::{self, Layer, LayerArgs};
+use anyhow::{Context, bail};
+use flux_core::DType;
 use flux_transport::Select;
 use half::{bf16, f16};
 use std::path::{Path, PathBuf};
@@ -35,32 +34,16 @@ pub(crate) struct Args {
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Global rows; 512, 2048 and 8192 on GPUs and 512 on the host where it is left out
-    #[arg(long, value_delimiter = ',', value_name = "M,...")]
-    pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16; where it is left out both, on
-    /// the host a sixteenth of both
-    #[arg(long, value_delimiter = ',', value_name = "MODEL,...")]
-    pub shapes: Vec<Model>,
+    #[command(flatten)]
+    pub(crate) layers: LayerArgs,
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Ops
-    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
-    pub ops: Vec<OpKind>,
-    /// Element type: bf16 or fp16
-    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
-    pub dtype: DType,
     /// How many times as long as a warm call a first one may take (first/warm); 2 on GPUs, and any
     /// on the host, where it is left out
-    ///
-    /// Warm calls come after as long a rest as the first call, in which NVLink goes to sleep: who
-    /// calls first wakes it, and so does any other call after a rest. So first/warm is what an op
-    /// adds to its first call, and decides. first/busy, beside calls right after another, has the
-    /// waking in it: it is shown, with a note where it is above this, and decides nothing.
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
@@ -91,17 +74,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("first-call")?;
     let on_gpus = machine::uses_gpus(args.transport)?;
     let tp = args.tp.unwrap_or_else(|| if on_gpus { machine::gpu_count() } else { 8 });
-    let (models, ms) = shapes::or_usual(&args.shapes, &args.ms, on_gpus.then_some(&[512, 2048, 8192]))?;
-    let cases = shapes::layers(&models, &args.ops, &ms, args.dtype, shapes::world(tp)?)?;
-    ensure!(!cases.is_empty(), "there is nothing to time");
+    let cases = args.layers.layers(shapes::world(tp)?, on_gpus, &[512, 2048, 8192])?;
     if let Some(path) = &args.here {
         let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
         atomic_file::check(path)?;
-        let first_call = match args.dtype {
+        let first_call = match args.layers.dtype {
             DType::Bf16 => timing::first_call::<bf16>,
             DType::F16 => timing::first_call::<f16>,
         };
-        write_row(&first_call(case.model.name(), &case.problem, args.transport, args.defect)?, path)?;
+        write_row(&first_call(&case.name, &case.problem, args.transport, args.defect)?, path)?;
         return Ok(true);
     }
     if let Some(path) = &args.json {
@@ -113,11 +94,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     // On the host a few cores are shared by all ranks' threads, which start when they can.
     let at_most = args.at_most.or(on_gpus.then_some(2.0));
     let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most, rows };
-    out::print(&table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    bench_report::deliver(&table(&report), args.json.as_deref(), &report)?;
     Ok(report.kept())
 }
 
@@ -125,16 +102,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Result<FirstCallRow> {
     let (row, log) = (folder.join("row"), folder.join("log"));
     let mut command = Command::new(std::env::current_exe()?);
-    command.args([
-        "lab",
-        "first-call",
-        "--ops",
-        case.problem.op().name(),
-        "--shapes",
-        case.model.name(),
-        "--dtype",
-        case.problem.dtype().name(),
-    ]);
+    command.args(["lab", "first-call", "--ops", case.problem.op().name(), "--shapes", &case.name, "--dtype", case.problem.dtype().name()]);
     command
         .args(["--ms", &case.problem.m().to_string(), "--tp", &tp.to_string(), "--transport", &args.transport.to_string(), "--here"])
         .arg(&row);

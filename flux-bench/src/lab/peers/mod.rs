@@ -12,15 +12,12 @@ use crate::atomic_file;
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::out;
-use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, peers_table};
-use crate::shapes::{self, Model, parse_dtype, parse_op};
+use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, deliver, peers_table};
+use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
-use child::{Case, Job};
-use flux_core::{DType, OpKind};
+use child::{ScriptCase, ScriptJob};
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::slice::from_ref;
 use std::time::Duration;
 
 /// Arguments of `flux-bench lab peers`.
@@ -29,21 +26,11 @@ pub(crate) struct Args {
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Global rows
-    #[arg(long, value_delimiter = ',', value_name = "M,...", default_value = "64,512,1024,2048,4096,8192")]
-    pub ms: Vec<usize>,
-    /// Layers: gpt3, llama70b, or a fraction of one as in gpt3/16
-    #[arg(long, value_delimiter = ',', value_name = "MODEL,...", default_value = "gpt3,llama70b")]
-    pub shapes: Vec<Model>,
+    #[command(flatten)]
+    pub(crate) layers: LayerArgs,
     /// Ranks; as many as there are GPUs where it is left out
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
-    /// Ops
-    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
-    pub ops: Vec<OpKind>,
-    /// Element type: bf16 or fp16
-    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
-    pub dtype: DType,
     /// Rounds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: u32,
@@ -73,25 +60,24 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     let (versions, rows) = child::run(&args.python, &job, Duration::from_secs(args.limit))?;
     let machine = machine::describe(true, tp, Ranks::Threads);
     let report = PeersReport { schema: PEERS_SCHEMA, origin: Origin::of(&machine), nccl: versions.nccl, torch: versions.torch, rows };
-    out::print(&peers_table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    deliver(&peers_table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 
 /// What the script is asked for; only problems that flux takes too.
-fn job(args: &Args, tp: u32) -> anyhow::Result<Job> {
-    let world = shapes::world(tp)?;
-    let mut cases = Vec::new();
-    for model in &args.shapes {
-        for &op in &args.ops {
-            let layers = shapes::layers(from_ref(model), &[op], &args.ms, args.dtype, world)?;
-            let ms = layers.iter().map(|layer| layer.problem.m()).collect();
-            let (n, k) = model.extents(op);
-            cases.push(Case { op: op.name(), model: model.name().to_owned(), n: n as u32, k: k as u32, ms });
+fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
+    let layers = args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
+    let of_one = layers.chunk_by(|a, b| (&a.name, a.problem.op()) == (&b.name, b.problem.op()));
+    let case = |layers: &[Layer]| {
+        let (name, problem) = (layers[0].name.clone(), &layers[0].problem);
+        ScriptCase {
+            op: problem.op().name(),
+            model: name,
+            n: problem.n(),
+            k: problem.k(),
+            ms: layers.iter().map(|layer| layer.problem.m()).collect(),
         }
-    }
-    Ok(Job { tp, dtype: args.dtype.name(), samples: args.samples, cases })
+    };
+    let cases = of_one.map(case).collect();
+    Ok(ScriptJob { tp, dtype: args.layers.dtype.name(), samples: args.samples, cases })
 }

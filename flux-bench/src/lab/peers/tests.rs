@@ -1,6 +1,7 @@
-use super::child::{Case, Job, run};
+use super::child::{ScriptCase, ScriptJob, run};
 use super::*;
 use crate::harness::Times;
+use flux_core::DType;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -13,8 +14,13 @@ fn args() -> Args {
     <Args as clap::FromArgMatches>::from_arg_matches(&command.get_matches_from(words)).unwrap()
 }
 
-fn small_job() -> Job {
-    Job { tp: 2, dtype: "bf16", samples: 3, cases: vec![Case { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }] }
+fn small_job() -> ScriptJob {
+    ScriptJob {
+        tp: 2,
+        dtype: "bf16",
+        samples: 3,
+        cases: vec![ScriptCase { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }],
+    }
 }
 
 /// A program that stands in for Python: a shell script, called with the peers' script and the order
@@ -58,7 +64,12 @@ fn the_job_names_every_shape_once() {
     let job = job(&args(), 4).unwrap();
     let shapes: Vec<_> = job.cases.iter().map(|c| (c.op, c.n, c.k, c.ms.as_slice())).collect();
     assert_eq!(shapes, [("ag_gemm", 49152, 12288, [64, 512].as_slice()), ("gemm_rs", 12288, 49152, &[64, 512])]);
-    let of = |dtype| serde_json::to_value(super::job(&Args { dtype, ..args() }, 4).unwrap()).unwrap()["dtype"].clone();
+    let asked = |dtype| {
+        let mut args = args();
+        args.layers.dtype = dtype;
+        args
+    };
+    let of = |dtype| serde_json::to_value(super::job(&asked(dtype), 4).unwrap()).unwrap()["dtype"].clone();
     assert_eq!([job.dtype.into(), of(DType::F16)], ["bf16", "fp16"]);
     let error = format!("{:#}", super::job(&args(), 5).unwrap_err());
     assert!(error.contains("is not divisible by the world size 5"), "{error}");

@@ -1,11 +1,12 @@
 //! The shapes that are hard.
 
 use crate::harness::EpilogueSpec;
+use crate::shapes::{self, Layer};
 use flux_core::{DType, OpKind, Problem, ProblemError, WorldSize};
 
 /// One problem of the matrix.
 #[derive(Clone, Debug)]
-pub(crate) struct Case {
+pub(crate) struct SoakCase {
     /// What reports call it.
     pub name: String,
     /// The problem.
@@ -23,8 +24,8 @@ const SMALL: [(&str, usize, usize, usize); 5] = [
     ("least", 1, 8, 8),
     // 129 = 128 + 1 rows; 296 = 256 + 40 = 2 * 128 + 40; 200 = 3 * 64 + 8: tails of every tile
     // extent in use.
-    ("ragged", 129, 296, 200),
-    ("ragged-deep", 129, 200, 1032),
+    ("unaligned", 129, 296, 200),
+    ("unaligned-deep", 129, 200, 1032),
     // One tile less and one more than whole.
     ("short", 127, 248, 504),
     ("whole", 128, 256, 256),
@@ -34,14 +35,14 @@ const SMALL: [(&str, usize, usize, usize); 5] = [
 ///
 /// # Errors
 /// A world in which a shape cannot be split.
-pub(crate) fn matrix(world: WorldSize, models: bool) -> Result<Vec<Case>, ProblemError> {
+pub(crate) fn matrix(world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakCase>> {
     let ranks = world.index();
     let mut cases = Vec::new();
     let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
-    let mut push = |name: &str, op, m, (n, k), dtype, epilogue: EpilogueSpec, heavy| {
+    let mut push = |name: &str, op, m, (n, k), dtype, epilogue: EpilogueSpec| {
         let problem = Problem::new(op, m, n, k, dtype, world)?;
-        cases.push(Case { name: format!("{name}{epilogue} {problem}"), problem, epilogue, heavy });
-        Ok(())
+        cases.push(SoakCase { name: format!("{name}{epilogue} {problem}"), problem, epilogue, heavy: false });
+        Ok::<_, ProblemError>(())
     };
     let plain = EpilogueSpec::default();
     for op in ops {
@@ -52,25 +53,25 @@ pub(crate) fn matrix(world: WorldSize, models: bool) -> Result<Vec<Case>, Proble
         };
         for (name, rows, split, whole) in SMALL {
             for dtype in [DType::Bf16, DType::F16] {
-                push(name, op, rows * ranks, extents(split, whole), dtype, plain, false)?;
+                push(name, op, rows * ranks, extents(split, whole), dtype, plain)?;
             }
         }
         // A bias, alone and with each activation, where a tile ends at every column and where there
         // is the least of everything.
-        for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "ragged"].contains(name)) {
+        for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "unaligned"].contains(name)) {
             for (dtype, epilogue) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| EpilogueSpec::with_bias(op).map(move |f| (d, f))) {
-                push(name, op, rows * ranks, extents(split, whole), dtype, epilogue, false)?;
+                push(name, op, rows * ranks, extents(split, whole), dtype, epilogue)?;
             }
         }
         // m = 8 x 129 whatever the number of ranks, where it divides.
         if 8 * 129 % ranks == 0 && ranks != 8 {
-            push("ragged-1032", op, 8 * 129, extents(296, 200), DType::Bf16, plain, false)?;
+            push("unaligned-1032", op, 8 * 129, extents(296, 200), DType::Bf16, plain)?;
         }
-        for (name, hidden, ffn) in [("gpt3", 12288, 49152), ("llama70b", 8192, 28672)].into_iter().filter(|_| models) {
-            for m in [512, 1024, 2048, 4096, 8192] {
-                let (n, k) = if op == OpKind::AllGatherGemm { (ffn, hidden) } else { (hidden, ffn) };
-                push(name, op, m, (n, k), DType::Bf16, plain, true)?;
-            }
+    }
+    if models {
+        for Layer { name, problem } in shapes::layers(&"gpt3,llama70b".parse()?, &ops, &[512, 1024, 2048, 4096, 8192], DType::Bf16, world)?
+        {
+            cases.push(SoakCase { name: format!("{name} {problem}"), problem, epilogue: plain, heavy: true });
         }
     }
     Ok(cases)
@@ -87,7 +88,7 @@ mod tests {
             let cases = matrix(world, false).unwrap();
             assert!(cases.len() >= 20, "{ranks} ranks: {}", cases.len());
             assert!(cases.iter().all(|c| c.problem.world() == world && !c.heavy));
-            for name in ["ragged+bias gemm_rs", "ragged+bias+gelu ag", "ragged+bias+silu ag", "least+bias+relu ag"] {
+            for name in ["unaligned+bias gemm_rs", "unaligned+bias+gelu ag", "unaligned+bias+silu ag", "least+bias+relu ag"] {
                 assert_eq!(cases.iter().filter(|c| c.name.starts_with(name)).count(), 2, "{name}");
             }
         }

@@ -46,7 +46,7 @@ impl Scale {
 }
 
 /// The picture, a panel for every op and model; with what peers took, where it is known.
-pub(crate) fn svg(report: &Report, peers: Option<&PeersReport>) -> String {
+pub fn svg(report: &Report, peers: Option<&PeersReport>) -> String {
     let panels = panels(&report.rows);
     let curves = curves::of(report, peers);
     let own = || report.rows.iter().flat_map(|r| [r.t_op_ms, r.t_serial_ms].map(|t| t.median / r.t_gemm_ms.median)).chain([1.0]);

@@ -76,18 +76,3 @@ fn peers_that_must_not_be_shown_are_refused() {
     assert!(refused(|p| p.schema = 2).contains("has schema 2"));
     assert!(refused(|p| p.rows[0].serial_ms = Some(flat(0.0))).contains("cannot be compared"));
 }
-
-#[test]
-fn peers_of_the_same_hardware_are_published() {
-    let root = tempfile::tempdir().unwrap();
-    let at = |name: &str| root.path().join(name);
-    fs::create_dir(at("results")).unwrap();
-    fs::write(at("README.md"), "<!-- results:begin -->\n<!-- results:end -->\n").unwrap();
-    both_ops().write(&at("results/a-x4-nvlink.json")).unwrap();
-    let before = publish::render(root.path()).unwrap();
-    peers().write(&at("results/b-x4-peers.json")).unwrap();
-    assert_eq!(publish::render(root.path()).unwrap(), before, "of other hardware");
-    peers().write(&at("results/a-x4-peers.json")).unwrap();
-    let after = publish::render(root.path()).unwrap();
-    assert!(after[0].content.contains("1.300 (async-TP)") && after[2].content.contains("async-TP"), "{after:?}");
-}

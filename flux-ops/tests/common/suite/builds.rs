@@ -101,7 +101,7 @@ pub fn the_workspace_is_known_before_it_is_taken(machine: Machine) {
             // All peers' partial tiles: 2 by 4 tiles of 128x128 elements of 2 bytes from each.
             assert_eq!(before.half_bytes, (w as u64 - 1) * 256 * 512 * 2);
             let explained = op.explain();
-            for part in ["gemm_rs m=", "tile ", "worker", "workspace: ", "bytes"] {
+            for part in ["gemm_rs m=", "tile=", "worker", "workspace: ", "bytes"] {
                 assert!(explained.contains(part), "`{part}` is missing in: {explained}");
             }
         });

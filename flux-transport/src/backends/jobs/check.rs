@@ -3,9 +3,26 @@
 //! Invariant: work that passed reads and writes nothing outside of the workspace, but for the
 //! caller's rows.
 
-use super::{Exchange, MoverJob, Source};
+use super::{Carry, Exchange, MoverJob, Source};
 use crate::TransportError;
 use flux_core::layout::WorkspaceSize;
+
+impl Carry<'_> {
+    /// Checks that a workspace of `world` ranks holds the route.
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        let bad = |what, value, limit| Err(TransportError::BadTransfer { index: 0, what, value, limit });
+        let needed = self.route.workspace();
+        if self.route.world() != world {
+            bad("world size of the route", u64::from(self.route.world()), u64::from(world))
+        } else if needed.signals > size.signals {
+            bad("signals of the route", u64::from(needed.signals), u64::from(size.signals))
+        } else if needed.half_bytes > size.half_bytes {
+            bad("bytes of the route", needed.half_bytes, size.half_bytes)
+        } else {
+            Ok(())
+        }
+    }
+}
 
 impl Exchange<'_> {
     /// Checks that every message lies in the workspace of `world` ranks.
@@ -71,5 +88,26 @@ impl MoverJob<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::program::route::Route;
+    use flux_core::program::{Schedule, TileProgram};
+    use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+
+    #[test]
+    fn a_workspace_that_is_too_small_for_a_route_is_refused() {
+        let world = WorldSize::new(2).unwrap();
+        let problem = Problem::new(OpKind::GemmReduceScatter, 64, 96, 64, DType::Bf16, world).unwrap();
+        let schedule = Schedule::of(TileShape::new(16, 24, 16));
+        let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap()).collect();
+        let (route, size) = (Route::new(Rank::new(0), &programs), programs[0].workspace());
+        let carry = Carry { x: 0, row_stride: 0, route: &route, op: 0 };
+        assert!(carry.check(2, size).is_ok() && carry.check(3, size).is_err());
+        assert!(carry.check(2, WorkspaceSize { signals: size.signals - 1, ..size }).is_err());
+        assert!(carry.check(2, WorkspaceSize { half_bytes: size.half_bytes - 1, ..size }).is_err());
     }
 }

@@ -12,9 +12,9 @@ use super::layout::POISONED;
 use super::workspace::Workspace;
 use crate::Carry;
 use crate::backends::nvlink::Lane;
-use crate::backends::route::{Block, Incoming, Origin, Parcel};
 use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 use flux_core::layout::{control, signal_offset};
+use flux_core::program::route::{Block, Incoming, Origin, Parcel};
 use flux_core::signal::Epoch;
 
 /// Where a call's copies go.

@@ -167,7 +167,7 @@ impl Transport for Pcie {
         let State { out, back, calls, current, .. } = &mut *locked(&self.state);
         calls.uncarried(stream)?;
         let (rank, epoch) = (self.members.rank, calls.epoch());
-        carry.route.check(self.members.world(), *current.size())?;
+        carry.check(self.members.world(), *current.size())?;
         let _current = self.device.enter()?;
         calls.carried();
         self.watch.begin(epoch.get());

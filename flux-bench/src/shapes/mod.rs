@@ -1,0 +1,171 @@
+//! The layers that are measured, as command lines name them.
+//!
+//! Invariant: an MLP's two layers are each other's transpose, so what AllGather-GEMM writes is what
+//! GEMM-ReduceScatter reads.
+
+mod models;
+mod words;
+
+pub(crate) use words::{Shape, Shapes};
+
+use anyhow::{Context, ensure};
+use flux_core::{DType, OpKind, Problem, WorldSize};
+
+/// One op's global extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gemm {
+    op: OpKind,
+    n: usize,
+    k: usize,
+}
+
+/// Which layers a command works on.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct LayerArgs {
+    /// Global rows; where left out, some that suit command and machine
+    #[arg(long, value_delimiter = ',', value_name = "M,...")]
+    pub(crate) ms: Vec<usize>,
+    /// Layers: names, HIDDENxFFN or OP:n=N,k=K, as in llama3-8b.qkv,4096x14336; where left out, the
+    /// MLP of gpt3 and llama70b, and on the host a sixteenth of both
+    #[arg(long, value_name = "SHAPE,...")]
+    pub(crate) shapes: Option<Shapes>,
+    /// Ops; a layer of one op is left out where that is not among them
+    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
+    pub(crate) ops: Vec<OpKind>,
+    /// Element type: bf16 or fp16
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
+    pub(crate) dtype: DType,
+}
+
+impl LayerArgs {
+    /// The layers for `world`; where no rows are asked for, at `ms` on GPUs and 512 on the host.
+    ///
+    /// # Errors
+    /// A shape that the world cannot split, with its name, or nothing that is of the ops.
+    pub(crate) fn layers(&self, world: WorldSize, on_gpus: bool, ms: &[usize]) -> anyhow::Result<Vec<Layer>> {
+        let usual = if on_gpus { "gpt3,llama70b" } else { "gpt3/16,llama70b/16" };
+        let shapes = self.shapes.clone().map_or_else(|| usual.parse(), Ok)?;
+        let ms = match (&self.ms[..], on_gpus) {
+            ([], true) => ms,
+            ([], false) => &[512],
+            (given, _) => given,
+        };
+        layers(&shapes, &self.ops, ms, self.dtype, world)
+    }
+}
+
+/// One op of a shape at some number of rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// The shape's word.
+    pub name: String,
+    /// The problem.
+    pub problem: Problem,
+}
+
+/// Every one of `ops` of every shape at every `m`, on elements of type `dtype`, for `world` ranks;
+/// `m` changes fastest.
+///
+/// # Errors
+/// A shape that the world cannot split, with its name, or none that has one of the ops.
+pub fn layers(shapes: &Shapes, ops: &[OpKind], ms: &[usize], dtype: DType, world: WorldSize) -> anyhow::Result<Vec<Layer>> {
+    let mut layers = Vec::new();
+    for shape in &shapes.0 {
+        for &op in ops {
+            let Some((n, k)) = shape.extents(op) else { continue };
+            for &m in ms {
+                let problem = Problem::new(op, m, n, k, dtype, world).with_context(|| format!("{op} of {shape} at m = {m}"))?;
+                layers.push(Layer { name: shape.name().to_owned(), problem });
+            }
+        }
+    }
+    let named = || ops.iter().map(|op| op.name()).collect::<Vec<_>>().join(" or ");
+    ensure!(!layers.is_empty(), "there is nothing to do: no {} is among --shapes {shapes}", named());
+    Ok(layers)
+}
+
+/// The op of a `--ops` word.
+pub fn parse_op(word: &str) -> Result<OpKind, String> {
+    match word.replace('-', "_").as_str() {
+        "ag_gemm" => Ok(OpKind::AllGatherGemm),
+        "gemm_rs" => Ok(OpKind::GemmReduceScatter),
+        _ => Err(format!("{word:?} is neither ag_gemm nor gemm_rs")),
+    }
+}
+
+/// The element type of a `--dtype` word.
+pub(crate) fn parse_dtype(word: &str) -> Result<DType, String> {
+    match word {
+        "bf16" => Ok(DType::Bf16),
+        "fp16" | "f16" => Ok(DType::F16),
+        _ => Err(format!("{word:?} is neither bf16 nor fp16")),
+    }
+}
+
+/// The world of a `--tp` word.
+///
+/// # Errors
+/// No world has so many ranks.
+pub fn world(tp: u32) -> anyhow::Result<WorldSize> {
+    WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: LayerArgs,
+    }
+
+    fn given(words: &str, on_gpus: bool) -> anyhow::Result<Vec<Layer>> {
+        let line = Line::parse_from(["x"].into_iter().chain(words.split_whitespace()));
+        line.args.layers(world(2).unwrap(), on_gpus, &[64, 128])
+    }
+
+    #[test]
+    fn layers_that_are_left_out_suit_the_machine() {
+        let names = |words: &str, on_gpus| {
+            let layers = given(words, on_gpus).unwrap();
+            layers.iter().map(|layer| format!("{} {}", layer.name, layer.problem.m())).collect::<Vec<_>>().join(", ")
+        };
+        assert_eq!(names("--ops ag_gemm", true), "gpt3 64, gpt3 128, llama70b 64, llama70b 128");
+        assert_eq!(names("--ops ag_gemm", false), "gpt3/16 512, llama70b/16 512");
+        assert_eq!(names("--shapes gpt3/128 --ms 16", false), "gpt3/128 16, gpt3/128 16", "both ops");
+        assert_eq!(names("--shapes gemm_rs:n=8,k=16,64x128 --ms 16 --ops gemm_rs", false), "gemm_rs:n=8,k=16 16, 64x128 16");
+    }
+
+    #[test]
+    fn shapes_without_the_op_or_that_ranks_cannot_split_are_named() {
+        let error = |words: &str| format!("{:#}", given(words, true).unwrap_err());
+        assert_eq!(error("--shapes llama3-8b.qkv --ops gemm_rs"), "there is nothing to do: no gemm_rs is among --shapes llama3-8b.qkv");
+        let error = error("--shapes 64x128 --ms 17");
+        assert!(error.starts_with("ag_gemm of 64x128 at m = 17: "), "{error}");
+    }
+
+    #[test]
+    fn a_type_has_the_name_that_reports_give_it() {
+        for dtype in [DType::Bf16, DType::F16] {
+            assert_eq!(parse_dtype(dtype.name()), Ok(dtype));
+        }
+        assert_eq!(parse_dtype("f16"), Ok(DType::F16));
+        assert_eq!(parse_dtype("fp8"), Err("\"fp8\" is neither bf16 nor fp16".to_owned()));
+    }
+
+    /// No operand has an element above 1, so no sum of products is above `k`, and random ones have
+    /// a standard deviation of at most `sqrt(k) / 3`.
+    #[test]
+    fn no_sum_of_any_layer_is_more_than_fp16_holds() {
+        // Of 16 ranks' partial sums each is rounded, and each sum of them.
+        let roundings = (1.0 + DType::F16.unit_roundoff()).powi(32);
+        for (name, gemms) in models::named() {
+            let longest = gemms.iter().map(|gemm| gemm.k).max().unwrap() as f64;
+            assert!(longest * roundings < half::f16::MAX.to_f64(), "{name}");
+            let deviation = longest.sqrt() / 3.0;
+            assert!(100.0 * 8.0 * deviation < half::f16::MAX.to_f64(), "{name}: eight deviations are above a hundredth of it");
+        }
+    }
+}

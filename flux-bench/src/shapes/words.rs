@@ -1,0 +1,201 @@
+//! The words of `--shapes`.
+//!
+//! Invariant: a shape that is displayed parses to itself.
+
+use super::models::named;
+use super::{Gemm, parse_op};
+use flux_core::OpKind;
+use std::fmt;
+use std::str::FromStr;
+
+/// GEMMs under one name, at most one for each op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    name: String,
+    gemms: Vec<Gemm>,
+}
+
+/// A list of shapes, separated by commas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shapes(pub(super) Vec<Shape>);
+
+/// Why a text is no list of shapes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// No layer has this name.
+    #[error("{word:?} is no shape: give HIDDENxFFN as in 4096x14336, OP:n=N,k=K as in gemm_rs:n=8192,k=28672, or one of {}", names())]
+    Unknown {
+        /// The word.
+        word: String,
+    },
+    /// The divisor is no number that divides the extents into multiples of 8.
+    #[error("{word:?}: {} over the divisor must be multiples of 8", extents.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "))]
+    Divisor {
+        /// The word.
+        word: String,
+        /// The undivided extents.
+        extents: Vec<usize>,
+    },
+}
+
+/// All names, for an error.
+fn names() -> String {
+    let names: Vec<String> = named().map(|(name, _)| name).collect();
+    format!("{}, or a fraction of one as in gpt3/16", names.join(", "))
+}
+
+impl Shape {
+    /// Its word.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Global `(n, k)` of an op, where the shape has that op.
+    pub(crate) fn extents(&self, op: OpKind) -> Option<(usize, usize)> {
+        self.gemms.iter().find(|gemm| gemm.op == op).map(|gemm| (gemm.n, gemm.k))
+    }
+
+    /// `4096x14336`: both layers of an MLP.
+    fn mlp(word: &str) -> Option<Self> {
+        let (hidden, ffn) = word.split_once('x')?;
+        let (hidden, ffn) = (extent(hidden)?, extent(ffn)?);
+        let gemms = vec![Gemm { op: OpKind::AllGatherGemm, n: ffn, k: hidden }, Gemm { op: OpKind::GemmReduceScatter, n: hidden, k: ffn }];
+        Some(Self { name: format!("{hidden}x{ffn}"), gemms })
+    }
+
+    /// `gemm_rs:n=8192,k=28672`.
+    fn gemm(word: &str) -> Option<Self> {
+        let (op, extents) = word.split_once(':')?;
+        let (n, k) = extents.split_once(',')?;
+        let (op, n, k) = (parse_op(op).ok()?, extent(n.strip_prefix("n=")?)?, extent(k.strip_prefix("k=")?)?);
+        Some(Self { name: format!("{}:n={n},k={k}", op.name()), gemms: vec![Gemm { op, n, k }] })
+    }
+
+    /// `gpt3`, or `gpt3/16` for a sixteenth of both extents.
+    fn layer(word: &str) -> Result<Self, ShapeError> {
+        let (name, divisor) = word.split_once('/').map_or((word, 1), |(name, divisor)| (name, divisor.parse().unwrap_or(0)));
+        let unknown = || ShapeError::Unknown { word: word.to_owned() };
+        let (_, gemms) = named().find(|(known, _)| known == name).ok_or_else(unknown)?;
+        let extents = vec![gemms[0].n, gemms[0].k];
+        if divisor == 0 || extents.iter().any(|extent| extent % (8 * divisor) != 0) {
+            return Err(ShapeError::Divisor { word: word.to_owned(), extents });
+        }
+        let gemms = gemms.into_iter().map(|Gemm { op, n, k }| Gemm { op, n: n / divisor, k: k / divisor }).collect();
+        Ok(Self { name: word.to_owned(), gemms })
+    }
+}
+
+fn extent(word: &str) -> Option<usize> {
+    word.parse().ok().filter(|&extent| extent > 0)
+}
+
+impl FromStr for Shape {
+    type Err = ShapeError;
+
+    fn from_str(word: &str) -> Result<Self, ShapeError> {
+        Self::mlp(word).or_else(|| Self::gemm(word)).map_or_else(|| Self::layer(word), Ok)
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl FromStr for Shapes {
+    type Err = ShapeError;
+
+    fn from_str(text: &str) -> Result<Self, ShapeError> {
+        // The comma before `k=` is inside of a shape.
+        let mut words: Vec<String> = Vec::new();
+        for part in text.split(',') {
+            match words.last_mut() {
+                Some(word) if part.starts_with("k=") => *word = format!("{word},{part}"),
+                _ => words.push(part.to_owned()),
+            }
+        }
+        Ok(Self(words.iter().map(|word| word.parse()).collect::<Result<_, _>>()?))
+    }
+}
+
+impl fmt::Display for Shapes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<&str> = self.0.iter().map(Shape::name).collect();
+        f.write_str(&words.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn word() -> impl Strategy<Value = String> {
+        let extent = 1..1_usize << 24;
+        let op = prop_oneof![Just("ag_gemm"), Just("gemm_rs")];
+        let known: Vec<String> = named().map(|(name, _)| name).collect();
+        prop_oneof![
+            (extent.clone(), extent.clone()).prop_map(|(hidden, ffn)| format!("{hidden}x{ffn}")),
+            (op, extent.clone(), extent).prop_map(|(op, n, k)| format!("{op}:n={n},k={k}")),
+            (prop::sample::select(known), prop::sample::select(vec!["", "/2", "/8"])).prop_map(|(name, part)| name + part),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_displayed_list_parses_to_itself(words in prop::collection::vec(word(), 1..5)) {
+            let text = words.join(",");
+            let shapes: Shapes = text.parse().unwrap();
+            prop_assert_eq!(shapes.0.len(), words.len());
+            prop_assert_eq!(shapes.to_string(), text);
+        }
+
+        #[test]
+        fn no_text_panics(text in "\\PC{0,40}") {
+            let _ = text.parse::<Shapes>();
+        }
+    }
+
+    #[test]
+    fn a_word_gives_its_extents() {
+        let extents = |word: &str| {
+            let shape: Shape = word.parse().unwrap();
+            [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| shape.extents(op))
+        };
+        for (word, expected) in [
+            ("gpt3", [Some((49152, 12288)), Some((12288, 49152))]),
+            ("llama70b/16", [Some((1792, 512)), Some((512, 1792))]),
+            ("4096x14336", [Some((14336, 4096)), Some((4096, 14336))]),
+            ("gemm-rs:n=8192,k=28672", [None, Some((8192, 28672))]),
+            ("ag_gemm:n=8,k=16", [Some((8, 16)), None]),
+            ("llama3-8b", [Some((14336, 4096)), Some((4096, 14336))]),
+            ("llama3-8b.qkv", [Some((6144, 4096)), None]),
+            ("llama3-8b.o", [None, Some((4096, 4096))]),
+            ("llama3-70b.qkv", [Some((10240, 8192)), None]),
+            ("qwen3-32b", [Some((25600, 5120)), Some((5120, 25600))]),
+            ("qwen3-32b.o", [None, Some((5120, 8192))]),
+            ("deepseek-v3", [Some((18432, 7168)), Some((7168, 18432))]),
+            ("deepseek-v3.q_b", [Some((24576, 1536)), None]),
+            ("deepseek-v3.o", [None, Some((7168, 16384))]),
+        ] {
+            assert_eq!(extents(word), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_no_shape_is_refused_with_the_names_that_there_are() {
+        for word in ["gpt4", "", "0x8", "8x", "gemm_rs:n=8", "gemm:n=8,k=8", "gemm_rs:k=8,n=8", "4096x14336/2"] {
+            let error = word.parse::<Shapes>().unwrap_err().to_string();
+            assert!(error.contains("is no shape: give HIDDENxFFN") && error.contains("llama3-8b.qkv, llama3-8b.o"), "{word}: {error}");
+        }
+        for word in ["gpt3/0", "gpt3/x", "gpt3/7", "llama70b/4096"] {
+            assert!(matches!(word.parse::<Shape>(), Err(ShapeError::Divisor { .. })), "{word}");
+        }
+        assert_eq!(
+            "gpt3/7".parse::<Shape>().unwrap_err().to_string(),
+            "\"gpt3/7\": 49152 and 12288 over the divisor must be multiples of 8"
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! The legal plans of a problem.
+//!
+//! Invariant: every candidate is canonical, legal for the problem and the links, and there once.
+
+use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
+use crate::layout::{gather_place_bytes, slot_bytes};
+use crate::tile::TileGrid;
+use crate::{OpKind, Problem, TileShape};
+use std::collections::HashSet;
+
+/// What one signal announces of a shard over peer memory: some ten signal latencies of an NVLink
+/// port, so that a reader starts after a fraction of a large shard.
+const PEER_CHUNK_BYTES: u64 = 4 << 20;
+/// The same through host memory, where each chunk costs two copies of about 5 us.
+const STAGED_CHUNK_BYTES: u64 = 2 << 20;
+/// Rows of a chunk through host memory, at least: a pass over `w` serves so many rows.
+const STAGED_CHUNK_ROWS: u32 = 256;
+/// Least bytes of a slice along `k`: some three signal latencies of a link.
+const SLICE_BYTES: u64 = 1 << 20;
+/// Slices along `k` that are tried.
+const K_SLICES: [u32; 9] = [1, 2, 3, 4, 5, 6, 8, 10, 12];
+/// Workers of a tile that are tried.
+const SPLITS: [u32; 2] = [2, 3];
+/// Chunks of a shard that are tried as messages.
+const MESSAGES: [u32; 4] = [1, 2, 4, 8];
+
+impl Plan {
+    /// Every plan that is worth a look for `problem` on `target`.
+    pub fn candidates(problem: &Problem, target: &Target) -> Vec<Self> {
+        let (mut all, mut known) = (Vec::new(), HashSet::new());
+        for tile in TileShape::all() {
+            for rows in row_mappings(problem, target).into_iter().filter(|&rows| has_kernel(problem, tile, rows)) {
+                for plan in of_tile(problem, target, Self { rows, ..Self::of(tile) }) {
+                    let plan = plan.canonical(problem, target);
+                    if known.insert(plan) {
+                        all.push(plan);
+                    }
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Whether a kernel can do what a GEMM-ReduceScatter asks of its tiles; an AllGather-GEMM asks
+/// nothing.
+fn has_kernel(problem: &Problem, tile: TileShape, rows: RowMapping) -> bool {
+    match (problem.op(), rows) {
+        (OpKind::GemmReduceScatter, RowMapping::Flattened) => tile.scatters(),
+        (OpKind::GemmReduceScatter, RowMapping::PerShard { .. }) => problem.world().peers() == 0 || tile.sends_partials(),
+        (OpKind::AllGatherGemm, _) => true,
+    }
+}
+
+/// How rows may be mapped: per shard one, two, all peers' or all side by side; flattened.
+fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
+    let (world, peers) = (problem.world().get(), problem.world().peers());
+    let widest = target.widest_group(problem);
+    let mut groups: Vec<u32> = [1, 2, peers, world].into_iter().map(|group| group.clamp(1, widest)).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    let flattened = (peers > 0 && !target.nodes.are_mixed()).then_some(RowMapping::Flattened);
+    groups.into_iter().map(|group| RowMapping::PerShard { group }).chain(flattened).collect()
+}
+
+/// The plans of one tile and row mapping.
+fn of_tile(problem: &Problem, target: &Target, plan: Plan) -> Vec<Plan> {
+    let mut all = Vec::new();
+    for comm in comm_modes(problem, target, &plan) {
+        for chunk in chunks(problem, target, &plan, comm) {
+            for k_slices in slices(problem, target, &plan) {
+                let whole = Plan { comm, chunk, k_slices, ..plan };
+                all.extend(splits(problem, target, &whole).map(|k| Plan { k, ..whole }));
+            }
+        }
+    }
+    all
+}
+
+fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> {
+    let [kernel, copies] = [Mover::Kernel, Mover::CopyEngine].map(|mover| CommMode::Fused { mover });
+    let flattened = plan.is_flattened();
+    match (target.links, problem.op()) {
+        // Of equals by the model the first is taken: copy engines leave the kernel alone.
+        (Links::PeerMemory, OpKind::AllGatherGemm) if !flattened => vec![copies, kernel],
+        (Links::PeerMemory, _) => vec![kernel],
+        (Links::HostStaged, OpKind::GemmReduceScatter) if flattened => vec![kernel, copies],
+        (Links::HostStaged, _) => vec![copies],
+        (Links::Messages(_), _) => {
+            let at_once = 1..=problem.world().peers().max(1);
+            let sequential = flattened && target.has_collectives();
+            let overlapped = at_once.map(|peers| CommMode::Overlapped { peers });
+            overlapped.chain(sequential.then_some(CommMode::Sequential)).collect()
+        }
+    }
+}
+
+fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Vec<Chunk> {
+    let grid = TileGrid::of_shard(problem, plan.tile);
+    let tiles = |tiles: u64| Chunk::Tiles(u32::try_from(tiles).unwrap_or(u32::MAX).max(1));
+    let row_block = gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(plan.tile.m);
+    match (target.links, problem.op()) {
+        (_, OpKind::AllGatherGemm) if plan.is_flattened() => vec![Chunk::Shard],
+        (Links::PeerMemory, OpKind::AllGatherGemm) if gather_place_bytes(problem) <= PEER_CHUNK_BYTES => vec![Chunk::Shard],
+        (Links::PeerMemory, OpKind::AllGatherGemm) => vec![tiles(PEER_CHUNK_BYTES / row_block)],
+        (Links::HostStaged, OpKind::AllGatherGemm) => {
+            let least = STAGED_CHUNK_ROWS.div_ceil(plan.tile.m);
+            [least, 2 * least].map(|least| tiles((STAGED_CHUNK_BYTES / row_block).max(least.into()))).to_vec()
+        }
+        (Links::PeerMemory, OpKind::GemmReduceScatter) => vec![Chunk::Tiles(1)],
+        (Links::HostStaged, OpKind::GemmReduceScatter) if comm == (CommMode::Fused { mover: Mover::Kernel }) => vec![Chunk::Tiles(1)],
+        (Links::HostStaged, OpKind::GemmReduceScatter) if plan.is_flattened() => vec![Chunk::Shard],
+        (Links::HostStaged, OpKind::GemmReduceScatter) => vec![tiles(STAGED_CHUNK_BYTES / slot_bytes(problem, plan.tile))],
+        (Links::Messages(_), _) if plan.is_flattened() => vec![Chunk::Shard],
+        (Links::Messages(channels), op) => {
+            let of_shard = if op == OpKind::AllGatherGemm { grid.row_blocks().into() } else { grid.tiles() };
+            let bytes =
+                if op == OpKind::AllGatherGemm { gather_place_bytes(problem) } else { grid.tiles() * slot_bytes(problem, plan.tile) };
+            let worth = MESSAGES.iter().filter(|&&parts| parts == 1 || bytes / u64::from(parts) >= channels.least_bytes);
+            worth.map(|&parts| tiles(of_shard.div_ceil(parts.into()))).collect()
+        }
+    }
+}
+
+fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
+    let shards = match plan.rows {
+        RowMapping::Flattened => problem.world().get(),
+        RowMapping::PerShard { group } => group,
+    };
+    if problem.op() != OpKind::AllGatherGemm || shards == 1 || target.has_messages() {
+        return vec![1];
+    }
+    let sent = gather_place_bytes(problem) * u64::from(shards - 1);
+    K_SLICES.into_iter().filter(|&slices| slices == 1 || sent / u64::from(slices) >= SLICE_BYTES).collect()
+}
+
+/// Ways to divide `k`. Tiles are split where all of their parts are one wave.
+fn splits<'a>(problem: &Problem, target: &Target, plan: &'a Plan) -> impl Iterator<Item = KSplit> + use<'a> {
+    let tiles = match plan.rows {
+        RowMapping::Flattened => TileGrid::new(problem.m(), problem.n_local(), plan.tile).tiles(),
+        RowMapping::PerShard { .. } => u64::from(problem.world().get()) * TileGrid::of_shard(problem, plan.tile).tiles(),
+    };
+    let workers = u64::from(target.machine.multiprocessors);
+    let split = SPLITS.into_iter().filter(move |&splits| plan.k_slices == 1 && tiles * u64::from(splits) <= workers);
+    [KSplit::Whole, KSplit::StreamK].into_iter().chain(split.map(KSplit::SplitK))
+}

@@ -1,0 +1,96 @@
+//! The canonical form of a plan.
+//!
+//! Invariant: a plan and its canonical form have the same tile programs, and canonical forms of
+//! different programs differ. Tables, records and the ranks' agreement hold canonical plans.
+
+use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
+use crate::tile::TileGrid;
+use crate::{OpKind, Problem};
+
+impl Plan {
+    /// The same plan without what has no effect for `problem` on `target`, and with no more of
+    /// anything than there is.
+    ///
+    /// ```
+    /// use flux_core::plan::{KSplit, Plan, Target};
+    /// use flux_core::machine::Machine;
+    /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+    /// let world = WorldSize::new(4).unwrap();
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 512, 1024, 4096, DType::Bf16, world)?;
+    /// let plain = Plan::of(TileShape::new(128, 128, 64));
+    /// let asked = Plan { k: KSplit::SplitK(99), k_slices: 4, ..plain };
+    /// // k has 16 steps on a rank, and only AllGather-GEMM has slices.
+    /// let canonical = asked.canonical(&p, &Target::peer_memory(Machine::H100, &p));
+    /// assert_eq!(canonical, Plan { k: KSplit::SplitK(16), ..plain });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn canonical(&self, problem: &Problem, target: &Target) -> Self {
+        let (gathers, peers) = (problem.op() == OpKind::AllGatherGemm, problem.world().peers());
+        if peers == 0 {
+            let alone = Self { rows: RowMapping::PerShard { group: 1 }, chunk: Chunk::Shard, k_slices: 1, ..*self };
+            let comm = CommMode::Fused { mover: Mover::Kernel };
+            return Self { k: alone.canonical_split(problem, target), comm, ..alone };
+        }
+        if self.comm == CommMode::Sequential {
+            let plan = Self { rows: RowMapping::Flattened, chunk: Chunk::Shard, k_slices: 1, ..*self };
+            let comm = if target.has_collectives() { CommMode::Sequential } else { plan.canonical_mover(problem, target) };
+            return Self { comm, k: plan.canonical_split(problem, target), ..plan };
+        }
+        let rows = match self.rows {
+            RowMapping::PerShard { group } => RowMapping::PerShard { group: group.min(target.widest_group(problem)).max(1) },
+            RowMapping::Flattened => RowMapping::Flattened,
+        };
+        let plan = Self { rows, chunk: self.canonical_chunk(problem), ..*self };
+        let k_steps = problem.k_local().div_ceil(self.tile.k);
+        let width = k_steps.div_ceil(self.k_slices.max(1));
+        let comm = match self.comm {
+            CommMode::Overlapped { peers: at_once } if target.has_messages() => CommMode::Overlapped { peers: at_once.clamp(1, peers) },
+            _ => plan.canonical_mover(problem, target),
+        };
+        let k_slices = if gathers && !target.has_messages() { k_steps.div_ceil(width.max(1)) } else { 1 };
+        let plan = Self { k_slices, comm, ..plan };
+        Self { k: plan.canonical_split(problem, target), ..plan }
+    }
+
+    fn canonical_split(&self, problem: &Problem, target: &Target) -> KSplit {
+        match self.k {
+            KSplit::SplitK(workers) => match workers.min(problem.k_local().div_ceil(self.tile.k)) {
+                ..=1 => KSplit::Whole,
+                workers => KSplit::SplitK(workers),
+            },
+            KSplit::StreamK if target.nodes.are_mixed() || self.schedule(problem, target).shared_tiles(problem).is_none() => KSplit::Whole,
+            k => k,
+        }
+    }
+
+    fn canonical_chunk(&self, problem: &Problem) -> Chunk {
+        let shard = TileGrid::of_shard(problem, self.tile);
+        let Chunk::Tiles(tiles) = self.chunk else { return Chunk::Shard };
+        let all = match (problem.op(), self.rows) {
+            (OpKind::AllGatherGemm, _) => shard.row_blocks().into(),
+            (OpKind::GemmReduceScatter, RowMapping::PerShard { .. }) => shard.tiles(),
+            (OpKind::GemmReduceScatter, RowMapping::Flattened) => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
+        };
+        match u64::from(tiles) < all {
+            false => Chunk::Shard,
+            // Flattened tiles are announced all together or one by one.
+            true if problem.op() == OpKind::GemmReduceScatter && self.is_flattened() => Chunk::Tiles(1),
+            true => Chunk::Tiles(tiles),
+        }
+    }
+
+    /// Who moves the data, where the links leave no choice; the plan's own mover where they do.
+    fn canonical_mover(&self, problem: &Problem, target: &Target) -> CommMode {
+        let (gathers, by_tile) = (problem.op() == OpKind::AllGatherGemm, self.chunk != Chunk::Shard);
+        let mover = match (target.links, self.comm) {
+            (Links::PeerMemory, CommMode::Fused { mover }) if gathers && !self.is_flattened() => mover,
+            (Links::PeerMemory, _) => Mover::Kernel,
+            // Kernels reach host memory with the rows of single tiles only.
+            (Links::HostStaged, _) if !gathers && self.is_flattened() && by_tile => Mover::Kernel,
+            (Links::HostStaged, _) => Mover::CopyEngine,
+            (Links::Messages(_), _) => return CommMode::Overlapped { peers: problem.world().peers() },
+        };
+        CommMode::Fused { mover }
+    }
+}

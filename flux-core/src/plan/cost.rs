@@ -1,0 +1,229 @@
+//! A roofline that ranks plans.
+//!
+//! Invariant: every figure is a rate or a latency of the [`Machine`](crate::machine::Machine); none
+//! is fitted to a shape, a plan or a record. Times are in ns, rates in operations or bytes per ns.
+
+use super::{CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
+use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::program::Schedule;
+use crate::tile::TileGrid;
+use crate::{OpKind, Problem};
+
+/// Exponent of the soft maximum of two streams that overlap: equal ones take an eighth longer than
+/// each, and one that is half as long as the other hides under it.
+const OVERLAP: i32 = 6;
+
+impl Plan {
+    /// The candidates, the fastest by the model first; of those within half a percent the first
+    /// candidate, which is the simplest.
+    pub fn ranked(problem: &Problem, target: &Target) -> Vec<Self> {
+        let mut ranked = Self::candidates(problem, target);
+        ranked.sort_by_cached_key(|plan| (plan.cost_ns(problem, target).max(1.0).ln() * 200.0).round() as i64);
+        ranked
+    }
+
+    /// Modelled time of a call on the slowest rank, in ns.
+    pub fn cost_ns(&self, problem: &Problem, target: &Target) -> f64 {
+        let call = Call::new(self, problem, target);
+        let body = call.body();
+        let exposed = match (self.comm, problem.op()) {
+            (_, _) if problem.world().peers() == 0 => 0.0,
+            (CommMode::Sequential, _) => call.collective(),
+            (_, OpKind::AllGatherGemm) => call.exposed_gather(body),
+            (_, OpKind::GemmReduceScatter) => call.exposed_scatter(body),
+        };
+        body + exposed
+    }
+}
+
+/// A call of a plan, with what several parts of its time depend on.
+struct Call<'a> {
+    plan: &'a Plan,
+    problem: &'a Problem,
+    target: &'a Target,
+    schedule: Schedule,
+    workers: f64,
+    /// Tiles of a shard, and of the whole program.
+    of_shard: f64,
+    tiles: f64,
+    /// Time of one worker for one whole tile.
+    tile_ns: f64,
+}
+
+impl<'a> Call<'a> {
+    fn new(plan: &'a Plan, problem: &'a Problem, target: &'a Target) -> Self {
+        let of_shard = TileGrid::of_shard(problem, plan.tile).tiles() as f64;
+        let tiles = match plan.rows {
+            RowMapping::Flattened => TileGrid::new(problem.m(), problem.n_local(), plan.tile).tiles() as f64,
+            RowMapping::PerShard { .. } => of_shard * f64::from(problem.world().get()),
+        };
+        let machine = &target.machine;
+        let ops = 2.0 * f64::from(plan.tile.m) * f64::from(plan.tile.n) * f64::from(problem.k_local().next_multiple_of(plan.tile.k));
+        let multiply_ns = ops / machine.ops_per_ns() * plan.tile.step_percent() as f64 / 100.0;
+        // Every step loads a column of both operands' tiles from L2.
+        let elements = f64::from(plan.tile.m + plan.tile.n) * f64::from(problem.k_local());
+        let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
+        let load_ns = elements * problem.dtype().bytes() as f64 / l2;
+        let steps_ns = multiply_ns.max(load_ns);
+        let taken = match (target.links, plan.comm) {
+            (Links::Messages(channels), CommMode::Overlapped { peers }) => {
+                (channels.of_message(gather_place_bytes(problem)) * peers.min(problem.world().peers())).min(channels.all)
+            }
+            _ => 0,
+        };
+        let workers = f64::from(machine.multiprocessors.saturating_sub(taken).max(1));
+        let schedule = plan.schedule(problem, target);
+        Self { plan, problem, target, schedule, workers, of_shard, tiles, tile_ns: steps_ns }
+    }
+
+    /// Multiplication and reads of operands, side by side.
+    fn body(&self) -> f64 {
+        let sum = self.multiply().powi(OVERLAP) + self.read().powi(OVERLAP);
+        sum.powf(1.0 / f64::from(OVERLAP))
+    }
+
+    /// Waves of tiles, with the fix-up of those that several workers share.
+    fn multiply(&self) -> f64 {
+        let fixed = self.target.machine.tile_ns as f64;
+        let partials = |tiles: f64| 2.0 * tiles * self.tile_elements() * 4.0 / self.memory();
+        match self.plan.k {
+            KSplit::Whole => (self.tiles / self.workers).ceil() * (self.tile_ns + fixed),
+            KSplit::SplitK(parts) => {
+                let parts = f64::from(parts);
+                let waves = (self.tiles * parts / self.workers).ceil();
+                waves * (self.tile_ns / parts + fixed) + partials(self.workers)
+            }
+            KSplit::StreamK => {
+                let share = self.schedule.shared_tiles(self.problem).map_or(1.0, |shares| shares.time() as f64 / shares.steps() as f64);
+                let whole = (self.tiles / self.workers).floor();
+                whole * (self.tile_ns + fixed) + share * self.tile_ns + fixed + partials(self.workers)
+            }
+        }
+    }
+
+    /// Reads of `w`, once a pass, and of `x`.
+    fn read(&self) -> f64 {
+        let bytes = self.problem.dtype().bytes() as f64;
+        let w = f64::from(self.problem.n_local()) * f64::from(self.problem.k_local()) * bytes;
+        let x = f64::from(self.problem.m()) * f64::from(self.problem.k_local()) * bytes;
+        (self.passes() * w + x) / self.memory()
+    }
+
+    fn passes(&self) -> f64 {
+        let world = self.problem.world().get();
+        let passes = match (self.plan.rows, self.problem.op()) {
+            (RowMapping::Flattened, _) => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::ROW_GROUP),
+            (RowMapping::PerShard { group }, OpKind::AllGatherGemm) => {
+                let prologue = self.schedule.alone.min(world);
+                prologue + (world - prologue).div_ceil(group)
+            }
+            (RowMapping::PerShard { group }, OpKind::GemmReduceScatter) => (world - 1).div_ceil(group) + 1,
+        };
+        passes.into()
+    }
+
+    /// What an AllGather-GEMM waits for: the rows of that group of shards that come latest against
+    /// the wave that begins them. Workers take tiles strided, so a late group delays the call by as
+    /// much. Beyond that, the link may be longer than the whole body.
+    fn exposed_gather(&self, body: f64) -> f64 {
+        let world = self.problem.world();
+        let groups: Vec<_> = match self.plan.rows {
+            RowMapping::Flattened => vec![0..world.get()],
+            RowMapping::PerShard { .. } => self.schedule.bands(world).collect(),
+        };
+        let place = gather_place_bytes(self.problem) as f64 / self.link();
+        let (chunks, slices) = (self.chunks(), f64::from(self.plan.k_slices));
+        let (mut moved, mut waited) = (self.mover_begins(), 0_f64);
+        for group in groups {
+            let peers = f64::from(group.end - group.start.max(1));
+            if peers == 0.0 {
+                continue;
+            }
+            let (piece, bytes) = (self.piece(peers, chunks, slices), peers * place);
+            let first = match (group.len(), self.plan.is_flattened()) {
+                // Tiles of a shard by itself begin with its first chunk.
+                (1, false) => piece + bytes / chunks / slices,
+                _ => chunks * piece + bytes / slices,
+            };
+            let begins = (f64::from(group.start) * self.of_shard / self.workers).floor() * self.tile_ns;
+            let signal = self.target.machine.signal_ns as f64;
+            let last = chunks * slices * piece + bytes;
+            // A sliced tile ends behind its last slice.
+            let until_last = if slices > 1.0 { last - self.tile_ns * (1.0 - 1.0 / slices) } else { first };
+            waited = waited.max(moved + first.max(until_last) + signal - begins);
+            moved += last;
+        }
+        waited + (moved - body - waited).max(0.0)
+    }
+
+    fn mover_begins(&self) -> f64 {
+        let machine = &self.target.machine;
+        match self.plan.comm {
+            CommMode::Fused { mover: Mover::CopyEngine } => machine.copy_begins_ns as f64,
+            CommMode::Overlapped { .. } => 0.0,
+            _ => machine.push_begins_ns as f64,
+        }
+    }
+
+    /// What the mover takes for a piece to so many peers besides its bytes.
+    fn piece(&self, peers: f64, chunks: f64, slices: f64) -> f64 {
+        let machine = &self.target.machine;
+        match self.plan.comm {
+            CommMode::Fused { mover: Mover::CopyEngine } => peers * machine.copy_ns as f64,
+            CommMode::Overlapped { peers: at_once } => (peers / f64::from(at_once)).ceil() * machine.message_ns as f64,
+            _ => {
+                let rows = (f64::from(self.problem.m_shard()) / chunks).ceil() as u64;
+                let row_bytes = (f64::from(self.problem.k_local()) / slices).ceil() as u64 * self.problem.dtype().bytes() as u64;
+                let ranks = peers as u64 + u64::from(self.plan.is_flattened());
+                machine.pushing((rows, row_bytes), ranks).as_nanos() as f64
+            }
+        }
+    }
+
+    /// What a GEMM-ReduceScatter adds behind its body: the link beyond it, the last wave's bytes for
+    /// peers, and partial tiles that are added after the multiplication.
+    fn exposed_scatter(&self, body: f64) -> f64 {
+        let (machine, peers) = (&self.target.machine, f64::from(self.problem.world().peers()));
+        let signal = machine.signal_ns as f64;
+        let slot = slot_bytes(self.problem, self.plan.tile) as f64;
+        let last_wave = self.tiles - ((self.tiles - 1.0) / self.workers).floor() * self.workers;
+        if self.plan.is_flattened() {
+            let sent = scatter_place_bytes(self.problem) as f64 * peers;
+            let last = sent * (last_wave / self.tiles).min(1.0);
+            let rows = scatter_place_bytes(self.problem) as f64 * (peers + 1.0);
+            let link = (sent / self.link() - body).max(0.0);
+            return link + last / self.link() + 2.0 * rows / self.memory() + 2.0 * signal;
+        }
+        let of_peers = (last_wave - self.of_shard).max(0.0);
+        let late = peers - f64::from(self.schedule.early);
+        let sent = self.of_shard * slot * peers;
+        let link = (sent / self.link() - body).max(0.0);
+        link + of_peers * slot / self.link() + late * slot / (machine.add_bytes_per_us as f64 / 1000.0) + signal
+    }
+
+    /// The library collective by itself.
+    fn collective(&self) -> f64 {
+        let place = match self.problem.op() {
+            OpKind::AllGatherGemm => gather_place_bytes(self.problem),
+            OpKind::GemmReduceScatter => scatter_place_bytes(self.problem),
+        };
+        self.target.machine.message_ns as f64 + place as f64 * f64::from(self.problem.world().peers()) / self.link()
+    }
+
+    fn chunks(&self) -> f64 {
+        let available = TileGrid::of_shard(self.problem, self.plan.tile).row_blocks();
+        f64::from(available.div_ceil(self.schedule.chunk_of(available).max(1)))
+    }
+
+    fn tile_elements(&self) -> f64 {
+        f64::from(self.plan.tile.m) * f64::from(self.plan.tile.n)
+    }
+
+    fn memory(&self) -> f64 {
+        self.target.machine.memory_bytes_per_us as f64 / 1000.0
+    }
+
+    fn link(&self) -> f64 {
+        self.target.machine.both_ways_bytes_per_us as f64 / 1000.0
+    }
+}

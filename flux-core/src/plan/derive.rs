@@ -1,0 +1,78 @@
+//! The schedule of a plan: what a tile program is built from.
+//!
+//! Invariant: it depends on the plan, the problem and what all ranks know alike: the links, the
+//! nodes and the number of SMs that stream-K counts with. No rate of a machine is in it.
+
+use super::{KSplit, Links, Plan, RowMapping, Target};
+use crate::program::{MAX_ITEMS, Schedule, most_early};
+use crate::tile::{Raster, TileGrid};
+use crate::{OpKind, Problem};
+
+/// Row blocks of a raster group. The tiles of a wave share rows of `x` and of `w` in L2: with 8 row
+/// blocks a wave of 132 tiles reads 8 + 17 blocks of operands, close to the least there can be.
+pub(super) const ROW_GROUP: u32 = 8;
+
+impl Plan {
+    /// The schedule that tile programs of this plan are built from.
+    pub fn schedule(&self, problem: &Problem, target: &Target) -> Schedule {
+        let (band, stack) = match self.rows {
+            RowMapping::PerShard { group } => (group, false),
+            RowMapping::Flattened => (1, true),
+        };
+        let workers = target.machine.multiprocessors;
+        let (splits, shares) = match self.k {
+            KSplit::Whole => (1, 1),
+            KSplit::SplitK(workers) => (workers, 1),
+            KSplit::StreamK => (1, workers),
+        };
+        let (raster, k_slices) = (Raster::RowGroups(ROW_GROUP), self.k_slices);
+        let plain = Schedule { chunk: self.chunk, raster, band, k_slices, splits, shares, stack, ..Schedule::of(self.tile) };
+        if stack || problem.world().peers() == 0 {
+            return plain;
+        }
+        match problem.op() {
+            OpKind::AllGatherGemm => Schedule {
+                alone: prologue_shards(&plain, problem, workers),
+                by_chunk: chunk_ordered_shards(&plain, problem, target),
+                ..plain
+            },
+            OpKind::GemmReduceScatter => Schedule { early: in_mainloop(&plain, problem, workers.into()), ..plain },
+        }
+    }
+}
+
+/// Shards that are consumed by themselves before the first group: the own one, where it keeps more
+/// than half of the workers busy while the group's rows arrive. Rows in slices need no prologue.
+fn prologue_shards(schedule: &Schedule, problem: &Problem, workers: u32) -> u32 {
+    let own = TileGrid::of_shard(problem, schedule.tile).tiles();
+    u32::from(schedule.band > 1 && schedule.k_slices == 1 && 2 * own > u64::from(workers))
+}
+
+/// Peers' shards that are consumed chunk by chunk: all of them over links that are slower than the
+/// multiplication. Each chunk is one more pass over `w`, which peer memory has no need of.
+fn chunk_ordered_shards(schedule: &Schedule, problem: &Problem, target: &Target) -> u32 {
+    let in_order = target.links != Links::PeerMemory && schedule.k_slices == 1;
+    if in_order { problem.world().peers() } else { 0 }
+}
+
+/// Partial tiles that the owner adds in the mainloop of its own tile: those that were multiplied at
+/// least a wave before. None where all own tiles are in the last wave, as adding then delays it.
+fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
+    let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, schedule.tile).tiles());
+    if tiles <= workers || world * tiles > MAX_ITEMS || schedule.splits > 1 {
+        return 0;
+    }
+    let shares = schedule.shared_tiles(problem);
+    let wave = |tile| shares.map_or(tile / workers, |shares| shares.wave(tile, workers));
+    let before = |step: u64| {
+        let first = step - (step - 1) % u64::from(schedule.band);
+        let steps = u64::from(schedule.band).min(world - first);
+        (0..tiles).all(|tile| {
+            let (sent, own) = ((first - 1) * tiles + tile * steps + step - first, (world - 1) * tiles + tile);
+            let last = own + workers >= world * tiles;
+            wave(sent) < wave(own) || last && wave(own) < wave(world * tiles - 1)
+        })
+    };
+    let there = (1..world).take_while(|&step| before(step)).count() as u32;
+    there.min(most_early(problem.k_local().div_ceil(schedule.tile.k)))
+}

@@ -1,0 +1,181 @@
+//! Plans that were measured.
+//!
+//! Invariant: a table has one row for each key and `m`, and every row's plan parses. Its text is
+//! CSV that people can read and edit; a text with any other line is no table.
+
+use super::Plan;
+use crate::{DType, OpKind, Problem, WorldSize};
+use std::fmt::Write;
+
+/// First line of a table's text: the version of the format.
+const HEAD: &str = "# flux plan table 1";
+/// Second line: the columns.
+const COLUMNS: &str = "device,driver,transport,world,op,dtype,n,k,m,plan,us";
+/// The driver of rows that hold for all of them.
+const ANY: &str = "any";
+/// A row serves other numbers of rows up to this factor.
+const NEIGHBOUR: u32 = 2;
+
+/// Where and for which layer a plan was measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanKey {
+    /// The driver's name of the GPU, or `host`.
+    pub device: String,
+    /// The driver's version, or `any`.
+    pub driver: String,
+    /// The transport's name.
+    pub transport: String,
+    /// Ranks.
+    pub world: WorldSize,
+    /// The op.
+    pub op: OpKind,
+    /// Element type.
+    pub dtype: DType,
+    /// Global output columns.
+    pub n: u32,
+    /// Global inner extent.
+    pub k: u32,
+}
+
+/// A measured plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanRow {
+    /// Where, and for which layer.
+    pub key: PlanKey,
+    /// Global rows.
+    pub m: u32,
+    /// The fastest plan.
+    pub plan: Plan,
+    /// Its time on the slowest rank, in microseconds.
+    pub us: f64,
+}
+
+/// Rows of measured plans.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PlanTable {
+    rows: Vec<PlanRow>,
+}
+
+/// Why a text is no plan table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanTableError {
+    /// The text is of something else, or of another version.
+    #[error("the first lines are not {HEAD:?} and {COLUMNS:?}: a table of another version, or another file")]
+    Head,
+    /// A line is no row.
+    #[error("line {line}: {column} is {value:?}")]
+    Row {
+        /// Number of the line, from 1.
+        line: usize,
+        /// Name of the column.
+        column: &'static str,
+        /// What stands there.
+        value: String,
+    },
+}
+
+impl PlanKey {
+    /// The key of a problem on such a device.
+    pub fn new(problem: &Problem, device: &str, driver: &str, transport: &str) -> Self {
+        let (world, op, dtype) = (problem.world(), problem.op(), problem.dtype());
+        // Names stand in a comma-separated line.
+        let [device, driver, transport] = [device, driver, transport].map(|name| name.replace([',', '\n', '\r'], " "));
+        Self { device, driver, transport, world, op, dtype, n: problem.n(), k: problem.k() }
+    }
+
+    /// Whether a row with `other` as its key serves this one: both element types have one speed.
+    fn is_served_by(&self, other: &Self) -> bool {
+        let driver = if other.driver == ANY { other.driver.clone() } else { self.driver.clone() };
+        *other == Self { driver, dtype: other.dtype, ..self.clone() }
+    }
+}
+
+impl PlanTable {
+    /// The rows that come with this crate: machines that were measured.
+    pub fn shipped() -> Self {
+        let text = include_str!("shipped.csv");
+        Self::parse(text).unwrap_or_default()
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> &[PlanRow] {
+        &self.rows
+    }
+
+    /// Sets a row, in place of one with the same key and `m`.
+    pub fn set(&mut self, row: PlanRow) {
+        match self.rows.iter_mut().find(|known| known.key == row.key && known.m == row.m) {
+            Some(known) => *known = row,
+            None => self.rows.push(row),
+        }
+    }
+
+    /// The row for exactly these rows of the layer; one of the same driver before one for any.
+    pub(super) fn exact(&self, key: &PlanKey, m: u32) -> Option<&PlanRow> {
+        self.rows.iter().filter(|row| row.m == m && key.is_served_by(&row.key)).max_by_key(|row| row.key.driver != ANY)
+    }
+
+    /// The rows of the layer with the next smaller and the next larger `m`, within a factor of two.
+    pub(super) fn neighbours(&self, key: &PlanKey, m: u32) -> impl Iterator<Item = &PlanRow> {
+        let near = |row: &&PlanRow| row.m <= m.saturating_mul(NEIGHBOUR) && m <= row.m.saturating_mul(NEIGHBOUR);
+        let serving = || self.rows.iter().filter(|row| key.is_served_by(&row.key)).filter(near);
+        let below = serving().filter(|row| row.m < m).max_by_key(|row| row.m);
+        below.into_iter().chain(serving().filter(|row| row.m > m).min_by_key(|row| row.m))
+    }
+
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// [`PlanTableError`] names the line and the column.
+    pub fn parse(text: &str) -> Result<Self, PlanTableError> {
+        let mut lines = (1..).zip(text.lines());
+        for expected in [HEAD, COLUMNS] {
+            if lines.next().map(|(_, line)| line) != Some(expected) {
+                return Err(PlanTableError::Head);
+            }
+        }
+        let mut table = Self::default();
+        for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+            table.set(row(number, line)?);
+        }
+        Ok(table)
+    }
+}
+
+fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
+    let cells: Vec<&str> = text.split(',').collect();
+    let names: Vec<&'static str> = COLUMNS.split(',').collect();
+    let cell = |at: usize| cells.get(at).copied().unwrap_or_default();
+    let wrong = |at: usize| PlanTableError::Row { line, column: names.get(at).copied().unwrap_or("end"), value: cell(at).to_owned() };
+    if cells.len() != names.len() {
+        return Err(wrong(names.len().min(cells.len())));
+    }
+    let number = |at: usize| cell(at).parse::<u32>().ok().filter(|&value| value > 0).ok_or_else(|| wrong(at));
+    let op = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].into_iter().find(|op| op.name() == cell(4));
+    let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == cell(5));
+    let key = PlanKey {
+        device: cell(0).to_owned(),
+        driver: cell(1).to_owned(),
+        transport: cell(2).to_owned(),
+        world: WorldSize::new(number(3)?).ok_or_else(|| wrong(3))?,
+        op: op.ok_or_else(|| wrong(4))?,
+        dtype: dtype.ok_or_else(|| wrong(5))?,
+        n: number(6)?,
+        k: number(7)?,
+    };
+    let us = cell(10).parse::<f64>().ok().filter(|us| us.is_finite() && *us >= 0.0).ok_or_else(|| wrong(10))?;
+    Ok(PlanRow { key, m: number(8)?, plan: cell(9).parse().map_err(|_| wrong(9))?, us })
+}
+
+/// The text that [`PlanTable::parse`] reads, in the order of the rows.
+impl std::fmt::Display for PlanTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut text = format!("{HEAD}\n{COLUMNS}\n");
+        for PlanRow { key, m, plan, us } in &self.rows {
+            let PlanKey { device, driver, transport, world, op, dtype, n, k } = key;
+            writeln!(text, "{device},{driver},{transport},{world},{op},{dtype},{n},{k},{m},{plan},{us:.2}")?;
+        }
+        f.write_str(&text)
+    }
+}

@@ -1,0 +1,52 @@
+//! What a plan is chosen for.
+
+use crate::machine::Machine;
+use crate::program::Channels;
+use crate::{Nodes, OpKind, Problem};
+
+/// The machine, and how its ranks reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Rates and latencies.
+    pub machine: Machine,
+    /// How the ranks are grouped.
+    pub nodes: Nodes,
+    /// How data travels between them.
+    pub links: Links,
+}
+
+/// How data travels between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Links {
+    /// Ranks store into each other's memory: `nvlink` and `host`.
+    PeerMemory,
+    /// Data is staged in pinned host memory: `pcie`.
+    HostStaged,
+    /// Messages of a collective library: `nccl`, and `mixed` between nodes.
+    Messages(Channels),
+}
+
+impl Target {
+    /// Ranks that reach each other's memory, on such a machine.
+    pub const fn peer_memory(machine: Machine, problem: &Problem) -> Self {
+        Self { machine, nodes: Nodes::apart(problem.world()), links: Links::PeerMemory }
+    }
+
+    /// Whether an op's ranks can run the library collective and the GEMM one after the other.
+    pub(super) fn has_collectives(&self) -> bool {
+        matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed()
+    }
+
+    /// Whether messages carry what is for other ranks.
+    pub(super) const fn has_messages(&self) -> bool {
+        matches!(self.links, Links::Messages(_))
+    }
+
+    /// Most shards that can be consumed side by side.
+    pub(super) fn widest_group(&self, problem: &Problem) -> u32 {
+        match problem.op() {
+            OpKind::AllGatherGemm => problem.world().get(),
+            OpKind::GemmReduceScatter => crate::program::widest_band(self.nodes),
+        }
+    }
+}

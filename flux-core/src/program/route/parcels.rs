@@ -1,0 +1,107 @@
+//! From a rank's tile program to what it sends.
+//!
+//! Invariant: each signal that a program raises for a peer is that of one reader of one parcel, and
+//! parcels come in the order in which the program completes them. Of a program whose kernels
+//! scatter tile by tile there are none.
+
+use super::records::{Block, Origin, Parcel, Reader};
+use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::program::{Places, Round, TileProgram, sink};
+use crate::{OpKind, Rank};
+use std::collections::BTreeMap;
+
+/// What the rank of `program` sends.
+pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
+    match program.problem.op() {
+        OpKind::AllGatherGemm => shard(program),
+        OpKind::GemmReduceScatter if program.flattened => scattered(program),
+        OpKind::GemmReduceScatter => slots(program),
+    }
+}
+
+/// What leads from an address of `peer`'s region, as the program has it, to that of its place in
+/// the outbox.
+pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
+    let rank = program.rank;
+    let (at_peer, in_outbox) = match program.problem.op() {
+        OpKind::AllGatherGemm => return 0,
+        OpKind::GemmReduceScatter if program.flattened => (rank.get(), peer.get()),
+        OpKind::GemmReduceScatter => {
+            let places = Places::new(program.nodes);
+            match (places.destination(rank, peer), places.destination(peer, rank)) {
+                (Some((_, at_peer)), Some((_, in_outbox))) => (at_peer, in_outbox),
+                _ => return 0,
+            }
+        }
+    };
+    u64::from(in_outbox).wrapping_sub(u64::from(at_peer)).wrapping_mul(place_bytes(program))
+}
+
+/// Bytes of a source's place at a destination of a GEMM-ReduceScatter.
+fn place_bytes(program: &TileProgram) -> u64 {
+    if program.flattened {
+        scatter_place_bytes(&program.problem)
+    } else {
+        u64::from(program.slots_per_source) * slot_bytes(&program.problem, program.tile)
+    }
+}
+
+/// The shard: every piece once, whoever of the peers reads it.
+fn shard(program: &TileProgram) -> Vec<Parcel> {
+    let element = program.problem.dtype().bytes() as u64;
+    let row_bytes = u64::from(program.problem.k_local()) * element;
+    let mut numbers = BTreeMap::new();
+    let mut parcels: Vec<Parcel> = Vec::new();
+    for t in program.transfers.iter().filter(|t| t.dest != program.rank.get()) {
+        let (row, before) = (u64::from(t.row), u64::from(t.col) * element);
+        let offset = row * row_bytes + before;
+        let number = *numbers.entry((t.row, t.rows, t.col, t.cols)).or_insert(parcels.len());
+        if number == parcels.len() {
+            let block = Block { offset, rows: u64::from(t.rows), width: u64::from(t.cols) * element, pitch: row_bytes };
+            parcels.push(Parcel { origin: Origin::Shard { row, before }, block, readers: Vec::new() });
+        }
+        let offset = u64::from(t.place) * gather_place_bytes(&program.problem) + offset;
+        parcels[number].readers.push(Reader { rank: t.dest, signal: t.raise, offset, pitch: row_bytes, step: t.step });
+    }
+    parcels
+}
+
+fn step(program: &TileProgram, to: Rank) -> u32 {
+    let world = program.problem.world().get();
+    (to.get() + world - program.rank.get()) % world
+}
+
+/// Partial tiles: the slots of a chunk, which follow each other.
+fn slots(program: &TileProgram) -> Vec<Parcel> {
+    let slot_bytes = slot_bytes(&program.problem, program.tile);
+    let mut chunks: BTreeMap<(u32, u32), (u32, u32, usize)> = BTreeMap::new();
+    for (at, item) in program.items.iter().enumerate().filter(|(_, item)| item.sink == sink::SEND) {
+        let chunk = chunks.entry((item.dest, item.raise)).or_insert((item.slot, item.slot, at));
+        *chunk = (chunk.0.min(item.slot), chunk.1.max(item.slot), at);
+    }
+    let mut chunks: Vec<_> = chunks.into_iter().collect();
+    chunks.sort_by_key(|&(_, (.., last))| last);
+    let parcel = |((dest, signal), (first, last, _))| {
+        let dest = Rank::new(dest);
+        let offset = u64::from(first) * slot_bytes;
+        let width = u64::from(last - first + 1) * slot_bytes;
+        let block = Block { offset: offset.wrapping_add(shift(program, dest)), rows: 1, width, pitch: width };
+        let reader = Reader { rank: dest.get(), signal, offset, pitch: width, step: step(program, dest) };
+        Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
+    };
+    chunks.into_iter().map(parcel).collect()
+}
+
+/// All that the tiles of a flattened program scatter to each owner, but for what the rank keeps.
+fn scattered(program: &TileProgram) -> Vec<Parcel> {
+    let rounds =
+        program.rounds().expect("one signal announces all tiles: where each has its own, kernels give them to each other themselves");
+    let parcel = |round: &Round| {
+        let Round { step, offset, bytes, sent, .. } = *round;
+        let offset = u64::from(sent.place) * place_bytes(program) + offset;
+        let block = Block { offset: offset.wrapping_add(shift(program, sent.peer)), rows: 1, width: bytes, pitch: bytes };
+        let reader = Reader { rank: sent.peer.get(), signal: sent.signal, offset, pitch: bytes, step };
+        Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
+    };
+    rounds.iter().map(parcel).collect()
+}

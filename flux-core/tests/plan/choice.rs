@@ -1,0 +1,104 @@
+//! Plans of tables and of the model, for random problems.
+
+use flux_core::machine::Machine;
+use flux_core::plan::Links;
+use flux_core::plan::{Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, Target, choose};
+use flux_core::program::{Channels, TileProgram, check};
+use flux_core::{DType, OpKind, Problem, WorldSize};
+use proptest::prelude::*;
+
+fn problems() -> impl Strategy<Value = Problem> {
+    (any::<bool>(), 1_u32..=8, 1_usize..300, 1_usize..200, 1_usize..200).prop_map(|(gathers, world, rows, n, k)| {
+        let op = if gathers { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
+        let ranks = world as usize;
+        Problem::new(op, rows * ranks, n * 8 * ranks, k * 8 * ranks, DType::Bf16, WorldSize::new(world).unwrap()).unwrap()
+    })
+}
+
+fn targets(problem: &Problem) -> [Target; 3] {
+    let peers = Target::peer_memory(Machine::H100, problem);
+    let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false };
+    [peers, Target { links: Links::HostStaged, ..peers }, Target { links: Links::Messages(channels), ..peers }]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Every candidate is canonical and has right programs on all ranks.
+    #[test]
+    fn candidates_are_canonical_and_have_right_programs(problem in problems(), number in any::<prop::sample::Index>()) {
+        for target in targets(&problem) {
+            let all = Plan::candidates(&problem, &target);
+            prop_assert!(!all.is_empty());
+            let plan = all[number.index(all.len())];
+            prop_assert_eq!(plan.canonical(&problem, &target), plan);
+            prop_assert!(plan.cost_ns(&problem, &target).is_finite());
+            let build = |rank| TileProgram::build(&problem, rank, &plan.schedule(&problem, &target)).unwrap();
+            let programs: Vec<_> = problem.world().ranks().map(build).collect();
+            prop_assert_eq!(check::verify(&programs), Ok(()), "{}: {}", problem, plan);
+        }
+    }
+
+    /// A plan that is asked for and its canonical form have the same programs.
+    #[test]
+    fn canonical_plans_have_the_same_programs(problem in problems(), number in any::<prop::sample::Index>(), extra in 0_u32..5) {
+        let target = Target::peer_memory(Machine::H100, &problem);
+        let all = Plan::candidates(&problem, &target);
+        let plan = all[number.index(all.len())];
+        let asked = Plan { k_slices: if problem.op() == OpKind::GemmReduceScatter { plan.k_slices + extra } else { plan.k_slices }, ..plan };
+        for rank in problem.world().ranks() {
+            let build = |plan: &Plan| TileProgram::build(&problem, rank, &plan.schedule(&problem, &target)).unwrap();
+            prop_assert_eq!(build(&asked), build(&asked.canonical(&problem, &target)));
+        }
+    }
+}
+
+fn llama(m: usize) -> Problem {
+    Problem::new(OpKind::GemmReduceScatter, m, 8192, 28672, DType::F16, WorldSize::new(4).unwrap()).unwrap()
+}
+
+#[test]
+fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
+    let key = |problem: &Problem| PlanKey::new(problem, "GPU, new", "1.2", "nvlink");
+    let choice = |table: &PlanTable, m: usize| {
+        let problem = llama(m);
+        choose(&problem, &Target::peer_memory(Machine::H100, &problem), &key(&problem), &[table]).unwrap()
+    };
+    let empty = PlanTable::default();
+    let (model, origin) = choice(&empty, 2048);
+    assert_eq!(origin, PlanOrigin::Model);
+    let slow: Plan = "tile=128x128x64 rows=flattened k=whole chunk=1 comm=fused:kernel".parse().unwrap();
+    let mut table = PlanTable::default();
+    table.set(PlanRow { key: key(&llama(1024)), m: 1024, plan: slow, us: 100.0 });
+    assert_eq!(choice(&table, 1024), (slow, PlanOrigin::Table));
+    assert_eq!(choice(&table, 2048), (model, PlanOrigin::Model), "the neighbour's is far slower by the model");
+    table.set(PlanRow { key: key(&llama(1536)), m: 1536, plan: model, us: 100.0 });
+    assert_eq!(choice(&table, 2048).1, PlanOrigin::Neighbour { m: 1536 });
+    assert_eq!(choice(&table, 4096).1, PlanOrigin::Model, "no row is near enough");
+    let other = PlanKey { driver: "1.3".to_owned(), ..key(&llama(1024)) };
+    assert_eq!(choose(&llama(1024), &Target::peer_memory(Machine::H100, &llama(1024)), &other, &[&table]).unwrap().1, PlanOrigin::Model);
+}
+
+#[test]
+fn tables_are_read_as_they_are_written_and_damage_is_named() {
+    let shipped = PlanTable::shipped();
+    assert!(shipped.rows().len() > 1000);
+    assert_eq!(PlanTable::parse(&shipped.to_string()).unwrap().rows().len(), shipped.rows().len());
+    let error = |text: &str| PlanTable::parse(text).unwrap_err().to_string();
+    assert!(error("").starts_with("the first lines are not"));
+    let text = shipped.to_string();
+    let damaged = text.replacen("bf16", "bf17", 1);
+    assert_eq!(error(&damaged), "line 3: dtype is \"bf17\"");
+    let rows = text.trim_end();
+    let cut = &rows[..rows.rfind(',').unwrap()];
+    assert_eq!(error(cut), format!("line {}: us is \"\"", rows.lines().count()));
+}
+
+#[test]
+fn a_table_of_measured_machines_serves_the_layers_that_were_measured() {
+    let problem = llama(1024);
+    let key = PlanKey::new(&problem, "NVIDIA H100 80GB HBM3", "580.1", "nvlink");
+    let target = Target::peer_memory(Machine::H100, &problem);
+    let (_, origin) = choose(&problem, &target, &key, &[&PlanTable::shipped()]).unwrap();
+    assert_eq!(origin, PlanOrigin::Table, "fp16 has the plan of bf16");
+}

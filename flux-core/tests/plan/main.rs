@@ -1,0 +1,7 @@
+//! Plans against what was measured: `results/timed-plans.csv` and `results/frozen-medians.csv`.
+
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
+mod choice;
+mod fixture;
+mod model;
