@@ -26,7 +26,7 @@ mod tests;
 pub use error::ScheduleError;
 pub use gemm_rs::Places;
 pub(crate) use gemm_rs::widest_group;
-pub use messages::{Channels, groups, ordered};
+pub use messages::{Channels, groups, in_batches_of};
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};
 pub use schedule::{Chunk, MAX_STREAM_K, Schedule};

@@ -185,7 +185,7 @@ mod tests {
     /// In the order in which they are gone through where so many peers are sent to at once.
     fn ordered(program: &TileProgram, peers: u32) -> Vec<Round> {
         let rounds = program.rounds().unwrap();
-        if program.problem.op() == OpKind::AllGatherGemm { crate::program::ordered(rounds, peers) } else { rounds }
+        if program.problem.op() == OpKind::AllGatherGemm { crate::program::in_batches_of(rounds, peers) } else { rounds }
     }
 
     proptest! {
