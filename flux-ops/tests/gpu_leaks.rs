@@ -10,7 +10,7 @@ mod common;
 
 use common::launched::{launched, places};
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, Meeting, OPS, Plan, Values, skipped};
+use common::{AnyOp, Case, Machine, Meeting, OPS, OpOptions, Values, skipped};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::internal::nccl;
 use half::bf16;
@@ -73,10 +73,7 @@ fn several() -> Result<u32, String> {
 /// for. Returns how many, and how long they took.
 fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
     let cases = OPS.map(|op| Case::<bf16>::new(op, suite::ragged(machine, op, ranks), ranks, Values::Integers, 61));
-    let expected = cases.each_ref().map(|case| match machine {
-        Machine::TwoNodes { .. } => case.expected_across(&machine.own_schedule(&case.problem), machine.nodes(ranks)),
-        _ => case.expected_on(machine),
-    });
+    let expected = cases.each_ref().map(|case| case.expected_on(machine));
     let until = launched().map(|_| Instant::now() + SHARE);
     // By turns with either op. Returns the ranks' devices, and whether time is up for one of them,
     // which all hear.
@@ -84,9 +81,9 @@ fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
         let at = number as usize % OPS.len();
         let is_late = [u8::from(until.is_some_and(|until| Instant::now() >= until))];
         let seen = machine.run(ranks, suite::defaults, |node| {
-            let op = AnyOp::of(&cases[at], Plan::default(), node);
+            let op = AnyOp::of(&cases[at], OpOptions::default(), node);
             let y = call(&op, &cases[at], node).unwrap();
-            cases[at].assert_equal(&expected[at], node.rank, &y, &format!("cycle {number}"));
+            cases[at].assert_equal(&expected[at], &op, node.rank, &y, &format!("cycle {number}"));
             op.status().unwrap();
             (node.comm.device().ordinal(), node.comm.exchange(&is_late).unwrap().concat().contains(&1))
         });

@@ -1,6 +1,6 @@
 //! Ranks that leave while others make calls.
 
-use super::super::{AnyOp, Case, Machine, OPS, Plan, Values};
+use super::super::{AnyOp, Case, Machine, OPS, OpOptions, Values};
 use super::{call, defaults, ragged};
 use flux_core::Rank;
 use flux_ops::CallError;
@@ -17,11 +17,11 @@ pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
             let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 67);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));
             let short = |options: &mut Options| options.deadline = deadline;
             machine.run(world, short, |node| {
-                let op = AnyOp::of(&case, Plan::default(), node);
-                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), "before it leaves");
+                let op = AnyOp::of(&case, OpOptions::default(), node);
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "before it leaves");
                 if node.rank.get() == 1 {
                     // Its communicator goes with the node.
                     return;
