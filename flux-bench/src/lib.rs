@@ -27,7 +27,7 @@ mod show;
 mod simulate;
 mod trace;
 
-pub use cli::main;
+pub use cli::{check_words, main};
 pub use end::give_up;
 pub use harness::data::{fill as fill_operand, value as operand_value};
 pub use harness::gpu::cublas::{Gemm, available as cublas_available};

@@ -64,7 +64,7 @@ pub mod internal {
         pub use crate::bootstrap::control::{
             Answer, Answerer, Collective, ControlPlane, GaveUp, Given, Notice, Regrouped, Step, Watcher, local_planes, ranks, shortened,
         };
-        pub use crate::bootstrap::{Address, HostPlace, Mesh, NetworkPlace, Place, Rendezvous, join};
+        pub use crate::bootstrap::{Address, HostPlace, NetworkPlace, Place, join};
     }
 
     /// Devices, their memory and streams.

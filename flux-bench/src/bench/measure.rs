@@ -6,7 +6,7 @@
 //! the call before has left in L2 is no contender's own. Rounds count in which every rank's host
 //! was in time: elsewhere its launch is timed.
 
-use crate::harness::{Rest, Span, Times};
+use crate::harness::{Span, Times};
 use crate::report::{Enqueue, Late, Measured};
 use anyhow::Context;
 use flux_transport::Communicator;
@@ -81,20 +81,13 @@ pub(crate) trait Contenders {
 /// Rounds whose times are thrown away: caches, clocks, and whatever is loaded at the first use.
 pub(crate) const WARM_UP: usize = 5;
 
-/// Times all contenders over so many rounds, each sample after a rest. Collective; every rank gets
+/// Times all contenders over so many rounds. Collective; every rank gets
 /// the same result. `tick` is called after each round, warm-up included.
-pub(super) fn measure(
-    contenders: &mut dyn Contenders,
-    comm: &Communicator,
-    samples: usize,
-    rest: Rest,
-    tick: &dyn Fn(),
-) -> anyhow::Result<Measured> {
+pub(super) fn measure(contenders: &mut dyn Contenders, comm: &Communicator, samples: usize, tick: &dyn Fn()) -> anyhow::Result<Measured> {
     let mut samples_of: [Vec<Sample>; 4] = Default::default();
     let mut calls = 0..;
     for round in 0..WARM_UP + samples {
         for (contender, call) in Contender::in_round(round).into_iter().zip(&mut calls) {
-            rest.take();
             let sample = contenders.sample(contender, call).with_context(|| format!("{contender:?}, round {round}"))?;
             if round >= WARM_UP {
                 samples_of[contender as usize].push(sample);
@@ -158,20 +151,19 @@ pub(super) fn slowest(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Time
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::gpu::SETS;
+    use crate::bench::gpu_contenders::SETS;
     use crate::harness::ranks;
     use flux_transport::{Options, Select, World};
-    use std::time::Instant;
 
-    /// Says what it was asked for, and when. A contender's time is its number, and much more in
+    /// Says what it was asked for. A contender's time is its number, and much more in
     /// warm-up rounds.
     #[derive(Default)]
-    struct Asked(Vec<(Contender, usize, Instant)>);
+    struct Asked(Vec<(Contender, usize)>);
 
     impl Contenders for Asked {
         fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
             let warm_up = if self.0.len() < WARM_UP * Contender::ALL.len() { 100.0 } else { 0.0 };
-            self.0.push((contender, call, Instant::now()));
+            self.0.push((contender, call));
             Ok(Sample { span: Span { start: 0.0, end: warm_up + f64::from(contender as u8) }, enqueued: None, late: false })
         }
 
@@ -181,39 +173,29 @@ mod tests {
     }
 
     /// What was asked for in so many rounds, and what came of it.
-    fn asked(samples: usize, rest: Rest) -> (Asked, Measured) {
+    fn asked(samples: usize) -> (Asked, Measured) {
         let [world] = &World::local(1).unwrap()[..] else { panic!("not one rank") };
         let comm = Communicator::connect_blocking(world, Options::from(Select::Host)).unwrap();
         let mut contenders = Asked::default();
-        let measured = measure(&mut contenders, &comm, samples, rest, &|| ()).unwrap();
+        let measured = measure(&mut contenders, &comm, samples, &|| ()).unwrap();
         (contenders, measured)
-    }
-
-    #[test]
-    fn each_sample_comes_after_a_rest() {
-        let begun = Instant::now();
-        let (contenders, _) = asked(2, Rest { ms: Some(3) });
-        let when: Vec<Instant> = contenders.0.iter().map(|&(.., when)| when).collect();
-        assert_eq!(when.len(), (WARM_UP + 2) * Contender::ALL.len());
-        let before = std::iter::once(&begun).chain(&when);
-        assert!(before.zip(&when).all(|(before, now)| now.duration_since(*before) >= Duration::from_millis(3)));
     }
 
     #[test]
     fn every_call_takes_another_operand_set_and_none_always_follows_the_same_other() {
         let samples = 12 * SETS - WARM_UP;
-        let (contenders, measured) = asked(samples, Rest { ms: None });
+        let (contenders, measured) = asked(samples);
         let mut follows = [[0; 4]; 4];
         for (before, now) in contenders.0.iter().zip(&contenders.0[1..]) {
             assert_ne!(before.1 % SETS, now.1 % SETS, "{:?} after {:?}", now.0, before.0);
             follows[now.0 as usize][before.0 as usize] += 1;
         }
         for (round, calls) in contenders.0.chunks(4).enumerate() {
-            assert!(Contender::ALL.iter().all(|of| calls.iter().any(|(c, ..)| c == of)), "round {round}: {calls:?}");
+            assert!(Contender::ALL.iter().all(|of| calls.iter().any(|(c, _)| c == of)), "round {round}: {calls:?}");
         }
         for contender in Contender::ALL {
             let mut taken = [0; SETS];
-            contenders.0.iter().filter(|(c, ..)| *c == contender).for_each(|(_, call, _)| taken[call % SETS] += 1);
+            contenders.0.iter().filter(|(c, _)| *c == contender).for_each(|(_, call)| taken[call % SETS] += 1);
             assert_eq!(taken, [12; SETS], "{contender:?} on each set");
             let (follows, own) = (follows[contender as usize], contender as usize);
             assert!(
@@ -248,7 +230,7 @@ mod tests {
     fn what_is_called_back_to_back_is_divided_by_its_own_calls() {
         let [world] = &World::local(1).unwrap()[..] else { panic!("not one rank") };
         let comm = Communicator::connect_blocking(world, Options::from(Select::Host)).unwrap();
-        let short = measure(&mut Steady, &comm, 3, Rest { ms: None }, &|| ()).unwrap();
+        let short = measure(&mut Steady, &comm, 3, &|| ()).unwrap();
         let sustained = crate::bench::sustain(&mut Steady, &comm, &short, 0.2).unwrap();
         let found = [sustained.t_op_ms, sustained.t_gemm_ms, sustained.t_serial_ms].map(|times| times.median);
         let expected = [Contender::Op, Contender::Gemm, Contender::Serial].map(Steady::ms);

@@ -3,13 +3,13 @@
 //! Invariant: a row's times and its verification come from the same process, ops and buffers; a row
 //! that did not verify is reported as such, and fails the run.
 
-pub(crate) mod gpu;
-mod host;
+pub(crate) mod gpu_contenders;
+mod host_contenders;
 mod measure;
 mod rank;
-mod shown;
+mod shared_files;
 pub(crate) mod sustained;
-mod watch;
+mod watchdog;
 
 pub(crate) use measure::WARM_UP;
 pub(crate) use measure::in_round;
@@ -17,11 +17,10 @@ use measure::{Contenders, measure};
 use sustained::sustain;
 
 use crate::end;
-use crate::harness::{Defect, Rest, ranks};
+use crate::harness::{Defect, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::out;
 use crate::plan::Plan;
 use crate::report::{self, Origin, Placement, Report, Row};
 use crate::shapes::{self, Layer, LayerArgs};
@@ -48,9 +47,6 @@ pub(crate) struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: Option<u32>,
-    /// Before each timed call
-    #[command(flatten)]
-    pub rest: Rest,
     /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one
     /// of --ms, or at the largest where it is left out
     #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
@@ -70,7 +66,7 @@ pub(crate) struct Args {
 
 /// One row to be measured.
 #[derive(Clone, Debug)]
-struct Case {
+struct BenchCase {
     model: String,
     problem: Problem,
     /// Seconds for which each contender is also called back to back.
@@ -79,14 +75,13 @@ struct Case {
 
 /// What is to be measured, the same on every rank.
 #[derive(Clone, Debug)]
-struct Job {
+struct BenchJob {
     on_gpus: bool,
     world: WorldSize,
     dtype: DType,
     /// All of `dtype`.
-    cases: Vec<Case>,
+    cases: Vec<BenchCase>,
     samples: u32,
-    rest: Rest,
     plan: Plan,
     transport: Select,
     defect: Defect,
@@ -94,7 +89,7 @@ struct Job {
 
 /// What all ranks know at the end.
 #[derive(Clone, Debug)]
-struct Found {
+struct BenchResult {
     transport: TransportKind,
     placement: Placement,
     rows: Vec<Row>,
@@ -110,7 +105,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     }
     check(args)?;
     let on_gpus = machine::uses_gpus(args.transport)?;
-    let job = Job::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
+    let job = BenchJob::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
     if args.processes {
         return launch::again(job.world.get(), args.hosts, false);
     }
@@ -125,7 +120,7 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
         check(args)?;
     }
     launch::agree(args.tp, world)?;
-    let job = Job::new(args, machine::uses_gpus(args.transport)?, ranks)?;
+    let job = BenchJob::new(args, machine::uses_gpus(args.transport)?, ranks)?;
     let found = rank::run(&job, world)?;
     // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when
     // another has failed.
@@ -137,7 +132,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
     Ok(args.json.as_deref().map_or(Ok(()), crate::atomic_file::check)?)
 }
 
-fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
+fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool> {
     let machine = machine::describe(job.on_gpus, job.world.get(), found.placement.ranks);
     let report = Report {
         schema: report::SCHEMA,
@@ -147,15 +142,11 @@ fn tell(args: &Args, job: &Job, found: Found) -> anyhow::Result<bool> {
         nccl: machine.nccl,
         rows: found.rows,
     };
-    out::print(&report::table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    report::deliver(&report::table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 
-impl Job {
+impl BenchJob {
     fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
         let cases = cases(args, world, on_gpus)?;
@@ -165,18 +156,18 @@ impl Job {
         }
         args.plan.check(&args.layers.ops, world)?;
         cases.iter().try_for_each(|case| args.plan.schedule.check_candidate(&case.problem))?;
-        let Args { rest, plan, transport, defect, .. } = *args;
+        let Args { plan, transport, defect, .. } = *args;
         let dtype = args.layers.dtype;
-        Ok(Self { on_gpus, world, dtype, cases, samples, rest, plan, transport, defect })
+        Ok(Self { on_gpus, world, dtype, cases, samples, plan, transport, defect })
     }
 }
 
-fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<Case>> {
+fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<BenchCase>> {
     let layers = args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?;
     let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_empty());
     let case = |Layer { name, problem }: Layer| {
         let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));
-        Case { model: name, problem, sustained }
+        BenchCase { model: name, problem, sustained }
     };
     Ok(layers.into_iter().map(case).collect())
 }

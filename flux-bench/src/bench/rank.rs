@@ -4,10 +4,10 @@
 //! control plane when its case was over: nothing is exchanged inside an interval that is timed, but
 //! for the barrier that stands for the collective's own waits in the host's serial path.
 
-use super::gpu::{self, GpuContenders};
-use super::host::HostContenders;
-use super::watch::Watch;
-use super::{Case, Contenders, Found, Job, SEED, WARM_UP, measure, sustain};
+use super::gpu_contenders::{self, GpuContenders};
+use super::host_contenders::HostContenders;
+use super::watchdog::Watchdog;
+use super::{BenchCase, BenchJob, BenchResult, Contenders, SEED, WARM_UP, measure, sustain};
 use crate::end;
 use crate::harness::data::Fill;
 use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Verdict};
@@ -26,20 +26,20 @@ use std::time::Duration;
 
 /// Measures all cases; collective. One communicator and one harness for all rows, as a program
 /// would have them.
-pub(super) fn run(job: &Job, world: &World) -> anyhow::Result<Found> {
+pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> {
     let ctx = RankContext::new(Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?)?;
     let placement = Placement::of(world, ctx.comm())?;
-    let rank = Rank { job, ctx: &ctx, bar: bar(job, world.rank().get() == 0) };
+    let rank = RankBench { job, ctx: &ctx, bar: bar(job, world.rank().get() == 0) };
     let rows = match job.dtype {
         DType::Bf16 => rank.rows::<bf16>(world),
         DType::F16 => rank.rows::<f16>(world),
     }?;
     rank.bar.finish_and_clear();
-    Ok(Found { transport: ctx.comm().transport(), placement, rows })
+    Ok(BenchResult { transport: ctx.comm().transport(), placement, rows })
 }
 
 /// Of all rounds; rank 0 shows it.
-fn bar(job: &Job, shown: bool) -> ProgressBar {
+fn bar(job: &BenchJob, shown: bool) -> ProgressBar {
     if !shown {
         return ProgressBar::hidden();
     }
@@ -50,13 +50,13 @@ fn bar(job: &Job, shown: bool) -> ProgressBar {
     bar
 }
 
-struct Rank<'a> {
-    job: &'a Job,
+struct RankBench<'a> {
+    job: &'a BenchJob,
     ctx: &'a RankContext,
     bar: ProgressBar,
 }
 
-impl Rank<'_> {
+impl RankBench<'_> {
     fn rows<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
         if self.job.on_gpus {
             // Whatever fails from here on may leave a collective of NCCL behind: memory is not
@@ -66,7 +66,7 @@ impl Rank<'_> {
         self.job.cases.iter().map(|case| self.on_host::<T>(case)).collect()
     }
 
-    fn on_host<T: Element>(&self, case: &Case) -> anyhow::Result<Row> {
+    fn on_host<T: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
         self.bar.set_message(case.problem.to_string());
         let (ctx, problem) = (self.ctx, &case.problem);
         let workers = self.job.plan.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
@@ -81,23 +81,23 @@ impl Rank<'_> {
 
     fn on_gpu<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
         let (job, ctx) = (self.job, self.ctx);
-        let need = job.cases.iter().map(|case| gpu::device_bytes(&case.problem)).max().unwrap_or(0);
+        let need = job.cases.iter().map(|case| gpu_contenders::device_bytes(&case.problem)).max().unwrap_or(0);
         tracing::debug!(bytes = need, "operands on each device");
         let device = ctx.gpu().context("the communicator is not on a device")?.device().clone();
         let id = unique_id(ctx.comm())?;
         let nccl = Comm::join(&device, id, world.rank().get(), world.size().get(), Duration::from_mins(1))?;
-        let watch = Watch::start(world, ctx.comm().deadline() * 2)?;
+        let watchdog = Watchdog::start(world, ctx.comm().deadline() * 2)?;
         let mut rows = Vec::new();
         for case in &job.cases {
             self.bar.set_message(case.problem.to_string());
             let op = FusedOp::<T>::build(&case.problem, ctx.comm(), &job.plan)?;
-            let mut sets = (0..gpu::SETS).map(|_| ctx.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
+            let mut sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
             let verdict = verify(ctx, &op, &mut sets[0], job.defect)?;
             for (call, set) in sets.iter_mut().enumerate() {
                 ctx.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform))?;
             }
-            let mut contenders = GpuContenders::new(ctx, &nccl, &op, &mut sets, &watch)?;
-            let measured = watch.over(|| {
+            let mut contenders = GpuContenders::new(ctx, &nccl, &op, &mut sets, &watchdog)?;
+            let measured = watchdog.guard(|| {
                 contenders.prepare()?;
                 Ok((contenders.verify()?, self.times(case, &mut contenders)?))
             });
@@ -113,15 +113,21 @@ impl Rank<'_> {
         Ok(rows)
     }
 
-    fn times(&self, case: &Case, contenders: &mut dyn Contenders) -> anyhow::Result<(Measured, Option<Sustained>)> {
+    fn times(&self, case: &BenchCase, contenders: &mut dyn Contenders) -> anyhow::Result<(Measured, Option<Sustained>)> {
         let comm = self.ctx.comm();
-        let measured = measure(contenders, comm, self.job.samples as usize, self.job.rest, &|| self.bar.inc(1))?;
+        let measured = measure(contenders, comm, self.job.samples as usize, &|| self.bar.inc(1))?;
         let sustained = case.sustained.map(|seconds| sustain(contenders, comm, &measured, seconds)).transpose()?;
         Ok((measured, sustained))
     }
 
     /// The row, of what all ranks found. Collective.
-    fn row<T: Element>(&self, case: &Case, op: &FusedOp<T>, times: &(Measured, Option<Sustained>), mine: Verdict) -> anyhow::Result<Row> {
+    fn row<T: Element>(
+        &self,
+        case: &BenchCase,
+        op: &FusedOp<T>,
+        times: &(Measured, Option<Sustained>),
+        mine: Verdict,
+    ) -> anyhow::Result<Row> {
         let all = self.ctx.comm().exchange(&mine.to_bytes())?;
         let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
         let verdict = verdict.context("a rank is of another version of this program")?;
@@ -132,7 +138,7 @@ impl Rank<'_> {
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let plan = format!("{}, {}", op.schedule(), op.executor());
         let row = Row::new(&case.model, &case.problem, plan, measured, verified, self.job.samples);
-        Ok(Row { sustained, rest_ms: self.job.rest.ms, ..row })
+        Ok(Row { sustained, ..row })
     }
 }
 

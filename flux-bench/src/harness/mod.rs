@@ -3,7 +3,6 @@
 //! Invariant: data and reference are functions of seed and position, so no check trusts what it
 //! checks.
 
-mod case;
 mod context;
 pub(crate) mod data;
 mod defect;
@@ -12,12 +11,11 @@ pub(crate) mod gpu;
 mod memory;
 mod op;
 mod operands;
+mod planned;
 pub(crate) mod ranks;
 pub(crate) mod reference;
-mod rest;
 mod stats;
 
-pub(crate) use case::{Case, FIRST};
 pub use context::{OperandSet, RankContext};
 pub use data::Fill;
 pub(crate) use defect::Defect;
@@ -28,8 +26,8 @@ pub(crate) use memory::{HostBuffer, room};
 pub(crate) use op::FusedOp;
 pub use operands::{Operands, w_window, x_window};
 pub(crate) use operands::{bias_window, elements, y_window};
+pub(crate) use planned::{FIRST, PlannedLayer};
 pub(crate) use reference::Verdict;
 pub use reference::Violation;
-pub(crate) use rest::Rest;
 pub(crate) use stats::Span;
 pub(crate) use stats::Times;

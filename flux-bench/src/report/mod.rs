@@ -21,10 +21,11 @@ pub(crate) use peers::{PEERS_SCHEMA, PeerRow};
 pub use placement::Placement;
 pub(crate) use sustained::Sustained;
 pub(crate) use table::table;
-pub(crate) use table::{after_a_rest, aligned, ms, resolved};
+pub(crate) use table::{aligned, ms, resolved};
 
 use crate::atomic_file::{self, WriteError};
 use crate::harness::Times;
+use crate::out;
 use flux_core::{Problem, metrics};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -90,9 +91,6 @@ pub struct Row {
     /// itself does what is called, and in records of before it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enqueue_ms: Option<Enqueue>,
-    /// Milliseconds without a call before each sample, where they were asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rest_ms: Option<u64>,
     /// Calls back to back, where they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sustained: Option<Sustained>,
@@ -183,7 +181,6 @@ impl Row {
             samples,
             late: measured.late,
             enqueue_ms: measured.enqueue,
-            rest_ms: None,
             sustained: None,
         }
     }
@@ -199,6 +196,16 @@ impl Report {
     pub fn verified(&self) -> bool {
         self.rows.iter().all(|r| r.verified)
     }
+}
+
+/// Prints a report's table and, where a file is asked for, writes the report there as JSON.
+pub(crate) fn deliver(table: &str, json: Option<&Path>, report: &impl Serialize) -> anyhow::Result<()> {
+    out::print(&table);
+    if let Some(path) = json {
+        atomic_file::write_json(path, report)?;
+        out::line(&format_args!("\nwritten to {}", path.display()));
+    }
+    Ok(())
 }
 
 /// The median, as a time.

@@ -70,22 +70,16 @@ fn heading(report: &Report) -> String {
     let version = |name, value: &Option<String>| value.as_ref().map_or_else(String::new, |v| format!(", {name} {v}"));
     let tp = report.rows.first().map_or(0, |r| r.head.tp);
     let dtype = report.rows.first().map_or("", |r| &r.head.dtype);
-    let (samples, rest) = report.rows.first().map_or((0, None), |r| (r.samples, r.rest_ms));
+    let samples = report.rows.first().map_or(0, |r| r.samples);
     format!(
-        "{}, transport {}, TP {tp}, {dtype}{}{}{}{}\nmedians of {samples} rounds{}, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n\n",
+        "{}, transport {}, TP {tp}, {dtype}{}{}{}{}\nmedians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n\n",
         report.origin.device,
         report.transport,
         report.placement,
         version("driver", &report.origin.driver),
         version("CUDA", &report.origin.cuda),
         version("NCCL", &report.nccl),
-        after_a_rest(rest),
     )
-}
-
-/// What a table says of rounds with rests.
-pub(crate) fn after_a_rest(ms: Option<u64>) -> String {
-    ms.map_or_else(String::new, |ms| format!(", each call after a rest of {ms} ms"))
 }
 
 /// Three significant digits or more, as the host's milliseconds and a GPU's microseconds both need.

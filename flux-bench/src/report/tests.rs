@@ -92,15 +92,6 @@ fn what_hosts_take_to_enqueue_is_told_where_it_was_measured() {
 }
 
 #[test]
-fn rounds_with_rests_say_so() {
-    let mut report = report();
-    assert!(table(&report).contains("medians of 30 rounds, slowest rank"));
-    report.rows[0].rest_ms = Some(20);
-    assert!(table(&report).contains("medians of 30 rounds, each call after a rest of 20 ms, slowest rank"), "{}", table(&report));
-    assert_eq!(serde_json::to_value(&report).unwrap()["rows"][0]["rest_ms"], 20);
-}
-
-#[test]
 fn the_table_shows_a_row_that_failed_verification() {
     let mut report = report();
     assert!(table(&report).lines().any(|l| l.ends_with("yes, 1.5e-3")), "{}", table(&report));

@@ -5,7 +5,7 @@
 
 use super::LEAST_ROWS;
 use super::row::{NO_KERNEL, Simulation, heading, millis, own_schedule};
-use crate::harness::{Case, Times};
+use crate::harness::{PlannedLayer, Times};
 use crate::plan::{Plan, ScheduleArgs};
 use crate::report::{Head, Report, Row, aligned, ms};
 use anyhow::{Context, ensure};
@@ -31,7 +31,7 @@ pub struct Compared {
 impl Compared {
     fn of(row: &Row, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
         let problem = row.head.problem()?;
-        let case = Case::of(row.head.model.clone(), problem, own_schedule(&problem, machine), args)?;
+        let case = PlannedLayer::of(row.head.model.clone(), problem, own_schedule(&problem, machine), args)?;
         let simulation = Simulation::of(&case, pushes, machine)?;
         // With what follows a schedule in a plan over peer memory: a schedule that has one thing
         // less to say is no other's beginning.

@@ -3,7 +3,7 @@
 //! Invariant: the op and the GEMM alone are simulated on the same machine with the same tiles.
 
 use super::LEAST_ROWS;
-use crate::harness::Case;
+use crate::harness::PlannedLayer;
 use crate::plan::ScheduleArgs;
 use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;
@@ -41,11 +41,11 @@ impl Simulation {
     /// # Errors
     /// A schedule that cannot be built.
     pub fn of_layer(layer: &Layer, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
-        let case = Case::of(layer.name.clone(), layer.problem, own_schedule(&layer.problem, machine), args)?;
+        let case = PlannedLayer::of(layer.name.clone(), layer.problem, own_schedule(&layer.problem, machine), args)?;
         Self::of(&case, pushes, machine).with_context(|| case.problem.to_string())
     }
 
-    pub(super) fn of(case: &Case, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
+    pub(super) fn of(case: &PlannedLayer, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
         let ranks = case.problem.world().get();
         ensure!(
             !machine.through_host || ranks <= 2,

@@ -12,7 +12,7 @@ pub(crate) use chrome::events;
 pub(crate) use summary::summary;
 
 use crate::atomic_file;
-use crate::bench::{self, gpu::SETS};
+use crate::bench::{self, gpu_contenders::SETS};
 use crate::end;
 use crate::harness::data::Fill;
 use crate::harness::{FusedOp, Operands, RankContext, ranks};

@@ -4,7 +4,7 @@
 //! call that handed out transfers, or the workspace to an executor, is finished, or the
 //! communicator is broken: what peers were given cannot be taken back.
 
-use super::Communicator;
+use super::communicator::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
 use crate::backends::reason;
@@ -28,8 +28,36 @@ pub struct Call<'c> {
     _turn: Turn<'c>,
 }
 
+impl Communicator {
+    /// Begins a call, ordered after the one before it, and waits while another thread's call has
+    /// not finished, for the deadline at the longest. A thread finishes its call before it begins
+    /// the next.
+    ///
+    /// # Errors
+    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this
+    /// thread; [`TransportError::NoTurn`] where another thread's does not end;
+    /// [`TransportError::WrongStream`]. Nothing has begun then: the call can be tried again, and
+    /// peers wait for it as for that of any rank that is late.
+    pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
+        self.begin_as(stream, None)
+    }
+
+    /// As [`begin`](Self::begin), of a call that the flight record and errors name.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_as(&self, stream: Stream, label: Option<Label>) -> Result<Call<'_>, TransportError> {
+        let turn = self.turn()?;
+        self.working()?;
+        self.inner.health.transport().begin(stream)?;
+        let mut call = Call::new(self, turn, stream, label);
+        call.count()?;
+        Ok(call)
+    }
+}
+
 impl<'c> Call<'c> {
-    pub(super) fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream, label: Option<Label>) -> Self {
+    fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream, label: Option<Label>) -> Self {
         let transport = comm.inner.health.transport();
         let noted = comm.inner.flight.begin(transport.epoch(), label);
         Self { comm, stream, view: transport.view(), pushes: false, handed: false, number: None, noted, finished: false, _turn: turn }
@@ -37,7 +65,7 @@ impl<'c> Call<'c> {
 
     /// Counts the call, before which a peer may have left. Not one that is captured: it begins when
     /// its graph is launched, as only the device counts.
-    pub(super) fn count(&mut self) -> Result<(), TransportError> {
+    fn count(&mut self) -> Result<(), TransportError> {
         let health = &self.comm.inner.health;
         let Some(epoch) = health.transport().epoch().filter(|_| !self.capturing()) else { return Ok(()) };
         self.number = Some(epoch);

@@ -7,13 +7,11 @@
 use super::contender::Contender;
 use super::mock_peers;
 use super::replay::{OperandBlocks, Replay};
-use super::sustained::SustainedCore;
-use crate::bench::sustained::Blocks;
-use crate::bench::{SEED, WARM_UP, gpu::SETS};
+use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS};
 use crate::harness::data::{Fill, Window};
 use crate::harness::gpu::cublas::Gemm;
 use crate::harness::gpu::{Gpu, choice, kernels};
-use crate::harness::{Case, FIRST, Operands, Rest, Span, Times, Verdict, w_window, x_window};
+use crate::harness::{FIRST, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window};
 use anyhow::Context;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
@@ -36,7 +34,7 @@ fn among_ours(contender: Contender) -> Option<usize> {
 #[derive(Debug)]
 pub(super) struct KernelContenders<'a> {
     gpu: &'a Gpu,
-    case: &'a Case,
+    case: &'a PlannedLayer,
     kernel: Arc<Kernel>,
     gemm: Gemm,
     sets: Vec<OperandBlocks>,
@@ -53,7 +51,7 @@ pub(super) struct KernelContenders<'a> {
 }
 
 impl<'a> KernelContenders<'a> {
-    pub(super) fn new(gpu: &'a Gpu, case: &'a Case) -> anyhow::Result<Self> {
+    pub(super) fn new(gpu: &'a Gpu, case: &'a PlannedLayer) -> anyhow::Result<Self> {
         let (problem, device) = (&case.problem, gpu.device());
         let variant = Variant::of(&case.program(FIRST)?)?;
         device.bind()?;
@@ -107,14 +105,13 @@ impl<'a> KernelContenders<'a> {
         self.verify_all(Fill::Uniform)
     }
 
-    /// Times all contenders on random data, each sample after a rest, in the order of
+    /// Times all contenders on random data, in the order of
     /// [`Contender::ALL`].
-    pub(super) fn measure(&mut self, samples: u32, rest: Rest) -> anyhow::Result<[Times; 4]> {
+    pub(super) fn measure(&mut self, samples: u32) -> anyhow::Result<[Times; 4]> {
         self.prepare()?;
         let mut spans: [Vec<Span>; 4] = Default::default();
         for round in 0..WARM_UP + samples as usize {
             for contender in Contender::in_round(round) {
-                rest.take();
                 let span = self.sample(contender).with_context(|| format!("{contender:?}, round {round}"))?;
                 if round >= WARM_UP {
                     spans[contender as usize].push(span);
@@ -129,30 +126,6 @@ impl<'a> KernelContenders<'a> {
         };
         let [gemm, core, order, flags] = Contender::ALL.map(times);
         Ok([gemm?, core?, order?, flags?])
-    }
-
-    /// Times the contenders of [`SustainedCore`] back to back, on the data of [`Self::measure`],
-    /// whose times are `short`.
-    pub(super) fn sustain(&mut self, short: &[Times; 4], seconds: f64) -> anyhow::Result<SustainedCore> {
-        let turns = SustainedCore::TURNS.map(|contender| (contender, short[contender as usize].median));
-        let blocks = Blocks::run(turns, seconds, |contender, calls| self.block(contender, calls))?;
-        self.ours.iter().try_for_each(|harness| harness.check(self.gpu))?;
-        let [gemm, core, flags] = [0, 1, 2].map(|turn| {
-            let of_one = |spans: &[Span]| Times::of_slowest(&[spans.to_vec()]).context("no blocks");
-            blocks.of_a_call(turn, of_one)
-        });
-        Ok(SustainedCore::new(seconds, blocks.count() as u32, [gemm?, core?, flags?]))
-    }
-
-    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
-        let gpu = self.gpu;
-        let end = gpu.time(|| {
-            (0..calls).try_for_each(|call| {
-                self.raise(contender)?;
-                self.launch(contender, call % SETS)
-            })
-        })?;
-        Ok(Span { start: 0.0, end })
     }
 
     /// Random data in all sets and both halves, the fastest algorithm, and a spin that hides what

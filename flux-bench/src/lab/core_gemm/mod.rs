@@ -26,7 +26,6 @@ mod contenders;
 mod mock_peers;
 mod replay;
 mod report;
-mod sustained;
 #[cfg(test)]
 mod tests;
 
@@ -34,9 +33,8 @@ pub use report::CoreReport;
 use report::{CoreRow, SCHEMA, table};
 
 use crate::atomic_file;
-use crate::bench::sustained::seconds;
+use crate::harness::PlannedLayer;
 use crate::harness::gpu::Gpu;
-use crate::harness::{Case, Rest};
 use crate::launch;
 use crate::limits;
 use crate::machine;
@@ -67,13 +65,6 @@ pub(crate) struct Args {
     /// Rounds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: u32,
-    /// Before each timed call
-    #[command(flatten)]
-    pub rest: Rest,
-    /// Then call T_gemm, T_core and T_flags back to back, for so long each, by turns: as long as
-    /// clocks take to settle
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub sustained: Option<f64>,
 }
 
 /// Measures every shape on the first GPU, prints the table, writes the file, and says whether every
@@ -93,34 +84,28 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         cases.iter().map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(true, 1, bench_report::Ranks::Threads);
     let report = CoreReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine).with_libraries(), rows };
-    out::print(&table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    bench_report::deliver(&table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 
-fn row(gpu: &Gpu, case: &Case, args: &Args) -> anyhow::Result<CoreRow> {
+fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
     out::note(&format!("core: {}", case.problem));
     let mut contenders = KernelContenders::new(gpu, case)?;
     let exact = contenders.verify_exact()?;
-    let times = contenders.measure(args.samples, args.rest)?;
-    let sustained = args.sustained.map(|seconds| contenders.sustain(&times, seconds)).transpose()?;
+    let times = contenders.measure(args.samples)?;
     let verdict = exact.merge(contenders.verify_random()?);
     if !verdict.ok() {
         out::note(&format!("{}: {verdict}", case.problem));
     }
-    let row = CoreRow::new(case, contenders.plan(), times, verdict, args.samples);
-    Ok(CoreRow { sustained, rest_ms: args.rest.ms, ..row })
+    Ok(CoreRow::new(case, contenders.plan(), times, verdict, args.samples))
 }
 
-fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
+fn cases(args: &Args) -> anyhow::Result<Vec<PlannedLayer>> {
     ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
     let world = shapes::world(args.tp)?;
     ensure!(args.schedule.lent.is_none(), "--lent is for the messages of nccl, and here are none: leave it out");
     args.schedule.check(&args.layers.ops, world)?;
     let layers = args.layers.layers(world, true, &[1024, 2048, 4096, 8192])?;
     layers.iter().try_for_each(|layer| args.schedule.check_candidate(&layer.problem))?;
-    layers.iter().map(|layer| Case::new(layer, args.schedule)).collect()
+    layers.iter().map(|layer| PlannedLayer::new(layer, args.schedule)).collect()
 }

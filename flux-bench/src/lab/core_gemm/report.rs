@@ -3,13 +3,10 @@
 //! Invariant: a [`CoreRow`] is derived in one place, [`CoreRow::new`], from four times that were
 //! measured in the same rounds.
 
-use super::sustained::{self, SustainedCore};
-use crate::atomic_file::{self, WriteError};
-use crate::harness::{Case, Times, Verdict};
-use crate::report::{Head, Origin, after_a_rest, aligned, ms};
+use crate::harness::{PlannedLayer, Times, Verdict};
+use crate::report::{Head, Origin, aligned, ms};
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 use std::time::Duration;
 
 /// Version of the file's form.
@@ -60,18 +57,12 @@ pub struct CoreRow {
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
-    /// Milliseconds without a call before each sample, where they were asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rest_ms: Option<u64>,
-    /// The same back to back, where it was asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sustained: Option<SustainedCore>,
 }
 
 impl CoreRow {
     /// The row of a case, from what was measured, in the order of
     /// [`Contender::ALL`](super::Contender::ALL).
-    pub(super) fn new(case: &Case, plan: String, times: [Times; 4], verdict: Verdict, samples: u32) -> Self {
+    pub(super) fn new(case: &PlannedLayer, plan: String, times: [Times; 4], verdict: Verdict, samples: u32) -> Self {
         let [t_gemm_ms, t_core_ms, t_order_ms, t_flags_ms] = times;
         let problem = &case.problem;
         let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);
@@ -89,18 +80,11 @@ impl CoreRow {
             max_rel_err: verdict.max_rel_err(),
             verified: verdict.ok(),
             samples,
-            rest_ms: None,
-            sustained: None,
         }
     }
 }
 
 impl CoreReport {
-    /// Writes the report as JSON, whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
-        atomic_file::write_json(path, self)
-    }
-
     /// Whether every row's numbers were verified.
     pub fn verified(&self) -> bool {
         self.rows.iter().all(|r| r.verified)
@@ -127,7 +111,7 @@ const HEAD: [&str; 14] = [
 /// The report as text: what was measured and what it includes, then a line a row.
 pub(super) fn table(report: &CoreReport) -> String {
     let first = report.rows.first();
-    let (tp, samples, rest) = first.map_or((0, 0, None), |r| (r.head.tp, r.samples, r.rest_ms));
+    let (tp, samples) = first.map_or((0, 0), |r| (r.head.tp, r.samples));
     let dtype = first.map_or("", |r| &r.head.dtype);
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     for r in &report.rows {
@@ -144,15 +128,13 @@ pub(super) fn table(report: &CoreReport) -> String {
         ];
         lines.push(r.head.cells().into_iter().chain(figures).collect());
     }
-    let rounds = format!(
-        "{}, one GPU as rank 0 of {tp}, {dtype}\nmedians of {samples} rounds{}; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
+    format!(
+        "{}, one GPU as rank 0 of {tp}, {dtype}\nmedians of {samples} rounds; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
          T_gemm: best cuBLASLt algorithm at the rank's shape; T_core: the kernel on it without peers\n\
          T_flags: the rank's tile program with every signal raised before; T_order: the same without its waits for peers\n\
          both include the order of shards, the close, and: ag_gemm peers' rows from the gather buffer, nothing pushed; gemm_rs partial tiles sent to memory of\n\
          this GPU at the op's pace with their signals, and the peers' partial tiles read and added\n\n{}",
         report.origin.device,
-        after_a_rest(rest),
         aligned(&lines)
-    );
-    rounds + &sustained::table(&report.rows)
+    )
 }

@@ -1,7 +1,6 @@
 use super::contender::Contender;
-use super::sustained::SustainedCore;
 use super::*;
-use crate::bench::gpu::SETS;
+use crate::bench::gpu_contenders::SETS;
 use crate::harness::data::{self, Fill};
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
@@ -29,7 +28,7 @@ fn args(words: &str) -> Args {
 #[test]
 fn what_is_left_out_is_what_the_kernel_is_judged_by() {
     let cases = cases(&args("")).unwrap();
-    let shape = |case: &Case| (case.alone.op().name(), case.model.clone(), case.alone.m(), case.alone.n(), case.alone.k());
+    let shape = |case: &PlannedLayer| (case.alone.op().name(), case.model.clone(), case.alone.m(), case.alone.n(), case.alone.k());
     let gpt3: Vec<_> = cases.iter().filter(|c| c.model == "gpt3" && c.alone.m() == 8192).map(shape).collect();
     assert_eq!(cases.len(), 16);
     assert_eq!(gpt3, [("ag_gemm", "gpt3".into(), 8192, 6144, 12288), ("gemm_rs", "gpt3".into(), 8192, 12288, 6144)]);
@@ -162,7 +161,7 @@ fn window(window: data::Window, seed: u64, fill: Fill) -> Vec<bf16> {
 
 /// Rank 0 as rank 0, its peers' part made before, one after the other: what the device does, by the
 /// same plan and with another executor.
-fn alone_as_first(case: &Case, order: bool, fill: Fill) -> Verdict {
+fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
     let problem = &case.problem;
     let first = if order { case.order() } else { case.program(FIRST) }.unwrap();
     let (size, flattened) = (first.workspace(), first.flattened);
@@ -210,7 +209,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
         for schedule in schedules {
             let problem = Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap()).unwrap();
             let layer = shapes::Layer { name: "gpt3".to_owned(), problem };
-            let case = Case { schedule, ..Case::new(&layer, ScheduleArgs::default()).unwrap() };
+            let case = PlannedLayer { schedule, ..PlannedLayer::new(&layer, ScheduleArgs::default()).unwrap() };
             for (order, fill) in [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)] {
                 let verdict = alone_as_first(&case, order, fill);
                 assert!(verdict.ok(), "{problem}, {schedule}, without waits: {order}, {fill:?}: {verdict}");
@@ -266,7 +265,7 @@ fn a_row_derives_its_figures_from_the_medians_and_reads_back() {
     assert!((row.tflops - 761.2).abs() < 0.01, "{row:?}");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("core.json");
-    report.write(&path).unwrap();
+    atomic_file::write_json(&path, &report).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(serde_json::from_str::<CoreReport>(&text).unwrap(), report);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -281,11 +280,6 @@ fn the_table_shows_what_is_judged_and_a_row_that_failed() {
     let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
     let figures = ["1.593", "1.625", "98.0", "1.640", "1.644", "+1.18", "+0.25", "761", "yes,", "1.5e-3"];
     assert_eq!(words, [["ag_gemm", "gpt3", "8192", "49152", "12288"].as_slice(), &figures].concat());
-    assert!(!text.contains("back to back"), "{text}");
-    report.rows[0].sustained = Some(SustainedCore::new(20.0, 40, [1.8, 2.0, 2.1].map(flat)));
-    let text = table(&report);
-    assert!(text.lines().last().unwrap().ends_with("     1.800     2.000      90.0      2.100     +5.00"), "{text}");
-    report.rows[0].sustained = None;
     report.rows[0].head.dtype = "fp16".to_owned();
     assert!(table(&report).starts_with("a device, one GPU as rank 0 of 8, fp16\n"), "{}", table(&report));
     report.rows[0].verified = false;

@@ -1,12 +1,12 @@
 //! One episode: what is injected when, and what must come of it.
 //!
-//! Invariant: an episode begins with a whole group of working ranks and, if it is not spoilt, ends
+//! Invariant: an episode begins with a whole group of working ranks and, if it does not end early, ends
 //! with one.
 
+use super::messages::{FailureKind, Reply, Request, now};
 use super::process::Process;
-use super::suite::{Spoilt, Suite};
-use super::talk::{How, Order, Report, now};
-use super::tally::{Against, Injection};
+use super::suite::{EarlyEnd, Suite};
+use super::tally::{Finding, Injection};
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,8 @@ const CALLS_BY_TURNS: u64 = 30;
 impl Suite<'_> {
     /// One fault and what follows it; `survivors`: whether those go on by themselves before a
     /// replacement comes.
-    pub(super) fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), Spoilt> {
-        let drawn = self.below(u64::from(self.args.ranks)) as usize;
-        // Those who wait are then those who keep something for the one that lingers.
-        let victim = self.lingering.as_ref().map_or(drawn, |lingering| lingering.rank as usize);
+    pub(super) fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), EarlyEnd> {
+        let victim = self.below(u64::from(self.args.ranks)) as usize;
         let moment = Duration::from_micros(self.below(60_000));
         match injection {
             Injection::ShortStop => self.short_stop(victim, moment)?,
@@ -40,50 +38,46 @@ impl Suite<'_> {
         Ok(())
     }
 
-    fn short_stop(&mut self, victim: usize, moment: Duration) -> Result<(), Spoilt> {
+    fn short_stop(&mut self, victim: usize, moment: Duration) -> Result<(), EarlyEnd> {
         let calls = if self.args.ranks_per_gpu > 1 { CALLS_BY_TURNS } else { CALLS };
-        self.order_all(Order::Run { calls })?;
+        self.request_all(Request::Run { calls })?;
         std::thread::sleep(moment);
         self.ranks[victim].signal(Signal::STOP)?;
         let stop = self.args.deadline().mul_f64(0.1 + 0.4 * self.below(1000) as f64 / 1000.0);
-        std::thread::sleep(stop / 2);
-        // Reaped below: the system may take its time.
-        let lingering = self.lingering.take();
-        lingering.as_ref().map_or(Ok(()), |lingering| lingering.signal(Signal::KILL))?;
-        std::thread::sleep(stop / 2);
+        std::thread::sleep(stop);
         self.ranks[victim].signal(Signal::CONT)?;
         let limit = self.limit();
         // All are heard, whatever the first says: who waited for whom is seen from all of their
         // ends.
-        let reports: Vec<Report> = (0..self.ranks.len()).map(|at| self.hear(at, limit)).collect::<Result<_, _>>()?;
-        let mut spoilt = false;
+        let reports: Vec<Reply> = (0..self.ranks.len()).map(|at| self.next_reply(at, limit)).collect::<Result<_, _>>()?;
+        let mut early = false;
         for (at, report) in reports.iter().enumerate() {
             match report {
-                Report::Done { wrong: 0 } => {}
-                Report::Done { wrong } => self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs around a short stop")),
+                Reply::Done { wrong: 0 } => {}
+                Reply::Done { wrong } => self.tally.count(Finding::Wrong, &format!("rank {at}, {wrong} outputs around a short stop")),
                 other => {
-                    self.tally.count(Against::Misnamed, &format!("rank {at} after {stop:?} of a stop of rank {victim}: {other:?}"));
-                    spoilt = true;
+                    self.tally.count(Finding::Misnamed, &format!("rank {at} after {stop:?} of a stop of rank {victim}: {other:?}"));
+                    early = true;
                 }
             }
         }
-        if spoilt { Err(Spoilt(None)) } else { Ok(()) }
+        if early { Err(EarlyEnd(None)) } else { Ok(()) }
     }
 
     /// A rank that is lost to the others, for good or for too long.
-    fn loss(&mut self, injection: Injection, victim: usize, moment: Duration, survivors: bool) -> Result<(), Spoilt> {
+    fn loss(&mut self, injection: Injection, victim: usize, moment: Duration, survivors: bool) -> Result<(), EarlyEnd> {
         let away = self.below(20);
         for at in 0..self.ranks.len() {
             let calls = if injection == Injection::Missing && at == victim { away } else { u64::MAX };
-            self.ranks[at].order(Order::Run { calls })?;
+            self.ranks[at].request(Request::Run { calls })?;
         }
         if injection == Injection::Missing {
             let limit = self.limit();
-            match self.hear(victim, limit)? {
-                Report::Done { wrong: 0 } => {}
+            match self.next_reply(victim, limit)? {
+                Reply::Done { wrong: 0 } => {}
                 other => {
-                    self.tally.count(Against::Broken, &format!("rank {victim}, which was to stay away, says {other:?}"));
-                    return Err(Spoilt(None));
+                    self.tally.count(Finding::Broken, &format!("rank {victim}, which was to stay away, says {other:?}"));
+                    return Err(EarlyEnd(None));
                 }
             }
         } else {
@@ -97,7 +91,7 @@ impl Suite<'_> {
         }
         // Half of those that are stopped for too long run on while the others find out about it,
         // the rest when they have gone on.
-        let soon = injection == Injection::LongStop && !self.args.linger && self.below(2) == 0;
+        let soon = injection == Injection::LongStop && self.below(2) == 0;
         if soon {
             let soon = if self.args.ranks_per_gpu > 1 { SOON_BY_TURNS } else { SOON };
             let beyond = Duration::from_millis(self.below(200)) + soon;
@@ -110,55 +104,51 @@ impl Suite<'_> {
             self.has_failed(&mut late)?;
         }
         if survivors {
-            self.order_all(Order::Rebuild { whole: false })?;
+            self.request_all(Request::Rebuild { whole: false })?;
             self.all_ready(self.args.ranks - 1, false)?;
             self.tally.rebuilt_with_survivors += 1;
         }
         let replacement = self.start(victim as u32)?;
-        self.order_all(Order::Rebuild { whole: true })?;
+        self.request_all(Request::Rebuild { whole: true })?;
         self.ranks.insert(victim, replacement);
         // It holds memory of its GPU, and the others' old memory for as long as it maps that.
-        let alone = self.lingering.is_none() && late.ended(Instant::now())?;
+        let alone = late.ended(Instant::now())?;
         self.all_ready(self.args.ranks, alone)?;
         self.tally.rebuilt_whole += 1;
         match injection {
             Injection::Kill => Ok(()),
-            Injection::LongStop if self.args.linger => {
-                self.lingering = Some(late);
-                Ok(())
-            }
             _ if soon => Ok(()),
             _ => self.runs_on(injection, late),
         }
     }
 
     /// Whether every rank but the victim fails as it must, in time.
-    fn all_failed(&mut self, injection: Injection, victim: usize, injected: u64) -> Result<(), Spoilt> {
+    fn all_failed(&mut self, injection: Injection, victim: usize, injected: u64) -> Result<(), EarlyEnd> {
         let (limit, deadline) = (self.limit(), self.args.deadline());
         for at in (0..self.ranks.len()).filter(|&at| at != victim) {
-            let report = self.hear(at, limit)?;
-            let Report::Failed { how, began, ended, wrong, text } = report else {
-                self.tally.count(Against::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {report:?}"));
-                return Err(Spoilt(None));
+            let report = self.next_reply(at, limit)?;
+            let Reply::Failed { how, began, ended, wrong, text } = report else {
+                self.tally.count(Finding::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {report:?}"));
+                return Err(EarlyEnd(None));
             };
             let lasted = Duration::from_nanos(ended - began);
             let after = Duration::from_nanos(ended.saturating_sub(injected.max(began)));
             let (named, timely) = if injection == Injection::Kill {
                 self.tally.slowest_loss = self.tally.slowest_loss.max(after);
-                (how == How::PeerLost { rank: victim as u32 }, after < LOSS)
+                (how == FailureKind::PeerLost { rank: victim as u32 }, after < LOSS)
             } else {
                 self.tally.slowest_timeout = self.tally.slowest_timeout.max(after.saturating_sub(deadline));
-                (how == How::Timeout { late: vec![victim as u32] }, lasted >= deadline && after <= deadline + SLACK)
+                (how == FailureKind::Timeout { late: vec![victim as u32] }, lasted >= deadline && after <= deadline + SLACK)
             };
             if !named {
-                self.tally.count(Against::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {text}"));
+                self.tally.count(Finding::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {text}"));
             }
             if !timely {
                 let words = format!("rank {at} after {injection:?} of rank {victim}: {after:?} later, in a call of {lasted:?}: {text}");
-                self.tally.count(Against::Mistimed, &words);
+                self.tally.count(Finding::Mistimed, &words);
             }
             if wrong > 0 {
-                self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs before {injection:?} of rank {victim}"));
+                self.tally.count(Finding::Wrong, &format!("rank {at}, {wrong} outputs before {injection:?} of rank {victim}"));
             }
         }
         Ok(())
@@ -166,38 +156,38 @@ impl Suite<'_> {
 
     /// Whether a rank that runs on, and that the others have given up, fails, and ends when it is
     /// told to.
-    fn has_failed(&mut self, late: &mut Process) -> Result<(), Spoilt> {
+    fn has_failed(&mut self, late: &mut Process) -> Result<(), EarlyEnd> {
         let limit = self.limit();
-        match late.report(limit)? {
+        match late.reply(limit)? {
             // It has nobody else to blame, whatever its own waits came to while it was stopped.
-            Some(Report::Failed { wrong: 0, how: How::Aborted { .. }, .. }) => {}
-            None => self.tally.count(Against::Hang, &format!("rank {}, which ran on", late.rank)),
-            Some(other) => self.tally.count(Against::Misnamed, &format!("rank {}, which ran on, says {other:?}", late.rank)),
+            Some(Reply::Failed { wrong: 0, how: FailureKind::Aborted { .. }, .. }) => {}
+            None => self.tally.count(Finding::Hang, &format!("rank {}, which ran on", late.rank)),
+            Some(other) => self.tally.count(Finding::Misnamed, &format!("rank {}, which ran on, says {other:?}", late.rank)),
         }
-        late.order(Order::Quit)?;
+        late.request(Request::Quit)?;
         if !late.ended(limit)? {
-            self.tally.count(Against::Hang, &format!("rank {}, which ran on, does not end", late.rank));
+            self.tally.count(Finding::Hang, &format!("rank {}, which ran on, does not end", late.rank));
         }
         Ok(())
     }
 
     /// A rank that the others have given up runs on: it fails, and the group computes right
     /// results.
-    fn runs_on(&mut self, injection: Injection, mut late: Process) -> Result<(), Spoilt> {
+    fn runs_on(&mut self, injection: Injection, mut late: Process) -> Result<(), EarlyEnd> {
         match injection {
             Injection::LongStop => late.signal(Signal::CONT)?,
-            _ => late.order(Order::Run { calls: 1 })?,
+            _ => late.request(Request::Run { calls: 1 })?,
         }
-        self.order_all(Order::Run { calls: 20 })?;
+        self.request_all(Request::Run { calls: 20 })?;
         self.has_failed(&mut late)?;
         let limit = self.limit();
         for at in 0..self.ranks.len() {
-            match self.hear(at, limit)? {
-                Report::Done { wrong: 0 } => {}
-                Report::Done { wrong } => self.tally.count(Against::Wrong, &format!("rank {at}, {wrong} outputs beside a late rank")),
+            match self.next_reply(at, limit)? {
+                Reply::Done { wrong: 0 } => {}
+                Reply::Done { wrong } => self.tally.count(Finding::Wrong, &format!("rank {at}, {wrong} outputs beside a late rank")),
                 other => {
-                    self.tally.count(Against::Misnamed, &format!("rank {at}, beside a late rank: {other:?}"));
-                    return Err(Spoilt(None));
+                    self.tally.count(Finding::Misnamed, &format!("rank {at}, beside a late rank: {other:?}"));
+                    return Err(EarlyEnd(None));
                 }
             }
         }

@@ -12,18 +12,18 @@
 //! it, and must fail and harm nobody.
 
 mod device_memory;
-mod ending;
 mod episode;
-mod ledger;
-mod names;
+mod interrupt;
+mod leaks;
+mod messages;
 mod process;
+mod progress;
 mod rank;
+mod residue;
 mod suite;
-mod talk;
 mod tally;
 mod threads;
 mod usage;
-mod witness;
 
 use crate::launch;
 use crate::limits;
@@ -70,11 +70,6 @@ pub(crate) struct Args {
     /// what its threads do is shown
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=limits::SECONDS))]
     pub patience: u64,
-    /// A rank that was stopped for too long is not let go, but killed while its successor is
-    /// stopped for a short time: the others then wait in a call while what they kept for it is
-    /// freed. Stops come in turns
-    #[arg(long)]
-    pub linger: bool,
     #[command(flatten)]
     defects: Defects,
     /// This process is a rank of a run

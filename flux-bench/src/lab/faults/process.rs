@@ -4,8 +4,8 @@
 //! doing, unless the kernel does not let it go within [`GRACE`]; no wait for it lasts longer than
 //! is said.
 
-use super::ending::Ending;
-use super::talk::{Order, Report};
+use super::interrupt::Interrupt;
+use super::messages::{Reply, Request};
 use super::threads;
 use anyhow::{Context, bail};
 use flux_core::Rank;
@@ -34,20 +34,20 @@ pub(super) struct Process {
     orders: ChildStdin,
     reports: Receiver<String>,
     reader: Option<JoinHandle<()>>,
-    ending: Ending,
+    interrupt: Interrupt,
 }
 
 impl Process {
     /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in
     /// `temporary`: this program again, with `words`. `sharing`: whether ranks share devices. A
-    /// signal that `ending` notes ends all waits for it.
+    /// signal that `interrupt` notes ends all waits for it.
     pub(super) fn start(
         rank: u32,
         world: u32,
         sharing: bool,
         (rendezvous, temporary): (&Path, &Path),
         words: &[String],
-        ending: Ending,
+        interrupt: Interrupt,
     ) -> anyhow::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(words)
@@ -74,19 +74,19 @@ impl Process {
             // Until the rank has ended, or nobody listens any more.
             let _ = read();
         })?;
-        Ok(Self { rank, child, orders, reports, reader: Some(reader), ending })
+        Ok(Self { rank, child, orders, reports, reader: Some(reader), interrupt })
     }
 
     /// Gives an order.
-    pub(super) fn order(&mut self, order: Order) -> anyhow::Result<()> {
+    pub(super) fn request(&mut self, order: Request) -> anyhow::Result<()> {
         let line = serde_json::to_string(&order)? + "\n";
         self.orders.write_all(line.as_bytes()).with_context(|| format!("rank {} takes no orders", self.rank))
     }
 
     /// The next report; `None` at the limit, which is a hang.
-    pub(super) fn report(&self, limit: Instant) -> anyhow::Result<Option<Report>> {
+    pub(super) fn reply(&self, limit: Instant) -> anyhow::Result<Option<Reply>> {
         loop {
-            self.ending.check()?;
+            self.interrupt.check()?;
             let left = limit.saturating_duration_since(Instant::now());
             match self.reports.recv_timeout(left.min(LOOK_AROUND)) {
                 Ok(line) => return Ok(Some(serde_json::from_str(&line).with_context(|| format!("rank {} says {line:?}", self.rank))?)),
@@ -110,7 +110,7 @@ impl Process {
     /// Waits until it has ended by itself, until the limit; whether it has.
     pub(super) fn ended(&mut self, limit: Instant) -> anyhow::Result<bool> {
         loop {
-            self.ending.check()?;
+            self.interrupt.check()?;
             if self.child.try_wait()?.is_some() {
                 return Ok(true);
             }

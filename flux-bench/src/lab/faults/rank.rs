@@ -4,9 +4,9 @@
 //! verified against the reference; calls alternate between ops and between data, and outputs are
 //! filled with NaN first, so nothing can be right by what an earlier call left behind.
 
-use super::talk::{How, Order, Report, now};
+use super::messages::{FailureKind, Reply, Request, now};
+use super::progress::ProgressReporter;
 use super::usage::Usage;
-use super::witness::Witness;
 use super::{Args, shape};
 use crate::end;
 use crate::harness::data::Fill;
@@ -31,24 +31,24 @@ const DEADLINES: u32 = 5;
 /// The rank's communicator, and what it calls.
 struct Group {
     ctx: RankContext,
-    jobs: Vec<Job>,
+    ops: Vec<CheckedOp>,
     calls: u64,
     /// Whether other ranks work on the same device.
     shared: bool,
     /// For a call to come to its end, however it ends.
     limit: Duration,
-    witness: Arc<Witness>,
+    progress: Arc<ProgressReporter>,
 }
 
 /// An op with its operands, and the result that was verified.
-struct Job {
+struct CheckedOp {
     op: FusedOp<bf16>,
     set: OperandSet<bf16>,
     expected: Option<Vec<bf16>>,
 }
 
 /// How far calls came.
-struct Ran {
+struct CallsMade {
     wrong: u64,
     failed: Option<(Failure, u64, u64)>,
 }
@@ -57,7 +57,7 @@ struct Ran {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     // The program that started this one may die; nothing is to be left of it.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    let witness = Witness::start()?;
+    let progress = ProgressReporter::start()?;
     // A new process takes seconds to come to its device: longer than the deadline of the ranks that
     // it joins, so it does that first.
     let local: Option<u32> = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let world = World::from_env()?;
     let options = crate::machine::options(args.transport, world.local_rank(), args.ranks_per_gpu);
     let options = Options { deadline: args.deadline(), nodes: args.nodes, ..options };
-    let mut group = Group::new(Communicator::connect_blocking(&world, options)?, args, &witness)?;
+    let mut group = Group::new(Communicator::connect_blocking(&world, options)?, args, &progress)?;
     drop((world, device));
     let ready = group.ready()?;
     say(&ready)?;
@@ -73,32 +73,32 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if args.defects.litter {
         std::fs::write(std::env::temp_dir().join(format!("left-{}", std::process::id())), [])?;
     }
-    witness.step("awaits an order");
+    progress.step("awaits an order");
     for line in std::io::stdin().lock().lines() {
         let report = match serde_json::from_str(&line?)? {
-            Order::Run { .. } if args.defects.stall && group.is_last() => loop {
-                witness.step("stalls");
+            Request::Run { .. } if args.defects.stall && group.is_last() => loop {
+                progress.step("stalls");
                 std::thread::park();
             },
-            Order::Run { calls } => group.run(calls),
-            Order::Rebuild { whole } => group.rebuild(whole, args).and_then(|rebuilt| {
+            Request::Run { calls } => group.run(calls),
+            Request::Rebuild { whole } => group.rebuild(whole, args).and_then(|rebuilt| {
                 group = rebuilt;
                 if args.defects.leak {
                     kept.push(std::fs::File::open("/dev/null")?);
                 }
                 group.ready()
             }),
-            Order::Quit => break,
+            Request::Quit => break,
         };
-        say(&report.unwrap_or_else(|error| Report::Error { text: end::words(&error) }))?;
-        witness.step("awaits an order");
+        say(&report.unwrap_or_else(|error| Reply::Error { text: end::words(&error) }))?;
+        progress.step("awaits an order");
     }
-    witness.uses(None);
-    witness.step("ends");
+    progress.uses(None);
+    progress.step("ends");
     Ok(())
 }
 
-fn say(report: &Report) -> anyhow::Result<()> {
+fn say(report: &Reply) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, report)?;
     out.write_all(b"\n")?;
@@ -106,11 +106,11 @@ fn say(report: &Report) -> anyhow::Result<()> {
 }
 
 impl Group {
-    fn new(comm: Communicator, args: &Args, witness: &Arc<Witness>) -> anyhow::Result<Self> {
-        witness.uses(Some(comm.clone()));
-        witness.step("builds");
+    fn new(comm: Communicator, args: &Args, progress: &Arc<ProgressReporter>) -> anyhow::Result<Self> {
+        progress.uses(Some(comm.clone()));
+        progress.step("builds");
         let ctx = RankContext::new(comm)?;
-        let mut jobs = Vec::new();
+        let mut ops = Vec::new();
         for call in 0..2 {
             for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
                 let (m, n, k) = shape(op, args.ranks, ctx.gpu().is_some());
@@ -118,21 +118,21 @@ impl Group {
                 let plan = Plan::default();
                 let mut set = ctx.operand_set(&problem)?;
                 ctx.fill(&mut set, Operands::new(problem, args.seed, call, Fill::SmallInts))?;
-                jobs.push(Job { op: FusedOp::build(&problem, ctx.comm(), &plan)?, set, expected: None });
+                ops.push(CheckedOp { op: FusedOp::build(&problem, ctx.comm(), &plan)?, set, expected: None });
             }
         }
         let limit = args.deadline() * DEADLINES;
-        Ok(Self { ctx, jobs, calls: 0, shared: args.ranks_per_gpu > 1, limit, witness: Arc::clone(witness) })
+        Ok(Self { ctx, ops, calls: 0, shared: args.ranks_per_gpu > 1, limit, progress: Arc::clone(progress) })
     }
 
     /// Verifies calls, and tells what the process holds.
-    fn ready(&mut self) -> anyhow::Result<Report> {
+    fn ready(&mut self) -> anyhow::Result<Reply> {
         let ran = self.calls(FRESH_CALLS)?;
         if let Some((failure, ..)) = ran.failed {
             bail!("a call on a new communicator failed: {failure}");
         }
         let world = self.ctx.comm().world_size().get();
-        Ok(Report::Ready { world, wrong: ran.wrong, usage: settled_usage()?, device: self.device_memory()? })
+        Ok(Reply::Ready { world, wrong: ran.wrong, usage: settled_usage()?, device: self.device_memory()? })
     }
 
     /// Bytes in use of the rank's device. What ranks that share one hold cannot be told apart, and
@@ -146,53 +146,53 @@ impl Group {
         Ok(Some(total - free))
     }
 
-    fn run(&mut self, calls: u64) -> anyhow::Result<Report> {
-        let Ran { wrong, failed } = self.calls(calls)?;
-        let Some((failure, began, ended)) = failed else { return Ok(Report::Done { wrong }) };
+    fn run(&mut self, calls: u64) -> anyhow::Result<Reply> {
+        let CallsMade { wrong, failed } = self.calls(calls)?;
+        let Some((failure, began, ended)) = failed else { return Ok(Reply::Done { wrong }) };
         let text = failure.to_string();
         let how = match failure.fault {
-            Fault::Timeout { late, .. } => How::Timeout { late: late.iter().map(|rank| rank.get()).collect() },
-            Fault::PeerLost { rank, .. } => How::PeerLost { rank: rank.get() },
-            Fault::Aborted { rank, .. } => How::Aborted { by: rank.get() },
+            Fault::Timeout { late, .. } => FailureKind::Timeout { late: late.iter().map(|rank| rank.get()).collect() },
+            Fault::PeerLost { rank, .. } => FailureKind::PeerLost { rank: rank.get() },
+            Fault::Aborted { rank, .. } => FailureKind::Aborted { by: rank.get() },
             other => bail!("a fault of an unknown kind: {other}"),
         };
         let again = self.calls(1)?;
         ensure!(again.failed.is_some(), "a call after a failed one succeeded");
-        Ok(Report::Failed { how, began, ended, wrong, text })
+        Ok(Reply::Failed { how, began, ended, wrong, text })
     }
 
     /// Makes calls until one fails.
-    fn calls(&mut self, calls: u64) -> anyhow::Result<Ran> {
+    fn calls(&mut self, calls: u64) -> anyhow::Result<CallsMade> {
         let mut wrong = 0;
         for _ in 0..calls {
-            let Self { ctx, jobs, calls, limit, witness, .. } = self;
-            let at = (*calls % jobs.len() as u64) as usize;
-            let job = &mut jobs[at];
-            witness.step("poisons");
-            ctx.poison(&mut job.set.y)?;
+            let Self { ctx, ops, calls, limit, progress, .. } = self;
+            let at = (*calls % ops.len() as u64) as usize;
+            let checked = &mut ops[at];
+            progress.step("poisons");
+            ctx.poison(&mut checked.set.y)?;
             let began = now();
-            witness.step("launches");
-            let called = ctx.forward(&job.op, &mut job.set).and_then(|()| {
-                witness.step("waits for its stream");
-                ctx.sync_within(&job.op, *limit)
+            progress.step("launches");
+            let called = ctx.forward(&checked.op, &mut checked.set).and_then(|()| {
+                progress.step("waits for its stream");
+                ctx.sync_within(&checked.op, *limit)
             });
             let ended = now();
             if let Err(error) = called {
                 let failure = ctx.comm().failure().cloned();
-                return Ok(Ran { wrong, failed: Some((failure.context(error)?, began, ended)) });
+                return Ok(CallsMade { wrong, failed: Some((failure.context(error)?, began, ended)) });
             }
             *calls += 1;
-            witness.step("downloads");
-            let y = ctx.download(&job.set.y)?;
-            witness.step("verifies");
-            let right = match &job.expected {
+            progress.step("downloads");
+            let y = ctx.download(&checked.set.y)?;
+            progress.step("verifies");
+            let right = match &checked.expected {
                 Some(expected) => bits(expected) == bits(&y),
-                None => ctx.verify(&job.set, job.op.schedule().stack)?.ok(),
+                None => ctx.verify(&checked.set, checked.op.schedule().stack)?.ok(),
             };
             wrong += u64::from(!right);
-            job.expected.get_or_insert(y);
+            checked.expected.get_or_insert(y);
         }
-        Ok(Ran { wrong, failed: None })
+        Ok(CallsMade { wrong, failed: None })
     }
 
     /// Whether it is the rank with the highest number.
@@ -202,8 +202,8 @@ impl Group {
 
     fn rebuild(&self, whole: bool, args: &Args) -> anyhow::Result<Self> {
         let how = if whole { Rebuild::Whole } else { Rebuild::Survivors };
-        self.witness.step("rebuilds");
-        Self::new(self.ctx.comm().rebuild_blocking(how)?, args, &self.witness)
+        self.progress.step("rebuilds");
+        Self::new(self.ctx.comm().rebuild_blocking(how)?, args, &self.progress)
     }
 }
 

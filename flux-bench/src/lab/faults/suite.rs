@@ -5,12 +5,12 @@
 
 use super::Args;
 use super::device_memory::DeviceMemory;
-use super::ending::Ending;
-use super::ledger::Ledger;
-use super::names::{self, SharedMemory};
+use super::interrupt::Interrupt;
+use super::leaks::LeakDetector;
+use super::messages::{Reply, Request};
 use super::process::Process;
-use super::talk::{Order, Report};
-use super::tally::{Against, Injection, Tally};
+use super::residue::{self, SharedMemory};
+use super::tally::{Finding, Injection, Tally};
 use super::usage::Usage;
 use crate::end;
 use crate::harness::data;
@@ -37,21 +37,19 @@ pub(super) struct Suite<'a> {
     rendezvous: PathBuf,
     temporary: PathBuf,
     pub(super) ranks: Vec<Process>,
-    /// One that was stopped for too long, and is still.
-    pub(super) lingering: Option<Process>,
     /// What each rank's process held, each time it was ready in a whole world.
-    held: Vec<Ledger>,
+    held: Vec<LeakDetector>,
     /// How much of its GPU was in use then, where each rank has one of its own.
     on_device: Vec<DeviceMemory>,
     pub(super) tally: Tally,
     random: u64,
-    ending: Ending,
+    interrupt: Interrupt,
 }
 
 /// Why an episode ended early: what is counted already, or what is not.
-pub(super) struct Spoilt(pub(super) Option<anyhow::Error>);
+pub(super) struct EarlyEnd(pub(super) Option<anyhow::Error>);
 
-impl From<anyhow::Error> for Spoilt {
+impl From<anyhow::Error> for EarlyEnd {
     fn from(error: anyhow::Error) -> Self {
         Self(Some(error))
     }
@@ -60,15 +58,15 @@ impl From<anyhow::Error> for Spoilt {
 /// Runs all episodes and says whether all passed. A signal ends it between them, or where it waits
 /// for a rank; when ranks and files are gone the process ends as that signal has it.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
-    let ending = Ending::catch().context("signals cannot be caught")?;
-    let passed = run_until(args, &ending);
-    match ending.came() {
+    let interrupt = Interrupt::catch().context("signals cannot be caught")?;
+    let passed = run_until(args, &interrupt);
+    match interrupt.came() {
         Some(signal) => end::by(signal),
         None => passed,
     }
 }
 
-fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
+fn run_until(args: &Args, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let start = Instant::now();
     let shared = SharedMemory::now(Path::new(SHARED_MEMORY));
     let private = PermissionsExt::from_mode(0o700);
@@ -79,19 +77,18 @@ fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
     std::fs::create_dir(&temporary)?;
     let own = Usage::now()?;
     let tally = {
-        let mut suite = Suite::new(args, directory.path(), &temporary, ending);
+        let mut suite = Suite::new(args, directory.path(), &temporary, interrupt);
         suite.fill()?;
         // Nodes have as many ranks each, so there is no group without one of them.
         let may_go_on = args.nodes.is_none_or(|nodes| nodes == 1);
         for (number, injection) in plan(args).into_iter().enumerate() {
-            if let Err(Spoilt(why)) = suite.episode(injection, may_go_on && number % 2 == 0) {
-                ending.check()?;
+            if let Err(EarlyEnd(why)) = suite.episode(injection, may_go_on && number % 2 == 0) {
+                interrupt.check()?;
                 if let Some(error) = why {
-                    suite.tally.count(Against::Broken, &end::words(&error));
+                    suite.tally.count(Finding::Broken, &end::words(&error));
                 }
-                out::line(&format_args!("episode {number}, {injection:?}: spoilt, a new group is started"));
+                out::line(&format_args!("episode {number}, {injection:?}: ended early, a new group is started"));
                 suite.ranks.clear();
-                suite.lingering = None;
                 suite.fill()?;
             }
         }
@@ -99,31 +96,31 @@ fn run_until(args: &Args, ending: &Ending) -> anyhow::Result<bool> {
         suite.tally
     };
     let mut tally = tally;
-    let met = names::all(directory.path())?.into_iter().filter(|path| *path != temporary);
-    for left in met.chain(names::all(&temporary)?).chain(shared.left(Instant::now() + SETTLES)) {
-        tally.count(Against::Residue, &left.display().to_string());
+    let met = residue::all(directory.path())?.into_iter().filter(|path| *path != temporary);
+    for left in met.chain(residue::all(&temporary)?).chain(shared.left(Instant::now() + SETTLES)) {
+        tally.count(Finding::Residue, &left.display().to_string());
     }
     drop(directory);
     for more in Usage::now()?.beyond(&own) {
-        tally.count(Against::Residue, &format!("this process holds more than before: {more}"));
+        tally.count(Finding::Residue, &format!("this process holds more than before: {more}"));
     }
     out::line(&format_args!("{} ranks, seed {}, {:.1} s: {tally}", args.ranks, args.seed, start.elapsed().as_secs_f64()));
     Ok(tally.clean())
 }
 
-/// What is injected, in a random order, or in turns where ranks linger.
+/// What is injected, in a random order.
 fn plan(args: &Args) -> Vec<Injection> {
     let stops = (0..args.stops).map(|stop| if stop % 2 == 0 { Injection::LongStop } else { Injection::ShortStop });
     let kills = std::iter::repeat_n(Injection::Kill, args.kills as usize);
     let mut plan: Vec<_> = kills.chain(stops).chain(std::iter::repeat_n(Injection::Missing, args.missing as usize)).collect();
-    for at in (1..if args.linger { 1 } else { plan.len() }).rev() {
+    for at in (1..plan.len()).rev() {
         plan.swap(at, (data::seed(args.seed, 90, at as u64) % (at as u64 + 1)) as usize);
     }
     plan
 }
 
 impl<'a> Suite<'a> {
-    fn new(args: &'a Args, rendezvous: &Path, temporary: &Path, ending: &Ending) -> Self {
+    fn new(args: &'a Args, rendezvous: &Path, temporary: &Path, interrupt: &Interrupt) -> Self {
         let mut words: Vec<String> = vec!["lab".into(), "faults".into(), "--as-rank".into()];
         words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
         words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
@@ -131,7 +128,7 @@ impl<'a> Suite<'a> {
         if let Some(nodes) = args.nodes {
             words.extend(["--nodes".into(), nodes.to_string()]);
         }
-        let (held, tally) = (vec![Ledger::default(); args.ranks as usize], Tally::until(ending.clone()));
+        let (held, tally) = (vec![LeakDetector::default(); args.ranks as usize], Tally::until(interrupt.clone()));
         let on_device = vec![DeviceMemory::default(); args.ranks as usize];
         if args.defects.stall {
             words.push("--stall".into());
@@ -143,8 +140,8 @@ impl<'a> Suite<'a> {
             words.push("--litter".into());
         }
         let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
-        let ending = ending.clone();
-        Self { args, words, rendezvous, temporary, ranks: Vec::new(), lingering: None, held, on_device, tally, random: 0, ending }
+        let interrupt = interrupt.clone();
+        Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, on_device, tally, random: 0, interrupt }
     }
 
     /// A random number below `end`.
@@ -164,10 +161,10 @@ impl<'a> Suite<'a> {
     }
 
     pub(super) fn start(&mut self, rank: u32) -> anyhow::Result<Process> {
-        self.held[rank as usize] = Ledger::default();
+        self.held[rank as usize] = LeakDetector::default();
         self.on_device[rank as usize] = DeviceMemory::default();
         let sharing = self.args.ranks_per_gpu > 1;
-        Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words, self.ending.clone())
+        Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words, self.interrupt.clone())
     }
 
     /// Starts a whole group.
@@ -178,29 +175,29 @@ impl<'a> Suite<'a> {
         }
         match self.all_ready(self.args.ranks, true) {
             Ok(()) => Ok(()),
-            Err(Spoilt(error)) => Err(error.unwrap_or_else(|| anyhow!("see above")).context("a new group does not work")),
+            Err(EarlyEnd(error)) => Err(error.unwrap_or_else(|| anyhow!("see above")).context("a new group does not work")),
         }
     }
 
     /// Whether every rank says that it is ready, in a world of `world`, and leaks nothing. `alone`:
     /// whether no rank that they have given up still lives.
-    pub(super) fn all_ready(&mut self, world: u32, alone: bool) -> Result<(), Spoilt> {
+    pub(super) fn all_ready(&mut self, world: u32, alone: bool) -> Result<(), EarlyEnd> {
         let limit = self.start_limit();
         for at in 0..self.ranks.len() {
-            let report = self.hear(at, limit)?;
+            let report = self.next_reply(at, limit)?;
             let rank = self.ranks[at].rank;
             match report {
-                Report::Ready { world: of, wrong, usage, device } if of == world => {
+                Reply::Ready { world: of, wrong, usage, device } if of == world => {
                     if wrong > 0 {
-                        self.tally.count(Against::Wrong, &format!("rank {rank}, {wrong} outputs of a new group"));
+                        self.tally.count(Finding::Wrong, &format!("rank {rank}, {wrong} outputs of a new group"));
                     }
                     if world == self.args.ranks {
-                        self.weigh(rank, usage, device.filter(|_| alone));
+                        self.check(rank, usage, device.filter(|_| alone));
                     }
                 }
                 other => {
-                    self.tally.count(Against::Broken, &format!("rank {rank}, to be ready in a world of {world}: {other:?}"));
-                    return Err(Spoilt(None));
+                    self.tally.count(Finding::Broken, &format!("rank {rank}, to be ready in a world of {world}: {other:?}"));
+                    return Err(EarlyEnd(None));
                 }
             }
         }
@@ -208,25 +205,25 @@ impl<'a> Suite<'a> {
     }
 
     /// Counts what a rank's process leaks.
-    fn weigh(&mut self, rank: u32, usage: Usage, device: Option<u64>) {
-        let on_device = device.and_then(|used| self.on_device[rank as usize].weigh(used));
-        for leak in self.held[rank as usize].weigh(usage).into_iter().chain(on_device) {
-            self.tally.count(Against::Residue, &format!("rank {rank} holds more after each rebuild: {leak}"));
+    fn check(&mut self, rank: u32, usage: Usage, device: Option<u64>) {
+        let on_device = device.and_then(|used| self.on_device[rank as usize].check(used));
+        for leak in self.held[rank as usize].check(usage).into_iter().chain(on_device) {
+            self.tally.count(Finding::Residue, &format!("rank {rank} holds more after each rebuild: {leak}"));
         }
     }
 
     /// A rank's next report. One that hangs or has ended is counted.
-    pub(super) fn hear(&mut self, at: usize, limit: Instant) -> Result<Report, Spoilt> {
+    pub(super) fn next_reply(&mut self, at: usize, limit: Instant) -> Result<Reply, EarlyEnd> {
         let rank = self.ranks[at].rank;
-        match self.ranks[at].report(limit) {
+        match self.ranks[at].reply(limit) {
             Ok(Some(report)) => return Ok(report),
             Ok(None) => {
-                self.tally.count(Against::Hang, &format!("rank {rank} does not answer"));
+                self.tally.count(Finding::Hang, &format!("rank {rank} does not answer"));
                 self.show();
             }
-            Err(error) => self.tally.count(Against::Broken, &end::words(&error)),
+            Err(error) => self.tally.count(Finding::Broken, &end::words(&error)),
         }
-        Err(Spoilt(None))
+        Err(EarlyEnd(None))
     }
 
     /// Shows what every rank does: from outside, thread by thread, and in its own words, which it
@@ -241,18 +238,17 @@ impl<'a> Suite<'a> {
         }
     }
 
-    pub(super) fn order_all(&mut self, order: Order) -> anyhow::Result<()> {
-        self.ranks.iter_mut().try_for_each(|rank| rank.order(order))
+    pub(super) fn request_all(&mut self, order: Request) -> anyhow::Result<()> {
+        self.ranks.iter_mut().try_for_each(|rank| rank.request(order))
     }
 
     /// Ends the ranks, which must end by themselves.
     fn end(&mut self) -> anyhow::Result<()> {
-        self.lingering = None;
-        self.order_all(Order::Quit)?;
+        self.request_all(Request::Quit)?;
         let limit = self.limit();
         for mut rank in self.ranks.drain(..) {
             if !rank.ended(limit)? {
-                self.tally.count(Against::Hang, &format!("rank {} does not end", rank.rank));
+                self.tally.count(Finding::Hang, &format!("rank {} does not end", rank.rank));
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a run has passed only if every fault was injected and nothing was counted against it.
 
-use super::ending::Ending;
+use super::interrupt::Interrupt;
 use crate::out;
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(super) enum Injection {
 
 /// What is counted against a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Against {
+pub(super) enum Finding {
     /// Something that did not end within its limit.
     Hang,
     /// An output that was not right to the bit.
@@ -37,13 +37,13 @@ pub(super) enum Against {
     Broken,
 }
 
-const ALL: [(Against, &str); 6] = [
-    (Against::Hang, "hangs"),
-    (Against::Wrong, "wrong results"),
-    (Against::Misnamed, "misnamed"),
-    (Against::Mistimed, "mistimed"),
-    (Against::Residue, "residue"),
-    (Against::Broken, "broken"),
+const ALL: [(Finding, &str); 6] = [
+    (Finding::Hang, "hangs"),
+    (Finding::Wrong, "wrong results"),
+    (Finding::Misnamed, "misnamed"),
+    (Finding::Mistimed, "mistimed"),
+    (Finding::Residue, "residue"),
+    (Finding::Broken, "broken"),
 ];
 
 /// The counts.
@@ -55,10 +55,10 @@ pub(super) struct Tally {
     pub(super) missing: u32,
     pub(super) rebuilt_with_survivors: u32,
     pub(super) rebuilt_whole: u32,
-    against: [u32; ALL.len()],
+    finding: [u32; ALL.len()],
     /// Where a signal has come nothing is held against the run any more: a terminal's has ended
     /// ranks too.
-    ending: Option<Ending>,
+    interrupt: Option<Interrupt>,
     /// The longest time from a kill to a survivor's error.
     pub(super) slowest_loss: Duration,
     /// The longest time beyond the deadline to a timeout.
@@ -67,8 +67,8 @@ pub(super) struct Tally {
 
 impl Tally {
     /// Of a run that a signal may end.
-    pub(super) fn until(ending: Ending) -> Self {
-        Self { ending: Some(ending), ..Self::default() }
+    pub(super) fn until(interrupt: Interrupt) -> Self {
+        Self { interrupt: Some(interrupt), ..Self::default() }
     }
 
     /// Counts a fault that was injected and handled.
@@ -82,17 +82,17 @@ impl Tally {
     }
 
     /// Counts something against the run, and says what.
-    pub(super) fn count(&mut self, against: Against, words: &str) {
-        if self.ending.as_ref().is_some_and(|ending| ending.came().is_some()) {
+    pub(super) fn count(&mut self, finding: Finding, words: &str) {
+        if self.interrupt.as_ref().is_some_and(|interrupt| interrupt.came().is_some()) {
             return;
         }
-        self.against[against as usize] += 1;
-        out::line(&format_args!("{against:?}: {words}"));
+        self.finding[finding as usize] += 1;
+        out::line(&format_args!("{finding:?}: {words}"));
     }
 
     /// Whether nothing was counted against the run.
     pub(super) fn clean(&self) -> bool {
-        self.against.iter().all(|&count| count == 0)
+        self.finding.iter().all(|&count| count == 0)
     }
 }
 
@@ -103,7 +103,7 @@ impl fmt::Display for Tally {
         writeln!(f, "{rebuilt_with_survivors} rebuilds with survivors, {rebuilt_whole} with replacements")?;
         let (loss, timeout) = (self.slowest_loss.as_secs_f64(), self.slowest_timeout.as_secs_f64());
         writeln!(f, "slowest error {loss:.3} s after a kill, {timeout:.3} s after a deadline")?;
-        let counts: Vec<String> = ALL.iter().map(|&(against, name)| format!("{} {name}", self.against[against as usize])).collect();
+        let counts: Vec<String> = ALL.iter().map(|&(finding, name)| format!("{} {name}", self.finding[finding as usize])).collect();
         f.write_str(&counts.join(", "))
     }
 }

@@ -18,7 +18,6 @@ use crate::launch;
 use crate::limited;
 use crate::limits;
 use crate::machine;
-use crate::out;
 use crate::report as bench_report;
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, bail};
@@ -45,11 +44,6 @@ pub(crate) struct Args {
     pub transport: Select,
     /// How many times as long as a warm call a first one may take (first/warm); 2 on GPUs, and any
     /// on the host, where it is left out
-    ///
-    /// Warm calls come after as long a rest as the first call, in which NVLink goes to sleep: who
-    /// calls first wakes it, and so does any other call after a rest. So first/warm is what an op
-    /// adds to its first call, and decides. first/busy, beside calls right after another, has the
-    /// waking in it: it is shown, with a note where it is above this, and decides nothing.
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
@@ -100,11 +94,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     // On the host a few cores are shared by all ranks' threads, which start when they can.
     let at_most = args.at_most.or(on_gpus.then_some(2.0));
     let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most, rows };
-    out::print(&table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    bench_report::deliver(&table(&report), args.json.as_deref(), &report)?;
     Ok(report.kept())
 }
 

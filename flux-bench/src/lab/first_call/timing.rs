@@ -15,7 +15,6 @@ use anyhow::{Context, ensure};
 use flux_core::Problem;
 use flux_kernels::Element;
 use flux_transport::{Communicator, Select, World};
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// From the ranks' agreement to the call: enough to enqueue a call that has nothing to load, as the
@@ -24,11 +23,9 @@ const LEAD: Duration = Duration::from_micros(300);
 /// For which the streams are held before a call, so that the clocks are those of a machine at work,
 /// and the links those of one that has just built an op.
 const REST: Duration = Duration::from_millis(100);
-/// Calls after the first that are thrown away, those that are kept, and those after them that come
-/// without rest.
+/// Calls after the first that are thrown away, and those that are kept.
 const SETTLING: usize = 2;
 const WARM: usize = 9;
-const BUSY: usize = 21;
 
 /// What a call took: on the rank's stream, and on the host until it was enqueued. Milliseconds.
 #[derive(Clone, Copy)]
@@ -48,14 +45,14 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
         ctx.poison(&mut set.y)?;
         let op = FusedOp::<T>::build(problem, ctx.comm(), &Plan::default())?;
         let mut calls = Vec::new();
-        for number in 0..1 + SETTLING + WARM + BUSY {
-            if ctx.gpu().is_some() && number <= SETTLING + WARM {
+        for number in 0..=SETTLING + WARM {
+            if ctx.gpu().is_some() {
                 ctx.delay(REST)?;
             }
             calls.push(call(&ctx, &op, &mut set, origin)?);
             // The first, whose time counts by itself; what follows it is thrown away, so a check
             // disturbs nothing. And the last.
-            if number == 0 || number == SETTLING + WARM + BUSY {
+            if number == 0 || number == SETTLING + WARM {
                 defect.apply(&ctx, &mut set)?;
                 let verdict = ctx.verify(&set, op.schedule().stack)?;
                 ensure!(verdict.ok(), "the result of call {number} is wrong: {verdict}");
@@ -67,18 +64,16 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
     let ranks = ranks::on_threads(World::local(problem.world().get())?, body)?;
 
     let longest = |of: fn(&Call) -> f64| ranks.iter().map(|calls| of(&calls[0])).fold(0.0, f64::max);
-    let times = |numbers: Range<usize>, of: fn(&Call) -> f64| {
-        let spans = |calls: &Vec<Call>| calls[numbers.clone()].iter().map(|c| Span { start: 0.0, end: of(c) }).collect();
+    let warm = |of: fn(&Call) -> f64| {
+        let spans = |calls: &Vec<Call>| calls[1 + SETTLING..].iter().map(|c| Span { start: 0.0, end: of(c) }).collect();
         Times::of_slowest(&ranks.iter().map(spans).collect::<Vec<_>>()).context("no calls")
     };
-    let warm = 1 + SETTLING..1 + SETTLING + WARM;
     Ok(FirstCallRow {
         head: Head::new(model, problem),
         first_call_ms: longest(|c| c.time),
-        warm_ms: times(warm.clone(), |c| c.time)?,
-        busy_ms: times(warm.end..warm.end + BUSY, |c| c.time)?,
+        warm_ms: warm(|c| c.time)?,
         first_enqueue_ms: longest(|c| c.enqueue),
-        warm_enqueue_ms: times(warm, |c| c.enqueue)?,
+        warm_enqueue_ms: warm(|c| c.enqueue)?,
     })
 }
 

@@ -4,8 +4,8 @@
 //! Invariant: every step runs, however the ones before it ended, each with a time limit of its own;
 //! one failure fails the whole.
 
-mod plan;
 mod step;
+mod steps;
 
 pub(super) use step::{Outcome, Step};
 
@@ -83,7 +83,7 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     ensure!(dist.join("tests").is_dir(), "{} is no folder that `cargo xtask dist` has built: it has no tests/", dist.display());
     std::fs::create_dir_all(&logs).with_context(|| format!("{} cannot be made", logs.display()))?;
     let pytorch = gpus > 1 && has_pytorch(OsStr::new("python3"), LOOK, &logs.join("pytorch.log"));
-    let planned = plan::steps(args, out, gpus, pytorch)?;
+    let planned = steps::steps(args, out, gpus, pytorch)?;
     let is_of = |only: &String, name: &str| name.contains(only.as_str());
     if let Some(only) = args.only.iter().find(|only| !planned.iter().any(|(name, _)| is_of(only, name))) {
         let names: Vec<&str> = planned.iter().map(|(name, _)| name.as_str()).collect();
@@ -97,7 +97,7 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
             break;
         }
         out::note(&format!("gpu-ci: {name}"));
-        let limit = if name.starts_with(plan::FAULTS) { args.limit.max(plan::FAULTS_LIMIT) } else { args.limit };
+        let limit = if name.starts_with(steps::FAULTS) { args.limit.max(steps::FAULTS_LIMIT) } else { args.limit };
         let mut step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
         if args.no_skips && step.outcome == Outcome::Skipped {
             (step.outcome, step.status) = (Outcome::Failed, "no test ran".to_owned());
@@ -304,7 +304,7 @@ mod tests {
     fn every_step_of_this_program_is_a_command_that_it_takes() {
         let (folder, args) = dist();
         for (gpus, tp) in [1, 2, 3, 4, 8].into_iter().flat_map(|gpus| [None, Some(2)].map(|tp| (gpus, tp))) {
-            let steps = plan::steps(&Args { tp, ..args.clone() }, folder.path(), gpus, true).unwrap();
+            let steps = steps::steps(&Args { tp, ..args.clone() }, folder.path(), gpus, true).unwrap();
             let ours = steps.iter().filter(|(_, command)| command.get_program() == folder.path().join("flux-bench"));
             for (name, command) in ours {
                 let words = std::iter::once(OsStr::new("flux-bench")).chain(command.get_args());

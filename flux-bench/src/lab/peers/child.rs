@@ -21,16 +21,16 @@ const TAIL: usize = 20;
 
 /// What the script is to do; its documentation names the fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Job {
+pub(super) struct ScriptJob {
     pub(super) tp: u32,
     pub(super) dtype: &'static str,
     pub(super) samples: u32,
-    pub(super) cases: Vec<Case>,
+    pub(super) cases: Vec<ScriptCase>,
 }
 
 /// One op of one model, at some `m`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Case {
+pub(super) struct ScriptCase {
     pub(super) op: &'static str,
     pub(super) model: String,
     pub(super) n: u32,
@@ -47,9 +47,9 @@ pub(super) struct Versions {
 
 /// The job with the files that the script is to use.
 #[derive(Serialize)]
-struct Order<'a> {
+struct ScriptInput<'a> {
     #[serde(flatten)]
-    job: &'a Job,
+    job: &'a ScriptJob,
     out: PathBuf,
     store: PathBuf,
 }
@@ -58,13 +58,13 @@ struct Order<'a> {
 ///
 /// # Errors
 /// No Python, no PyTorch, too few GPUs, a failed or late child, or rows that are missing.
-pub(super) fn run(python: &OsStr, job: &Job, limit: Duration) -> anyhow::Result<(Versions, Vec<PeerRow>)> {
+pub(super) fn run(python: &OsStr, job: &ScriptJob, limit: Duration) -> anyhow::Result<(Versions, Vec<PeerRow>)> {
     // Only this user can read or replace what is in it.
     let folder = tempfile::tempdir().context("a folder for the script cannot be made")?;
     let at = |name: &str| folder.path().join(name);
     let (script, log, out) = (at("async_tp.py"), at("log"), at("rows"));
     fs::write(&script, SCRIPT).context("the script cannot be written")?;
-    let order = serde_json::to_string(&Order { job, out: out.clone(), store: at("store") })?;
+    let order = serde_json::to_string(&ScriptInput { job, out: out.clone(), store: at("store") })?;
 
     let mut command = Command::new(python);
     command.arg(&script).arg(order);

@@ -12,11 +12,10 @@ use crate::atomic_file;
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::out;
-use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, peers_table};
+use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, deliver, peers_table};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
-use child::{Case, Job};
+use child::{ScriptCase, ScriptJob};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -61,21 +60,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     let (versions, rows) = child::run(&args.python, &job, Duration::from_secs(args.limit))?;
     let machine = machine::describe(true, tp, Ranks::Threads);
     let report = PeersReport { schema: PEERS_SCHEMA, origin: Origin::of(&machine), nccl: versions.nccl, torch: versions.torch, rows };
-    out::print(&peers_table(&report));
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
+    deliver(&peers_table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 
 /// What the script is asked for; only problems that flux takes too.
-fn job(args: &Args, tp: u32) -> anyhow::Result<Job> {
+fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
     let layers = args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
     let of_one = layers.chunk_by(|a, b| (&a.name, a.problem.op()) == (&b.name, b.problem.op()));
     let case = |layers: &[Layer]| {
         let (name, problem) = (layers[0].name.clone(), &layers[0].problem);
-        Case {
+        ScriptCase {
             op: problem.op().name(),
             model: name,
             n: problem.n(),
@@ -84,5 +79,5 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<Job> {
         }
     };
     let cases = of_one.map(case).collect();
-    Ok(Job { tp, dtype: args.layers.dtype.name(), samples: args.samples, cases })
+    Ok(ScriptJob { tp, dtype: args.layers.dtype.name(), samples: args.samples, cases })
 }

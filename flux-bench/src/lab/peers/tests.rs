@@ -1,4 +1,4 @@
-use super::child::{Case, Job, run};
+use super::child::{ScriptCase, ScriptJob, run};
 use super::*;
 use crate::harness::Times;
 use flux_core::DType;
@@ -14,8 +14,13 @@ fn args() -> Args {
     <Args as clap::FromArgMatches>::from_arg_matches(&command.get_matches_from(words)).unwrap()
 }
 
-fn small_job() -> Job {
-    Job { tp: 2, dtype: "bf16", samples: 3, cases: vec![Case { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }] }
+fn small_job() -> ScriptJob {
+    ScriptJob {
+        tp: 2,
+        dtype: "bf16",
+        samples: 3,
+        cases: vec![ScriptCase { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }],
+    }
 }
 
 /// A program that stands in for Python: a shell script, called with the peers' script and the order

@@ -6,7 +6,7 @@ use flux_core::{DType, OpKind, Problem, ProblemError, WorldSize};
 
 /// One problem of the matrix.
 #[derive(Clone, Debug)]
-pub(crate) struct Case {
+pub(crate) struct SoakCase {
     /// What reports call it.
     pub name: String,
     /// The problem.
@@ -35,13 +35,13 @@ const SMALL: [(&str, usize, usize, usize); 5] = [
 ///
 /// # Errors
 /// A world in which a shape cannot be split.
-pub(crate) fn matrix(world: WorldSize, models: bool) -> anyhow::Result<Vec<Case>> {
+pub(crate) fn matrix(world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakCase>> {
     let ranks = world.index();
     let mut cases = Vec::new();
     let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
     let mut push = |name: &str, op, m, (n, k), dtype, epilogue: EpilogueSpec| {
         let problem = Problem::new(op, m, n, k, dtype, world)?;
-        cases.push(Case { name: format!("{name}{epilogue} {problem}"), problem, epilogue, heavy: false });
+        cases.push(SoakCase { name: format!("{name}{epilogue} {problem}"), problem, epilogue, heavy: false });
         Ok::<_, ProblemError>(())
     };
     let plain = EpilogueSpec::default();
@@ -71,7 +71,7 @@ pub(crate) fn matrix(world: WorldSize, models: bool) -> anyhow::Result<Vec<Case>
     if models {
         for Layer { name, problem } in shapes::layers(&"gpt3,llama70b".parse()?, &ops, &[512, 1024, 2048, 4096, 8192], DType::Bf16, world)?
         {
-            cases.push(Case { name: format!("{name} {problem}"), problem, epilogue: plain, heavy: true });
+            cases.push(SoakCase { name: format!("{name} {problem}"), problem, epilogue: plain, heavy: true });
         }
     }
     Ok(cases)

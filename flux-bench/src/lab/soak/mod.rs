@@ -20,7 +20,7 @@ mod cases;
 mod phases;
 mod random;
 
-pub(super) use cases::{Case, matrix};
+pub(super) use cases::{SoakCase, matrix};
 
 use crate::end;
 use crate::harness::{Defect, RankContext, ranks};
@@ -34,7 +34,7 @@ use anyhow::ensure;
 use flux_core::DType;
 use flux_transport::{Communicator, Options, Select, World, WorldError};
 use half::{bf16, f16};
-use phases::{Run, Soaked};
+use phases::{SoakResult, SoakRun};
 use std::time::Instant;
 
 /// Arguments of `flux-bench lab soak`.
@@ -125,7 +125,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     let comm = ctx.comm();
     let first = comm.rank().get() == 0;
     let cases = matrix(comm.world_size(), !args.quick && ctx.gpu().is_some())?;
-    let wanted: Vec<&Case> = cases.iter().filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only))).collect();
+    let wanted: Vec<&SoakCase> = cases.iter().filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only))).collect();
     ensure!(!wanted.is_empty(), "no case has {:?} in its name", args.only.as_deref().unwrap_or_default());
     if first {
         out::line(&format_args!("{}\n{} cases", comm.explain(), wanted.len()));
@@ -135,7 +135,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     for case in wanted {
         let start = Instant::now();
         let few = args.quick || case.heavy;
-        let run = Run {
+        let run = SoakRun {
             plan: Plan { workers, ..Plan::default() },
             epilogue: case.epilogue,
             apart: if few { 3 } else { 8 },
@@ -158,7 +158,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
 }
 
 /// What all ranks found, on every rank.
-fn exchange(comm: &Communicator, mine: Soaked) -> anyhow::Result<Soaked> {
+fn exchange(comm: &Communicator, mine: SoakResult) -> anyhow::Result<SoakResult> {
     let all = comm.exchange(&serde_json::to_vec(&mine)?)?;
     let mut sum = mine;
     for (rank, bytes) in all.iter().enumerate() {

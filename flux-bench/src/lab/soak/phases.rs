@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// What a case has shown, on one rank or on all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Soaked {
+pub(super) struct SoakResult {
     calls: u64,
     checked: u64,
     violations: u64,
@@ -22,7 +22,7 @@ pub(super) struct Soaked {
     differing: u64,
 }
 
-impl Soaked {
+impl SoakResult {
     pub(super) fn passed(&self) -> bool {
         self.violations == 0 && self.differing == 0 && self.checked > 0
     }
@@ -52,7 +52,7 @@ impl Soaked {
     }
 }
 
-impl fmt::Display for Soaked {
+impl fmt::Display for SoakResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { calls, checked, violations, first, max_rel_err, differing } = self;
         write!(f, "{calls} calls, {checked} outputs checked, max_rel_err {max_rel_err:.1e}")?;
@@ -68,7 +68,7 @@ impl fmt::Display for Soaked {
 
 /// How a problem is soaked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct SoakRun {
     pub(super) plan: Plan,
     pub(super) epilogue: EpilogueSpec,
     /// Calls apart, and in a row.
@@ -80,18 +80,18 @@ pub(super) struct Run {
 }
 
 /// Runs a problem's phases on this rank; collective.
-pub(super) fn soak<T: Element>(ctx: &RankContext, problem: &Problem, run: &Run) -> anyhow::Result<Soaked> {
+pub(super) fn soak<T: Element>(ctx: &RankContext, problem: &Problem, run: &SoakRun) -> anyhow::Result<SoakResult> {
     let op = FusedOp::<T>::build_with(problem, ctx.comm(), &run.plan, run.epilogue)?;
     let mut sets = [ctx.operand_set_with(problem, run.epilogue)?, ctx.operand_set_with(problem, run.epilogue)?];
-    let mut soaked = Soaked::default();
-    let rank = Rank { ctx, op: &op, epilogue: run.epilogue, seed: run.seed, defect: run.defect };
+    let mut soaked = SoakResult::default();
+    let rank = RankCase { ctx, op: &op, epilogue: run.epilogue, seed: run.seed, defect: run.defect };
     rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
     Ok(soaked)
 }
 
-struct Rank<'a, T> {
+struct RankCase<'a, T> {
     ctx: &'a RankContext,
     op: &'a FusedOp<T>,
     epilogue: EpilogueSpec,
@@ -102,7 +102,7 @@ struct Rank<'a, T> {
 /// Longest delay of a rank: longer than any of these calls takes on a GPU.
 const LONGEST_NS: u64 = 3_000_000;
 
-impl<T: Element> Rank<'_, T> {
+impl<T: Element> RankCase<'_, T> {
     fn operands(&self, call: u64, fill: Fill) -> Operands {
         Operands::new(*self.op.problem(), self.seed, call, fill).with_epilogue(self.epilogue)
     }
@@ -123,7 +123,7 @@ impl<T: Element> Rank<'_, T> {
         self.ctx.verify(set, self.op.schedule().stack)
     }
 
-    fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut Soaked) -> anyhow::Result<()> {
+    fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
         for call in 0..calls {
             self.ctx.fill(set, self.operands(call, Fill::SmallInts))?;
             self.ctx.poison(&mut set.y)?;
@@ -142,7 +142,7 @@ impl<T: Element> Rank<'_, T> {
         Ok(())
     }
 
-    fn in_a_row(&self, sets: &mut [OperandSet<T>; 2], calls: u64, soaked: &mut Soaked) -> anyhow::Result<()> {
+    fn in_a_row(&self, sets: &mut [OperandSet<T>; 2], calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
         for call in 0..calls {
             let set = &mut sets[(call % 2) as usize];
             self.ctx.fill(set, self.operands(1000 + call, Fill::SmallInts))?;
@@ -158,7 +158,7 @@ impl<T: Element> Rank<'_, T> {
         self.ctx.sync(self.op)
     }
 
-    fn again(&self, set: &mut OperandSet<T>, soaked: &mut Soaked) -> anyhow::Result<()> {
+    fn again(&self, set: &mut OperandSet<T>, soaked: &mut SoakResult) -> anyhow::Result<()> {
         let mut bits: Option<Vec<T>> = None;
         for run in 0..4 {
             self.ctx.fill(set, self.operands(1 << 40, Fill::Uniform))?;

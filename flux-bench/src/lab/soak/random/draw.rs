@@ -1,6 +1,6 @@
 //! Random cases: problems from tiny to a few thousand, with tails, and plans for them.
 //!
-//! Invariant: a case is a function of seed, number, world and place, so all ranks agree on it
+//! Invariant: a case is a function of seed, number, world and target, so all ranks agree on it
 //! without a word, and it can be had again. What ranks must agree on is drawn from the case alone;
 //! what each may choose for itself, from case and rank.
 
@@ -14,7 +14,7 @@ use std::fmt;
 /// Where ranks work, which decides the sizes: all ranks of a host share its few cores, and their
 /// code may be built for debugging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Target {
     /// Threads of this machine.
     Host,
     /// A GPU that runs so many CTAs of a rank at once.
@@ -51,11 +51,11 @@ impl RandomCase {
     ///
     /// # Errors
     /// None for the worlds that there are; they would be a fault of this function.
-    pub(super) fn new(seed: u64, number: u64, world: WorldSize, place: Place) -> Result<Self, ProblemError> {
+    pub(super) fn new(seed: u64, number: u64, world: WorldSize, target: Target) -> Result<Self, ProblemError> {
         let mut draw = Draw::new(data::seed(seed, 1, number));
-        let (most_rows, most) = match place {
-            Place::Host => (24, 12),
-            Place::Gpu { .. } => (2048, 512),
+        let (most_rows, most) = match target {
+            Target::Host => (24, 12),
+            Target::Gpu { .. } => (2048, 512),
         };
         let op = draw.of(&[OpKind::AllGatherGemm, OpKind::GemmReduceScatter]);
         let dtype = draw.of(&[DType::Bf16, DType::F16]);
@@ -70,9 +70,9 @@ impl RandomCase {
         let mut shared = ScheduleArgs::default();
         // In one of four cases the op chooses.
         if draw.below(4) > 0 {
-            let tile = match place {
-                Place::Host => TileShape::new(1 + draw.below(48), 8 * (1 + draw.below(12)), 64),
-                Place::Gpu { .. } => draw.of(&TileShape::all().collect::<Vec<_>>()),
+            let tile = match target {
+                Target::Host => TileShape::new(1 + draw.below(48), 8 * (1 + draw.below(12)), 64),
+                Target::Gpu { .. } => draw.of(&TileShape::all().collect::<Vec<_>>()),
             };
             shared.tile = Some(tile);
             // 0 is the whole shard.
@@ -87,12 +87,12 @@ impl RandomCase {
             shared.shares = Some(draw.of(&[1, any, 132]));
             shared.early = Some(draw.below(world.get() + 1));
             // On the host every tile is either.
-            let any = op == OpKind::AllGatherGemm || matches!(place, Place::Host);
+            let any = op == OpKind::AllGatherGemm || matches!(target, Target::Host);
             shared.stack = draw.below(2) > 0 && (any || tile.scatters()) || !(any || tile.sends_partials());
             shared.no_stack = !shared.stack;
             let few = Lent { first: draw.below(9), last: draw.below(9) };
             let lent = draw.of(&[Lent::NONE, few, Lent { first: u32::MAX, last: u32::MAX }]);
-            shared.lent = matches!(place, Place::Gpu { .. }).then_some(lent);
+            shared.lent = matches!(target, Target::Gpu { .. }).then_some(lent);
         }
         let calls = 4 + u64::from(draw.below(13));
         let epilogues: Vec<EpilogueSpec> = std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op)).collect();
@@ -124,17 +124,17 @@ impl RandomCase {
     }
 
     /// The whole plan of `rank`: with its own choice of workers, mover and pace.
-    pub(super) fn plan(&self, rank: Rank, place: Place) -> Plan {
+    pub(super) fn plan(&self, rank: Rank, target: Target) -> Plan {
         let mut draw = Draw::new(data::seed(self.seed, 3, u64::from(rank.get())));
-        let workers = match place {
-            Place::Host => 1 + draw.below(3),
-            Place::Gpu { ctas, .. } => {
+        let workers = match target {
+            Target::Host => 1 + draw.below(3),
+            Target::Gpu { ctas, .. } => {
                 let any = 1 + draw.below(ctas);
                 draw.of(&[ctas, ctas, ctas - ctas / 8, any])
             }
         };
         let drawn = draw.of(&[Push::Auto, Push::Kernel, Push::CopyEngine]);
-        let push = Some(if matches!(place, Place::Gpu { alone: false, .. }) { Push::Kernel } else { drawn });
+        let push = Some(if matches!(target, Target::Gpu { alone: false, .. }) { Push::Kernel } else { drawn });
         Plan { schedule: self.shared, workers: Some(workers), push, sending: self.sending, spread: Some(draw.of(&[0, 10, 40, 100])) }
     }
 }

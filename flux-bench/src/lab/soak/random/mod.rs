@@ -6,13 +6,13 @@ mod draw;
 #[cfg(test)]
 mod tests;
 
-use super::phases::{self, Run, Soaked};
+use super::phases::{self, SoakResult, SoakRun};
 use super::{Args, exchange};
 use crate::harness::RankContext;
 use crate::machine;
 use crate::out;
 use anyhow::Context;
-use draw::{Place, RandomCase};
+use draw::{RandomCase, Target};
 use flux_core::DType;
 use flux_transport::{Mover, TransportKind};
 use half::{bf16, f16};
@@ -35,25 +35,26 @@ pub(super) fn minutes(word: &str) -> Result<f64, String> {
 pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow::Result<bool> {
     let (comm, first) = (ctx.comm(), ctx.rank().get() == 0);
     let seed = agree(ctx, args.seed.unwrap_or_else(of_the_clock))?;
-    let place = ctx
-        .gpu()
-        .map_or(Place::Host, |gpu| Place::Gpu { ctas: machine::ctas(ctx.comm(), gpu.device().info().sms / at_once), alone: at_once == 1 });
+    let target = ctx.gpu().map_or(Target::Host, |gpu| Target::Gpu {
+        ctas: machine::ctas(ctx.comm(), gpu.device().info().sms / at_once),
+        alone: at_once == 1,
+    });
     let (start, mut said) = (Instant::now(), Instant::now());
     let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);
     if first {
         out::line(&format_args!("{}\nrandom cases of seed {seed}", comm.explain()));
     }
-    let mut sum = Soaked::default();
+    let mut sum = SoakResult::default();
     for number in args.case.unwrap_or(0).. {
-        let case = RandomCase::new(seed, number, comm.world_size(), place)?;
+        let case = RandomCase::new(seed, number, comm.world_size(), target)?;
         let messages = matches!(comm.capabilities().mover, Mover::Messages { .. });
         let mixed = comm.nodes().are_mixed();
         let may_come_first = comm.transport() != TransportKind::Mixed;
         let case = if messages || mixed { case.in_whole_chunks(mixed, may_come_first) } else { case };
         let failed = || format!("{case}\nagain: {}", again(args, ctx, at_once, (seed, number)));
         tracing::debug!(rank = %ctx.rank(), "{case}");
-        let run = Run {
-            plan: case.plan(ctx.rank(), place),
+        let run = SoakRun {
+            plan: case.plan(ctx.rank(), target),
             epilogue: case.epilogue,
             apart: 2,
             in_a_row: case.calls,
@@ -113,5 +114,5 @@ fn again(args: &Args, ctx: &RankContext, at_once: u32, (seed, case): (u64, u64))
     if at_once < args.ranks_per_gpu {
         command.push_str(" --processes");
     }
-    format!("{command}; with the cases before it: --random MINUTES in place of --case {case}")
+    format!("{command}; with the cases before it: --random MINUTES in target of --case {case}")
 }

@@ -1,0 +1,247 @@
+//! The contenders on GPUs: cuBLASLt, NCCL, one after the other, and the fused op.
+//!
+//! Invariant: a sample is the time between two events on the rank's stream. Before the first, a
+//! one-word all-reduce has lined the ranks up on their devices and a spinning kernel has given the
+//! host time to enqueue what is timed, so launch cost is hidden alike for all contenders.
+
+use super::SEED;
+use super::measure::{Contender, Contenders, Sample, slowest};
+use super::watchdog::Watchdog;
+use crate::harness::data::Fill;
+use crate::harness::gpu::Gpu;
+use crate::harness::gpu::choice;
+use crate::harness::gpu::cublas::Gemm;
+use crate::harness::reference::{Verdict, Violation};
+use crate::harness::{Buffer, FusedOp, OperandSet, Operands, RankContext, Span, elements, w_window, x_window, y_window};
+use anyhow::{Context, bail};
+use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
+use flux_kernels::Element;
+use flux_transport::internal::cuda::DeviceBlock;
+use flux_transport::internal::nccl::{Comm, ElementType};
+use std::time::{Duration, Instant};
+
+/// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one
+/// reads, nor the one after it.
+pub(crate) const SETS: usize = 3;
+
+/// One rank's contenders.
+pub(super) struct GpuContenders<'a, T> {
+    ctx: &'a RankContext,
+    gpu: &'a Gpu,
+    nccl: &'a Comm,
+    op: &'a FusedOp<T>,
+    sets: &'a mut [OperandSet<T>],
+    gemm: Gemm,
+    /// Of each operand set, what the collective and the GEMM pass on to each other: the gathered
+    /// `x`, or the partial sums of all rows.
+    between: Vec<DeviceBlock>,
+    word: DeviceBlock,
+    spin: Duration,
+    watchdog: &'a Watchdog,
+}
+
+impl<'a, T: Element> GpuContenders<'a, T> {
+    /// The contenders of `op`, on filled operand sets, to be prepared before they are timed.
+    pub(super) fn new(
+        ctx: &'a RankContext,
+        nccl: &'a Comm,
+        op: &'a FusedOp<T>,
+        sets: &'a mut [OperandSet<T>],
+        watchdog: &'a Watchdog,
+    ) -> anyhow::Result<Self> {
+        let gpu = ctx.gpu().context("this rank has no GPU")?;
+        let problem = op.problem();
+        let bytes = between_elements(problem) as usize * size_of::<T>();
+        let between = sets.iter().map(|_| gpu.alloc(bytes)).collect::<anyhow::Result<_>>()?;
+        let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
+        let word = gpu.alloc(4)?;
+        gpu.upload(&word, &[0; 4])?;
+        Ok(Self { ctx, gpu, nccl, op, sets, gemm, between, word, spin: choice::SPIN, watchdog })
+    }
+
+    /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
+    pub(super) fn prepare(&mut self) -> anyhow::Result<()> {
+        // The GEMM of AllGather-GEMM reads what the collective has gathered: real data, as its
+        // speed depends on them.
+        (0..self.sets.len()).try_for_each(|set| self.comm(set))?;
+        self.choose_algorithm()?;
+        self.choose_spin()
+    }
+
+    /// One call of what the op is compared with, on integers, its output poisoned before and
+    /// checked as a whole: of AllGather-GEMM the serial path, of GEMM-ReduceScatter the GEMM, as
+    /// that of a world of one. Integers are exact however an algorithm shares out `k`; but NCCL's
+    /// sum of them is rounded on its way, and no reference says what it has to be. Collective.
+    pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
+        self.watchdog.heartbeat();
+        let held = self.sets[0].holds.context("the operands must be filled first")?;
+        self.gpu.poison(self.between[0].address(), self.between[0].bytes())?;
+        let verdict = match held.problem.op() {
+            OpKind::AllGatherGemm => {
+                self.ctx.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
+                self.ctx.poison(&mut self.sets[0].y)?;
+                self.launch(Contender::Serial, 0)?;
+                self.ctx.verify(&self.sets[0], false)?
+            }
+            OpKind::GemmReduceScatter => self.verify_gemm()?,
+        };
+        self.ctx.fill(&mut self.sets[0], held)?;
+        // The GEMM's `x` and what the collective reads are of random data again.
+        self.launch(Contender::Serial, 0)?;
+        Ok(verdict)
+    }
+
+    /// The GEMM of a GEMM-ReduceScatter on the first set, of which it leaves nothing.
+    fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
+        let (gpu, problem, set) = (self.gpu, self.op.problem(), &mut self.sets[0]);
+        let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
+        let [m, n, k] = [problem.m(), problem.n(), problem.k_local()].map(|extent| extent as usize);
+        let alone = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), world)?;
+        let operands = Operands::new(alone, SEED, 0, Fill::SmallInts);
+        set.holds = None;
+        gpu.fill(block(&set.x)?, x_window(&alone, first), operands.seed_x, operands.fill, alone.dtype())?;
+        gpu.fill(block(&set.w)?, w_window(&alone, first), operands.seed_w, operands.fill, alone.dtype())?;
+        self.gemm(0)?;
+        let verdict = gpu.verify(&operands, first, self.between[0].address(), (false, Nodes::apart(world)))?;
+        let rank = self.ctx.rank().get();
+        Ok(Verdict { first: verdict.first.map(|first| Violation { rank, ..first }), ..verdict })
+    }
+
+    /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
+    fn choose_algorithm(&mut self) -> anyhow::Result<()> {
+        // Equal devices have equal candidates; should they not, all must still run as many
+        // collectives.
+        let counts = self.ctx.comm().exchange(&(self.gemm.candidates() as u64).to_le_bytes())?;
+        let common = counts.iter().map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize).min().unwrap_or(0);
+        let best = choice::fastest(common, |candidate| {
+            self.gemm.choose(candidate);
+            // The first launch of an algorithm loads its kernel, which can wait for the device: not
+            // while an all-reduce there waits for the others.
+            self.gemm(0)?;
+            self.gpu.synchronize()?;
+            self.ctx.comm().barrier()?;
+            let spans = choice::settled(|call| Ok(self.sample(Contender::Gemm, call)?.span))?;
+            Ok(slowest(self.ctx.comm(), &spans)?.median)
+        })?;
+        self.gemm.choose(best);
+        Ok(())
+    }
+
+    /// Spins for longer than the slowest rank takes to enqueue the contender that takes it longest.
+    fn choose_spin(&mut self) -> anyhow::Result<()> {
+        let longest = choice::longest_enqueue(&Contender::ALL, |contender, call| {
+            self.watchdog.heartbeat();
+            self.ctx.comm().barrier()?;
+            let start = Instant::now();
+            self.launch(contender, call)?;
+            let took = start.elapsed();
+            self.gpu.synchronize()?;
+            Ok(took)
+        })?;
+        let mine = (longest.as_nanos() as u64).to_le_bytes();
+        let all = self.ctx.comm().exchange(&mine)?;
+        let longest = all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().unwrap_or(0);
+        self.spin = choice::spin(Duration::from_nanos(longest));
+        Ok(())
+    }
+
+    fn launch(&mut self, contender: Contender, call: usize) -> anyhow::Result<()> {
+        let set = call % self.sets.len();
+        match (contender, self.op.problem().op()) {
+            (Contender::Op, _) => self.ctx.forward(self.op, &mut self.sets[set]),
+            (Contender::Gemm, _) => self.gemm(set),
+            (Contender::Comm, _) => self.comm(set),
+            (Contender::Serial, OpKind::AllGatherGemm) => {
+                self.comm(set)?;
+                self.gemm(set)
+            }
+            (Contender::Serial, OpKind::GemmReduceScatter) => {
+                self.gemm(set)?;
+                self.comm(set)
+            }
+        }
+    }
+
+    fn gemm(&self, set: usize) -> anyhow::Result<()> {
+        let (set, between) = (&self.sets[set], self.between[set].address());
+        let (x, y) = match self.op.problem().op() {
+            OpKind::AllGatherGemm => (between, address(&set.y)?),
+            OpKind::GemmReduceScatter => (address(&set.x)?, between),
+        };
+        self.gpu.device().bind()?;
+        // SAFETY: the operands have the shapes that the GEMM was made for (`new`), and everything
+        // of this rank is on this one stream.
+        unsafe { self.gemm.launch(x, address(&set.w)?, y, self.gpu.raw_stream())? };
+        Ok(())
+    }
+
+    fn comm(&self, set: usize) -> anyhow::Result<()> {
+        let problem = self.op.problem();
+        let of = ElementType::from(problem.dtype());
+        let (set, between, stream) = (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
+        match problem.op() {
+            OpKind::AllGatherGemm => {
+                let count = elements(x_window(problem, self.ctx.rank()));
+                // SAFETY: `x` holds a shard and `between` one for every rank; all on this one
+                // stream.
+                unsafe { self.nccl.all_gather(address(&set.x)?, between, count, of, stream)? };
+            }
+            OpKind::GemmReduceScatter => {
+                let count = elements(y_window(problem, self.ctx.rank()));
+                // SAFETY: `between` holds all rows and `y` a shard of them; all on this one stream.
+                unsafe { self.nccl.reduce_scatter(between, address(&set.y)?, count, of, stream)? };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Element> Contenders for GpuContenders<'_, T> {
+    fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
+        self.watchdog.heartbeat();
+        self.gpu.line_up(self.nccl, &self.word, self.spin)?;
+        // The device may spin since then.
+        let (gpu, begun, mut took) = (self.gpu, Instant::now(), Duration::ZERO);
+        let end = gpu.time(|| {
+            self.launch(contender, call)?;
+            took = begun.elapsed();
+            Ok(())
+        })?;
+        Ok(Sample { span: Span { start: 0.0, end }, enqueued: Some(took), late: took > self.spin })
+    }
+
+    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
+        self.watchdog.heartbeat();
+        self.gpu.line_up(self.nccl, &self.word, self.spin)?;
+        let gpu = self.gpu;
+        let end = gpu.time(|| (0..calls).try_for_each(|call| self.launch(contender, call)))?;
+        self.op.status()?;
+        Ok(Span { start: 0.0, end })
+    }
+}
+
+/// Bytes of device memory that a row takes on one rank, the workspace left out.
+pub(super) fn device_bytes(problem: &Problem) -> u64 {
+    let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, Rank::new(0))) as u64);
+    (windows.iter().sum::<u64>() + between_elements(problem)) * SETS as u64 * problem.dtype().bytes() as u64
+}
+
+/// Of all rows: the gathered `x`, or one rank's partial sums.
+fn between_elements(problem: &Problem) -> u64 {
+    let columns = match problem.op() {
+        OpKind::AllGatherGemm => problem.k(),
+        OpKind::GemmReduceScatter => problem.n(),
+    };
+    u64::from(problem.m()) * u64::from(columns)
+}
+
+fn block<T>(buffer: &Buffer<T>) -> anyhow::Result<&DeviceBlock> {
+    match buffer {
+        Buffer::Cuda { block, .. } => Ok(block),
+        Buffer::Host(_) => bail!("host memory on a rank that works on a device"),
+    }
+}
+
+fn address<T>(buffer: &Buffer<T>) -> anyhow::Result<u64> {
+    Ok(block(buffer)?.address())
+}

@@ -1,0 +1,133 @@
+//! The contenders on the host: the same executor for the fused op and for the GEMM alone, plain
+//! copies for the collectives.
+//!
+//! Invariant: all contenders use the same number of threads, one rank's share of the cores, so a
+//! ratio of two times compares schedules. The times themselves say nothing about GPUs.
+
+use super::measure::{Contender, Contenders, Sample};
+use super::shared_files::SharedFiles;
+use crate::harness::{Buffer, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, elements, x_window};
+use crate::plan::Plan;
+use anyhow::{Context, bail};
+use flux_core::{OpKind, Problem, WorldSize};
+use flux_kernels::Element;
+use flux_transport::{Communicator, Options, Select, World};
+
+/// One rank's contenders.
+pub(super) struct HostContenders<'a, T> {
+    ctx: &'a RankContext,
+    op: &'a FusedOp<T>,
+    set: &'a mut OperandSet<T>,
+    shown: SharedFiles,
+    /// One rank's whole part as a problem of a world of one, on a communicator of its own.
+    gemm: FusedOp<T>,
+    gemm_ctx: RankContext,
+    gemm_set: OperandSet<T>,
+}
+
+impl<'a, T: Element> HostContenders<'a, T> {
+    /// The contenders of `op`, on the operands that `set` holds; collective.
+    pub(super) fn new(ctx: &'a RankContext, op: &'a FusedOp<T>, set: &'a mut OperandSet<T>, workers: u32) -> anyhow::Result<Self> {
+        let problem = *op.problem();
+        let alone = WorldSize::new(1).context("a world of one")?;
+        let (m, n, k) = (problem.m() as usize, problem.n_local() as usize, problem.k_local() as usize);
+        let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), alone)?;
+        let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
+        let gemm = FusedOp::build(&part, &comm, &Plan::with_workers(workers))?;
+        let gemm_ctx = RankContext::new(comm)?;
+        let mut gemm_set = gemm_ctx.operand_set(&part)?;
+        // The same amount of the same kind of data; which numbers they are changes nothing about
+        // the time.
+        let Some(held) = set.holds else { bail!("the operands must be filled first") };
+        gemm_ctx.fill(&mut gemm_set, Operands { problem: part, ..held })?;
+        let shown = match problem.op() {
+            OpKind::AllGatherGemm => elements(x_window(&problem, ctx.rank())),
+            OpKind::GemmReduceScatter => m * problem.n() as usize,
+        };
+        let shown = SharedFiles::new::<T>(ctx.comm(), shown)?;
+        if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (problem.op(), &set.x) {
+            shown.show(x.elements())?;
+        }
+        Ok(Self { ctx, op, set, shown, gemm, gemm_ctx, gemm_set })
+    }
+
+    fn gemm(&mut self) -> anyhow::Result<()> {
+        self.gemm_ctx.forward(&self.gemm, &mut self.gemm_set)
+    }
+
+    /// Every rank's shard, in rank order, into the GEMM's `x`.
+    fn all_gather(&mut self) -> anyhow::Result<()> {
+        let Buffer::Host(gathered) = &mut self.gemm_set.x else { bail!("not host memory") };
+        let shard = gathered.elements().len() / self.shown.ranks();
+        let shards = gathered.elements_mut().chunks_exact_mut(shard);
+        self.op.problem().world().ranks().zip(shards).try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
+    }
+
+    /// The own rows of every rank's partial sums, added in rank order in fp32 and rounded once,
+    /// into `y`.
+    fn reduce_scatter(&mut self) -> anyhow::Result<()> {
+        let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
+        let rows = y.elements().len();
+        let first = rows * self.ctx.rank().index();
+        let mut sum = vec![0.0_f32; rows];
+        let mut wide = vec![0.0_f32; rows];
+        let mut part = HostBuffer::new(rows)?;
+        for rank in self.op.problem().world().ranks() {
+            self.shown.read(rank, first, part.elements_mut())?;
+            T::widen(part.elements(), &mut wide);
+            sum.iter_mut().zip(&wide).for_each(|(sum, part)| *sum += part);
+        }
+        T::narrow(&sum, y.elements_mut());
+        Ok(())
+    }
+
+    /// Makes the GEMM's result what the other ranks read.
+    fn show_partials(&self) -> anyhow::Result<()> {
+        let Buffer::Host(y) = &self.gemm_set.y else { bail!("not host memory") };
+        self.shown.show(y.elements())
+    }
+
+    fn call(&mut self, contender: Contender) -> anyhow::Result<()> {
+        match (contender, self.op.problem().op()) {
+            (Contender::Gemm, _) => self.gemm(),
+            (Contender::Comm, OpKind::AllGatherGemm) => self.all_gather(),
+            (Contender::Comm, OpKind::GemmReduceScatter) => self.reduce_scatter(),
+            (Contender::Serial, _) => self.serial(),
+            (Contender::Op, _) => self.ctx.forward(self.op, self.set),
+        }
+    }
+
+    fn serial(&mut self) -> anyhow::Result<()> {
+        match self.op.problem().op() {
+            OpKind::AllGatherGemm => {
+                self.all_gather()?;
+                self.gemm()
+            }
+            OpKind::GemmReduceScatter => {
+                self.gemm()?;
+                self.show_partials()?;
+                self.ctx.comm().barrier()?;
+                self.reduce_scatter()
+            }
+        }
+    }
+}
+
+impl<T: Element> Contenders for HostContenders<'_, T> {
+    fn sample(&mut self, contender: Contender, _call: usize) -> anyhow::Result<Sample> {
+        Ok(Sample { span: self.block(contender, 1)?, enqueued: None, late: false })
+    }
+
+    fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
+        self.ctx.comm().barrier()?;
+        let start = clock();
+        (0..calls).try_for_each(|_| self.call(contender))?;
+        Ok(Span { start, end: clock() })
+    }
+}
+
+/// Milliseconds of the clock that all processes of a machine share.
+fn clock() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 * 1e-6
+}
