@@ -1,0 +1,90 @@
+//! What a builder was told, and what follows from it on one communicator.
+
+use super::epilogue::EpilogueSpec;
+use crate::error::BuildError;
+use crate::execute::{ExecutionPlan, LaunchOptions};
+use crate::planning::{self, Choice};
+use flux_core::layout::WorkspaceSize;
+use flux_core::plan::{Plan, PlanOrigin};
+use flux_core::program::TileProgram;
+use flux_core::{DType, OpKind, Problem};
+use flux_transport::Communicator;
+use std::fmt;
+
+/// What a builder was told.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    op: OpKind,
+    m: usize,
+    n: usize,
+    k: usize,
+    dtype: DType,
+    pub(super) epilogue: EpilogueSpec,
+    pub(super) plan: Option<Plan>,
+    pub(super) launch: LaunchOptions,
+}
+
+/// A request on one rank of a communicator.
+pub(super) struct Resolved {
+    pub(super) problem: Problem,
+    /// In its canonical form.
+    pub(super) plan: Plan,
+    pub(super) execution: (ExecutionPlan, TileProgram),
+}
+
+impl Resolved {
+    /// What calls need of the communicator's workspace.
+    pub(super) const fn workspace(&self) -> WorkspaceSize {
+        self.execution.0.workspace()
+    }
+}
+
+impl Request {
+    pub(super) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
+        Self { op, m, n, k, dtype, epilogue: EpilogueSpec::default(), plan: None, launch: LaunchOptions::default() }
+    }
+
+    /// The op and its extents, as flight records name its calls.
+    pub(super) fn name(&self) -> String {
+        format!("{} {}x{}x{}", self.op, self.m, self.n, self.k)
+    }
+
+    fn problem(&self, comm: &Communicator) -> Result<Problem, BuildError> {
+        Ok(Problem::new(self.op, self.m, self.n, self.k, self.dtype, comm.world_size())?)
+    }
+
+    /// This rank's choice of a plan, and where it comes from.
+    pub(super) fn own_choice(&self, comm: &Communicator) -> Result<(Choice, PlanOrigin), BuildError> {
+        let (choice, origin) = planning::own_choice(comm, &self.problem(comm)?)?;
+        Ok((choice, if self.plan.is_some() { PlanOrigin::Caller } else { origin }))
+    }
+
+    /// How this rank executes the op by the caller's plan, or else by `choice`.
+    pub(super) fn resolve(&self, comm: &Communicator, choice: Choice) -> Result<Resolved, BuildError> {
+        let problem = self.problem(comm)?;
+        let mut target = planning::target(comm);
+        target.machine.multiprocessors = choice.sms;
+        let plan = self.plan.unwrap_or(choice.plan).canonical(&problem, &target);
+        let schedule = plan.schedule(&problem, &target);
+        let execution = ExecutionPlan::resolve(comm, &problem, (&schedule, plan.comm), self.launch, self.number())?;
+        Ok(Resolved { problem, plan, execution })
+    }
+
+    /// The op's number, by which ranks compare their calls: that of its text.
+    fn number(&self) -> u32 {
+        super::agreement::number(&self.to_string())
+    }
+}
+
+/// The text that the ranks compare: all that must be the same on every rank.
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, m, n, k, dtype, epilogue, plan, launch: _ } = self;
+        write!(f, "{op} m={m} n={n} k={k} {dtype}, {epilogue}, ")?;
+        match plan {
+            Some(plan) => write!(f, "{plan}")?,
+            None => f.write_str("plan of rank 0")?,
+        }
+        write!(f, ", flux {}", env!("CARGO_PKG_VERSION"))
+    }
+}
